@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use untorn::{EngineKind, LogPolicy};
+use untorn::EngineKind;
+use untorn::options::LogPolicy;
 use untorn_rigs::dax::{self, Cycle, Face, FileSystem, Kernel, Outcome, Settings};
 use untorn_rigs::{Error, Result};
 

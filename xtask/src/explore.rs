@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use untorn::EngineKind;
-use untorn::storage::MediumClass;
+use untorn::testing::storage::MediumClass;
 use untorn_sim::explore::{self, Outcome, Settings, Violation, cache, covered, redundancy, regions};
 
 /// Arguments of `cargo xtask explore`.

@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use untorn::{Durability, EngineKind, LogPolicy, Order};
+use untorn::options::{LogPolicy, Order};
+use untorn::{Durability, EngineKind};
 
 use crate::error::{Error, Result};
 
@@ -124,7 +125,7 @@ pub struct Args {
     /// Seconds between passes in `redundancy`. Default 1 and 30; for random stores 1 and 60.
     pub periods: Vec<f64>,
     /// Which pages share a parity page in `redundancy`. Default: consecutive ones.
-    pub stripe_layout: untorn::StripeLayout,
+    pub stripe_layout: untorn::redundancy::StripeLayout,
     /// Operations per second at which the processors are saturated in `redundancy`'s key-value workload; 0 means no
     /// work besides the accesses. Default 20000.
     pub rate: Option<u64>,
@@ -159,7 +160,7 @@ impl Default for Args {
             reads: Vec::new(),
             workloads: Vec::new(),
             periods: Vec::new(),
-            stripe_layout: untorn::StripeLayout::default(),
+            stripe_layout: untorn::redundancy::StripeLayout::default(),
             rate: None,
             file_len: None,
             seconds: None,

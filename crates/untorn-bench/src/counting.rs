@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use untorn::Result;
-use untorn::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use untorn::testing::storage::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp,
+};
 
 /// Bytes of a cache line, the unit of a flush instruction.
 const LINE: u64 = 64;
@@ -86,7 +88,8 @@ impl Counters {
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("f");
-/// use untorn::{Options, storage::PageCache};
+/// use untorn::testing::storage::PageCache;
+/// use untorn::Options;
 /// use untorn_bench::Counting;
 /// let medium = Counting::new(PageCache::new());
 /// let counters = medium.counters();
@@ -265,7 +268,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
 #[cfg(test)]
 mod tests {
-    use untorn::storage::{Dax, MediumKind, PageCache};
+    use untorn::testing::storage::{Dax, MediumKind, PageCache};
 
     use super::*;
 

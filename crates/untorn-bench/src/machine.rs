@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
-use untorn::storage::Detected;
+use untorn::testing::storage::Detected;
 
 /// The machine, and the medium under the directory of the run.
 #[derive(Clone, Debug, Serialize)]

@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use untorn::Order;
+use untorn::options::Order;
 
 use crate::error::Result;
 use crate::raw::{Raw, Target};

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use untorn::storage::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::testing::storage::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, PageCache};
 
 const FENCE: Barrier = Barrier::new("bench.raw.fence");
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use untorn::storage::{Barrier, Medium, MediumFile, MediumKind};
+use untorn::testing::storage::{Barrier, Medium, MediumFile, MediumKind};
 use untorn::{AtomicFile, Options};
 
 use crate::args::Args;

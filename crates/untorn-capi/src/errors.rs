@@ -49,7 +49,7 @@ impl From<Error> for Failure {
             Error::Poisoned { .. } => abi::UNTORN_EPOISONED,
             Error::SidecarMissing { .. } => abi::UNTORN_ESIDECAR_MISSING,
             Error::SidecarMismatch { .. } => abi::UNTORN_ESIDECAR_MISMATCH,
-            Error::MixedUse { .. } => abi::UNTORN_EMIXED_USE,
+            Error::ModifiedExternally { .. } => abi::UNTORN_EMIXED_USE,
             _ => -i64::from(error.errno()),
         };
         Failure::new(code, error.to_string())

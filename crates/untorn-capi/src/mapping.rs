@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use untorn_core::storage::Access;
+use untorn_core::testing::storage::Access;
 use untorn_core::{AtomicFile, Error, Options};
 
 use crate::mapped::{MappedFiles, Place};

@@ -3,10 +3,10 @@
 use std::mem::offset_of;
 use std::path::Path;
 
-use untorn_core::{
-    AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Options, Order,
-    ReadPolicy, SharedMap, VerifyReads,
-};
+use untorn_core::options::{DirtyTracking, Layout, LogPolicy, LostPage, Order, ReadPolicy};
+use untorn_core::redundancy::VerifyReads;
+use untorn_core::shared::SharedMap;
+use untorn_core::{AtomicFile, AtomicMap, Durability, EngineKind, Options};
 
 use crate::abi::{self, untorn_options};
 use crate::boundary::source;
@@ -146,7 +146,7 @@ fn translate_log(c: &untorn_options, options: Options) -> Result<Options> {
         options = options.log_size(c.log_size);
     }
     if c.redo_from != 0 {
-        options = options.redo_from(u8::try_from(c.redo_from).unwrap_or(u8::MAX));
+        options = options.redo_threshold_percent(u8::try_from(c.redo_from).unwrap_or(u8::MAX));
     }
     let none = i64::from(c.flags) & abi::UNTORN_NO_CHECKPOINTERS != 0;
     if none && c.checkpointers != 0 {
@@ -155,7 +155,7 @@ fn translate_log(c: &untorn_options, options: Options) -> Result<Options> {
         ));
     }
     if none || c.checkpointers != 0 {
-        options = options.checkpointers(c.checkpointers as usize);
+        options = options.checkpoint_threads(c.checkpointers as usize);
     }
     Ok(options)
 }

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::time::Duration;
 
-use untorn_core::{Checksum, Damage, ProtectOptions, Protected, StripeLayout};
+use untorn_core::redundancy::{Checksum, Damage, ProtectOptions, Protected, StripeLayout};
 
 use crate::abi::{self, untorn_coverage, untorn_redundancy_options};
 use crate::boundary::{code, source};

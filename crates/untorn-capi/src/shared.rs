@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use untorn_core::SharedMap;
+use untorn_core::shared::SharedMap;
 
 use crate::abi::{untorn_error, untorn_options};
 use crate::boundary::{code, explain, guarded, path_at};
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn untorn_share_open_range(map: *mut c_void, offset: u64, 
 /// Whether this process has the file open and serves the others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_share_is_serving(map: *mut c_void) -> c_int {
-    guarded(|| SHARED.with(map, |map| Ok(map.is_serving()))).map_or_else(|failure| failure.code, c_int::from)
+    guarded(|| SHARED.with(map, |map| Ok(map.is_owner()))).map_or_else(|failure| failure.code, c_int::from)
 }
 
 /// Leaves.

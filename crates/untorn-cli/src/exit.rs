@@ -91,14 +91,16 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
     match error {
         // The bytes are there: the user has to run recovery, or to say which side wins.
         Error::NeedsRecovery { .. }
-        | Error::Unreplayed { .. }
+        | Error::ReplayIncomplete { .. }
         | Error::SidecarMissing { .. }
         | Error::SidecarMismatch { .. }
-        | Error::MixedUse { .. } => Exit::Attention,
+        | Error::ModifiedExternally { .. } => Exit::Attention,
         // A newer untorn can read it: it is not corrupt, but this version cannot verify it.
         Error::Unsupported { .. } => Exit::Attention,
         Error::Corrupt { .. } => Exit::Corrupt,
-        Error::OutOfRange { .. } | Error::Invalid { .. } | Error::NotAFile { .. } => Exit::Usage,
+        Error::OutOfRange { .. } | Error::Invalid { .. } | Error::OtherEngine { .. } | Error::NotAFile { .. } => {
+            Exit::Usage
+        }
         Error::Io { .. }
         | Error::Poisoned { .. }
         | Error::InUse { .. }

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use untorn::{Options, Progress, ProgressFn};
+use untorn::Options;
+use untorn::options::{Progress, ProgressFn};
 
 /// A bar over `total` steps. indicatif draws nothing if stderr is not a terminal.
 pub(crate) fn bar(total: u64, message: &str) -> ProgressBar {

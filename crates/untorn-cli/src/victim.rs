@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use crate::exit::{Exit, Failure, Result};
 
 /// The longest a child may take until its next report. After that it counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
+const CHILD_PROGRESS_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running child that writes 8-byte reports to its stdout. Dropping it kills the child.
 pub(crate) struct Victim {
@@ -82,13 +82,13 @@ impl Victim {
     /// Waits until `least` reports have arrived in total, or for the child to end by itself.
     pub(crate) fn wait_reports(&self, least: usize) -> Result<()> {
         loop {
-            match self.arrivals.recv_timeout(PATIENCE) {
+            match self.arrivals.recv_timeout(CHILD_PROGRESS_TIMEOUT) {
                 Ok(reports) if reports < least => {}
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
                     let message = format!(
                         "the writer process made no report for {} seconds; it seems to hang",
-                        PATIENCE.as_secs()
+                        CHILD_PROGRESS_TIMEOUT.as_secs()
                     );
                     return Err(Failure { exit: Exit::Io, path: None, message });
                 }

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use untorn::storage::{Access, Medium, MediumClass, MediumFile};
-use untorn::{Checksum, EngineKind, Options, ProtectOptions, Result, StripeLayout};
+use untorn::redundancy::{Checksum, ProtectOptions, StripeLayout};
+use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
+use untorn::{EngineKind, Options, Result};
 use untorn_sim::{CrashState, SimMedium};
 
 use crate::forge::{changes, field, raw, seal_superblock};
@@ -134,7 +135,7 @@ pub(crate) fn run(input: &[u8]) {
     let contents = || plain(&medium).expect("the file exists");
     match input.byte() % 8 {
         // Seldom, for who reads amid writes tries again after a pause.
-        1 => drop(untorn::recorded_on(&medium, PATH)),
+        1 => drop(untorn::redundancy::recorded_on(&medium, PATH)),
         2 | 3 => return with_engine(&medium, honest, unforged),
         _ => {}
     }

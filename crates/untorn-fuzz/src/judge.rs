@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use untorn::storage::{Access, Barrier, Medium, MediumFile};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumFile};
 use untorn::{AtomicFile, Options, Result};
 use untorn_sim::{Rng, SimMedium};
 

@@ -1,7 +1,8 @@
 //! Operations in any order, with crashes between them, against a plain byte array.
 
-use untorn::storage::MediumClass;
-use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy};
+use untorn::options::{Layout, LogPolicy, Order, ReadPolicy};
+use untorn::testing::storage::MediumClass;
+use untorn::{AtomicFile, Durability, EngineKind, Options};
 use untorn_sim::{Rng, SimMedium};
 
 use crate::input::Input;
@@ -60,8 +61,8 @@ fn hybrid_log(options: Options, class: MediumClass, choices: u8) -> Options {
         (1, _) => LogPolicy::Undo,
         _ => LogPolicy::Hybrid,
     };
-    let options = options.engine(EngineKind::HybridLog).log_policy(policy).redo_from(choices % 101);
-    options.log_size(1 << 20).checkpointers(0)
+    let options = options.engine(EngineKind::HybridLog).log_policy(policy).redo_threshold_percent(choices % 101);
+    options.log_size(1 << 20).checkpoint_threads(0)
 }
 
 impl Run {

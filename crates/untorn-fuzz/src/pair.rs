@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use untorn::storage::{Access, Medium, MediumClass, MediumFile};
-use untorn::{Durability, EngineKind, Layout, LogPolicy, Options, Order, Result};
+use untorn::options::{Layout, LogPolicy, Order};
+use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
+use untorn::{Durability, EngineKind, Options, Result};
 use untorn_sim::{CrashState, SimMedium};
 
 use crate::judge::LEAVE;
@@ -58,7 +59,7 @@ pub(crate) static LOGS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
         for order in [Order::OneFence, Order::TwoFence] {
             for clean in [false, true] {
                 let options = Options::new().engine(EngineKind::HybridLog).log_policy(policy).order(order);
-                let options = options.log_size(1 << 18).checkpointers(0).record_area(1, SLOTS as u32);
+                let options = options.log_size(1 << 18).checkpoint_threads(0).record_area(1, SLOTS as u32);
                 pairs.push(
                     build(MediumClass::PersistentMemory, options, clean).expect("writing an unforged log succeeds"),
                 );

@@ -20,7 +20,7 @@ use core::{ptr, slice};
 use std::sync::OnceLock;
 
 use libc::{iovec, off_t};
-use untorn_ring::{Appender, Change, Geometry, HEADER, Ledger, MOST_PARTS, Outcome, Terms, Write, append, pieces};
+use untorn_ring::{Appender, Change, Geometry, HEADER, MOST_PARTS, Outcome, SharedState, Terms, Write, append, pieces};
 
 use crate::busy;
 use crate::client;
@@ -43,14 +43,14 @@ static TERMS: OnceLock<Terms> = OnceLock::new();
 /// Whether somebody has seen to it that they are mapped, or found that they cannot be.
 static TRIED: AtomicBool = AtomicBool::new(false);
 
-fn ledger() -> Option<Ledger<'static>> {
+fn ledger() -> Option<SharedState<'static>> {
     let words = WORDS.load(Ordering::Acquire);
     if words.is_null() {
         return None;
     }
     let terms = *TERMS.get()?;
     // SAFETY: mapped for good, so many, aligned to a page, and atomic, whoever else stores to them.
-    Some(Ledger::of(unsafe { slice::from_raw_parts(words, COUNT.load(Ordering::Relaxed)) }, terms))
+    Some(SharedState::of(unsafe { slice::from_raw_parts(words, COUNT.load(Ordering::Relaxed)) }, terms))
 }
 
 /// Maps ledger and log, if the server has them for others. A descriptor of this process is boosted.
@@ -66,7 +66,7 @@ pub(crate) fn set_up() {
     let Some(words) = log::map_ledger() else { return };
     let count = words.1 / size_of::<AtomicU64>();
     // SAFETY: the mapping just made, which is never unmapped, seen as atomic words by all.
-    let Some(ledger) = Ledger::find(unsafe { slice::from_raw_parts(words.0 as *const AtomicU64, count) }) else {
+    let Some(ledger) = SharedState::find(unsafe { slice::from_raw_parts(words.0 as *const AtomicU64, count) }) else {
         return;
     };
     if !log::set_up(&ledger) || TERMS.set(*ledger.terms()).is_err() {
@@ -262,7 +262,7 @@ impl What<'_> {
     }
 }
 
-fn change(ledger: Ledger<'static>, fd: c_int, what: What<'_>) -> Option<Result<i64, c_int>> {
+fn change(ledger: SharedState<'static>, fd: c_int, what: What<'_>) -> Option<Result<i64, c_int>> {
     if !client::may_append() {
         return None;
     }
@@ -280,7 +280,7 @@ fn change(ledger: Ledger<'static>, fd: c_int, what: What<'_>) -> Option<Result<i
 }
 
 /// What the kernel said, and of which file.
-fn changed(ledger: Ledger<'static>, fd: c_int, what: What<'_>) -> Option<(isize, u64, u64)> {
+fn changed(ledger: SharedState<'static>, fd: c_int, what: What<'_>) -> Option<(isize, u64, u64)> {
     let _busy = busy::begin(fd)?;
     let (device, inode) = raw::file_of(fd).ok()?;
     let turn = ledger.turn_of(device, inode).filter(|turn| turn.is_writable())?;

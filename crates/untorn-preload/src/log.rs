@@ -15,7 +15,7 @@ use core::ptr;
 use core::slice;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use untorn_ring::{Flushed, Flusher, Geometry, HEADER, Ledger, Terms, Turn, Way, flush};
+use untorn_ring::{FileLock, Flushed, Flusher, Geometry, HEADER, SharedState, Terms, Way, flush};
 use untorn_wire::{Operation, Request};
 
 use crate::busy::{self, Busy};
@@ -64,7 +64,7 @@ pub(crate) fn map_ledger() -> Option<(usize, usize)> {
 }
 
 /// Gets hold of the log. False if it is not to be had.
-pub(crate) fn set_up(ledger: &Ledger<'_>) -> bool {
+pub(crate) fn set_up(ledger: &SharedState<'_>) -> bool {
     let way = ledger.way();
     let Some(len) = ledger.terms().geometry.len().and_then(|len| usize::try_from(len).ok()) else { return false };
     let (flags, part) = match way {
@@ -331,7 +331,7 @@ fn populate(log: *mut u8, at: usize, len: usize) {
 }
 
 /// Has all that the log has of a file durable, on a disk. False if that is for the server. All signals are blocked.
-pub(crate) fn sync(ledger: &Ledger<'_>, turn: Turn<'_>, is_its: impl Fn() -> bool) -> bool {
+pub(crate) fn sync(ledger: &SharedState<'_>, turn: FileLock<'_>, is_its: impl Fn() -> bool) -> bool {
     let Some(log) = Opened::get() else { return false };
     ledger.sync(turn, is_its, &mut Flushing { log }) == Flushed::Done
 }

@@ -173,7 +173,7 @@ pub fn pieces(geometry: Geometry, first: u64, len: usize) -> impl Iterator<Item 
         .map(move |part| (geometry.entry_at(first + part) + HEADER, (len - part as usize * entry).min(entry)))
 }
 
-/// Changes a file whose turn is held, if [processes may](crate::Turn::is_writable): first in the log, durably unless
+/// Changes a file whose turn is held, if [processes may](crate::FileLock::is_writable): first in the log, durably unless
 /// durability is per sync, and then by the kernel.
 pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Appender) -> Outcome {
     let change = change.into();
@@ -222,7 +222,7 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
             parts: parts as u32,
         };
         // Over what is in the log, whatever the program has in its memory by now.
-        let header = by.with(data_at, len, |data| entry.encode(place_seed(terms.seal, at), data));
+        let header = by.with(data_at, len, |data| entry.encode(place_seed(terms.checksum_seed, at), data));
         by.store(at, &header);
         by.flush(at, HEADER + len as u64);
         done += len;

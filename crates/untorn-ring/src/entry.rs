@@ -79,8 +79,8 @@ pub fn sum(seed: u64, bytes: &[u8]) -> u64 {
 
 /// The checksum seed for byte `at` of a log with this seal, so that an entry of another session or place never matches.
 #[inline]
-pub fn place_seed(seal: u64, at: u64) -> u64 {
-    seal ^ at.rotate_left(32)
+pub fn place_seed(checksum_seed: u64, at: u64) -> u64 {
+    checksum_seed ^ at.rotate_left(32)
 }
 
 /// The kind of change.

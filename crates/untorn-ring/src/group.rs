@@ -15,9 +15,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::ledger::{FLUSHING, GROUP, Ledger};
+use crate::ledger::{FLUSHING, GROUP, SharedState};
 use crate::robust;
-use crate::turn::Turn;
+use crate::turn::FileLock;
 
 /// Flushes asked for so far.
 const ASKED: usize = GROUP;
@@ -31,7 +31,7 @@ const WAITING: usize = GROUP + 3;
 const STALLED: usize = GROUP + 4;
 
 /// How often somebody looks again whether the lock is free: he who has it may have been stopped.
-const PATIENCE: u32 = 1000;
+const LOOKS_BEFORE_SLEEP: u32 = 1000;
 
 /// What a process needs to flush the log.
 pub trait Flusher {
@@ -56,13 +56,13 @@ pub enum Flushed {
     Elsewhere,
 }
 
-impl Ledger<'_> {
+impl SharedState<'_> {
     /// Makes everything that this process has in the log durable, by a flush that any process begins after this call.
     pub fn flush_together(&self, by: &mut impl Flusher) -> Flushed {
         let mine = self.ask_for_flush();
         let round = robust::half(self.word(ROUND));
         let is_answered = || self.is_answered(mine);
-        for _ in 0..PATIENCE {
+        for _ in 0..LOOKS_BEFORE_SLEEP {
             // Before it is looked at: what changes later changes the round, too.
             let seen = round.load(Ordering::SeqCst);
             if is_answered() {
@@ -92,7 +92,7 @@ impl Ledger<'_> {
 
     /// Makes everything durable that the log has of a file from before this call. `is_its` tells whether the turn is
     /// still that file's, and the file's syncs need nothing else.
-    pub fn sync(&self, turn: Turn<'_>, is_its: impl Fn() -> bool, by: &mut impl Flusher) -> Flushed {
+    pub fn sync(&self, turn: FileLock<'_>, is_its: impl Fn() -> bool, by: &mut impl Flusher) -> Flushed {
         let changes = turn.changes();
         // The turn is given to no other file, nor to this one again, without a change.
         if is_its() && turn.is_flushed(changes) && turn.changes() == changes {

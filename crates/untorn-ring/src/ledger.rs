@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::entry::Geometry;
 use crate::robust;
-use crate::turn::{self, Turn};
+use crate::turn::{self, FileLock};
 
 /// Says that memory is a ledger of this form.
 const MAGIC: u64 = 0x756e_746f_726e_0004;
@@ -77,7 +77,7 @@ pub enum Way {
     /// The same, mapped with `MAP_SYNC`.
     MappedSync = 1,
     /// They write to it, on a disk: writes are durable after a flush, for which they [wait
-    /// together](Ledger::flush_together).
+    /// together](SharedState::flush_together).
     Written = 2,
 }
 
@@ -87,7 +87,7 @@ pub struct Terms {
     /// The dimensions of the log.
     pub geometry: Geometry,
     /// The log's seal in this session.
-    pub seal: u64,
+    pub checksum_seed: u64,
     /// Files for which processes may append at the same time: none, or a power of two.
     pub turns: usize,
     /// The maximum number of entries that processes may have in the log at a time.
@@ -105,12 +105,12 @@ impl Terms {
 
 /// A ledger, wherever its words are.
 #[derive(Clone, Copy)]
-pub struct Ledger<'a> {
+pub struct SharedState<'a> {
     words: &'a [AtomicU64],
     terms: Terms,
 }
 
-impl<'a> Ledger<'a> {
+impl<'a> SharedState<'a> {
     /// A ledger in words that only this process has prepared, or is about to. The parameters determine how many words
     /// it needs.
     ///
@@ -119,16 +119,16 @@ impl<'a> Ledger<'a> {
     #[inline]
     pub fn of(words: &'a [AtomicU64], terms: Terms) -> Self {
         debug_assert!(Some(words.len()) >= terms.words());
-        Ledger { words, terms }
+        SharedState { words, terms }
     }
 
-    /// Turns zeroed words into a ledger that other processes can [find](Ledger::find). `way` is how they write to the
+    /// Turns zeroed words into a ledger that other processes can [find](SharedState::find). `way` is how they write to the
     /// log; `batch` is the number of entries that makes a drain worthwhile.
     ///
     /// # Errors
     /// Errors of creating the locks.
     pub fn prepare(&self, way: Way, batch: u64) -> std::io::Result<()> {
-        let Terms { geometry, seal, turns, limit } = self.terms;
+        let Terms { geometry, checksum_seed, turns, limit } = self.terms;
         for number in 0..turns {
             robust::make(self.lock_words(FIXED + turn::WORDS * number))?;
         }
@@ -138,7 +138,7 @@ impl<'a> Ledger<'a> {
             (SLOTS, geometry.slots),
             (ENTRY, geometry.entry.into()),
             (FILES, geometry.files.into()),
-            (SEAL, seal),
+            (SEAL, checksum_seed),
             (TURNS, turns as u64),
             (LIMIT, limit),
             (WRITE_BACK, crate::flush::write_back() as u64),
@@ -163,9 +163,9 @@ impl<'a> Ledger<'a> {
         let half = |at: usize| u32::try_from(word(at)?).ok();
         let geometry = Geometry { entry: half(ENTRY)?, files: half(FILES)?, slots: word(SLOTS)? };
         let turns = usize::try_from(word(TURNS)?).ok()?;
-        let terms = Terms { geometry, seal: word(SEAL)?, turns, limit: word(LIMIT)? };
+        let terms = Terms { geometry, checksum_seed: word(SEAL)?, turns, limit: word(LIMIT)? };
         let fits = geometry.is_valid() && terms.words()? <= words.len();
-        fits.then_some(Ledger { words, terms })
+        fits.then_some(SharedState { words, terms })
     }
 
     /// The parameters.
@@ -201,7 +201,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// Allows processes to append from now on. The end of the calling thread tells them that the server has ended; a
-    /// thread that ends for another reason [lets go](Ledger::let_go) first.
+    /// thread that ends for another reason [lets go](SharedState::let_go) first.
     ///
     /// # Errors
     /// An error of the lock, if the ledger was opened before.
@@ -216,7 +216,7 @@ impl<'a> Ledger<'a> {
         self.words[OPEN].store(0, Ordering::SeqCst);
     }
 
-    /// The thread that [opened](Ledger::open) the ledger calls this before it ends, and before the words are freed.
+    /// The thread that [opened](SharedState::open) the ledger calls this before it ends, and before the words are freed.
     pub fn let_go(&self) {
         self.close();
         robust::unlock(self.lock_words(ALIVE));
@@ -331,7 +331,7 @@ impl<'a> Ledger<'a> {
         self.mark(first, parts, 0);
     }
 
-    /// Like [`complete`](Ledger::complete), for entries that a process placed.
+    /// Like [`complete`](SharedState::complete), for entries that a process placed.
     pub fn complete_beside(&self, first: u64, parts: u64) {
         self.mark(first, parts, BESIDE);
     }
@@ -406,7 +406,7 @@ impl<'a> Ledger<'a> {
         self.words[PHASE].compare_exchange(phase, awake, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Like [`rouses`](Ledger::rouses), for a process: the word to wake a waiter of, after it was changed.
+    /// Like [`rouses`](SharedState::rouses), for a process: the word to wake a waiter of, after it was changed.
     #[inline]
     pub fn ring(&self) -> Option<&'a AtomicU32> {
         if !self.rouses(self.words[BATCH].load(Ordering::Relaxed)) {
@@ -415,7 +415,7 @@ impl<'a> Ledger<'a> {
         Some(self.ring_now())
     }
 
-    /// Like [`ring`](Ledger::ring), whatever the thread is doing.
+    /// Like [`ring`](SharedState::ring), whatever the thread is doing.
     pub fn ring_now(&self) -> &'a AtomicU32 {
         let bell = self.bell();
         bell.fetch_add(1, Ordering::SeqCst);
@@ -428,22 +428,22 @@ impl<'a> Ledger<'a> {
     }
 
     /// The turn of a file that processes append for; `None` if it has none.
-    pub fn turn_of(&self, device: u64, inode: u64) -> Option<Turn<'a>> {
+    pub fn turn_of(&self, device: u64, inode: u64) -> Option<FileLock<'a>> {
         self.candidates(device, inode).find(|turn| turn.is_of(device, inode))
     }
 
     /// Assigns a free turn to this file.
-    pub fn take_turn(&self, device: u64, inode: u64) -> Option<Turn<'a>> {
-        self.candidates(device, inode).find(Turn::take)
+    pub fn take_turn(&self, device: u64, inode: u64) -> Option<FileLock<'a>> {
+        self.candidates(device, inode).find(FileLock::take)
     }
 
     /// A turn by its number.
-    pub fn turn(&self, number: usize) -> Turn<'a> {
-        Turn::new(*self, number)
+    pub fn turn(&self, number: usize) -> FileLock<'a> {
+        FileLock::new(*self, number)
     }
 
     /// The turns that a file may have.
-    fn candidates(&self, device: u64, inode: u64) -> impl Iterator<Item = Turn<'a>> + use<'a> {
+    fn candidates(&self, device: u64, inode: u64) -> impl Iterator<Item = FileLock<'a>> + use<'a> {
         let ledger = *self;
         let turns = ledger.terms.turns;
         let hash = (device.rotate_left(32) ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -452,8 +452,8 @@ impl<'a> Ledger<'a> {
     }
 
     /// All turns that files have.
-    pub fn turns(&self) -> impl Iterator<Item = Turn<'a>> + use<'a> {
+    pub fn turns(&self) -> impl Iterator<Item = FileLock<'a>> + use<'a> {
         let ledger = *self;
-        (0..ledger.terms.turns).map(move |number| ledger.turn(number)).filter(Turn::is_taken)
+        (0..ledger.terms.turns).map(move |number| ledger.turn(number)).filter(FileLock::is_taken)
     }
 }

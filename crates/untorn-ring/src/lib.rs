@@ -2,13 +2,13 @@
 //!
 //! The process that serves a run keeps the log. A write through its socket would take many times as long as the write
 //! itself, so the processes of the run append to the log themselves: by stores on persistent memory, by system calls on
-//! a disk. This crate has what they must agree on, once: the [entry](Entry), the [ledger](Ledger), which says where
+//! a disk. This crate has what they must agree on, once: the [entry](Entry), the [ledger](SharedState), which says where
 //! each process may write, how a process [appends](append()) an entry, and how processes that wait for a disk [share a
-//! flush](Ledger::flush_together).
+//! flush](SharedState::flush_together).
 //!
 //! # Invariants
 //!
-//! 1. A process appends for a file only while it holds that file's [turn](Turn), a robust lock: the kernel reports if
+//! 1. A process appends for a file only while it holds that file's [turn](FileLock), a robust lock: the kernel reports if
 //!    its holder died. So the operations of a file have one order, in the log and in the kernel.
 //! 2. Positions are allocated from one atomic word that also names the previous owner. Each process that allocates
 //!    positions first records that owner's. So for a dead process it is known for certain whether it had been given
@@ -33,5 +33,5 @@ mod turn;
 pub use append::{Appender, Change, Left, MOST_PARTS, Outcome, Step, Write, append, left, pieces};
 pub use entry::{Entry, Geometry, HEADER, Kind, MAX_NUMBER, PAGE, TABLE_AT, TAIL_AT, place_seed, sum};
 pub use group::{Flushed, Flusher};
-pub use ledger::{Ledger, Phase, Terms, Way};
-pub use turn::{Locked, Turn};
+pub use ledger::{Phase, SharedState, Terms, Way};
+pub use turn::{FileLock, Locked};

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::ledger::Ledger;
+use crate::ledger::SharedState;
 use crate::robust;
 
 /// What processes may do for the file.
@@ -44,22 +44,22 @@ const DURABLE: u64 = 3;
 
 /// The turn of a file.
 #[derive(Clone, Copy)]
-pub struct Turn<'a> {
-    ledger: Ledger<'a>,
+pub struct FileLock<'a> {
+    ledger: SharedState<'a>,
     number: usize,
     at: usize,
 }
 
 /// A turn that this thread holds until it is dropped. A forgotten one stays locked until the thread ends.
 pub struct Locked<'a> {
-    turn: Turn<'a>,
+    turn: FileLock<'a>,
     /// It is unlocked by the thread that locked it.
     of_thread: PhantomData<*mut ()>,
 }
 
-impl<'a> Turn<'a> {
-    pub(crate) fn new(ledger: Ledger<'a>, number: usize) -> Self {
-        Turn { ledger, number, at: Ledger::turn_at(number) }
+impl<'a> FileLock<'a> {
+    pub(crate) fn new(ledger: SharedState<'a>, number: usize) -> Self {
+        FileLock { ledger, number, at: SharedState::turn_at(number) }
     }
 
     fn word(&self, word: usize) -> &'a AtomicU64 {
@@ -75,7 +75,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Its ledger.
-    pub fn ledger(&self) -> Ledger<'a> {
+    pub fn ledger(&self) -> SharedState<'a> {
         self.ledger
     }
 
@@ -84,7 +84,7 @@ impl<'a> Turn<'a> {
         self.number
     }
 
-    /// Whether it is the turn of this file. The answer may be out of date unless the turn is [locked](Turn::lock).
+    /// Whether it is the turn of this file. The answer may be out of date unless the turn is [locked](FileLock::lock).
     #[inline]
     pub fn is_of(&self, device: u64, inode: u64) -> bool {
         self.get(INODE) == inode && self.get(DEVICE) == device && self.is_taken()
@@ -174,7 +174,7 @@ impl<'a> Turn<'a> {
         locked.then_some(Locked { turn: *self, of_thread: PhantomData })
     }
 
-    /// Like [`lock`](Turn::lock), without waiting: `None` also if another process holds it.
+    /// Like [`lock`](FileLock::lock), without waiting: `None` also if another process holds it.
     pub fn try_lock(&self) -> Option<Locked<'a>> {
         let locked = robust::try_lock(self.ledger.lock_words(self.at), || self.set(BROKEN, 1));
         locked.then_some(Locked { turn: *self, of_thread: PhantomData })
@@ -184,7 +184,7 @@ impl<'a> Turn<'a> {
 impl<'a> Locked<'a> {
     /// The turn.
     #[inline]
-    pub fn turn(&self) -> Turn<'a> {
+    pub fn turn(&self) -> FileLock<'a> {
         self.turn
     }
 

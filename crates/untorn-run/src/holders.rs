@@ -58,7 +58,7 @@ fn held_by(processes: &[u32], wanted: &Keys) -> Keys {
             // It has ended meanwhile.
             Err(error) if is_gone(&error) => continue,
             // So it has if nobody has waited for it yet; only root may look into it then.
-            Err(_) if fate(&threads(*process), 0) == Fate::Ended => continue,
+            Err(_) if fate(&threads(*process), 0) == ReplayOutcome::Ended => continue,
             Err(_) => return wanted.clone(),
         };
         for entry in entries {
@@ -110,10 +110,10 @@ pub(crate) fn await_dying(process: u32) -> bool {
     let mut looks = 0;
     loop {
         match fate(&threads(process), looks) {
-            Fate::Lives => return false,
-            Fate::Ended => return true,
-            Fate::Dies if looks < AWAKE => thread::yield_now(),
-            Fate::Dies => thread::sleep(MOMENT),
+            ReplayOutcome::Lives => return false,
+            ReplayOutcome::Ended => return true,
+            ReplayOutcome::Dies if looks < AWAKE => thread::yield_now(),
+            ReplayOutcome::Dies => thread::sleep(MOMENT),
         }
         looks += 1;
     }
@@ -139,22 +139,22 @@ struct Thread {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum ReplayOutcome {
     Lives,
     Dies,
     Ended,
 }
 
 /// What becomes of a process with these threads, at a look after `looks` others.
-fn fate(threads: &[Thread], looks: u32) -> Fate {
+fn fate(threads: &[Thread], looks: u32) -> ReplayOutcome {
     // The first thread stays until somebody has waited for the process, and any other one until who traces it has. One that was made
     // while the others were looked at may be none of these.
     let complete = threads.last().is_some_and(|last| last.among == threads.len());
     if complete && threads.iter().all(|thread| thread.ended) {
-        return Fate::Ended;
+        return ReplayOutcome::Ended;
     }
     let dies = |thread: &Thread| thread.exiting || thread.killed && looks < PATIENCE;
-    if !threads.is_empty() && threads.iter().all(dies) { Fate::Dies } else { Fate::Lives }
+    if !threads.is_empty() && threads.iter().all(dies) { ReplayOutcome::Dies } else { ReplayOutcome::Lives }
 }
 
 /// The threads of a process.
@@ -318,24 +318,24 @@ mod tests {
                 .map(|(ended, exiting, killed)| Thread { ended, exiting, killed, among: 2 });
         let alone = Thread { among: 1, ..ended };
         for (threads, expected) in [
-            (&[][..], Fate::Lives),
-            (&[lives], Fate::Lives),
+            (&[][..], ReplayOutcome::Lives),
+            (&[lives], ReplayOutcome::Lives),
             // The first one ended by itself, and the others go on.
-            (&[ended, lives], Fate::Lives),
-            (&[exiting, lives], Fate::Lives),
-            (&[exiting], Fate::Dies),
-            (&[ended, exiting], Fate::Dies),
-            (&[killed, ended], Fate::Dies),
-            (&[alone], Fate::Ended),
+            (&[ended, lives], ReplayOutcome::Lives),
+            (&[exiting, lives], ReplayOutcome::Lives),
+            (&[exiting], ReplayOutcome::Dies),
+            (&[ended, exiting], ReplayOutcome::Dies),
+            (&[killed, ended], ReplayOutcome::Dies),
+            (&[alone], ReplayOutcome::Ended),
             // Another one was made meanwhile.
-            (&[ended], Fate::Dies),
+            (&[ended], ReplayOutcome::Dies),
             // Who traces the second one takes no note of its end.
-            (&[ended, ended], Fate::Ended),
+            (&[ended, ended], ReplayOutcome::Ended),
         ] {
             assert_eq!(fate(threads, 0), expected, "{threads:?}");
         }
-        assert_eq!(fate(&[killed, exiting], PATIENCE), Fate::Lives);
-        assert_eq!(fate(&[exiting], PATIENCE), Fate::Dies);
+        assert_eq!(fate(&[killed, exiting], PATIENCE), ReplayOutcome::Lives);
+        assert_eq!(fate(&[exiting], PATIENCE), ReplayOutcome::Dies);
     }
 
     #[test]

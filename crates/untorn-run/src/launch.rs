@@ -15,7 +15,7 @@ use rustix::process::{
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
-use untorn::WriteCache;
+use untorn::write_cache::WriteCache;
 use untorn_wire::{BOARD, LAYER, MATCH, MODE, ORACLE, SOCKET, is_chosen};
 
 use crate::board::Board;

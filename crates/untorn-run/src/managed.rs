@@ -77,7 +77,7 @@ impl Mode for Atomic {
     fn manage(&self, path: &Path) -> Result<Box<dyn Managed>, i32> {
         let file = options().open(path).map_err(|error| match error {
             // It has a sidecar of another engine, of which an epoch is not all that is written between two syncs.
-            Error::Invalid { .. } => libc_errno(rustix::io::Errno::OPNOTSUPP),
+            Error::Invalid { .. } | Error::OtherEngine { .. } => libc_errno(rustix::io::Errno::OPNOTSUPP),
             error => errno(&error),
         })?;
         Ok(Box::new(Epochs { file }))

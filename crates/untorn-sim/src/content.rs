@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use twox_hash::XxHash3_64;
-use untorn::storage::Mark;
+use untorn::testing::storage::Mark;
 
 use crate::rng::mix;
 

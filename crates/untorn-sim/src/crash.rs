@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use untorn::storage::{Barrier, MediumClass};
+use untorn::testing::storage::{Barrier, MediumClass};
 
 use crate::block::SECTOR;
 use crate::choice::{Choice, Choices, Unit};

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use untorn::storage::Mark;
+use untorn::testing::storage::Mark;
 
 use crate::content::{Content, PAGE};
 

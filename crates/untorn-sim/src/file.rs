@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use untorn::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, MediumClass, MediumFile, Stamp};
+use untorn::testing::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, MediumClass, MediumFile, Stamp};
 use untorn::{Error, Result};
 
 use crate::effects::What;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
-use untorn::storage::{Barrier, MediumClass};
+use untorn::testing::storage::{Barrier, MediumClass};
 
 use crate::medium::SimMedium;
 use crate::names::{Names, Node, Tree};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use untorn::Error;
-use untorn::storage::Barrier;
+use untorn::testing::storage::Barrier;
 
 use crate::crash::CrashState;
 use crate::world::World;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use untorn::storage::{Access, Barrier, Medium, MediumClass};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumClass};
 use untorn::{Error, Result};
 
 use crate::content::Content;
@@ -21,7 +21,7 @@ use crate::world::{Counters, Fault, World};
 ///
 /// ```
 /// use std::path::Path;
-/// use untorn::storage::{Barrier, Medium, MediumClass, MediumFile};
+/// use untorn::testing::storage::{Barrier, Medium, MediumClass, MediumFile};
 /// use untorn_sim::SimMedium;
 /// const DONE: Barrier = Barrier::new("example.done");
 ///
@@ -34,7 +34,7 @@ use crate::world::{Counters, Fault, World};
 /// for choice in medium.crash_state().choices(100).expect("one sector, two versions") {
 ///     let after = medium.crash_state().image(&choice).boot();
 ///     let mut bytes = [0; 3];
-///     after.open(Path::new("f"), untorn::storage::Access::Read, 0)?.read(0, &mut bytes)?;
+///     after.open(Path::new("f"), untorn::testing::storage::Access::Read, 0)?.read(0, &mut bytes)?;
 ///     seen.insert(bytes);
 /// }
 /// assert_eq!(Vec::from_iter(seen), [[0; 3], *b"new"]);
@@ -167,7 +167,7 @@ impl SimMedium {
     }
 
     /// Has the device write nothing more to the page of a file that has this byte, and say that it did: the cache shows what is
-    /// written from now on, and [`read_stored`](untorn::storage::MediumFile::read_stored) what the page has now. Memory, which
+    /// written from now on, and [`read_stored`](untorn::testing::storage::MediumFile::read_stored) what the page has now. Memory, which
     /// has no such cache, shows that to all. A power cut forgets it. No such file, no wear.
     pub fn wear(&self, path: impl AsRef<Path>, offset: u64) {
         let from = offset / 4096 * 4096;
@@ -221,7 +221,9 @@ impl Medium for SimMedium {
         let mut world = self.enter(Step::Open, None, path)?;
         match world.names.volatile.find(path) {
             Some(Node::File(number)) => Ok(self.handle(&mut world, number, path, access, reserve)),
-            Some(Node::Dir(_)) => Err(Error::NotAFile { path: path.to_owned(), found: "a directory" }),
+            Some(Node::Dir(_)) => {
+                Err(Error::NotAFile { path: path.to_owned(), found: untorn::report::FileKind::Directory })
+            }
             None => Err(errno("open", path, ENOENT)),
         }
     }

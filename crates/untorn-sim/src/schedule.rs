@@ -1,7 +1,7 @@
 //! Virtual threads: operating-system threads of which one runs at a time, in an order that follows from a seed.
 //!
 //! A thread started by [`run`] holds a token while it runs. At every call of a simulated medium it may hand the token
-//! to another, and whenever it waits ([`Medium::relax`](untorn::storage::Medium::relax)) it does. So an interleaving at
+//! to another, and whenever it waits ([`Medium::relax`](untorn::testing::storage::Medium::relax)) it does. So an interleaving at
 //! the granularity of medium calls is a function of the seed and can be run again.
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::rng::Rng;
 
 /// Waits in a row, by all threads together, after which they wait for something that will not come.
-const PATIENCE: u32 = 200_000;
+const MAX_WAITS: u32 = 200_000;
 
 struct Table {
     rng: Rng,
@@ -80,22 +80,22 @@ impl Schedule {
         table.waits = 0;
         let stickiness = table.stickiness;
         if table.rng.one_in(stickiness) {
-            self.hand_over(table, me);
+            self.write_to_kernel(table, me);
         }
     }
 
     fn wait(&self, me: usize) {
         let mut table = self.lock();
         table.waits += 1;
-        if table.waits > PATIENCE {
+        if table.waits > MAX_WAITS {
             drop(table);
             panic!("deadlock: all threads wait for each other");
         }
-        self.hand_over(table, me);
+        self.write_to_kernel(table, me);
     }
 
     /// Lets another live thread run, if there is one, and returns when it is this one's turn again.
-    fn hand_over(&self, mut table: MutexGuard<'_, Table>, me: usize) {
+    fn write_to_kernel(&self, mut table: MutexGuard<'_, Table>, me: usize) {
         let others: Vec<usize> = (0..table.alive.len()).filter(|&seat| seat != me && table.alive[seat]).collect();
         if others.is_empty() {
             return;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use untorn::storage::{Barrier, LockKind, Mark, MediumClass};
+use untorn::testing::storage::{Barrier, LockKind, Mark, MediumClass};
 
 use crate::block;
 use crate::content::{Content, PAGE};

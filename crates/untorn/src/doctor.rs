@@ -27,7 +27,7 @@ pub struct Diagnosis {
     /// The default durability there.
     pub durability: Durability,
     /// How an [`AtomicMap`](crate::AtomicMap) finds the pages that were stored to: the name of a
-    /// [`DirtyTracking`](crate::DirtyTracking) value, or "none" if it cannot. In that case the reason is in
+    /// [`DirtyTracking`](crate::options::DirtyTracking) value, or "none" if it cannot. In that case the reason is in
     /// [`reasons`](Diagnosis::reasons).
     pub dirty_tracking: &'static str,
     /// The reasons for these findings, in sentences.

@@ -51,7 +51,7 @@ pub enum Error {
         /// What was named.
         path: PathBuf,
         /// What it is.
-        found: &'static str,
+        found: FileKind,
     },
     /// The file is open read-only, or the medium refuses stores.
     ReadOnly {
@@ -87,7 +87,7 @@ pub enum Error {
         what: String,
     },
     /// Another program changed the file while untorn's sidecar held committed bytes of it.
-    MixedUse {
+    ModifiedExternally {
         /// The data file.
         path: PathBuf,
         /// What changed.
@@ -99,7 +99,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A write-cache log holds writes that a replay could not bring to their files. The log keeps them.
-    Unreplayed {
+    ReplayIncomplete {
         /// The log.
         path: PathBuf,
         /// Whose they are, and why.
@@ -121,6 +121,13 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
+    /// The sidecar of another engine than the requested one holds committed bytes of the file.
+    OtherEngine {
+        /// The data file.
+        path: PathBuf,
+        /// The sidecar's engine.
+        engine: String,
+    },
     /// An argument or option is not allowed here. No operation on the file was tried.
     Invalid {
         /// The file.
@@ -133,6 +140,37 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+}
+
+/// What a name that should be a regular file's has instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A directory.
+    Directory,
+    /// A FIFO.
+    Pipe,
+    /// A socket of the file system.
+    Socket,
+    /// A character device.
+    CharacterDevice,
+    /// A block device.
+    BlockDevice,
+    /// Something the library does not know.
+    Other,
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FileKind::Directory => "a directory",
+            FileKind::Pipe => "a pipe",
+            FileKind::Socket => "a socket",
+            FileKind::CharacterDevice => "a character device",
+            FileKind::BlockDevice => "a block device",
+            FileKind::Other => "something else",
+        })
+    }
 }
 
 impl Error {
@@ -149,7 +187,7 @@ impl Error {
     /// The [`Error::Io`] that another process met.
     pub(crate) fn of_another_process(operation: &'static str, path: &Path, errno: u64, text: String) -> Self {
         let errno = i32::try_from(errno).unwrap_or(rustix::io::Errno::IO.raw_os_error());
-        Error::io(operation, path, io::Error::other(Told { errno, text }))
+        Error::io(operation, path, io::Error::other(RemoteError { errno, text }))
     }
 
     /// The [`Error::Io`] of an access to a file that has lost a page at `offset`.
@@ -179,11 +217,12 @@ impl Error {
             | Error::InUse { path, .. }
             | Error::SidecarMissing { path, .. }
             | Error::SidecarMismatch { path, .. }
-            | Error::MixedUse { path, .. }
+            | Error::ModifiedExternally { path, .. }
             | Error::NeedsRecovery { path }
-            | Error::Unreplayed { path, .. }
+            | Error::ReplayIncomplete { path, .. }
             | Error::Unsupported { path, .. }
             | Error::Corrupt { path, .. }
+            | Error::OtherEngine { path, .. }
             | Error::Invalid { path, .. }
             | Error::Forked { path } => path,
         }
@@ -194,17 +233,19 @@ impl Error {
         use rustix::io::Errno;
         let errno = match self {
             Error::Io { source, .. } => {
-                let told = || source.get_ref()?.downcast_ref::<Told>().map(|told| told.errno);
+                let told = || source.get_ref()?.downcast_ref::<RemoteError>().map(|told| told.errno);
                 return source.raw_os_error().or_else(told).unwrap_or(Errno::IO.raw_os_error());
             }
             Error::OutOfRange { .. } => Errno::FAULT,
             Error::Poisoned { .. } => Errno::IO,
-            Error::NotAFile { found: "a directory", .. } => Errno::ISDIR,
-            Error::NotAFile { .. } | Error::Invalid { .. } => Errno::INVAL,
+            Error::NotAFile { found: FileKind::Directory, .. } => Errno::ISDIR,
+            Error::NotAFile { .. } | Error::Invalid { .. } | Error::OtherEngine { .. } => Errno::INVAL,
             Error::ReadOnly { .. } => Errno::ROFS,
             Error::InUse { .. } => Errno::BUSY,
-            Error::SidecarMissing { .. } | Error::SidecarMismatch { .. } | Error::MixedUse { .. } => Errno::STALE,
-            Error::NeedsRecovery { .. } | Error::Unreplayed { .. } => Errno::UCLEAN,
+            Error::SidecarMissing { .. } | Error::SidecarMismatch { .. } | Error::ModifiedExternally { .. } => {
+                Errno::STALE
+            }
+            Error::NeedsRecovery { .. } | Error::ReplayIncomplete { .. } => Errno::UCLEAN,
             Error::Unsupported { .. } => Errno::OPNOTSUPP,
             Error::Corrupt { .. } => Errno::BADMSG,
             Error::Forked { .. } => Errno::OWNERDEAD,
@@ -215,18 +256,18 @@ impl Error {
 
 /// The source of an error that another process met and told of.
 #[derive(Debug)]
-struct Told {
+struct RemoteError {
     errno: i32,
     text: String,
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Told {}
+impl std::error::Error for RemoteError {}
 
 /// The source of the error of an access that came upon a lost page.
 #[derive(Debug)]
@@ -298,7 +339,7 @@ impl fmt::Display for Error {
                 path.display(),
                 sidecar.display()
             ),
-            Error::MixedUse { path, what } => write!(
+            Error::ModifiedExternally { path, what } => write!(
                 f,
                 "{}: another program changed this file while its sidecar held committed bytes: {what}; `untorn recover \
                  --trust sidecar` writes the sidecar's bytes over the file, `untorn recover --trust file` drops the \
@@ -311,7 +352,7 @@ impl fmt::Display for Error {
                  for writing",
                 path.display()
             ),
-            Error::Unreplayed { path, what } => write!(
+            Error::ReplayIncomplete { path, what } => write!(
                 f,
                 "{}: the log holds writes that could not be replayed to their files: {what}; restore the file, then \
                  run `untorn replay` on the log; the log keeps the writes until then",
@@ -331,6 +372,12 @@ impl fmt::Display for Error {
                 f,
                 "{} is damaged at byte {offset}: {what}; restore it from a backup; restore a sidecar together with its \
                  data file",
+                path.display()
+            ),
+            Error::OtherEngine { path, engine } => write!(
+                f,
+                "{}: committed bytes of this file live in a sidecar of the {engine} engine; open it with that one, or settle \
+                 it first",
                 path.display()
             ),
             Error::Invalid { path, what } => write!(f, "{}: {what}", path.display()),

@@ -3,16 +3,19 @@
 //! untorn gives *failure atomicity* to file I/O: after any crash a file holds exactly the state of its last commit,
 //! never a mixture, on persistent memory and on ordinary disks, on a stock kernel.
 //!
-//! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages.
+//! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages. A [`Transaction`] gathers writes to any ranges
+//!   that commit together.
 //! - [`AtomicMap`]: plain loads and stores into memory, committed together.
-//! - [`SharedMap`]: the same for several processes, with one commit for the stores of all.
-//! - [`WriteCache`]: a log on a fast medium in front of many ordinary files.
-//! - [`Transaction`]: writes to any ranges that commit together.
-//! - [`Options`]: engine, durability, layout.
-//! - [`Protected`]: checksums and parity for a plain file or a mapping of one's own, [`Options::redundancy`] for a file with an
-//!   engine; [`protect`](protect()), [`scrub`](scrub()), [`repair`](repair()).
-//! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit.
-//! - [`doctor`]: what can be promised at a path, and why.
+//! - [`Options`]: engine, durability, layout; the rest of its words are in [`options`].
+//! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit. [`doctor`](doctor()): what can be promised
+//!   at a path, and why. What they tell is in [`report`].
+//! - [`protect`], [`scrub`], [`repair`], [`coverage`], [`unprotect`]: checksums and parity of a file, by its path.
+//!
+//! Each further product has a module:
+//! - [`region`]: named sets of pages in one store, each committed as a whole.
+//! - [`shared`]: a file as plain memory of several processes.
+//! - [`write_cache`]: a log on a fast medium in front of many ordinary files.
+//! - [`redundancy`]: checksums and parity for a plain file, a mapping of one's own, or ([`Options::redundancy`]) a file with an engine.
 //!
 //! What a commit promises, and against which faults, is in `docs/fault-model.md`; the bytes are in `docs/format.md`.
 //!
@@ -35,35 +38,30 @@ mod file;
 mod format;
 mod ipc;
 mod open;
-mod options;
-mod redundancy;
-mod region;
-mod shared;
-pub mod simd;
-pub mod storage;
+pub mod options;
+pub mod redundancy;
+pub mod region;
+pub mod shared;
+mod simd;
+mod storage;
 mod sync;
 mod sys;
 #[doc(hidden)]
 pub mod testing;
-mod write_cache;
+pub mod write_cache;
 
-pub use doctor::{Diagnosis, doctor};
-pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State};
+pub use doctor::doctor;
 pub use error::{Error, Result};
 pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
 pub use open::recover;
 pub use open::redundancy::{protect, repair};
-pub use options::{
-    Checksum, Damage, DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, PageRange, Progress,
-    ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust, VerifyReads,
-};
-pub use redundancy::protect::{Protected, Record, Stores, coverage, recorded, recorded_on, scrub, track, unprotect};
-pub use redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing, Tracker};
-pub use region::{
-    Audit, Region, RegionInfo, RegionMap, RegionMapOptions, RegionStore, SharedRegion, StoreInfo, StoreOptions,
-};
-pub use shared::SharedMap;
-pub use write_cache::{
-    CacheInfo, CacheOptions, CachedFile, Descriptor, Fate, Kernel, MadeLike, Named, OnMedium, Replay, ReplayedFile,
-    SharedLog, SlowFile, SlowPlace, Step, WriteCache, logs_in, look_into_log, replay,
-};
+pub use options::{Durability, EngineKind, Options};
+pub use redundancy::protect::{coverage, scrub, unprotect};
+
+/// What is told of a file and of where it lies.
+pub mod report {
+    pub use crate::doctor::Diagnosis;
+    pub use crate::engine::{Info, Recovery, Report, SidecarReport, State};
+    pub use crate::error::FileKind;
+    pub use crate::storage::MediumKind;
+}

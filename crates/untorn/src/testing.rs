@@ -3,6 +3,7 @@
 use crate::options::EngineKind;
 use crate::storage::Barrier;
 pub use crate::sys::{FirstUse, Heard, OnceForAll, PerProcess, StoreWatch, incarnation};
+pub use crate::write_cache::backing::MediumDir;
 use crate::{file, format, redundancy, region, write_cache};
 
 /// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
@@ -34,4 +35,14 @@ pub fn sidecar_redundancy_barriers() -> Vec<Barrier> {
 /// Every barrier that the redundancy of a file passes: the list the mutation tests must convict whole.
 pub fn redundancy_barriers() -> Vec<Barrier> {
     redundancy::barriers::ALL.to_vec()
+}
+
+/// Media: the traits that a simulator implements, and the real ones.
+pub mod storage {
+    pub use crate::storage::*;
+}
+
+/// Each way of the CPU to do a checksum or parity, to be compared.
+pub mod simd {
+    pub use crate::simd::*;
 }

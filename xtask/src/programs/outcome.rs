@@ -54,7 +54,7 @@ pub(super) struct Outcome {
 }
 
 /// A program that takes longer than this many seconds counts as hung.
-const PATIENCE: &str = "1800";
+const PROGRAM_TIMEOUT_SECONDS: &str = "1800";
 
 impl Outcome {
     /// Runs a program in a new directory.
@@ -70,7 +70,7 @@ impl Outcome {
         fs::create_dir_all(&aside)?;
         let escapes = aside.join("escapes");
         let mut command = quiet("timeout");
-        command.args(["--kill-after=5", PATIENCE]);
+        command.args(["--kill-after=5", PROGRAM_TIMEOUT_SECONDS]);
         if mode != Mode::Bare {
             under(&mut command, built, mode, &aside)?;
             command.env("UNTORN_PRELOAD_ORACLE", &escapes);

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use untorn::{AtomicFile, Durability, EngineKind, LogPolicy};
+use untorn::options::LogPolicy;
+use untorn::{AtomicFile, Durability, EngineKind};
 
 use super::{Case, FILE, Progress, Setup};
 use crate::args::or_default;
@@ -121,7 +122,7 @@ fn time<T: Target>(
 
 /// Counts the work of the commits alone, without background work.
 fn count<T: Target>(rig: &Rig<'_, T>, setup: &Setup, case: &Case, rows: &mut [CommitTimeRow]) -> Result<()> {
-    let (file, counters) = rig.counted(FILE, &setup.options(rig.args).checkpointers(0))?;
+    let (file, counters) = rig.counted(FILE, &setup.options(rig.args).checkpoint_threads(0))?;
     let mut buffer = Buffer::new(case.size);
     let bytes = buffer.bytes();
     let mut walks = Walks { rig, case: *case, done: 0 };

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use untorn::{Durability, EngineKind, LogPolicy};
+use untorn::options::LogPolicy;
+use untorn::{Durability, EngineKind};
 
 use super::{FILE, Progress, Setup};
 use crate::args::Pattern;

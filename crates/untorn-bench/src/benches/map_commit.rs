@@ -5,8 +5,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use untorn::storage::{Barrier, Medium, MediumClass, MediumFile};
-use untorn::{AtomicMap, DirtyTracking, Options, RegionMap, RegionMapOptions, RegionStore, StoreOptions};
+use untorn::options::DirtyTracking;
+use untorn::region::{RegionMap, RegionMapOptions, RegionStore, StoreOptions};
+use untorn::testing::storage::{Barrier, Medium, MediumClass, MediumFile};
+use untorn::{AtomicMap, Options};
 
 use super::{Case, Progress};
 use crate::args::{Pattern, or_default};

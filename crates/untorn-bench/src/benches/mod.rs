@@ -15,8 +15,9 @@ mod write;
 
 use std::collections::BTreeMap;
 
-use untorn::storage::{Detected, MediumKind, detect};
-use untorn::{Durability, EngineKind, LogPolicy, Options, Order, ReadPolicy};
+use untorn::options::{LogPolicy, Order, ReadPolicy};
+use untorn::testing::storage::{Detected, MediumKind, detect};
+use untorn::{Durability, EngineKind, Options};
 
 use crate::args::{Args, Pattern, or_default};
 use crate::counting::Counters;
@@ -348,8 +349,8 @@ impl Setup {
         let options = Options::new().engine(self.engine).order(self.order).durability(self.durability);
         let options = options.read_policy(self.read_policy).log_policy(self.log_policy.unwrap_or_default());
         let options = args.log_size.map_or(options.clone(), |size| options.log_size(size));
-        let options = args.redo_from.map_or(options.clone(), |percent| options.redo_from(percent));
-        args.checkpointers.map_or(options.clone(), |threads| options.checkpointers(threads))
+        let options = args.redo_from.map_or(options.clone(), |percent| options.redo_threshold_percent(percent));
+        args.checkpointers.map_or(options.clone(), |threads| options.checkpoint_threads(threads))
     }
 
     fn describe(&self, engine: EngineKind) -> String {

@@ -1,6 +1,7 @@
 //! `hybrid-policy`: reads and writes mixed, under each logging policy (the Libnvmmio paper, Fig. 6).
 
-use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Order, ReadPolicy};
+use untorn::options::{LogPolicy, Order, ReadPolicy};
+use untorn::{AtomicFile, Durability, EngineKind};
 
 use super::write::carry_home;
 use super::{Case, Progress, Setup, count};

@@ -1,6 +1,7 @@
 //! `atomic-read`: reads of settled and reflected pages, compared with memcpy.
 
-use untorn::{AtomicFile, Durability, EngineKind, ReadPolicy};
+use untorn::options::ReadPolicy;
+use untorn::{AtomicFile, Durability, EngineKind};
 
 use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
 use crate::error::Result;

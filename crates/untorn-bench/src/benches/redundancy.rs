@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use untorn::storage::{Access, Dax, DaxFile, Medium, MediumFile, MediumKind};
-use untorn::{ProtectOptions, Protected, StripeLayout, Tracker, track};
+use untorn::redundancy::{ProtectOptions, Protected, StripeLayout, Tracker, track};
+use untorn::testing::storage::{Access, Dax, DaxFile, Medium, MediumFile, MediumKind};
 
 use super::{Case, Progress, redundancy_map};
 use crate::args::{Pattern, Workload, or_default};

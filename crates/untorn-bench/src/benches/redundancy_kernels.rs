@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use untorn::simd::{crc32c_ways, parity_ways, read_ways};
+use untorn::testing::simd::{crc32c_ways, parity_ways, read_ways};
 
 use super::Progress;
 use crate::args::{Args, Pattern, or_default};

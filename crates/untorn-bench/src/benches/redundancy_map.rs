@@ -8,7 +8,8 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use untorn::{AtomicMap, Options, ProtectOptions};
+use untorn::redundancy::ProtectOptions;
+use untorn::{AtomicMap, Options};
 
 use super::redundancy::{FIELD, Load, RECORD, work};
 use crate::cpu::process_time;

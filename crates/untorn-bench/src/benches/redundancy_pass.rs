@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use untorn::storage::{Access, Dax, Medium, MediumKind};
-use untorn::{ProtectOptions, track};
+use untorn::redundancy::{ProtectOptions, track};
+use untorn::testing::storage::{Access, Dax, Medium, MediumKind};
 
 use super::Progress;
 use crate::cpu::process_time;

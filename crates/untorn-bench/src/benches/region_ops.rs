@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use untorn::storage::{Access, Barrier, Medium, MediumFile};
-use untorn::{Region, RegionMap, RegionStore, StoreOptions};
+use untorn::region::{Region, RegionMap, RegionStore, StoreOptions};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumFile};
 
 use super::Progress;
 use crate::args::or_default;

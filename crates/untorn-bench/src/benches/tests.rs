@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use untorn::EngineKind;
-use untorn::storage::{Dax, PageCache};
+use untorn::testing::storage::{Dax, PageCache};
 
 use super::*;
 
@@ -331,8 +331,8 @@ fn every_way_of_a_kernel_is_measured_against_a_read() {
     let json = report(MediumKind::Volatile, "redundancy-kernels", &args);
     let rows = json["rows"].as_array().unwrap();
     for (kernel, size, ways) in [
-        ("crc32c", 4096, untorn::simd::crc32c_ways().iter().map(|way| way.name).collect::<Vec<_>>()),
-        ("parity", 16384, untorn::simd::parity_ways().iter().map(|way| way.name).collect()),
+        ("crc32c", 4096, untorn::testing::simd::crc32c_ways().iter().map(|way| way.name).collect::<Vec<_>>()),
+        ("parity", 16384, untorn::testing::simd::parity_ways().iter().map(|way| way.name).collect()),
     ] {
         assert!(ways.contains(&"portable"));
         for pattern in ["sequential", "random"] {

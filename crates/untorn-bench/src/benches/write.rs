@@ -3,7 +3,8 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use untorn::{AtomicFile, Durability, EngineKind, LogPolicy};
+use untorn::options::LogPolicy;
+use untorn::{AtomicFile, Durability, EngineKind};
 
 use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
 use crate::error::Result;

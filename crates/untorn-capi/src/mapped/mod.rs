@@ -20,7 +20,7 @@ use arc_swap::ArcSwap;
 pub(crate) use self::view::{Place, View};
 use self::view::{Row, Table};
 use rustix::param::page_size;
-use untorn_core::storage::Access;
+use untorn_core::testing::storage::Access;
 use untorn_core::testing::{FirstUse, incarnation};
 use untorn_core::{AtomicFile, Error, Result};
 

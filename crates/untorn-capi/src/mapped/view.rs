@@ -8,7 +8,7 @@ use arc_swap::Guard;
 
 use super::Entry;
 use untorn_core::AtomicFile;
-use untorn_core::storage::Access;
+use untorn_core::testing::storage::Access;
 
 thread_local! {
     /// Where in the table this thread found its last address: the next one is most often in the same range. It is a hint

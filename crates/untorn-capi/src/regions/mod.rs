@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use untorn_core::Error;
+use untorn_core::region::{RegionMap, RegionStore, SharedRegion};
 use untorn_core::testing::PerProcess;
-use untorn_core::{Error, RegionMap, RegionStore, SharedRegion};
 
 use crate::abi;
 use crate::errors::{Failure, Result};

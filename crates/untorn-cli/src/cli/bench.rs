@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use untorn::{Durability, EngineKind, LogPolicy, Order, StripeLayout};
+use untorn::options::{LogPolicy, Order};
+use untorn::redundancy::StripeLayout;
+use untorn::{Durability, EngineKind};
 use untorn_bench::{Pattern, Workload};
 
 use super::log::LOG_POLICIES;

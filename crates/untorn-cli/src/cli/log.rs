@@ -1,7 +1,8 @@
 //! Arguments for the log of the engine `hybrid-log`.
 
 use clap::Args;
-use untorn::{EngineKind, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::{EngineKind, Options};
 
 use super::words;
 use crate::exit::{Failure, Result};

@@ -13,7 +13,8 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use untorn::{Durability, EngineKind, Layout, Trust};
+use untorn::options::{Layout, Prefer};
+use untorn::{Durability, EngineKind};
 
 pub(crate) use bench::Bench;
 pub(crate) use log::Log;
@@ -348,7 +349,7 @@ pub(crate) struct Recover {
     pub(crate) adopt: bool,
     /// The side that wins if the file and its sidecar disagree. The other side's changes are lost.
     #[arg(long, value_name = "SIDE", value_parser = sides())]
-    pub(crate) trust: Option<Trust>,
+    pub(crate) trust: Option<Prefer>,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -427,7 +428,7 @@ fn durabilities() -> impl TypedValueParser<Value = Durability> {
     words(DURABILITIES)
 }
 
-fn sides() -> impl TypedValueParser<Value = Trust> {
+fn sides() -> impl TypedValueParser<Value = Prefer> {
     words(SIDES)
 }
 
@@ -455,6 +456,6 @@ mod tests {
         assert!(ENGINES.iter().all(|word| word.parse::<EngineKind>().is_ok()));
         assert!(LAYOUTS.iter().all(|word| word.parse::<Layout>().is_ok()));
         assert!(DURABILITIES.iter().all(|word| word.parse::<Durability>().is_ok()));
-        assert!(SIDES.iter().all(|word| word.parse::<Trust>().is_ok()));
+        assert!(SIDES.iter().all(|word| word.parse::<Prefer>().is_ok()));
     }
 }

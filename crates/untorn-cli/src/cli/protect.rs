@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use untorn::{Checksum, StripeLayout};
+use untorn::redundancy::{Checksum, StripeLayout};
 
 use super::{Form, words};
 use crate::size;

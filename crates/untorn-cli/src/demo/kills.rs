@@ -19,7 +19,7 @@ pub(crate) const KILLS: u64 = 50;
 /// Time limit for the kills of each writer; a slow machine makes fewer kills.
 pub(crate) const BUDGET: Duration = Duration::from_millis(3500);
 /// Extended time limit if no kill has hit the plain writer inside a transfer within [`KILLS`] and [`BUDGET`].
-const PATIENCE: Duration = Duration::from_secs(60);
+const FIRST_TEAR_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum lifetime of a writer, in microseconds.
 const LONGEST_LIFE: u64 = 60_000;
 
@@ -51,7 +51,7 @@ pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> R
     let mut last_seen = 0;
     let (start, before) = (Instant::now(), bar.position());
     let goes_on = |outcome: &Outcome, elapsed: Duration| match writer {
-        Writer::Plain if outcome.torn == 0 => elapsed < PATIENCE,
+        Writer::Plain if outcome.torn == 0 => elapsed < FIRST_TEAR_TIMEOUT,
         _ => outcome.kills < KILLS && elapsed < BUDGET,
     };
     while goes_on(&outcome, start.elapsed()) {

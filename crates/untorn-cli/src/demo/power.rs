@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use untorn::storage::MediumClass;
+use untorn::testing::storage::MediumClass;
 use untorn::{AtomicFile, Durability, EngineKind, Options};
 use untorn_sim::{Image, Rng as SimRng, SimMedium, Verdict};
 

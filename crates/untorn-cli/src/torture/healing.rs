@@ -13,7 +13,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use untorn::{AtomicFile, Damage, Options, PageRange, ProtectOptions, Result, VerifyReads};
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, VerifyReads};
+use untorn::{AtomicFile, Options, Result};
 
 use super::plan::FILE_LEN;
 use crate::exit::Exit;

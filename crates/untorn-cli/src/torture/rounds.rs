@@ -27,7 +27,7 @@ const LONGEST_LIFE: u64 = 40_000;
 /// The maximum lifetime of a recovering process, in microseconds. Startup takes most of it.
 const LONGEST_RECOVERY: u64 = 4_000;
 /// How long to wait on a busy machine for the first acknowledgement, even past the requested time.
-const PATIENCE: Duration = Duration::from_secs(120);
+const FIRST_ACK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs rounds until the time is over or a violation is found.
 pub(crate) fn run(setting: &Setting) -> Result<Outcome> {
@@ -85,7 +85,7 @@ impl Rounds<'_> {
         let time = Duration::from_secs(self.setting.seconds);
         // If nothing was acknowledged, the pass would test nothing.
         let goes_on = |outcome: &Outcome| match outcome.acknowledged {
-            0 => start.elapsed() < time.max(PATIENCE),
+            0 => start.elapsed() < time.max(FIRST_ACK_TIMEOUT),
             _ => start.elapsed() < time,
         };
         while goes_on(&self.outcome) && self.outcome.violations.is_empty() {

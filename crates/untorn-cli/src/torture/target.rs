@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use untorn::{AtomicFile, AtomicMap, EngineKind, Options, Region, RegionMap, RegionStore, Result};
+use untorn::region::{Region, RegionMap, RegionStore};
+use untorn::{AtomicFile, AtomicMap, EngineKind, Options, Result};
 
 use super::healing;
 use super::plan::FILE_LEN;

@@ -8,8 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use untorn::storage::MediumKind;
-use untorn::{CacheOptions, Diagnosis, Durability, Error, WriteCache};
+use untorn::report::Diagnosis;
+use untorn::testing::storage::MediumKind;
+use untorn::write_cache::{CacheOptions, WriteCache};
+use untorn::{Durability, Error};
 use untorn_run::Launch;
 
 use crate::cli::BoostLog;
@@ -156,7 +158,7 @@ fn open_or_create(options: &CacheOptions, path: &Path) -> Result<WriteCache> {
 }
 
 /// How long to wait for a log that is in use but serves no run.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOG_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens a log, waiting for programs left over from a killed run: they end at their next write. Does not wait for a log
 /// that serves a run.
@@ -164,7 +166,7 @@ pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) ->
     let start = Instant::now();
     loop {
         match open() {
-            Err(Error::InUse { .. }) if start.elapsed() < PATIENCE && holders(path).is_empty() => {
+            Err(Error::InUse { .. }) if start.elapsed() < LOG_RELEASE_TIMEOUT && holders(path).is_empty() => {
                 thread::sleep(Duration::from_millis(5));
             }
             opened => return opened,

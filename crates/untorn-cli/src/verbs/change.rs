@@ -27,7 +27,7 @@ pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
         "len": info.len,
         "commit": info.commit,
         "durability": info.durability.as_str(),
-        "layout": info.layout.map(untorn::Layout::as_str),
+        "layout": info.layout.map(untorn::options::Layout::as_str),
     });
     output::report(args.form.json, &object, || {
         format!(

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use untorn::{EngineKind, Error, Options, State};
+use untorn::report::State;
+use untorn::{EngineKind, Error, Options};
 
 use super::info;
 use crate::cli::Look;

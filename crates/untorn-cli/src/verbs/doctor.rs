@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use serde_json::json;
-use untorn::storage::MediumKind;
-use untorn::{Diagnosis, Durability};
+use untorn::Durability;
+use untorn::report::Diagnosis;
+use untorn::testing::storage::MediumKind;
 
 use crate::cli::Doctor;
 use crate::exit::{Exit, Result};

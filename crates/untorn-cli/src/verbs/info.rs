@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use untorn::{EngineKind, Options, Report, State};
+use untorn::report::{Report, State};
+use untorn::{EngineKind, Options};
 
 use super::protect;
 use crate::cli::Look;
@@ -55,7 +56,7 @@ pub(crate) fn object(report: &Report) -> Value {
             "path": sidecar.path.display().to_string(),
             "bytes": sidecar.bytes,
             "uuid": sidecar.uuid,
-            "layout": sidecar.layout.map(untorn::Layout::as_str),
+            "layout": sidecar.layout.map(untorn::options::Layout::as_str),
             "durability": sidecar.durability.as_str(),
         })
     });

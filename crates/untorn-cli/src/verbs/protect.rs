@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use untorn::{Coverage, Damage, Error, PageRange, ProtectOptions, RepairReport, ScrubReport};
+use untorn::Error;
+use untorn::redundancy::{Coverage, Damage, PageRange, ProtectOptions, RepairReport, ScrubReport};
 
 use crate::cli;
 use crate::exit::{Exit, Result};
@@ -295,8 +296,8 @@ pub(crate) fn summary(path: &Path) -> Value {
 
 /// The same while a process has the file open. That process knows more than the redundancy file records.
 fn in_use(path: &Path) -> Value {
-    let (coverage, holder) = match untorn::recorded(path) {
-        Ok(Some(untorn::Record { coverage, holder, .. })) => (coverage, holder),
+    let (coverage, holder) = match untorn::redundancy::recorded(path) {
+        Ok(Some(untorn::redundancy::Record { coverage, holder, .. })) => (coverage, holder),
         Ok(None) => return Value::Null,
         Err(error) => return json!({ "state": "in-use", "error": error.to_string() }),
     };
@@ -324,7 +325,7 @@ fn recorded(coverage: &Coverage) -> Value {
 fn object(coverage: &Coverage) -> Value {
     let sidecar = coverage.sidecar.as_deref().map(|sidecar| {
         json!({
-            "companion": { "path": sidecar.companion.display().to_string(), "bytes": sidecar.bytes },
+            "companion": { "path": sidecar.redundancy_file.display().to_string(), "bytes": sidecar.bytes },
             "pages": sidecar.pages,
             "uncovered": sidecar.uncovered,
             "unknown": sidecar.unknown,
@@ -336,7 +337,7 @@ fn object(coverage: &Coverage) -> Value {
     });
     json!({
         "state": if coverage.believed { "trusted" } else { "changed-untold" },
-        "companion": { "path": coverage.companion.display().to_string(), "bytes": coverage.bytes },
+        "companion": { "path": coverage.redundancy_file.display().to_string(), "bytes": coverage.bytes },
         "pages": coverage.pages,
         "uncovered": coverage.uncovered,
         "in_sidecar": coverage.in_sidecar,

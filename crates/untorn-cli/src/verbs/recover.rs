@@ -1,7 +1,8 @@
 //! `untorn recover` and `settle`.
 
 use serde_json::{Value, json};
-use untorn::{EngineKind, Options, State};
+use untorn::report::State;
+use untorn::{EngineKind, Options};
 
 use super::{change, info};
 use crate::cli;
@@ -12,7 +13,7 @@ use crate::{output, progress};
 pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
     let mut options = progress::attach(Options::new().adopt(args.adopt));
     if let Some(side) = args.trust {
-        options = options.trust(side);
+        options = options.prefer(side);
     }
     let done = untorn::recover(&args.file, &options)?;
     let report = untorn::inspect(&args.file)?;

@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use untorn::{Error, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
+use untorn::Error;
+use untorn::region::{Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 
 use crate::cli::{CreateRegion as Create, ListRegions as List, NamedRegion as Named, RegionVerb};
 use crate::exit::{Exit, Failure, Result};

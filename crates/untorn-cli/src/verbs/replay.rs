@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use untorn::{Error, Fate, Replay, ReplayedFile};
+use untorn::Error;
+use untorn::write_cache::{Replay, ReplayOutcome, ReplayedFile};
 
 use crate::cli;
 use crate::exit::{Exit, Failure, Result, exit_of};
@@ -16,8 +17,8 @@ pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
     let mut done = Vec::new();
     for log in logs(&args.logs)? {
         let result = patiently(&log, || match args.list {
-            true => untorn::look_into_log(&log),
-            false => untorn::replay(&log, Some(progress::function())),
+            true => untorn::write_cache::inspect_log(&log),
+            false => untorn::write_cache::replay(&log, Some(progress::function())),
         });
         done.push((log, result));
     }
@@ -37,7 +38,7 @@ pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
 
 /// Shows the contents of a log.
 pub(crate) fn info(args: &cli::LogInfo) -> Result<Exit> {
-    let found = patiently(&args.log, || untorn::look_into_log(&args.log))?;
+    let found = patiently(&args.log, || untorn::write_cache::inspect_log(&args.log))?;
     let is_empty = found.operations == 0;
     let result = Ok(found);
     output::report(args.form.json, &object(&args.log, &result), || words(&args.log, &result, true))?;
@@ -49,7 +50,7 @@ fn logs(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
     for path in named {
         if path.is_dir() {
-            let found = untorn::logs_in(path)?;
+            let found = untorn::write_cache::find_logs(path)?;
             if found.is_empty() {
                 return Err(Failure::usage_at(path, "no write-cache log in this directory"));
             }
@@ -71,11 +72,11 @@ fn exit(result: &std::result::Result<Replay, Error>, list: bool) -> Exit {
 
 fn fate(file: &ReplayedFile) -> (&'static str, Option<&str>) {
     match &file.fate {
-        Fate::Replayed => ("replayed", None),
-        Fate::Already => ("replayed-before", None),
-        Fate::Removed => ("removed", None),
-        Fate::Missing(why) => ("missing", Some(why)),
-        Fate::Failed(why) => ("failed", Some(why)),
+        ReplayOutcome::Replayed => ("replayed", None),
+        ReplayOutcome::Already => ("replayed-before", None),
+        ReplayOutcome::Removed => ("removed", None),
+        ReplayOutcome::Missing(why) => ("missing", Some(why)),
+        ReplayOutcome::Failed(why) => ("failed", Some(why)),
         // The enum may grow.
         _ => ("unknown", None),
     }

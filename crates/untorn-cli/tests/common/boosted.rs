@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use untorn::{Descriptor, SlowFile};
+use untorn::write_cache::{BackingFile, Descriptor};
 
 use super::layered::layer;
 use super::{Run, UNTORN};

@@ -230,7 +230,8 @@ fn a_log_in_use_is_refused_with_the_process_that_has_it() {
 
 /// Writes to a file through a log and leaves it there, as one that was killed does.
 fn leave(log: &Path, path: &Path, bytes: &[u8]) {
-    let cache = untorn::CacheOptions::new().size(1 << 20).max_files(8).background(false).create(log).unwrap();
+    let cache =
+        untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(8).background(false).create(log).unwrap();
     let plain = fs::File::create_new(path).unwrap();
     let file = cache.attach(plain.as_fd(), path).unwrap();
     file.write_at(bytes, 0).unwrap();

@@ -155,11 +155,11 @@ fn a_period_is_kept_for_who_opens_it_later() {
     // Until another is, also by those who name none, or one of their own.
     assert_eq!(untorn(&["protect", place.name(), "--batch", "3", "--json"]).expect(0).json()["period_seconds"], 30.0);
     assert_eq!(untorn(&["protect", place.name(), "--period", "0", "--json"]).expect(0).json()["period_seconds"], 0.0);
-    let protected = untorn::Protected::open(&place.file).unwrap();
+    let protected = untorn::redundancy::Protected::open(&place.file).unwrap();
     drop(protected.announce(10..20).unwrap());
     assert_eq!(protected.coverage().unwrap().uncovered, 0, "it was to be covered at once");
     protected.close().unwrap();
-    let protected = untorn::ProtectOptions::new().on_demand().open(&place.file).unwrap();
+    let protected = untorn::redundancy::ProtectOptions::new().on_demand().open(&place.file).unwrap();
     drop(protected.announce(10..20).unwrap());
     assert_eq!(protected.coverage().unwrap().uncovered, 1);
     protected.close().unwrap();
@@ -197,7 +197,7 @@ fn what_is_recorded_is_told_while_another_process_keeps_it() {
     untorn(&["protect", place.name(), "--period", "30", "--stripe=3"]).expect(0);
     untorn(&["scrub", place.name()]).expect(0);
     let closed = place.info()["redundancy"].clone();
-    let protected = untorn::ProtectOptions::new().on_demand().open(&place.file).unwrap();
+    let protected = untorn::redundancy::ProtectOptions::new().on_demand().open(&place.file).unwrap();
     let stores = protected.announce(PAGE..2 * PAGE + 1).unwrap();
     let told = place.info()["redundancy"].clone();
     assert_eq!((&told["state"], &told["holder"]), (&"in-use".into(), &std::process::id().into()));
@@ -219,7 +219,7 @@ fn what_is_recorded_is_told_while_another_process_keeps_it() {
     let coverage = untorn::coverage(&place.file).unwrap().unwrap();
     assert_eq!((coverage.uncovered, coverage.oldest_uncovered), (2, None));
     assert!(coverage.mttdl_gain().is_some());
-    let protected = untorn::ProtectOptions::new().on_demand().open(&place.file).unwrap();
+    let protected = untorn::redundancy::ProtectOptions::new().on_demand().open(&place.file).unwrap();
     protected.sync().unwrap();
     assert_eq!(place.info()["redundancy"]["uncovered"], 0);
     protected.close().unwrap();

@@ -78,7 +78,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing_behind() {
     untorn(&["region", "create", &store, "s", "--pages", "9", "--max-pages", "8"]).expect(64);
     untorn(&["region", "create", &store, "a\nb"]).expect(64);
     assert_eq!(names(&untorn(&["region", "list", &store, "--json"]).expect(0).json()), ["r"]);
-    let open = untorn::RegionStore::open(&store).expect("a store");
+    let open = untorn::region::RegionStore::open(&store).expect("a store");
     for verb in [&["list", &store][..], &["info", &store, "r"], &["delete", &store, "r"], &["create", &store, "t"]] {
         let error = untorn(&[&["region"], verb, &["--json"]].concat()).expect(74);
         assert!(error.json()["error"].as_str().is_some_and(|text| text.contains("in use")), "{error:?}");
@@ -86,13 +86,13 @@ fn what_cannot_be_is_refused_and_leaves_nothing_behind() {
     drop(open);
     // One that was left by a crash is shown, beside others who look, and left as it is.
     let before = std::fs::read(&store).expect("readable");
-    let other = untorn::StoreOptions::new().read_only(true).open(&store).expect("a store");
+    let other = untorn::region::StoreOptions::new().read_only(true).open(&store).expect("a store");
     untorn(&["region", "list", &store]).expect(0);
     untorn(&["region", "info", &store, "r"]).expect(0);
     untorn(&["region", "delete", &store, "r"]).expect(74);
     drop(other);
     assert!(std::fs::read(&store).expect("readable") == before);
-    assert!(untorn::RegionStore::open(&store).expect("a store").info().expect("its state").recovered);
+    assert!(untorn::region::RegionStore::open(&store).expect("a store").info().expect("its state").recovered);
     std::fs::write(&store, b"no store at all").expect("writable");
     untorn(&["region", "list", &store]).expect(2).names("not a region store");
 }

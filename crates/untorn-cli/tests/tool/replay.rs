@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use crate::common::untorn;
-use untorn::{CacheOptions, WriteCache};
+use untorn::write_cache::{CacheOptions, WriteCache};
 
 fn cache(log: &Path) -> WriteCache {
     CacheOptions::new().size(1 << 20).max_files(8).background(false).create(log).expect("a log")

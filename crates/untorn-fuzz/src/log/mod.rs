@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use twox_hash::XxHash3_64;
-use untorn::storage::{Barrier, Identity, MediumClass};
-use untorn::{CacheOptions, Durability, Error, Result};
-use untorn::{MadeLike, Named, SlowFile, SlowPlace};
+use untorn::testing::storage::{Barrier, Identity, MediumClass};
+use untorn::write_cache::CacheOptions;
+use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Named};
+use untorn::{Durability, Error, Result};
 use untorn_sim::{CrashState, SimMedium};
 
 use crate::forge::{changes, field, put, raw, word};
@@ -107,7 +108,7 @@ impl Shelf {
         self.all().done.entry(inode).or_default().push(done);
     }
 
-    fn file(&self, inode: u64) -> Arc<dyn SlowFile> {
+    fn file(&self, inode: u64) -> Arc<dyn BackingFile> {
         Arc::new(Book { shelf: self.clone(), inode })
     }
 }
@@ -117,14 +118,14 @@ struct Book {
     inode: u64,
 }
 
-impl SlowFile for Book {
+impl BackingFile for Book {
     fn identity(&self) -> Result<Identity> {
         let birth = if self.inode <= NAMES.len() as u64 { 9 } else { 10 };
         Ok(Identity { device: 1, inode: self.inode, generation: 7, birth })
     }
 
-    fn made_like(&self) -> Result<Option<MadeLike>> {
-        Ok(Some(MadeLike { mode: 0o644, uid: 3, gid: 4 }))
+    fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
+        Ok(Some(CreateAttrs { mode: 0o644, uid: 3, gid: 4 }))
     }
 
     fn len(&self) -> Result<u64> {
@@ -154,8 +155,8 @@ impl SlowFile for Book {
     }
 }
 
-impl SlowPlace for Shelf {
-    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+impl BackingDir for Shelf {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
         let found = self.all().names.get(path).copied();
         Ok(found.map(|inode| self.file(inode)))
     }
@@ -188,7 +189,7 @@ impl SlowPlace for Shelf {
         Ok((dir == Path::new("/slow")).then_some(there))
     }
 
-    fn make(&self, path: &Path, _: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+    fn make(&self, path: &Path, _: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let inode = made_for(name.rsplit('-').next().and_then(|uid| uid.parse().ok()).unwrap_or_default());
         let taken = self.all().names.insert(path.to_owned(), inode);
@@ -242,7 +243,7 @@ fn build(durability: Durability) -> Result<Honest> {
     let medium = SimMedium::new(MediumClass::PersistentMemory);
     let shelf = Shelf::default();
     let cache = options(durability).create_on(medium.clone(), Arc::new(shelf.clone()), LOG)?;
-    let files = [1, 2].map(|inode| cache.attach_through(shelf.file(inode), Path::new(NAMES[inode as usize - 1])));
+    let files = [1, 2].map(|inode| cache.attach_write_through(shelf.file(inode), Path::new(NAMES[inode as usize - 1])));
     let [one, two] = files;
     let (one, two) = (one?, two?);
     one.write_at(&[1; 40], 10)?;
@@ -252,10 +253,10 @@ fn build(durability: Durability) -> Result<Honest> {
     two.set_len(1020)?;
     one.write_at(&[4; 10], 0)?;
     two.write_at(&[5; 200], 1100)?;
-    assert!(one.move_to(Path::new(MOVED))?, "rename succeeds");
+    assert!(one.begin_rename(Path::new(MOVED))?, "rename succeeds");
     shelf.rename(Path::new(NAMES[0]), Path::new(MOVED))?;
-    one.moved(true)?;
-    two.leave()?;
+    one.end_rename(true)?;
+    two.prepare_unlink()?;
     cache.sync()?;
     let state = medium.crash_state();
     let medium = boot(&state);
@@ -424,7 +425,7 @@ pub(crate) fn run(input: &[u8]) {
 fn serve(medium: SimMedium) {
     let shelf = Shelf::default();
     let Ok(cache) = CacheOptions::new().background(false).open_on(medium, Arc::new(shelf.clone()), LOG) else { return };
-    let written = cache.attach_through(shelf.file(2), Path::new(NAMES[1])).and_then(|file| {
+    let written = cache.attach_write_through(shelf.file(2), Path::new(NAMES[1])).and_then(|file| {
         file.write_at(&[9; 100], 5)?;
         file.sync()?;
         cache.drain()

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use untorn::storage::MediumClass;
-use untorn::{RegionStore, Result, StoreOptions};
+use untorn::Result;
+use untorn::region::{RegionStore, StoreOptions};
+use untorn::testing::storage::MediumClass;
 use untorn_sim::{CrashState, SimMedium};
 
 use crate::forge::{changes, field, put, raw, seal_superblock, word};

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use untorn::{Region, RegionStore, Result};
+use untorn::Result;
+use untorn::region::{Region, RegionStore};
 use untorn_sim::{Rng, SimMedium};
 
 use super::{MAX_LEN, STORE, options, tree};

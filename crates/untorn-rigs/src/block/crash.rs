@@ -32,7 +32,7 @@ pub enum Patch<'a> {
 
 /// The fate of the pending requests. Its text is a sentence without a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ReplayOutcome {
     /// None reached the disk.
     Lost,
     /// All did.
@@ -111,51 +111,53 @@ impl<'a> Cut<'a> {
 
     /// Picks one of the disks that the power cut may leave. Returns what happened, and the patches to apply in order to
     /// the disk as it was at the beginning of the log.
-    pub fn draw(&self, rng: &mut Rng) -> (Fate, Vec<Patch<'a>>) {
+    pub fn draw(&self, rng: &mut Rng) -> (ReplayOutcome, Vec<Patch<'a>>) {
         let fate = self.fate(rng);
         let mut patches: Vec<Patch<'a>> =
             self.durable.iter().filter_map(|request| slice(request, 0, u64::MAX)).collect();
         for (number, request) in self.pending.iter().enumerate() {
             let whole = match fate {
-                Fate::Requests { percent } => rng.below(100) < percent,
-                Fate::Torn { .. } => rng.one_in(2),
+                ReplayOutcome::Requests { percent } => rng.below(100) < percent,
+                ReplayOutcome::Torn { .. } => rng.one_in(2),
                 _ => false,
             };
             let mut kept = |sector: u64| match fate {
-                Fate::Lost => false,
-                Fate::Kept => true,
-                Fate::Prefix { requests, sectors } => number < requests || (number == requests && sector < sectors),
-                Fate::Requests { .. } => whole,
-                Fate::Sectors { percent } => rng.below(100) < percent,
-                Fate::Torn { request, page, sector: tear, head } if number == request => {
+                ReplayOutcome::Lost => false,
+                ReplayOutcome::Kept => true,
+                ReplayOutcome::Prefix { requests, sectors } => {
+                    number < requests || (number == requests && sector < sectors)
+                }
+                ReplayOutcome::Requests { .. } => whole,
+                ReplayOutcome::Sectors { percent } => rng.below(100) < percent,
+                ReplayOutcome::Torn { request, page, sector: tear, head } if number == request => {
                     sector / PAGE_SECTORS < page
                         || (sector / PAGE_SECTORS == page && (sector % PAGE_SECTORS < tear) == head)
                 }
-                Fate::Torn { .. } => whole,
+                ReplayOutcome::Torn { .. } => whole,
             };
             runs(sectors(request), &mut kept, |from, to| patches.extend(slice(request, from, to)));
         }
         (fate, patches)
     }
 
-    fn fate(&self, rng: &mut Rng) -> Fate {
-        let Some(last) = self.pending.len().checked_sub(1) else { return Fate::Kept };
+    fn fate(&self, rng: &mut Rng) -> ReplayOutcome {
+        let Some(last) = self.pending.len().checked_sub(1) else { return ReplayOutcome::Kept };
         let any = |rng: &mut Rng| rng.below(last as u64 + 1) as usize;
         let percent = [10, 50, 90][rng.below(3) as usize];
         match rng.below(12) {
-            0 => Fate::Lost,
-            1 => Fate::Kept,
+            0 => ReplayOutcome::Lost,
+            1 => ReplayOutcome::Kept,
             2..4 => {
                 let requests = any(rng);
-                Fate::Prefix { requests, sectors: rng.below(sectors(self.pending[requests])) }
+                ReplayOutcome::Prefix { requests, sectors: rng.below(sectors(self.pending[requests])) }
             }
-            4..7 => Fate::Requests { percent },
-            7..10 => Fate::Sectors { percent },
+            4..7 => ReplayOutcome::Requests { percent },
+            7..10 => ReplayOutcome::Sectors { percent },
             _ => {
                 let request = any(rng);
                 let pages = sectors(self.pending[request]).div_ceil(PAGE_SECTORS);
                 let (page, sector) = (rng.below(pages), 1 + rng.below(PAGE_SECTORS - 1));
-                Fate::Torn { request, page, sector, head: rng.one_in(2) }
+                ReplayOutcome::Torn { request, page, sector, head: rng.one_in(2) }
             }
         }
     }
@@ -204,17 +206,21 @@ fn runs(count: u64, kept: &mut impl FnMut(u64) -> bool, mut each: impl FnMut(u64
     }
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for ReplayOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fate::Lost => write!(f, "lost every unflushed write"),
-            Fate::Kept => write!(f, "kept every write"),
-            Fate::Prefix { requests, sectors } => {
+            ReplayOutcome::Lost => write!(f, "lost every unflushed write"),
+            ReplayOutcome::Kept => write!(f, "kept every write"),
+            ReplayOutcome::Prefix { requests, sectors } => {
                 write!(f, "kept the first {requests} unflushed writes and {sectors} sectors of the next")
             }
-            Fate::Requests { percent } => write!(f, "kept each unflushed write with a probability of {percent} %"),
-            Fate::Sectors { percent } => write!(f, "kept each unflushed sector with a probability of {percent} %"),
-            Fate::Torn { request, page, sector, head } => {
+            ReplayOutcome::Requests { percent } => {
+                write!(f, "kept each unflushed write with a probability of {percent} %")
+            }
+            ReplayOutcome::Sectors { percent } => {
+                write!(f, "kept each unflushed sector with a probability of {percent} %")
+            }
+            ReplayOutcome::Torn { request, page, sector, head } => {
                 let side = if *head { "before" } else { "from" };
                 write!(f, "kept only the sectors {side} sector {sector} of page {page} of unflushed write {request}")
             }

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// How long an unmount waits for other users. The kernel closes a loop device some time after its last user, on a busy
 /// machine a long time. If the rig gave up too early, the old disk would still be written to when the next one replaces
 /// it.
-const PATIENCE: Duration = Duration::from_secs(120);
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A file system mounted from an image. Dropping it unmounts it and frees the loop device below.
 ///
@@ -54,7 +54,7 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let start = Instant::now();
         while let Ok(mut umount) = program("umount") {
-            let over = start.elapsed() >= PATIENCE;
+            let over = start.elapsed() >= UNMOUNT_TIMEOUT;
             // Whatever the reason, leave nothing that blocks the next mount here.
             let how: &[&str] = if over { &["-i", "-n", "-l"] } else { &["-i", "-n"] };
             if run(umount.args(how).arg(&self.at)).is_ok() || over {
@@ -72,7 +72,7 @@ pub(super) fn unmount(at: &Path) -> bool {
     loop {
         match umount2(at, MntFlags::empty()) {
             Ok(()) => return true,
-            Err(nix::Error::EBUSY) if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(2)),
+            Err(nix::Error::EBUSY) if start.elapsed() < UNMOUNT_TIMEOUT => thread::sleep(Duration::from_millis(2)),
             Err(_) => {
                 // Whatever the reason, leave nothing that blocks the next mount here.
                 let _ = umount2(at, MntFlags::MNT_DETACH);

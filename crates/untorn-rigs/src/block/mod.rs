@@ -22,7 +22,7 @@ mod recorder;
 mod slow;
 mod sparse;
 
-pub use crash::{Cut, Fate, Patch};
+pub use crash::{Cut, Patch, ReplayOutcome};
 pub use device::Mounted;
 pub use filesystem::FileSystem;
 pub use log::{Log, Position};

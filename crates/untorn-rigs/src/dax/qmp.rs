@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 
 /// The maximum time to reach any state of the machine. Emulation on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(180);
+const MACHINE_STATE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A connection to one machine.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Qmp {
 impl Qmp {
     /// Negotiates with the machine at the other end.
     pub(super) fn new(stream: UnixStream) -> Result<Self> {
-        stream.set_read_timeout(Some(PATIENCE)).map_err(Error::system("wait for QEMU"))?;
+        stream.set_read_timeout(Some(MACHINE_STATE_TIMEOUT)).map_err(Error::system("wait for QEMU"))?;
         let mut qmp = Qmp { reader: BufReader::new(stream) };
         let greeting = qmp.message()?;
         if greeting.get("QMP").is_none() {
@@ -58,7 +58,7 @@ impl Qmp {
             if status == wanted {
                 return Ok(());
             }
-            if status == "failed" || start.elapsed() > PATIENCE {
+            if status == "failed" || start.elapsed() > MACHINE_STATE_TIMEOUT {
                 return Err(Error::failed(format!("wait until QEMU's {query} reports {wanted}"), answer.to_string()));
             }
             std::thread::sleep(Duration::from_millis(2));

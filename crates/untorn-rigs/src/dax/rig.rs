@@ -27,7 +27,7 @@ const MOST_FOR_CANARY: u64 = 40;
 /// nothing before the cut.
 const FEWEST_REPORTS: u64 = 16;
 /// The maximum time for a writer's first reports. Emulation on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(180);
+const FIRST_REPORT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
@@ -254,10 +254,13 @@ impl Rig<'_> {
                 if !complaint.is_empty() {
                     return Err(Error::failed("run the writer in the guest", complaint));
                 }
-                if start.elapsed() > PATIENCE {
+                if start.elapsed() > FIRST_REPORT_TIMEOUT {
                     let bytes = fs::metadata(&reports).map_err(Error::io_at("read the length of", &reports))?.len();
                     let waits = vm.console.ask(guest::waits())?.text;
-                    let why = format!("only {bytes} bytes of reports arrived within {} s\n{waits}", PATIENCE.as_secs());
+                    let why = format!(
+                        "only {bytes} bytes of reports arrived within {} s\n{waits}",
+                        FIRST_REPORT_TIMEOUT.as_secs()
+                    );
                     return Err(vm::explain(Error::failed("run the writer in the guest", why), self.lab.directory()));
                 }
             }

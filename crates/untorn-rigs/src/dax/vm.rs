@@ -26,7 +26,7 @@ const QMP: &str = "qmp.sock";
 const CONSOLE: &str = "console.sock";
 
 /// The maximum silence of a guest. Emulation on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(180);
+const GUEST_SILENCE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The kind of device that the image is for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +171,7 @@ fn memory(kind: Memory) -> [String; 4] {
 /// Connects to a machine's monitor and console. QEMU binds its sockets some time after its start.
 fn connect(child: &mut Child, directory: &Path) -> Result<(Qmp, Console)> {
     let qmp = Qmp::new(dial(child, &directory.join(QMP))?)?;
-    let console = Console::new(dial(child, &directory.join(CONSOLE))?, PATIENCE)?;
+    let console = Console::new(dial(child, &directory.join(CONSOLE))?, GUEST_SILENCE_TIMEOUT)?;
     Ok((qmp, console))
 }
 
@@ -183,7 +183,9 @@ fn dial(child: &mut Child, path: &Path) -> Result<UnixStream> {
             Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 return Err(Error::io_at("connect to", path)(error));
             }
-            Err(error) if start.elapsed() > PATIENCE => return Err(Error::io_at("connect to", path)(error)),
+            Err(error) if start.elapsed() > GUEST_SILENCE_TIMEOUT => {
+                return Err(Error::io_at("connect to", path)(error));
+            }
             Err(_) => {}
         }
         if let Some(status) = child.try_wait().map_err(Error::system("check whether QEMU still runs"))? {

@@ -7,7 +7,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use nix::libc;
-use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Result};
+use untorn::options::{Layout, LogPolicy};
+use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
 use untorn_sim::Rng;
 
 use super::tracer::Filter;
@@ -114,7 +115,7 @@ impl Setup {
             Engine::Reflection(layout) => options.layout(layout),
             // Checkpoint threads would make their calls at random times.
             Engine::HybridLog(policy) => {
-                options.engine(EngineKind::HybridLog).log_policy(policy).log_size(256 << 10).checkpointers(0)
+                options.engine(EngineKind::HybridLog).log_policy(policy).log_size(256 << 10).checkpoint_threads(0)
             }
         }
     }

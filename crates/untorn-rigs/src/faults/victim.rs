@@ -12,7 +12,7 @@ use super::report::{Handle, Report};
 use super::script::{Op, SCRIPT, Setup, digest, pieces, read_all};
 
 /// Its time limit. Without failures, an idle machine needs a thousandth of it.
-const PATIENCE: Duration = Duration::from_secs(180);
+const VICTIM_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Its exit code if it exceeds the limit.
 pub(super) const HANGS: i32 = 3;
@@ -69,8 +69,8 @@ pub fn victim(words: &[String]) -> io::Result<()> {
         .map_err(|_| invalid(format!("{asked:?} is not a comma-separated list of call numbers")))?;
     let filter = victim.setup.filter(asked);
     thread::spawn(|| {
-        thread::sleep(PATIENCE);
-        eprintln!("hangs: not finished after {PATIENCE:?}");
+        thread::sleep(VICTIM_TIMEOUT);
+        eprintln!("hangs: not finished after {VICTIM_TIMEOUT:?}");
         std::process::exit(HANGS);
     });
     let mut out = io::stdout();

@@ -25,8 +25,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use untorn::storage::{Dax, MediumKind, PageCache};
-use untorn::{AtomicFile, Options, ProtectOptions, Protected};
+use untorn::redundancy::{ProtectOptions, Protected};
+use untorn::testing::storage::{Dax, MediumKind, PageCache};
+use untorn::{AtomicFile, Options};
 
 pub use fault::{Kind, Part};
 pub use watch::Watch;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use untorn::StripeLayout;
+use untorn::redundancy::StripeLayout;
 
 pub(super) const PAGE: u64 = 4096;
 /// Number of checksums per table block.

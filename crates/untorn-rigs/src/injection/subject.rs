@@ -6,9 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use untorn::{
-    Checksum, Damage, EngineKind, Options, PageRange, ProtectOptions, RepairReport, ScrubReport, StripeLayout,
-};
+use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, RepairReport, ScrubReport, StripeLayout};
+use untorn::{EngineKind, Options};
 use untorn_sim::Rng;
 
 use super::fault::{Of, Part};
@@ -101,14 +100,14 @@ impl Subject {
         }
         let coverage = done("get the coverage of", place.look(&path)?.coverage())?;
         let versions = |path: &Path| Versions { path: path.to_owned(), now: Vec::new(), older: Vec::new() };
-        let (mut data, mut side) = (versions(&path), versions(&coverage.companion));
+        let (mut data, mut side) = (versions(&path), versions(&coverage.redundancy_file));
         data.refresh()?;
         side.refresh()?;
         let sidecar = match coverage.sidecar.filter(|_| part == Part::Sidecar) {
             None => None,
             Some(covered) => {
                 let (mut pages, mut companion) =
-                    (versions(&covered.companion.with_extension("")), versions(&covered.companion));
+                    (versions(&covered.redundancy_file.with_extension("")), versions(&covered.redundancy_file));
                 pages.refresh()?;
                 companion.refresh()?;
                 let shape = Shape { len: covered.pages * PAGE, ..shape };

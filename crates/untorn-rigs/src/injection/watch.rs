@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use untorn::{AtomicFile, EngineKind, Options, ProtectOptions, Protected, ScrubReport};
+use untorn::redundancy::{ProtectOptions, Protected, ScrubReport};
+use untorn::{AtomicFile, EngineKind, Options};
 use untorn_sim::Rng;
 
 use super::shape::PAGE;

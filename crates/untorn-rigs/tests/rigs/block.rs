@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use untorn_rigs::Error;
-use untorn_rigs::block::{Fate, FileSystem, Mounted, Position, Recorder, isolated, write_image};
+use untorn_rigs::block::{FileSystem, Mounted, Position, Recorder, ReplayOutcome, isolated, write_image};
 use untorn_sim::Rng;
 
 /// Images of each file system.
@@ -57,7 +57,10 @@ fn run(kind: FileSystem) {
         let found = match Mounted::new(kind, &image, &mount) {
             Ok(found) => found,
             Err(Error::Unmountable { reason: error, .. }) => {
-                assert!(!matches!(fate, Fate::Lost | Fate::Kept), "{kind}, seed {seed}, {fate}: {error}");
+                assert!(
+                    !matches!(fate, ReplayOutcome::Lost | ReplayOutcome::Kept),
+                    "{kind}, seed {seed}, {fate}: {error}"
+                );
                 continue;
             }
             Err(error) => panic!("{kind}, seed {seed}: {error}"),

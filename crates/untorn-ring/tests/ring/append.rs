@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 
 use untorn_ring::{
-    Appender, Change, Entry, Geometry, HEADER, Kind, Ledger, Left, MOST_PARTS, Outcome, Step, Terms, Way, Write,
+    Appender, Change, Entry, Geometry, HEADER, Kind, Left, MOST_PARTS, Outcome, SharedState, Step, Terms, Way, Write,
     append, left, pieces, place_seed,
 };
 
@@ -13,7 +13,7 @@ const FILE: (u64, u64, u64) = (7, 11, 3);
 fn terms() -> Terms {
     let geometry = Geometry::of(64, 1, 3 * 4096 + 8192 + 16 * 128).unwrap();
     assert_eq!(geometry.slots, 16);
-    Terms { geometry, seal: 99, turns: 4, limit: 8 }
+    Terms { geometry, checksum_seed: 99, turns: 4, limit: 8 }
 }
 
 fn words(terms: Terms) -> Vec<AtomicU64> {
@@ -21,10 +21,10 @@ fn words(terms: Terms) -> Vec<AtomicU64> {
 }
 
 /// A ledger in which processes may write to a file.
-fn opened(words: &[AtomicU64]) -> Ledger<'_> {
-    let ledger = Ledger::of(words, terms());
+fn opened(words: &[AtomicU64]) -> SharedState<'_> {
+    let ledger = SharedState::of(words, terms());
     ledger.prepare(Way::Mapped, 4).unwrap();
-    let found = Ledger::find(words).unwrap();
+    let found = SharedState::find(words).unwrap();
     assert_eq!(found.terms(), &terms());
     let (device, inode, uid) = FILE;
     found.take_turn(device, inode).unwrap().lock().unwrap().begin(device, inode, uid, true);
@@ -55,11 +55,11 @@ impl Bench {
         let header: &[u8; HEADER as usize] = self.log[at as usize..][..HEADER as usize].try_into().unwrap();
         let entry = Entry::decode(header, geometry, at)?;
         let data = &self.log[(at + HEADER) as usize..][..entry.len as usize];
-        let whole = Entry::is_whole(header, place_seed(terms().seal, at), data);
+        let whole = Entry::is_whole(header, place_seed(terms().checksum_seed, at), data);
         Some(entry).filter(|entry| whole && entry.position == position)
     }
 
-    fn write(&mut self, ledger: Ledger<'_>, offset: u64, src: &[u8]) -> Outcome {
+    fn write(&mut self, ledger: SharedState<'_>, offset: u64, src: &[u8]) -> Outcome {
         self.src = src.to_vec();
         let turn = ledger.turn_of(FILE.0, FILE.1).unwrap().lock().unwrap();
         let outcome = append(&turn, Write { offset, len: src.len(), at_end: false }, self);
@@ -391,7 +391,7 @@ fn words_of_a_ledger_are_not_trusted() {
 fn positions_are_given_once_whoever_takes_them() {
     let terms = Terms { limit: 1 << 20, ..terms() };
     let words = words(terms);
-    let ledger = Ledger::of(&words, terms);
+    let ledger = SharedState::of(&words, terms);
     ledger.prepare(Way::Mapped, 4).unwrap();
     for inode in 0..2 {
         ledger.take_turn(1, inode).unwrap().lock().unwrap().begin(1, inode, inode, true);
@@ -422,14 +422,14 @@ fn positions_are_given_once_whoever_takes_them() {
 fn words_that_are_no_ledger_are_none() {
     let terms = terms();
     let words = words(terms);
-    assert!(Ledger::find(&words).is_none());
-    Ledger::of(&words, terms).prepare(Way::Mapped, 4).unwrap();
-    assert!(Ledger::find(&words).is_some());
-    assert!(Ledger::find(&words[..words.len() - 1]).is_none(), "too few");
+    assert!(SharedState::find(&words).is_none());
+    SharedState::of(&words, terms).prepare(Way::Mapped, 4).unwrap();
+    assert!(SharedState::find(&words).is_some());
+    assert!(SharedState::find(&words[..words.len() - 1]).is_none(), "too few");
     for odd in [0, 3, u64::MAX] {
         // The number of turns.
         let was = words[5].swap(odd, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(Ledger::find(&words).is_none(), odd != 0, "{odd}");
+        assert_eq!(SharedState::find(&words).is_none(), odd != 0, "{odd}");
         words[5].store(was, std::sync::atomic::Ordering::Relaxed);
     }
 }

@@ -4,17 +4,17 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
-use untorn_ring::{Flushed, Flusher, Geometry, Ledger, Terms, Way};
+use untorn_ring::{Flushed, Flusher, Geometry, SharedState, Terms, Way};
 
 fn terms() -> Terms {
     let geometry = Geometry::of(64, 1, 3 * 4096 + 8192 + 16 * 128).unwrap();
-    Terms { geometry, seal: 99, turns: 4, limit: 8 }
+    Terms { geometry, checksum_seed: 99, turns: 4, limit: 8 }
 }
 
 /// Words of a ledger whose log is on a disk.
 fn words() -> Vec<AtomicU64> {
     let words: Vec<_> = (0..terms().words().unwrap()).map(|_| AtomicU64::new(0)).collect();
-    let ledger = Ledger::of(&words, terms());
+    let ledger = SharedState::of(&words, terms());
     ledger.prepare(Way::Written, 4).unwrap();
     ledger.open().unwrap();
     words
@@ -49,7 +49,7 @@ impl<F: FnMut() -> Flushed> Flusher for Disk<'_, F> {
 #[test]
 fn a_request_made_after_a_flush_is_not_answered_by_it() {
     let words = words();
-    let ledger = Ledger::of(&words, terms());
+    let ledger = SharedState::of(&words, terms());
     let mut flushes = 0;
     for _ in 0..3 {
         let outcome = ledger.flush_together(&mut disk(|| {
@@ -72,7 +72,7 @@ fn eight_share_and_each_is_answered_by_a_flush_that_began_later() {
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                let ledger = Ledger::of(&words, terms());
+                let ledger = SharedState::of(&words, terms());
                 for _ in 0..ROUNDS {
                     together.wait();
                     let mine = written.fetch_add(1, Ordering::SeqCst) + 1;
@@ -100,7 +100,7 @@ fn eight_share_and_each_is_answered_by_a_flush_that_began_later() {
 #[test]
 fn a_failed_flush_ends_all_appending_and_answers_nobody() {
     let words = words();
-    let ledger = Ledger::of(&words, terms());
+    let ledger = SharedState::of(&words, terms());
     assert!(ledger.is_open());
     assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Failed)), Flushed::Failed);
     assert!(!ledger.is_open());
@@ -116,9 +116,9 @@ fn a_failed_flush_ends_all_appending_and_answers_nobody() {
 #[test]
 fn after_a_death_amid_a_flush_the_next_one_flushes() {
     let words = words();
-    let ledger = Ledger::of(&words, terms());
+    let ledger = SharedState::of(&words, terms());
     thread::scope(|scope| {
-        let dies = scope.spawn(|| Ledger::of(&words, terms()).flush_together(&mut disk(|| panic!("it dies"))));
+        let dies = scope.spawn(|| SharedState::of(&words, terms()).flush_together(&mut disk(|| panic!("it dies"))));
         assert!(dies.join().is_err());
     });
     let mut flushes = 0;
@@ -132,7 +132,7 @@ fn after_a_death_amid_a_flush_the_next_one_flushes() {
 #[test]
 fn who_cannot_flush_leaves_appending_to_the_others() {
     let words = words();
-    let ledger = Ledger::of(&words, terms());
+    let ledger = SharedState::of(&words, terms());
     assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Elsewhere)), Flushed::Elsewhere);
     assert!(ledger.is_open());
     assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Done)), Flushed::Done);
@@ -146,7 +146,7 @@ fn nobody_waits_for_ever_for_one_who_flushes_and_only_the_first_for_long() {
     let waits = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let outcome = Ledger::of(&words, terms()).flush_together(&mut Disk {
+            let outcome = SharedState::of(&words, terms()).flush_together(&mut Disk {
                 flush: || {
                     begun.wait();
                     over.wait();
@@ -157,21 +157,21 @@ fn nobody_waits_for_ever_for_one_who_flushes_and_only_the_first_for_long() {
             assert_eq!(outcome, Flushed::Done);
         });
         begun.wait();
-        let ledger = Ledger::of(&words, terms());
+        let ledger = SharedState::of(&words, terms());
         for waited in [1000, 1000] {
             let outcome = ledger.flush_together(&mut Disk { flush: || Flushed::Done, waits: &waits });
             assert_eq!((outcome, waits.load(Ordering::SeqCst)), (Flushed::Elsewhere, waited));
         }
         over.wait();
     });
-    let outcome = Ledger::of(&words, terms()).flush_together(&mut Disk { flush: || Flushed::Done, waits: &waits });
+    let outcome = SharedState::of(&words, terms()).flush_together(&mut Disk { flush: || Flushed::Done, waits: &waits });
     assert_eq!(outcome, Flushed::Done);
 }
 
 #[test]
 fn a_sync_flushes_what_was_put_into_the_log_for_its_file_since_a_flush_began() {
     let words = words();
-    let ledger = Ledger::of(&words, terms());
+    let ledger = SharedState::of(&words, terms());
     let [mine, other] = [5, 6].map(|inode| {
         let turn = ledger.take_turn(1, inode).unwrap();
         turn.lock().unwrap().begin(1, inode, inode, true);
@@ -217,7 +217,7 @@ fn a_sync_flushes_what_was_put_into_the_log_for_its_file_since_a_flush_began() {
 #[test]
 fn a_flush_that_failed_makes_nothing_durable() {
     let words = words();
-    let ledger = Ledger::of(&words, terms());
+    let ledger = SharedState::of(&words, terms());
     let turn = ledger.take_turn(1, 5).unwrap();
     turn.lock().unwrap().begin(1, 5, 5, true);
     for outcome in [Flushed::Elsewhere, Flushed::Failed, Flushed::Elsewhere] {

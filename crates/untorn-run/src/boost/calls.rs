@@ -42,7 +42,7 @@ impl Boost {
             }
             if request.offset < 0 || appends {
                 // Where it goes is decided with the write, and programs write by themselves, too.
-                file.keep_out()?;
+                file.revoke_writers()?;
             }
             let at = match u64::try_from(request.offset) {
                 _ if appends => file.len()?,
@@ -66,7 +66,7 @@ impl Boost {
                 move_to(descriptor, at + count as u64)?;
             }
             // Not before: it is from there that a program's own next write goes on.
-            file.let_in();
+            file.allow_writers();
             self.ledger.of(file.path(), |report| {
                 report.writes += 1;
                 report.bytes_written += count as u64;

@@ -5,12 +5,12 @@
 //!    whoever makes it. So a sync that is asked for afterwards hears of it.
 //! 2. A directory is watched before it is synced. So all names are known that changed since, or it is known that others may have:
 //!    more than are remembered, or than the kernel's queue holds; or the directory itself changed.
-//! 3. The log is asked for each of these names what a crash would leave there, as the name is now ([`WriteCache::keeps_names`]). One
+//! 3. The log is asked for each of these names what a crash would leave there, as the name is now ([`WriteCache::dir_is_durable`]). One
 //!    of which it knows nothing, as of a file that is plain, or removed, makes the directory be synced.
 //! 4. What a sync that is under way makes durable is not known before its end: until then the others are made, too. Programs make
 //!    them themselves, and say so afterwards; what one was about to make durable that does not say so any more is not known.
 //!
-//! [`WriteCache::keeps_names`]: untorn::WriteCache::keeps_names
+//! [`WriteCache::dir_is_durable`]: untorn::write_cache::WriteCache::keeps_names
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -181,7 +181,7 @@ impl Boost {
             directories.changed(key)
         };
         // Without the lock, for it may be a flush of the log's disk. A log that failed keeps nothing: then what the kernel says holds.
-        if changed.is_some_and(|names| self.cache.keeps_names(&path, &names).unwrap_or(false)) {
+        if changed.is_some_and(|names| self.cache.dir_is_durable(&path, &names).unwrap_or(false)) {
             self.ledger.directory_kept();
             return Ok(Sync::Kept);
         }

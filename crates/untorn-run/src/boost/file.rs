@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
-use untorn::storage::{give_lease_back, has_lease, mark_description, take_lease};
-use untorn::{CachedFile, Error, WriteCache};
-use untorn::{Descriptor, SlowFile};
+use untorn::Error;
+use untorn::testing::storage::{give_lease_back, has_lease, mark_description, take_lease};
+use untorn::write_cache::{BackingFile, Descriptor};
+use untorn::write_cache::{CachedFile, WriteCache};
 use untorn_wire::{MARK, PLAIN};
 
 use crate::descriptor::{flags, move_to, path_of, synchronous, writable};
@@ -72,7 +73,7 @@ impl Boosted {
     pub(super) fn over(
         cache: &WriteCache,
         descriptor: &OwnedFd,
-        device: impl FnOnce(Descriptor) -> Arc<dyn SlowFile>,
+        device: impl FnOnce(Descriptor) -> Arc<dyn BackingFile>,
     ) -> Result<Self, Plain> {
         let path = path_of(descriptor).unwrap_or_default();
         Self::of(cache, descriptor, &path, device).map_err(|why| Plain { why: format!("open: {why}"), path })
@@ -82,7 +83,7 @@ impl Boosted {
         cache: &WriteCache,
         descriptor: &OwnedFd,
         path: &Path,
-        device: impl FnOnce(Descriptor) -> Arc<dyn SlowFile>,
+        device: impl FnOnce(Descriptor) -> Arc<dyn BackingFile>,
     ) -> Result<Self, String> {
         let flags = flags(descriptor).map_err(words)?;
         if !writable(flags) {
@@ -107,7 +108,7 @@ impl Boosted {
         let own = copy()?;
         let slow = Descriptor::new(copy()?, path).map_err(|error| error.to_string())?;
         // Before the lease, which keeps also this process from opening the file.
-        let file = cache.attach_through(device(slow), path).map_err(|error| error.to_string())?;
+        let file = cache.attach_write_through(device(slow), path).map_err(|error| error.to_string())?;
         if file.is_demoted() {
             return Err("the log no longer manages the file".to_owned());
         }
@@ -125,7 +126,7 @@ impl Boosted {
             openings: 1,
         };
         // Nothing that the log may have of it from an earlier opening is to be written over what others wrote since.
-        match file.refresh() {
+        match file.reload_len() {
             Ok(()) => Ok(Boosted { hold: Some(Hold { own, file }), ..boosted }),
             Err(error) => {
                 // Nothing was written yet.
@@ -175,7 +176,7 @@ impl Boosted {
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
         self.file()?.set_len(len).map_err(errno)?;
         self.note();
-        self.let_in();
+        self.allow_writers();
         Ok(())
     }
 
@@ -186,39 +187,39 @@ impl Boosted {
     }
 
     /// Lets programs write to it by themselves.
-    pub(super) fn let_in(&self) {
+    pub(super) fn allow_writers(&self) {
         if self.logged
             && let Some(hold) = &self.hold
         {
-            hold.file.let_in(!self.unsynced);
+            hold.file.allow_writers(!self.unsynced);
         }
     }
 
     /// Writes as a program does by itself; `None` if none may.
     #[cfg(test)]
-    pub(super) fn write_beside(&self, bytes: &[u8], offset: u64) -> Option<usize> {
-        self.file().ok()?.write_beside(bytes, offset, None).unwrap()
+    pub(super) fn write_shared(&self, bytes: &[u8], offset: u64) -> Option<usize> {
+        self.file().ok()?.write_shared(bytes, offset, None).unwrap()
     }
 
     /// The same by a program that dies at a step of it.
     #[cfg(test)]
-    pub(super) fn die_beside(&self, bytes: &[u8], offset: u64, step: untorn::Step) {
-        assert_eq!(self.file().unwrap().write_beside(bytes, offset, Some(step)).unwrap(), Some(0));
+    pub(super) fn die_beside(&self, bytes: &[u8], offset: u64, step: untorn::write_cache::Step) {
+        assert_eq!(self.file().unwrap().write_shared(bytes, offset, Some(step)).unwrap(), Some(0));
     }
 
     /// The next write by this server has the file to itself.
-    pub(super) fn keep_out(&self) -> Result<(), Errno> {
-        self.file()?.keep_out().map_err(errno)
+    pub(super) fn revoke_writers(&self) -> Result<(), Errno> {
+        self.file()?.revoke_writers().map_err(errno)
     }
 
     /// The log gets to have nothing of it any more.
     pub(super) fn take_back(&self) -> Result<(), Errno> {
-        self.file()?.refresh().map_err(errno)
+        self.file()?.reload_len().map_err(errno)
     }
 
     /// Writes, bytes and syncs of programs by themselves since the last call.
-    pub(super) fn counts_beside(&self) -> [u64; 3] {
-        self.file().map(CachedFile::counts_beside).unwrap_or_default()
+    pub(super) fn counts_shared(&self) -> [u64; 3] {
+        self.file().map(CachedFile::counts_shared).unwrap_or_default()
     }
 
     /// Durable, all that was written.
@@ -227,7 +228,7 @@ impl Boosted {
             // Not by a call of one's own: the log must hear of a flush that fails, which the kernel tells once.
             self.file()?.sync_file().map_err(errno)?;
             self.unsynced = false;
-            self.let_in();
+            self.allow_writers();
         }
         self.file()?.sync().map_err(errno)
     }
@@ -235,7 +236,7 @@ impl Boosted {
     /// Attributes of the file were set, by the kernel. Why it has to be a plain one from now on, if it has.
     pub(super) fn attributes_were_set(&mut self) -> Result<Option<String>, Errno> {
         self.unsynced = true;
-        self.let_in();
+        self.allow_writers();
         let Some(Hold { own, .. }) = &self.hold else { return Ok(None) };
         let status = rustix::fs::fstat(own).map_err(libc_errno)?;
         Ok(replayable(own, &status).err())
@@ -249,7 +250,7 @@ impl Boosted {
     /// Brings to an end what a process that died was writing to it.
     pub(super) fn mend(&self) -> Result<(), Errno> {
         match &self.hold {
-            Some(hold) if self.state == State::Boosted => hold.file.mend().map_err(errno),
+            Some(hold) if self.state == State::Boosted => hold.file.recover_writers().map_err(errno),
             _ => Ok(()),
         }
     }
@@ -268,7 +269,7 @@ impl Boosted {
     /// EIO if it could not be synced, whether somebody was there to be told or not.
     pub(super) fn standing(&self) -> Result<(), Errno> {
         let sound = match self.state {
-            State::Boosted => self.file().is_ok_and(|file| file.standing().is_ok()),
+            State::Boosted => self.file().is_ok_and(|file| file.check_usable().is_ok()),
             State::Plain => true,
             State::Failed(_) => false,
         };
@@ -293,7 +294,7 @@ impl Boosted {
         if self.names()? != 1 || path_of(&self.hold()?.own)? != self.path {
             return Ok(false);
         }
-        self.leaving = self.file()?.leave().map_err(errno)?;
+        self.leaving = self.file()?.prepare_unlink().map_err(errno)?;
         Ok(self.leaving)
     }
 
@@ -319,7 +320,7 @@ impl Boosted {
     pub(super) fn move_to(&mut self, path: &Path, over: Option<Key>) -> Result<bool, Errno> {
         let fit =
             self.logged && self.names()? == 1 && path_of(&self.hold()?.own)? == self.path && findable(path).is_ok();
-        if !fit || !self.file()?.move_to(path).map_err(errno)? {
+        if !fit || !self.file()?.begin_rename(path).map_err(errno)? {
             return Ok(false);
         }
         self.moving = Some((path.to_owned(), over));
@@ -332,13 +333,13 @@ impl Boosted {
         if done {
             self.path = path;
         }
-        self.file()?.moved(done).map_err(errno)
+        self.file()?.end_rename(done).map_err(errno)
     }
 
     /// It has no name any more, whoever removed it. False if the log cannot do without it.
     pub(super) fn has_left(&self) -> Result<bool, Errno> {
         let file = self.file()?;
-        Ok(file.is_settled() || file.leave().map_err(errno)?)
+        Ok(file.is_settled() || file.prepare_unlink().map_err(errno)?)
     }
 
     /// The description, for whoever opens the file again with `flags`, as if newly opened; `None` if it is not what they would get.

@@ -41,8 +41,8 @@ use std::thread;
 use rustix::io::Errno as Sys;
 use signal_hook::consts::SIGIO;
 use signal_hook::iterator::Signals;
-use untorn::WriteCache;
-use untorn::storage::unblock;
+use untorn::testing::storage::unblock;
+use untorn::write_cache::WriteCache;
 use untorn_wire::{MARK, PLAIN};
 
 use self::directories::Directories;
@@ -227,7 +227,7 @@ impl Boost {
 
     /// Counts what programs wrote to a file by themselves.
     fn count_beside(&self, file: &Boosted) {
-        let [writes, bytes, syncs] = file.counts_beside();
+        let [writes, bytes, syncs] = file.counts_shared();
         if writes + syncs > 0 {
             self.ledger.of(file.path(), |report| {
                 report.writes += writes;

@@ -73,7 +73,7 @@ impl Service for Boost {
                 let shared = self.cache.shared().ok_or(PLAIN)?;
                 let copy = |which: BorrowedFd<'_>| which.try_clone_to_owned().map_err(|error| io_errno(&error));
                 call.pass(match request.number {
-                    0 => copy(shared.ledger)?,
+                    0 => copy(shared.shared_state)?,
                     1 => copy(shared.log)?,
                     _ => self.cache.open_shared().map_err(|error| error.errno())?,
                 });

@@ -64,9 +64,11 @@ impl State {
             let report = as_owner(&state.own, Access::READ_OK, || untorn::inspect(&state.path));
             let report = report.map_err(|error| error.errno())?;
             match report.state {
-                untorn::State::InUse => return Err(libc_errno(Sys::BUSY)),
+                untorn::report::State::InUse => return Err(libc_errno(Sys::BUSY)),
                 // It has a sidecar, or asks for one: opening it says what is to be said, and recovers it.
-                _ if report.engine.is_some() || report.state != untorn::State::Clean => state.take_over(mode)?,
+                _ if report.engine.is_some() || report.state != untorn::report::State::Clean => {
+                    state.take_over(mode)?
+                }
                 _ => {}
             }
         }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
 
 use crate::common::{BEGIN, Place, Talk, built, compile, program, replayed, same_as_bare, shell, succeed, text};
-use untorn::storage::give_lease_back;
+use untorn::testing::storage::give_lease_back;
 
 #[test]
 fn every_call_does_what_it_does_bare() {

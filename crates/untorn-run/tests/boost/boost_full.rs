@@ -113,7 +113,10 @@ fn goes_on_when_there_is_room(kind: Kind, by: By) {
     assert_eq!(place.report()["failures"], Value::Array(Vec::new()));
     let found = fs::read(place.file("f.managed")).unwrap();
     assert!(found == [expected(len), vec![b'3'; 50000]].concat(), "{} bytes, {}", found.len(), text(&found[..9]));
-    assert!(untorn::look_into_log(place.log()).unwrap().operations == 0, "the log has something that no file has");
+    assert!(
+        untorn::write_cache::inspect_log(place.log()).unwrap().operations == 0,
+        "the log has something that no file has"
+    );
 }
 
 fn is_kept_through_a_kill(kind: Kind, by: By) {

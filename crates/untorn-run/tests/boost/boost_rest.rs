@@ -12,7 +12,7 @@ fn run(place: &Place, program: &str) {
 }
 
 /// Ends the process that serves a program as a crash would, and replays its log.
-fn crash(place: &Place, mut talk: Talk) -> untorn::Replay {
+fn crash(place: &Place, mut talk: Talk) -> untorn::write_cache::Replay {
     talk.child.kill().unwrap();
     talk.child.wait().unwrap();
     talk.say();
@@ -188,7 +188,7 @@ sys.stdin.readline()
 fn files_that_are_removed_are_boosted_to_their_end_and_leave_an_empty_log() {
     let place = Place::new();
     run(&place, &format!("{BEGIN}{REMOVED}"));
-    assert_eq!(untorn::look_into_log(place.log()).unwrap().operations, 0);
+    assert_eq!(untorn::write_cache::inspect_log(place.log()).unwrap().operations, 0);
     assert!(!place.file("j.managed").exists());
 }
 

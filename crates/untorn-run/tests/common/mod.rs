@@ -108,9 +108,9 @@ pub(crate) fn succeed(command: &mut Command) -> Output {
 /// Replays the log of a run that was killed. The processes of the run may have it mapped, and each has it for as long as it takes them to
 /// end, which may be a little longer than they can be heard of.
 #[track_caller]
-pub(crate) fn replayed(place: &Place) -> untorn::Replay {
+pub(crate) fn replayed(place: &Place) -> untorn::write_cache::Replay {
     loop {
-        match untorn::replay(place.log(), None) {
+        match untorn::write_cache::replay(place.log(), None) {
             Err(untorn::Error::InUse { .. }) => std::thread::yield_now(),
             replay => return replay.unwrap(),
         }
@@ -119,7 +119,7 @@ pub(crate) fn replayed(place: &Place) -> untorn::Replay {
 
 /// Waits until the processes of a run that was killed have ended.
 pub(crate) fn released(place: &Place) {
-    while matches!(untorn::look_into_log(place.log()), Err(untorn::Error::InUse { .. })) {
+    while matches!(untorn::write_cache::inspect_log(place.log()), Err(untorn::Error::InUse { .. })) {
         std::thread::yield_now();
     }
 }

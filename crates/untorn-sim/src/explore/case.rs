@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use untorn::EngineKind;
-use untorn::storage::Barrier;
+use untorn::testing::storage::Barrier;
 
 use super::config::{Config, PATH, redo_from};
 use super::life::{Context, Effort, Life};

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use untorn::storage::MediumClass;
-use untorn::{Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy};
+use untorn::options::{Layout, LogPolicy, Order, ReadPolicy};
+use untorn::testing::storage::MediumClass;
+use untorn::{Durability, EngineKind, Options};
 
 use crate::rng::Rng;
 
@@ -97,10 +98,10 @@ impl Config {
             .layout(self.layout)
             .read_policy(self.read_policy)
             .log_policy(self.log_policy)
-            .redo_from(redo_from)
+            .redo_threshold_percent(redo_from)
             .record_area(2, if self.engine == EngineKind::HybridLog { 4 } else { slots })
             .log_size(LOG_SIZE)
-            .checkpointers(0)
+            .checkpoint_threads(0)
             .max_len(MAX_LEN)
     }
 }

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use untorn::storage::{Barrier, Latched, Medium};
-use untorn::{AtomicFile, Options, Order, ReadPolicy};
+use untorn::options::{Order, ReadPolicy};
+use untorn::testing::storage::{Barrier, Latched, Medium};
+use untorn::{AtomicFile, Options};
 
 use super::config::{Config, PATH, redo_from};
 use super::model::{Allowed, Bytes, Event, Model};
@@ -469,7 +470,7 @@ impl<'a> Life<'a> {
             .options
             .order(*rng.pick(&[Order::OneFence, Order::TwoFence]))
             .read_policy(*rng.pick(&[ReadPolicy::Gather, ReadPolicy::Deploy]))
-            .redo_from(redo_from(seed));
+            .redo_threshold_percent(redo_from(seed));
         life.start(&Op::Open, allowed.missing, true)?;
         let Some(file) = &life.file else { return Ok(()) };
         let len = file.len();

@@ -16,7 +16,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use untorn::EngineKind;
-use untorn::storage::{Barrier, MediumClass};
+use untorn::testing::storage::{Barrier, MediumClass};
 
 use crate::rng::{Rng, mix};
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use untorn::Error;
-use untorn::storage::Barrier;
+use untorn::testing::storage::Barrier;
 
 use crate::crash::CrashState;
 use crate::instant::{Instant, Step, Verdict};

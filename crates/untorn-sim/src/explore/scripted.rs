@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use untorn::storage::{Barrier, MediumClass};
+use untorn::testing::storage::{Barrier, MediumClass};
 
 use super::config::medium_word;
 use super::life::Finding;

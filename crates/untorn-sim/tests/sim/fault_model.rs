@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use untorn::storage::{Access, Barrier, LockKind, MarkState, Medium, MediumClass, MediumFile};
+use untorn::testing::storage::{Access, Barrier, LockKind, MarkState, Medium, MediumClass, MediumFile};
 use untorn_sim::{CrashState, Fault, Rng, SimFile, SimMedium, Step, Verdict};
 
 const B: Barrier = Barrier::new("test.barrier");

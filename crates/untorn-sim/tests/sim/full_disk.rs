@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use untorn::storage::MediumClass;
-use untorn::{AtomicFile, EngineKind, Error, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::MediumClass;
+use untorn::{AtomicFile, EngineKind, Error, Options};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 
 const PATH: &str = "/data";
@@ -13,7 +14,7 @@ const BLOCKS: u64 = 400;
 
 fn options() -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).record_area(1, 16);
-    options.checkpointers(0).durability(untorn::Durability::PerCommit)
+    options.checkpoint_threads(0).durability(untorn::Durability::PerCommit)
 }
 
 fn read(file: &AtomicFile) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use untorn::storage::MediumClass;
+use untorn::testing::storage::MediumClass;
 use untorn::{AtomicFile, Durability, EngineKind, Options};
 use untorn_sim::{SimMedium, Verdict};
 

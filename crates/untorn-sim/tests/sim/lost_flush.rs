@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use untorn::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 use untorn_sim::{SimFile, SimMedium, Step, Verdict};
 
 const B: Barrier = Barrier::new("test.barrier");

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use untorn::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
-use untorn::{Error, ProtectOptions, RepairReport, Tracker};
+use untorn::Error;
+use untorn::redundancy::{ProtectOptions, RepairReport, Tracker};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 use untorn_sim::explore::{self, Settings, redundancy};
 use untorn_sim::{CrashState, SimMedium, Step, Verdict};
 

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use untorn::storage::MediumClass;
-use untorn::{Error, Order, Region, RegionStore, StoreOptions};
+use untorn::Error;
+use untorn::options::Order;
+use untorn::region::{Region, RegionStore, StoreOptions};
+use untorn::testing::storage::MediumClass;
 use untorn_sim::explore::{self, Settings, regions};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use untorn::storage::{Access, Medium, MediumClass, MediumFile};
-use untorn::{AtomicFile, Damage, Durability, EngineKind, Options, PageRange, ProtectOptions, StripeLayout};
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, StripeLayout};
+use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
+use untorn::{AtomicFile, Durability, EngineKind, Options};
 use untorn_sim::{SimMedium, Step};
 
 const PAGE: usize = 4096;
@@ -54,7 +55,7 @@ impl Setup {
         let redundancy = ProtectOptions::new().stripe(3).layout(self.layout);
         let redundancy = if self.synchronous { redundancy.period(Duration::ZERO) } else { redundancy.on_demand() };
         let options = Options::new().engine(self.engine).durability(Durability::PerCommit).max_len(max_len);
-        let options = options.record_area(2, 4).log_size(256 << 10).checkpointers(0).redundancy(redundancy);
+        let options = options.record_area(2, 4).log_size(256 << 10).checkpoint_threads(0).redundancy(redundancy);
         options.open_on(medium.clone(), PATH).unwrap()
     }
 }

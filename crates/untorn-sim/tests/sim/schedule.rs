@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use untorn::storage::{Access, Medium, MediumClass, MediumFile};
+use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn_sim::{SimMedium, schedule};
 
 /// The order in which two threads' calls reach the medium.

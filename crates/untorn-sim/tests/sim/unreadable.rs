@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use untorn::storage::{Access, Medium, MediumClass, MediumFile};
-use untorn::{
-    AtomicFile, Damage, Durability, EngineKind, Error, LogPolicy, Options, PageRange, ProtectOptions, Protected,
-};
+use untorn::options::LogPolicy;
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected};
+use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_sim::{SimMedium, Step, Verdict};
 
 const PAGE: usize = 4096;
@@ -178,7 +178,7 @@ fn every_page_of_the_companion_may_be_lost_and_is_written_anew() {
 
 fn with_engine(engine: EngineKind) -> Options {
     let options = Options::new().engine(engine).durability(Durability::PerCommit).max_len(1 << 20).record_area(2, 4);
-    options.log_size(256 << 10).checkpointers(0).redundancy(by_hand())
+    options.log_size(256 << 10).checkpoint_threads(0).redundancy(by_hand())
 }
 
 #[test]

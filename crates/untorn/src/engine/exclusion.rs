@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::format::sidecar::{CALLS, SHARE, directory, meeting_place};
-use crate::ipc::rendezvous::who_takes_part;
-use crate::options::Admission;
+use crate::ipc::rendezvous::find_participant;
+use crate::options::ExclusionCheck;
 use crate::storage::Identity;
 
 /// How often somebody who may be about to leave is asked for, and how long the pause after each time is.
@@ -19,26 +19,26 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Lets a file be opened that nobody shares in any of these ways.
 #[derive(Clone)]
-pub(crate) struct NoOthers {
+pub(crate) struct NotShared {
     path: PathBuf,
     identity: Identity,
     kinds: &'static [&'static str],
 }
 
-impl NoOthers {
+impl NotShared {
     /// For those who open the file for themselves.
     pub(crate) fn of_any_kind(path: &Path, identity: Identity) -> Self {
-        NoOthers { path: path.to_owned(), identity, kinds: &[CALLS, SHARE] }
+        NotShared { path: path.to_owned(), identity, kinds: &[CALLS, SHARE] }
     }
 
     /// For those who share it as memory.
     pub(crate) fn by_calls(path: &Path, identity: Identity) -> Self {
-        NoOthers { path: path.to_owned(), identity, kinds: &[CALLS] }
+        NotShared { path: path.to_owned(), identity, kinds: &[CALLS] }
     }
 
     /// For those who share it by calls.
     pub(crate) fn as_memory(path: &Path, identity: Identity) -> Self {
-        NoOthers { path: path.to_owned(), identity, kinds: &[SHARE] }
+        NotShared { path: path.to_owned(), identity, kinds: &[SHARE] }
     }
 
     /// Why something of the file is not as it should be.
@@ -50,7 +50,7 @@ impl NoOthers {
 /// Tries to open a file, again as long as an attempt says that it was turned away: somebody who is just leaving, or was killed a
 /// moment ago, is waited for as long as the lock of a sidecar is. Between two attempts nothing is held, for this process itself
 /// may take part, and be the next to serve.
-pub(crate) fn in_a_moment<T>(mut open: impl FnMut(&mut bool) -> Result<T>) -> Result<T> {
+pub(crate) fn retry_while_shared<T>(mut open: impl FnMut(&mut bool) -> Result<T>) -> Result<T> {
     for _ in 0..ATTEMPTS {
         let mut turned_away = false;
         let opened = open(&mut turned_away);
@@ -64,11 +64,11 @@ pub(crate) fn in_a_moment<T>(mut open: impl FnMut(&mut bool) -> Result<T>) -> Re
     open(&mut false)
 }
 
-impl Admission for NoOthers {
-    fn admit(&self) -> Result<()> {
+impl ExclusionCheck for NotShared {
+    fn check_exclusion(&self) -> Result<()> {
         let directory = directory(&self.path);
         for kind in self.kinds {
-            let who = who_takes_part(&directory, &meeting_place(self.identity, kind));
+            let who = find_participant(&directory, &meeting_place(self.identity, kind));
             if let Some(who) = who.map_err(|error| Error::io("find the processes that share", &self.path, error))? {
                 let how = if *kind == SHARE { "as a shared map" } else { "as a shared file" };
                 return Err(Error::InUse { path: self.path.clone(), holder: format!("{who}, which has it {how}") });
@@ -88,7 +88,7 @@ mod tests {
     use super::super::registry;
     use super::*;
     use crate::AtomicFile;
-    use crate::ipc::rendezvous::Place;
+    use crate::ipc::rendezvous::Rendezvous;
     use crate::options::Options;
     use crate::storage::detect;
 
@@ -104,7 +104,7 @@ mod tests {
         let path = dir.path().join("file");
         AtomicFile::create(&path, 4096).unwrap().close().unwrap();
         let identity = detect(&path).unwrap().identity;
-        let sharer = Place::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
+        let sharer = Rendezvous::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
         sharer.attach().unwrap();
         let pauses = Rc::new(Cell::new(0));
         let counted = Rc::clone(&pauses);
@@ -126,10 +126,10 @@ mod tests {
         let file = AtomicFile::create(&path, 4096).unwrap();
         file.close().unwrap();
         let identity = detect(&path).unwrap().identity;
-        let sharer = Place::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
+        let sharer = Rendezvous::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
         sharer.attach().unwrap();
         let since = Instant::now();
-        for error in [NoOthers::as_memory(&path, identity).admit().err(), AtomicFile::open(&path).err()] {
+        for error in [NotShared::as_memory(&path, identity).check_exclusion().err(), AtomicFile::open(&path).err()] {
             assert!(matches!(error, Some(Error::InUse { .. })), "{error:?}");
         }
         assert!(since.elapsed() >= PAUSE * ATTEMPTS, "an opening waited for nobody");

@@ -20,19 +20,19 @@ struct Words {
 }
 
 /// The standing of one open file.
-pub(crate) struct Standing {
+pub(crate) struct HandleState {
     words: ZeroedBox<Words>,
     path: PathBuf,
     read_only: bool,
     poison: OnceLock<String>,
 }
 
-impl Standing {
+impl HandleState {
     /// That of a file which accepts no writes yet.
     pub(crate) fn new(path: &Path, read_only: bool) -> std::io::Result<Self> {
         let words: ZeroedBox<Words> = ZeroedBox::new()?;
         words.alive.store(1, Ordering::Relaxed);
-        Ok(Standing { words, path: path.to_owned(), read_only, poison: OnceLock::new() })
+        Ok(HandleState { words, path: path.to_owned(), read_only, poison: OnceLock::new() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -58,7 +58,7 @@ impl Standing {
         Ok(())
     }
 
-    /// From now on [`readable`](Standing::readable) fails: what a failed write left in the file may be seen by nobody. Before what
+    /// From now on [`readable`](HandleState::readable) fails: what a failed write left in the file may be seen by nobody. Before what
     /// it touched is let go of.
     #[cold]
     pub(crate) fn hide(&self) {

@@ -17,9 +17,9 @@
 use std::path::{Path, PathBuf};
 
 pub(crate) use self::range::{check_range, misaligned};
-use self::redundancy::Service;
+use self::redundancy::RedundancyService;
 use crate::error::Result;
-pub use crate::options::EngineKind;
+pub(crate) use crate::options::EngineKind;
 use crate::options::{Durability, Layout, Options};
 use crate::storage::Identity;
 use crate::sys::sync;
@@ -32,11 +32,11 @@ pub(crate) mod registry;
 
 /// One contiguous part of an atomic write.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
+pub(crate) struct Piece<'a> {
     /// The offset in the file, in bytes.
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// The bytes to write.
-    pub bytes: &'a [u8],
+    pub(crate) bytes: &'a [u8],
 }
 
 /// What recovery found and did when the file was opened.
@@ -158,9 +158,9 @@ impl Shared {
 
     /// The state itself if this is the last handle of it. Of several handles given up at once, one is the last.
     pub(crate) fn into_sole(shared: sync::Arc<Self>) -> Option<Self> {
-        let place = shared.lease.place();
+        let shared_entry = shared.lease.shared_entry();
         // A thread that opens the file with other options holds the state for a moment, only to be refused.
-        let _quiet = place.as_ref().map(|place| registry::lock(place));
+        let _quiet = shared_entry.as_ref().map(|shared_entry| registry::lock(shared_entry));
         sync::Arc::into_inner(shared)
     }
 }
@@ -198,11 +198,11 @@ pub(crate) trait Engine: Send + Sync {
     fn settle(&self) -> Result<()>;
     /// Where a page has bytes in the sidecar that count and are not at home, if it has any and the sidecar is what has
     /// redundancy: the first byte of its page there. It may not be so any more.
-    fn aside(&self, _page: u64) -> Option<u64> {
+    fn in_sidecar_page(&self, _page: u64) -> Option<u64> {
         None
     }
     /// The redundancy of the data file, if this keeps it.
-    fn redundancy(&self) -> Option<&dyn Service> {
+    fn redundancy(&self) -> Option<&dyn RedundancyService> {
         None
     }
 }

@@ -22,7 +22,7 @@ use crate::storage::{Access, Medium, MediumFile, PageCache, resolve};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("f");
 /// untorn::AtomicFile::create(&path, 4096)?.close()?;
-/// assert_eq!(untorn::inspect(&path)?.state, untorn::State::Clean);
+/// assert_eq!(untorn::inspect(&path)?.state, untorn::report::State::Clean);
 /// # Ok(()) }
 /// ```
 ///
@@ -143,7 +143,7 @@ fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
         report.engine = Some(engine);
         report.sidecar = Some(sidecar);
         report.len = retirement.len;
-        report.commit = retirement.cut;
+        report.commit = retirement.checkpoint;
     }
     report
 }

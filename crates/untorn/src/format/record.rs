@@ -112,11 +112,11 @@ const UNUSED: Entry = Entry { page: NO_PAGE, bitmap: 0, mask: 0 };
 /// The seed that ties checksums to one sidecar, one session and one place, so that neither a line of an earlier session
 /// nor one that landed in the wrong place is ever taken for valid.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seal(u64);
+pub(crate) struct ChecksumSeed(u64);
 
-impl Seal {
+impl ChecksumSeed {
     pub(crate) fn new(uuid: &[u8; 16], session: u64) -> Self {
-        Seal(xxh3(session, uuid))
+        ChecksumSeed(xxh3(session, uuid))
     }
 
     /// The seed for the byte 0, from which follow all others.
@@ -162,8 +162,15 @@ pub(crate) type Line = [u8; LINE as usize];
 
 /// The only line of a record over one page: the common case, kept free of allocation.
 #[inline]
-pub(crate) fn encode_single(seal: Seal, offset: u64, seq: u64, entry: Entry, sum: Option<u64>, len: u64) -> Line {
-    head(seal.at(offset), seq, sum, 0, 1, entry, len)
+pub(crate) fn encode_single(
+    checksum_seed: ChecksumSeed,
+    offset: u64,
+    seq: u64,
+    entry: Entry,
+    sum: Option<u64>,
+    len: u64,
+) -> Line {
+    head(checksum_seed.at(offset), seq, sum, 0, 1, entry, len)
 }
 
 /// The check of a head line. Never 0, so that no line is both a head line and a further line, whose last word is 0:
@@ -199,8 +206,8 @@ pub(crate) fn number(line: &Line) -> u64 {
 
 /// The lines of a record that stands in a lane, the first one first. The caller has seen that the lane has room for them,
 /// and the largest lane has room for 2^17 entries, so their count fits its field.
-pub(crate) fn encode(seal: Seal, offset: u64, record: &Record) -> Vec<Line> {
-    encode_as(seal, offset, record, record.entries.len() as u32, false)
+pub(crate) fn encode(checksum_seed: ChecksumSeed, offset: u64, record: &Record) -> Vec<Line> {
+    encode_as(checksum_seed, offset, record, record.entries.len() as u32, false)
 }
 
 /// The lines of a record whose entries stand in the spill file: the first line, which stands alone in the lane and names
@@ -208,8 +215,13 @@ pub(crate) fn encode(seal: Seal, offset: u64, record: &Record) -> Vec<Line> {
 ///
 /// # Errors
 /// [`Error::Invalid`] for more pages than the first line can count, which is more than 16 TiB changed in one commit.
-pub(crate) fn encode_spilled(seal: Seal, offset: u64, record: &Record, path: &Path) -> Result<Vec<Line>> {
-    Ok(encode_as(seal, offset, record, countable(record.entries.len(), path)?, true))
+pub(crate) fn encode_spilled(
+    checksum_seed: ChecksumSeed,
+    offset: u64,
+    record: &Record,
+    path: &Path,
+) -> Result<Vec<Line>> {
+    Ok(encode_as(checksum_seed, offset, record, countable(record.entries.len(), path)?, true))
 }
 
 fn countable(entries: usize, path: &Path) -> Result<u32> {
@@ -219,9 +231,9 @@ fn countable(entries: usize, path: &Path) -> Result<u32> {
     })
 }
 
-fn encode_as(seal: Seal, offset: u64, record: &Record, count: u32, spilled: bool) -> Vec<Line> {
+fn encode_as(checksum_seed: ChecksumSeed, offset: u64, record: &Record, count: u32, spilled: bool) -> Vec<Line> {
     let own = if spilled { 0 } else { 1.min(record.entries.len()) };
-    let mut seed = seal.at(offset);
+    let mut seed = checksum_seed.at(offset);
     // One more than in a lane: the first line of a spilled record has no entry of its own.
     let mut out = Vec::with_capacity(lines(record.entries.len()) as usize + 1);
     out.push([0; LINE as usize]);
@@ -252,7 +264,7 @@ pub(crate) enum More {
 /// `None` from it, or a checksum that does not match, gives `None`: the bytes are no record, or one that did not
 /// arrive whole.
 pub(crate) fn decode(
-    seal: Seal,
+    checksum_seed: ChecksumSeed,
     offset: u64,
     first: &Line,
     max_entries: u64,
@@ -265,7 +277,7 @@ pub(crate) fn decode(
     }
     let flags = head.flags.get();
     let mut entries = Vec::new();
-    let mut seed = seal.at(offset);
+    let mut seed = checksum_seed.at(offset);
     let from = if flags & SPILLED != 0 { More::Spill } else { More::Lane };
     let mut left = count;
     if from == More::Lane && count > 0 {
@@ -300,8 +312,8 @@ pub(crate) fn decode(
 mod tests {
     use super::*;
 
-    fn seal() -> Seal {
-        Seal::new(&[7; 16], 3)
+    fn checksum_seed() -> ChecksumSeed {
+        ChecksumSeed::new(&[7; 16], 3)
     }
 
     fn record(pages: u64) -> Record {
@@ -309,8 +321,8 @@ mod tests {
         Record { seq: 42, certain: false, sum: 99, len: 1 << 20, entries }
     }
 
-    fn decode_lines(seal: Seal, offset: u64, lines: &[Line], from: More) -> Option<Record> {
-        decode(seal, offset, &lines[0], 1 << 20, |asked, n| {
+    fn decode_lines(checksum_seed: ChecksumSeed, offset: u64, lines: &[Line], from: More) -> Option<Record> {
+        decode(checksum_seed, offset, &lines[0], 1 << 20, |asked, n| {
             (asked == from).then(|| lines.get(n as usize + 1).copied()).flatten()
         })
     }
@@ -319,47 +331,47 @@ mod tests {
     fn round_trip_at_every_size_in_lane_and_spill() {
         for pages in 0..20 {
             let record = record(pages);
-            let in_lane = encode(seal(), 4096, &record);
+            let in_lane = encode(checksum_seed(), 4096, &record);
             assert_eq!(in_lane.len() as u64, lines(pages as usize));
-            assert_eq!(decode_lines(seal(), 4096, &in_lane, More::Lane).as_ref(), Some(&record));
-            let spilled = encode_spilled(seal(), 4096, &record, Path::new("f")).unwrap();
-            assert_eq!(decode_lines(seal(), 4096, &spilled, More::Spill).as_ref(), Some(&record));
+            assert_eq!(decode_lines(checksum_seed(), 4096, &in_lane, More::Lane).as_ref(), Some(&record));
+            let spilled = encode_spilled(checksum_seed(), 4096, &record, Path::new("f")).unwrap();
+            assert_eq!(decode_lines(checksum_seed(), 4096, &spilled, More::Spill).as_ref(), Some(&record));
         }
     }
 
     #[test]
     fn single_is_the_same_as_the_general_form() {
         let record = record(1);
-        let single = encode_single(seal(), 64, 42, record.entries[0], Some(99), 1 << 20);
-        assert_eq!(vec![single], encode(seal(), 64, &record));
+        let single = encode_single(checksum_seed(), 64, 42, record.entries[0], Some(99), 1 << 20);
+        assert_eq!(vec![single], encode(checksum_seed(), 64, &record));
     }
 
     #[test]
     fn every_flipped_bit_is_noticed() {
-        let good = encode(seal(), 4096, &record(4));
+        let good = encode(checksum_seed(), 4096, &record(4));
         for line in 0..good.len() {
             for bit in 0..512 {
                 let mut bad = good.clone();
                 bad[line][bit / 8] ^= 1 << (bit % 8);
-                assert_eq!(decode_lines(seal(), 4096, &bad, More::Lane), None, "line {line} bit {bit}");
+                assert_eq!(decode_lines(checksum_seed(), 4096, &bad, More::Lane), None, "line {line} bit {bit}");
             }
         }
     }
 
     #[test]
     fn a_record_of_another_place_or_session_is_none() {
-        let lines = encode(seal(), 4096, &record(3));
-        assert_eq!(decode_lines(seal(), 4160, &lines, More::Lane), None);
-        assert_eq!(decode_lines(Seal::new(&[7; 16], 4), 4096, &lines, More::Lane), None);
-        assert_eq!(decode_lines(Seal::new(&[8; 16], 3), 4096, &lines, More::Lane), None);
+        let lines = encode(checksum_seed(), 4096, &record(3));
+        assert_eq!(decode_lines(checksum_seed(), 4160, &lines, More::Lane), None);
+        assert_eq!(decode_lines(ChecksumSeed::new(&[7; 16], 4), 4096, &lines, More::Lane), None);
+        assert_eq!(decode_lines(ChecksumSeed::new(&[8; 16], 3), 4096, &lines, More::Lane), None);
     }
 
     #[test]
     fn pages_out_of_order_are_refused() {
         let mut record = record(3);
         record.entries.swap(0, 2);
-        let lines = encode(seal(), 0, &record);
-        assert_eq!(decode_lines(seal(), 0, &lines, More::Lane), None);
+        let lines = encode(checksum_seed(), 0, &record);
+        assert_eq!(decode_lines(checksum_seed(), 0, &lines, More::Lane), None);
     }
 
     #[test]
@@ -373,8 +385,8 @@ mod tests {
     fn a_head_line_is_no_further_line_and_the_other_way_round() {
         let mut asked = 0;
         // The head of a record of five pages, sealed for its place, with a head line behind it where a further line was.
-        let lines = encode(seal(), 4096, &record(5));
-        let found = decode(seal(), 4096, &lines[0], 1 << 20, |_, _| {
+        let lines = encode(checksum_seed(), 4096, &record(5));
+        let found = decode(checksum_seed(), 4096, &lines[0], 1 << 20, |_, _| {
             asked += 1;
             Some(lines[0])
         });
@@ -386,6 +398,6 @@ mod tests {
             reserved: 0.into(),
         });
         assert_eq!(HeadLine::read_from_bytes(&further).unwrap().count.get(), 9);
-        assert_eq!(decode(seal(), 4096, &further, 1 << 20, |_, _| panic!("no line is asked for")), None);
+        assert_eq!(decode(checksum_seed(), 4096, &further, 1 << 20, |_, _| panic!("no line is asked for")), None);
     }
 }

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use super::message::{Came, Kind, Message, is_shortage, receive};
-use super::rendezvous::Place;
+use super::message::{Incoming, Kind, Message, is_shortage, receive};
+use super::rendezvous::Rendezvous;
 use crate::sys::socket;
 
 /// How long a server may take to answer before it is taken for one that nobody is behind any more.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Why an attempt did not succeed.
-pub(crate) enum Trouble {
+pub(crate) enum ConnectError {
     /// Another one may.
     Again(String),
     /// Another one may, if this process finds descriptors or memory.
@@ -25,21 +25,21 @@ pub(crate) enum Trouble {
     Never(String),
 }
 
-impl Trouble {
+impl ConnectError {
     fn io(what: &str, error: &io::Error) -> Self {
         let text = format!("{what}: {error}");
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             // Nobody listens, or not any more, or too many ask at once.
             Some(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::PIPE | Errno::CONNRESET | Errno::INTR) => {
-                Trouble::Again(text)
+                ConnectError::Again(text)
             }
-            _ => Trouble::here(text, error),
+            _ => ConnectError::here(text, error),
         }
     }
 
     /// What went wrong in this process.
     pub(crate) fn here(what: String, error: &io::Error) -> Self {
-        if is_shortage(error) { Trouble::Short(what) } else { Trouble::Never(what) }
+        if is_shortage(error) { ConnectError::Short(what) } else { ConnectError::Never(what) }
     }
 }
 
@@ -71,21 +71,21 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> bool {
 pub(crate) const SHORTAGE: Duration = Duration::from_millis(10);
 
 /// Makes a descriptor readable.
-pub(crate) fn ring(bell: &OwnedFd) {
+pub(crate) fn notify(event: &OwnedFd) {
     // It fails only where the count is at its limit, and then it is readable.
-    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
 /// Whether somebody has rung, which is forgotten.
-pub(crate) fn was_rung(bell: BorrowedFd<'_>) -> bool {
-    rustix::io::read(bell, &mut [0_u8; 8]).is_ok()
+pub(crate) fn was_notified(event: BorrowedFd<'_>) -> bool {
+    rustix::io::read(event, &mut [0_u8; 8]).is_ok()
 }
 
 /// A descriptor to [`ring`].
 ///
 /// # Errors
 /// Those of `eventfd(2)`.
-pub(crate) fn bell() -> io::Result<OwnedFd> {
+pub(crate) fn event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
@@ -93,22 +93,18 @@ pub(crate) fn bell() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// Why there is none.
-pub(crate) fn connect(place: &Place) -> std::result::Result<OwnedFd, Trouble> {
-    let socket =
-        place.connect().map_err(|error| Trouble::io("cannot connect to the process that serves it", &error))?;
-    let (user, process) = socket::peer(socket.as_fd()).map_err(|error| {
-        Trouble::io(
-            "cannot ask for the user of the \
-                                                                                    process that serves it",
-            &error,
-        )
-    })?;
+pub(crate) fn connect(rendezvous: &Rendezvous) -> std::result::Result<OwnedFd, ConnectError> {
+    let socket = rendezvous
+        .connect()
+        .map_err(|error| ConnectError::io("cannot connect to the process that serves it", &error))?;
+    let (user, process) = socket::peer(socket.as_fd())
+        .map_err(|error| ConnectError::io("cannot ask for the user of the process that serves it", &error))?;
     if user != rustix::process::geteuid().as_raw() {
-        return Err(Trouble::Never(format!("user {user} shares it, and only processes of that user can join")));
+        return Err(ConnectError::Never(format!("user {user} shares it, and only processes of that user can join")));
     }
-    if !place.may_serve(process) {
+    if !rendezvous.may_own(process) {
         // A process forked from a dead server keeps the socket that nobody listens at any more.
-        return Err(Trouble::Again("the process that served it has ended".to_owned()));
+        return Err(ConnectError::Again("the process that served it has ended".to_owned()));
     }
     Ok(socket)
 }
@@ -116,11 +112,14 @@ pub(crate) fn connect(place: &Place) -> std::result::Result<OwnedFd, Trouble> {
 /// A connection with the handle that came with an answer.
 ///
 /// # Errors
-/// [`Trouble::Never`] if none did.
-pub(crate) fn with_handle(socket: OwnedFd, ready: (Message, Vec<OwnedFd>)) -> std::result::Result<Connection, Trouble> {
+/// [`ConnectError::Never`] if none did.
+pub(crate) fn with_handle(
+    socket: OwnedFd,
+    ready: (Message, Vec<OwnedFd>),
+) -> std::result::Result<Connection, ConnectError> {
     match ready.1.into_iter().next() {
         Some(server) => Ok(Connection { socket, server }),
-        None => Err(Trouble::Never("this kernel has no pidfd_open(2) (Linux 5.3 has it)".to_owned())),
+        None => Err(ConnectError::Never("this kernel has no pidfd_open(2) (Linux 5.3 has it)".to_owned())),
     }
 }
 
@@ -134,9 +133,9 @@ pub(crate) fn ask(
     fds: &[BorrowedFd<'_>],
     wanted: Kind,
     stop: Option<BorrowedFd<'_>>,
-) -> std::result::Result<(Message, Vec<OwnedFd>), Trouble> {
+) -> std::result::Result<(Message, Vec<OwnedFd>), ConnectError> {
     message.send(socket.as_fd(), fds).map_err(|error| {
-        Trouble::io(
+        ConnectError::io(
             "cannot send to the process that serves \
                                                                    it",
             &error,
@@ -145,31 +144,36 @@ pub(crate) fn ask(
     let since = Instant::now();
     loop {
         match receive(socket.as_fd()) {
-            Came::Message(answer, fds) if answer.kind == wanted => return Ok((answer, fds)),
-            Came::Message(answer, _) if answer.kind == Kind::Refused && answer.a != 0 => {
-                return Err(Trouble::Never(answer.text));
+            Incoming::Message(answer, fds) if answer.kind == wanted => return Ok((answer, fds)),
+            Incoming::Message(answer, _) if answer.kind == Kind::Refused && answer.a != 0 => {
+                return Err(ConnectError::Never(answer.text));
             }
-            Came::Message(answer, _) => {
-                return Err(Trouble::Again(format!(
+            Incoming::Message(answer, _) => {
+                return Err(ConnectError::Again(format!(
                     "the process that serves it sent the \
                                                                            unexpected answer {:?}",
                     answer.kind
                 )));
             }
-            Came::Short(error) => {
-                return Err(Trouble::here(format!("cannot receive from the process that serves it: {error}"), &error));
+            Incoming::Short(error) => {
+                return Err(ConnectError::here(
+                    format!("cannot receive from the process that serves it: {error}"),
+                    &error,
+                ));
             }
-            Came::End => return Err(Trouble::Again("the process that serves it closed the connection".to_owned())),
-            Came::Nothing if since.elapsed() > ANSWER => {
-                return Err(Trouble::Again("the process that serves it does not answer".to_owned()));
+            Incoming::End => {
+                return Err(ConnectError::Again("the process that serves it closed the connection".to_owned()));
             }
-            Came::Nothing => {}
+            Incoming::Nothing if since.elapsed() > ANSWER => {
+                return Err(ConnectError::Again("the process that serves it does not answer".to_owned()));
+            }
+            Incoming::Nothing => {}
         }
         let mut waits = vec![PollFd::new(socket, PollFlags::IN)];
         waits.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
         let _ = poll(&mut waits, Some(&timespec(Duration::from_millis(100))));
         if waits.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
-            return Err(Trouble::Again("this process is leaving the shared file".to_owned()));
+            return Err(ConnectError::Again("this process is leaving the shared file".to_owned()));
         }
     }
 }
@@ -180,14 +184,17 @@ mod tests {
 
     #[test]
     fn a_shortage_may_pass_and_a_refusal_does_not() {
-        let of = |errno: Errno| Trouble::io("asking", &errno.into());
-        let short = |errno| matches!(of(errno), Trouble::Short(_));
+        let of = |errno: Errno| ConnectError::io("asking", &errno.into());
+        let short = |errno| matches!(of(errno), ConnectError::Short(_));
         assert!([Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].into_iter().all(short));
-        assert!(matches!(of(Errno::CONNREFUSED), Trouble::Again(_)) && matches!(of(Errno::AGAIN), Trouble::Again(_)));
+        assert!(
+            matches!(of(Errno::CONNREFUSED), ConnectError::Again(_))
+                && matches!(of(Errno::AGAIN), ConnectError::Again(_))
+        );
         assert!(
             [Errno::ACCESS, Errno::PERM, Errno::PROTOTYPE]
                 .into_iter()
-                .all(|errno| matches!(of(errno), Trouble::Never(_)))
+                .all(|errno| matches!(of(errno), ConnectError::Never(_)))
         );
     }
 }

@@ -4,14 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::rendezvous::Place;
+use super::rendezvous::Rendezvous;
 use crate::error::Result;
 use crate::sys::socket;
 
 /// A socket that listens at a place. Dropping it ends that also where a forked child still has the descriptor, and ends the
 /// connections that nobody has accepted.
 pub(crate) struct Listener {
-    place: Arc<Place>,
+    rendezvous: Arc<Rendezvous>,
     socket: OwnedFd,
 }
 
@@ -20,8 +20,8 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Io`](crate::error::Error::Io).
-    pub(crate) fn new(place: &Arc<Place>) -> Result<Self> {
-        Ok(Listener { socket: place.listen()?, place: Arc::clone(place) })
+    pub(crate) fn new(rendezvous: &Arc<Rendezvous>) -> Result<Self> {
+        Ok(Listener { socket: rendezvous.listen()?, rendezvous: Arc::clone(rendezvous) })
     }
 
     /// The next one that connected, if one did.
@@ -43,7 +43,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // In this order: nobody new finds it, nobody new is let in, and those who wait look for the next one, which listens
         // at the same name.
-        self.place.unlink();
+        self.rendezvous.unlink();
         socket::shut_down(self.socket.as_fd());
         while let Ok(Some(waiting)) = self.accept() {
             socket::shut_down(waiting.as_fd());

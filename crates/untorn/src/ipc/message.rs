@@ -56,7 +56,7 @@ kinds! {
     /// The answer: it failed, and why. `b` is [`POISONED`], [`INVALID`], or 0 with the errno in `a`.
     Failed = 13,
     /// To the server: I have opened another channel of the board.
-    Channel = 14,
+    RequestSlot = 14,
 }
 
 /// Nothing more is promised; the text is the cause.
@@ -108,7 +108,7 @@ fn words(kind: Kind, id: u64, a: u64, b: u64) -> [u8; WORDS] {
 }
 
 /// What came.
-pub(crate) enum Came {
+pub(crate) enum Incoming {
     Message(Message, Vec<OwnedFd>),
     Nothing,
     /// Something that there is no room for, of descriptors or of memory.
@@ -130,15 +130,15 @@ pub(crate) fn is_shortage_number(errno: i32) -> bool {
 }
 
 /// Takes the next message, if there is one.
-pub(crate) fn receive(from: BorrowedFd<'_>) -> Came {
+pub(crate) fn receive(from: BorrowedFd<'_>) -> Incoming {
     let mut bytes = [0; LONGEST];
     match socket::receive(from, &mut bytes) {
         Ok(Received::Message(len, fds)) => {
-            parse(&bytes[..len]).map_or(Came::End, |message| Came::Message(message, fds))
+            parse(&bytes[..len]).map_or(Incoming::End, |message| Incoming::Message(message, fds))
         }
-        Ok(Received::Nothing) => Came::Nothing,
-        Err(error) if is_shortage(&error) => Came::Short(error),
-        Ok(Received::End) | Err(_) => Came::End,
+        Ok(Received::Nothing) => Incoming::Nothing,
+        Err(error) if is_shortage(&error) => Incoming::Short(error),
+        Ok(Received::End) | Err(_) => Incoming::End,
     }
 }
 

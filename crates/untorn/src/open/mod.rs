@@ -2,7 +2,7 @@
 //! processes.
 //!
 //! Products do not import each other; this module, above all of them, composes operations that need several. So it has
-//! the functions of [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::SharedMap) that open a
+//! the functions of [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::shared::SharedMap) that open a
 //! file, and those that need both a file and its redundancy ([`redundancy`]).
 //!
 //! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine),
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::exclusion::{NoOthers, in_a_moment};
+use crate::engine::exclusion::{NotShared, retry_while_shared};
 use crate::engine::{Engine, EngineKind, Shared, registry};
 use crate::error::{Error, Result};
 use crate::file::AtomicFile;
@@ -22,7 +22,7 @@ use crate::file::hybrid_log::HybridLog;
 use crate::file::passthrough::Passthrough;
 use crate::file::reflection::Reflection;
 use crate::format::sidecar::attach::engine_of;
-use crate::options::{Admission, Options};
+use crate::options::{ExclusionCheck, Options};
 use crate::redundancy::{self as redundant, TICK};
 use crate::shared;
 use crate::storage::{self, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
@@ -94,19 +94,19 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
         let detected = storage::detect(path)?;
         let mut replaced = false;
         let others = if options.shared {
-            Some(NoOthers::as_memory(path, detected.identity))
-        } else if options.admission.is_some() {
+            Some(NotShared::as_memory(path, detected.identity))
+        } else if options.exclusion.is_some() {
             None
         } else {
-            Some(NoOthers::of_any_kind(path, detected.identity))
+            Some(NotShared::of_any_kind(path, detected.identity))
         };
-        let opened = in_a_moment(|turned_away| {
+        let opened = retry_while_shared(|turned_away| {
             registry::shared(path, detected.identity, options, || {
                 // Here for readers, and for whoever would give the file a sidecar. Whether it is still so is asked when it is locked.
-                let asked = others.as_ref().map_or(Ok(()), Admission::admit);
+                let asked = others.as_ref().map_or(Ok(()), ExclusionCheck::check_exclusion);
                 *turned_away = matches!(asked, Err(Error::InUse { .. }));
                 asked?;
-                let admitted = others.clone().map(|others| options.admitted_by(others));
+                let admitted = others.clone().map(|others| options.checked_by(others));
                 let options = admitted.as_ref().unwrap_or(options);
                 let engine = if options.shared {
                     let (kind, place) = (detected.kind, path.clone());

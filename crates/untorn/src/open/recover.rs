@@ -10,7 +10,7 @@ use crate::options::Options;
 /// Brings a file to its last committed state and closes it cleanly. It leaves a plain file unchanged; for a cleanly
 /// closed file it only rewrites the sidecar. Running it again, or after a crash during recovery, gives the same state.
 ///
-/// `options` may carry [`Options::trust`], [`Options::adopt`] and [`Options::progress`].
+/// `options` may carry [`Options::prefer`], [`Options::adopt`] and [`Options::progress`].
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {

@@ -8,7 +8,7 @@ use crate::file::{AtomicFile, AtomicMap, inspect};
 use crate::format::sidecar;
 use crate::options::{Options, ProtectOptions};
 use crate::redundancy::protect::{coverage as coverage_of, look};
-use crate::redundancy::{Coverage, Mode, RepairReport, Scrub, ScrubReport, Service, scrub_and_note};
+use crate::redundancy::{Coverage, Mode, RedundancyService, RepairReport, Scrub, ScrubReport, scrub_and_note};
 use crate::storage;
 
 /// Has what is damaged stay so when the file is closed.
@@ -17,7 +17,7 @@ fn leave_damage(file: &AtomicFile) -> Result<()> {
 }
 
 /// The redundancy of an open file.
-fn kept(shared: &Shared) -> Result<&dyn Service> {
+fn kept(shared: &Shared) -> Result<&dyn RedundancyService> {
     let engine: &dyn Engine = &*shared.engine;
     engine.redundancy().ok_or_else(|| {
         let what = "this handle keeps no redundancy of the file; open it for writing with `Options::redundancy`";
@@ -54,7 +54,7 @@ impl AtomicFile {
     }
 
     /// Reads the data file, and the covered part of the sidecar, as the medium holds them, and compares them with their
-    /// checksums and parity; see [`Protected::scrub`](crate::Protected::scrub). If the file gets another length
+    /// checksums and parity; see [`Protected::scrub`](crate::redundancy::Protected::scrub). If the file gets another length
     /// meanwhile, the scrub continues with that length.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl AtomicMap {
     }
 
     /// Reads the data file as the medium holds it, and compares it with its checksums and parity; see
-    /// [`Protected::scrub`](crate::Protected::scrub).
+    /// [`Protected::scrub`](crate::redundancy::Protected::scrub).
     ///
     /// # Errors
     /// [`Error::Invalid`] if the file has no redundancy; errors of reading. Damage is not an error: it is in the
@@ -159,7 +159,7 @@ impl AtomicMap {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("table");
 /// untorn::AtomicFile::create(&path, 1 << 16)?.close()?;
-/// let coverage = untorn::protect(&path, &untorn::ProtectOptions::new())?;
+/// let coverage = untorn::protect(&path, &untorn::redundancy::ProtectOptions::new())?;
 /// assert_eq!((coverage.pages, coverage.uncovered), (16, 0));
 /// # Ok(()) }
 /// ```
@@ -187,7 +187,7 @@ fn has_sidecar(path: &Path) -> Result<bool> {
     sidecar.try_exists().map_err(|error| Error::io("look for", &sidecar, error))
 }
 
-/// Repairs a protected file that no process has open; see [`Protected::repair`](crate::Protected::repair).
+/// Repairs a protected file that no process has open; see [`Protected::repair`](crate::redundancy::Protected::repair).
 ///
 /// A file with a sidecar is opened with its engine for that, except if it was closed cleanly and has no damage, or more
 /// damage than parity can repair: then the call changes nothing. If it was not closed cleanly, it is recovered first.
@@ -200,7 +200,7 @@ fn has_sidecar(path: &Path) -> Result<bool> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("table");
 /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
-/// untorn::Protected::open(&path)?.close()?;
+/// untorn::redundancy::Protected::open(&path)?.close()?;
 /// let report = untorn::repair(&path, &mut |done, of| { eprintln!("{done} of {of}"); true })?;
 /// assert!(report.scrub.is_clean() && report.repaired.is_empty());
 /// # Ok(()) }

@@ -25,7 +25,7 @@ pub enum EngineKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LogPolicy {
     /// Chooses by what the program did in the last epoch: redo if the share of writes reached a threshold, undo below
-    /// it (see [`Options::redo_from`]). On a block medium always redo. The default.
+    /// it (see [`Options::redo_threshold_percent`]). On a block medium always redo. The default.
     #[default]
     Hybrid,
     /// Always undo: reads never look at the log. It needs persistent memory: the kernel may write pages of a block
@@ -82,7 +82,7 @@ pub enum ReadPolicy {
 
 /// The side to believe when a data file and its sidecar disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum Prefer {
     /// Keeps the data file as it is, and drops the sidecar with the committed bytes that only it holds.
     File,
     /// Writes the sidecar's committed bytes over the data file.
@@ -168,4 +168,4 @@ words!(Layout, "layout", Dense = "dense", Sparse = "sparse", Auto = "auto");
 words!(ReadPolicy, "read policy", Gather = "gather", Deploy = "deploy");
 words!(LostPage, "lost-page mode", Fail = "fail", Signal = "signal");
 words!(DirtyTracking, "dirty tracking", Auto = "auto", WriteProtect = "write-protect", PageTable = "page-table");
-words!(Trust, "trust choice", File = "file", Sidecar = "sidecar");
+words!(Prefer, "trust choice", File = "file", Sidecar = "sidecar");

@@ -3,13 +3,13 @@
 use crate::error::Result;
 
 /// Asked by an engine that opens a file for writing.
-pub(crate) trait Admission: Send + Sync {
+pub(crate) trait ExclusionCheck: Send + Sync {
     /// Asked when the file's sidecar, or the region store, is locked and nothing has been changed, neither of it nor of the file.
     /// Creating a sidecar comes before.
     ///
     /// # Errors
     /// Why the file is not to be opened.
-    fn admit(&self) -> Result<()>;
+    fn check_exclusion(&self) -> Result<()>;
 
     /// Told in which session it was left, by the UUID of what numbers them; by how much the number of the next one is higher. The
     /// hybrid log tells it once the sidecar is one that the file has, be it a new one, and before anything of the log goes home;
@@ -17,7 +17,7 @@ pub(crate) trait Admission: Send + Sync {
     ///
     /// # Errors
     /// Why the file is not to be opened.
-    fn succeed(&self, _uuid: &[u8; 16], _session: u64) -> Result<u64> {
+    fn take_over_session(&self, _uuid: &[u8; 16], _session: u64) -> Result<u64> {
         Ok(1)
     }
 }

@@ -9,8 +9,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::choices::{DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Order, ReadPolicy, Trust};
-pub(crate) use self::exclusion::Admission;
+pub use self::choices::{
+    DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Order, Prefer, ReadPolicy,
+};
+pub(crate) use self::exclusion::ExclusionCheck;
 pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
 pub(crate) use self::redundancy::{DamageFn, Settings, as_kept};
 use crate::error::{Error, Result};
@@ -55,10 +57,10 @@ pub struct Options {
     pub(crate) lanes: u32,
     pub(crate) slots: u32,
     pub(crate) log_policy: LogPolicy,
-    pub(crate) redo_from: u8,
+    pub(crate) redo_threshold_percent: u8,
     pub(crate) log_size: u64,
-    pub(crate) checkpointers: usize,
-    pub(crate) trust: Option<Trust>,
+    pub(crate) checkpoint_threads: usize,
+    pub(crate) prefer: Option<Prefer>,
     pub(crate) adopt: bool,
     pub(crate) lost_page: LostPage,
     pub(crate) dirty_tracking: DirtyTracking,
@@ -69,7 +71,7 @@ pub struct Options {
     pub(crate) verify_reads: Option<VerifyReads>,
     pub(crate) progress: Option<ProgressFn>,
     /// Who may open it. Of a file that is opened by its path it is set on the way.
-    pub(crate) admission: Option<Arc<dyn Admission>>,
+    pub(crate) exclusion: Option<Arc<dyn ExclusionCheck>>,
 }
 
 impl Default for Options {
@@ -86,10 +88,10 @@ impl Default for Options {
             lanes: 16,
             slots: 512,
             log_policy: LogPolicy::Hybrid,
-            redo_from: 5,
+            redo_threshold_percent: 5,
             log_size: 1 << 36,
-            checkpointers: 2,
-            trust: None,
+            checkpoint_threads: 2,
+            prefer: None,
             adopt: false,
             lost_page: LostPage::Fail,
             dirty_tracking: DirtyTracking::Auto,
@@ -98,7 +100,7 @@ impl Default for Options {
             redundancy: None,
             verify_reads: None,
             progress: None,
-            admission: None,
+            exclusion: None,
         }
     }
 }
@@ -117,9 +119,9 @@ impl fmt::Debug for Options {
             .field("lanes", &self.lanes)
             .field("slots", &self.slots)
             .field("log_policy", &self.log_policy)
-            .field("redo_from", &self.redo_from)
+            .field("redo_threshold_percent", &self.redo_threshold_percent)
             .field("log_size", &self.log_size)
-            .field("checkpointers", &self.checkpointers)
+            .field("checkpoint_threads", &self.checkpoint_threads)
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
             .field("shared", &self.shared)
@@ -221,8 +223,8 @@ impl Options {
     /// and measured faster only where the program hardly writes (`untorn bench hybrid-policy`). The Libnvmmio paper,
     /// §4.2.1, found 40.
     #[must_use]
-    pub fn redo_from(mut self, percent: u8) -> Self {
-        self.redo_from = percent;
+    pub fn redo_threshold_percent(mut self, percent: u8) -> Self {
+        self.redo_threshold_percent = percent;
         self
     }
 
@@ -240,8 +242,8 @@ impl Options {
     /// file in the background. The default is 2. They start with the first work, and sleep when there is none. With 0,
     /// writers and [`deploy`](crate::AtomicFile::deploy) do the work.
     #[must_use]
-    pub fn checkpointers(mut self, threads: usize) -> Self {
-        self.checkpointers = threads;
+    pub fn checkpoint_threads(mut self, threads: usize) -> Self {
+        self.checkpoint_threads = threads;
         self
     }
 
@@ -249,8 +251,8 @@ impl Options {
     /// [redundancy](Options::redundancy) then accepts the file as it is: it recomputes the checksum of a page that does
     /// not match, whether another program wrote it or a device damaged it.
     #[must_use]
-    pub fn trust(mut self, side: Trust) -> Self {
-        self.trust = Some(side);
+    pub fn prefer(mut self, side: Prefer) -> Self {
+        self.prefer = Some(side);
         self
     }
 
@@ -281,7 +283,7 @@ impl Options {
 
     /// Shares the open file with other processes that set this option too. Each process reads what the others write, as
     /// the threads of one process do, and any [`sync`](crate::AtomicFile::sync) commits the open epoch of all. It is
-    /// for [`AtomicFile`](crate::AtomicFile); [`SharedMap`](crate::SharedMap) shares plain stores.
+    /// for [`AtomicFile`](crate::AtomicFile); [`SharedMap`](crate::shared::SharedMap) shares plain stores.
     ///
     /// The first process has the file open and executes the calls of the others. This makes those calls slower (by 1 to
     /// 7 µs, measured on two busy cores, and by two copies of the bytes), and limits one call to 128 MiB. When that
@@ -313,8 +315,8 @@ impl Options {
     ///
     /// If a later process leaves one of the following options unset or at its default, it takes the value of the first
     /// process: engine, durability, [`order`](Options::order), [`read_policy`](Options::read_policy),
-    /// [`log_policy`](Options::log_policy), [`redo_from`](Options::redo_from), [`log_size`](Options::log_size),
-    /// [`checkpointers`](Options::checkpointers), [`max_len`](Options::max_len),
+    /// [`log_policy`](Options::log_policy), [`redo_threshold_percent`](Options::redo_threshold_percent), [`log_size`](Options::log_size),
+    /// [`checkpoint_threads`](Options::checkpoint_threads), [`max_len`](Options::max_len),
     /// [`on_lost_page`](Options::on_lost_page). Any other value is refused with [`Error::InUse`], which names both
     /// values. A read-only handle cannot be shared.
     ///
@@ -349,8 +351,8 @@ impl Options {
     }
 
     /// The same with somebody to ask whether the file may be opened.
-    pub(crate) fn admitted_by(&self, admission: impl Admission + 'static) -> Options {
-        Options { admission: Some(Arc::new(admission)), ..self.clone() }
+    pub(crate) fn checked_by(&self, exclusion: impl ExclusionCheck + 'static) -> Options {
+        Options { exclusion: Some(Arc::new(exclusion)), ..self.clone() }
     }
 
     /// The length to reserve address space for, for a file of `len` bytes.
@@ -366,13 +368,13 @@ impl Options {
         if self.max_len.is_some_and(|len| len > 1 << 56) {
             return invalid("max_len must be at most 64 PiB (2^56 bytes)");
         }
-        if self.redo_from > 100 {
+        if self.redo_threshold_percent > 100 {
             return invalid("redo_from is a percentage and must be 0 to 100");
         }
         if !(256 << 10..=1 << 40).contains(&self.log_size) {
             return invalid("log_size must be 256 KiB to 1 TiB");
         }
-        if self.checkpointers > 64 {
+        if self.checkpoint_threads > 64 {
             return invalid("checkpointers must be at most 64");
         }
         if !(4..=1 << 16).contains(&self.slots) {

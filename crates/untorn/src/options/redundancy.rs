@@ -155,7 +155,7 @@ pub enum VerifyReads {
 /// # let path = dir.path().join("table");
 /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
 /// use std::time::Duration;
-/// let options = untorn::ProtectOptions::new().stripe(8).period(Duration::from_secs(30));
+/// let options = untorn::redundancy::ProtectOptions::new().stripe(8).period(Duration::from_secs(30));
 /// options.open(&path)?.close()?;
 /// # Ok(()) }
 /// ```
@@ -226,7 +226,7 @@ impl ProtectOptions {
 
     /// Sets how often a thread covers the pages that were stored to, that is, updates their checksums and parity.
     ///
-    /// With 0 there is no thread and no delay. The drop of a page's [`Stores`](crate::Stores) covers it, from the
+    /// With 0 there is no thread and no delay. The drop of a page's [`Stores`](crate::redundancy::Stores) covers it, from the
     /// difference that the stores made, and a damaged page beside it can be rebuilt at any time. The costs:
     ///
     /// - Each announcement takes four flushes.
@@ -236,7 +236,7 @@ impl ProtectOptions {
     ///   take no memory, but three more flushes for each batch of them. [`StripeLayout::Spread`] has few such stripes:
     ///   announce large ranges in parts.
     ///
-    /// A period of 0 is only for [announced](crate::Protected::announce) stores. untorn finds the stores to a
+    /// A period of 0 is only for [announced](crate::redundancy::Protected::announce) stores. untorn finds the stores to a
     /// [mapping](ProtectOptions::mapping) only afterwards, so it refuses 0 there.
     ///
     /// ```
@@ -246,7 +246,7 @@ impl ProtectOptions {
     /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
     /// use std::os::unix::fs::FileExt;
     /// let file = std::fs::File::options().write(true).open(&path).unwrap();
-    /// let protected = untorn::ProtectOptions::new().period(std::time::Duration::ZERO).open(&path)?;
+    /// let protected = untorn::redundancy::ProtectOptions::new().period(std::time::Duration::ZERO).open(&path)?;
     /// let stores = protected.announce(100..105)?;
     /// file.write_all_at(b"hello", 100).unwrap();
     /// drop(stores);
@@ -273,9 +273,9 @@ impl ProtectOptions {
     /// # let path = dir.path().join("table");
     /// # std::fs::write(&path, vec![7; 1 << 16])?;
     /// use std::time::Duration;
-    /// let kept = untorn::ProtectOptions::new().keep_period(Duration::from_secs(30));
+    /// let kept = untorn::redundancy::ProtectOptions::new().keep_period(Duration::from_secs(30));
     /// assert_eq!(untorn::protect(&path, &kept)?.period, Some(Duration::from_secs(30)));
-    /// let protected = untorn::Protected::open(&path)?; // covers every 30 seconds
+    /// let protected = untorn::redundancy::Protected::open(&path)?; // covers every 30 seconds
     /// protected.close()?;
     /// # Ok(()) }
     /// ```
@@ -288,8 +288,8 @@ impl ProtectOptions {
         self
     }
 
-    /// Starts no thread that covers stores. [`Protected::sync`](crate::Protected::sync),
-    /// [`Stores::cover`](crate::Stores::cover) and [`Protected::close`](crate::Protected::close) cover them.
+    /// Starts no thread that covers stores. [`Protected::sync`](crate::redundancy::Protected::sync),
+    /// [`Stores::cover`](crate::redundancy::Stores::cover) and [`Protected::close`](crate::redundancy::Protected::close) cover them.
     #[must_use]
     pub fn on_demand(mut self) -> Self {
         self.period = None;
@@ -321,7 +321,7 @@ impl ProtectOptions {
     /// Sets a function to call for each damage found outside a scrub or repair call: by the background scrub, a
     /// covering pass, an announcement, an engine's store, or a [verified](Options::verify_reads) read.
     ///
-    /// - A repaired page is reported too; [`coverage`](crate::Protected::coverage) tells which pages are lost.
+    /// - A repaired page is reported too; [`coverage`](crate::redundancy::Protected::coverage) tells which pages are lost.
     /// - A page that was not repaired is reported once, until it is stored to or repaired. Each scrub reports it anew.
     /// - A call to scrub or repair returns its findings in its report.
     ///
@@ -335,7 +335,7 @@ impl ProtectOptions {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("table");
     /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
-    /// let options = untorn::ProtectOptions::new().on_damage(|damage| {
+    /// let options = untorn::redundancy::ProtectOptions::new().on_damage(|damage| {
     ///     eprintln!("{damage:?}");
     ///     std::process::abort();
     /// });
@@ -367,7 +367,7 @@ impl Options {
     /// For the reflection engine, redundancy also covers the sidecar pages that may hold bytes of the file. The engine
     /// checks and repairs them before it deploys them. If that fails, deploying and settling fail with
     /// [`Error::Corrupt`](crate::Error::Corrupt), and so does a read with
-    /// [`ReadPolicy::Deploy`](crate::ReadPolicy::Deploy). The hybrid log's sidecar is not covered: once per period,
+    /// [`ReadPolicy::Deploy`](crate::options::ReadPolicy::Deploy). The hybrid log's sidecar is not covered: once per period,
     /// committed bytes that are only in the log are checkpointed and then covered in the data file.
     ///
     /// The first store to a file page since it was last covered costs a flush. On a disk this slows down a program
@@ -378,7 +378,8 @@ impl Options {
     /// # fn main() -> untorn::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("ledger");
-    /// use untorn::{Options, ProtectOptions};
+    /// use untorn::redundancy::ProtectOptions;
+    /// use untorn::Options;
     /// let file = Options::new().redundancy(ProtectOptions::new().stripe(8)).create(&path, 1 << 20)?;
     /// file.write_at(b"hello", 4000)?;
     /// file.sync()?;
@@ -406,7 +407,8 @@ impl Options {
     /// # fn main() -> untorn::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("ledger");
-    /// use untorn::{Options, ProtectOptions, VerifyReads};
+    /// use untorn::redundancy::{ProtectOptions, VerifyReads};
+    /// use untorn::Options;
     /// let options = Options::new().redundancy(ProtectOptions::new()).verify_reads(VerifyReads::Repair);
     /// let file = options.create(&path, 1 << 20)?;
     /// let mut bytes = [1; 100];

@@ -38,14 +38,14 @@ impl<M: Medium> Redundancy<M> {
             if !inner.tables.uncovered().has(page) {
                 fresh = true;
                 if let Some(now) = now {
-                    inner.ages.stored(page, now);
+                    inner.uncovered_since.stored(page, now);
                 }
             }
             inner.tables.set_uncovered(page, true);
-            inner.ahead.put(page, false);
+            inner.premarked.put(page, false);
         }
         if fresh && self.of_sidecar {
-            self.mark_ahead(inner, pages.end);
+            self.premark(inner, pages.end);
         }
         let quiet = inner.superblock.left == Left::Announced && !pages.is_empty();
         if fresh || quiet {
@@ -78,13 +78,13 @@ impl<M: Medium> Redundancy<M> {
         for page in ends.iter().take(usize::try_from(pages.end - pages.start).unwrap_or(ends.len()).min(ends.len())) {
             let range = self.geometry.bytes_of(*page);
             let is_whole = bytes.start <= range.start && range.end <= bytes.end;
-            if is_whole || inner.tables.uncovered().has(*page) && !inner.ahead.has(*page) {
+            if is_whole || inner.tables.uncovered().has(*page) && !inner.premarked.has(*page) {
                 continue;
             }
             let mut held = [0; PAGE as usize];
             let is_there = self.pages.read(range.start, &mut held[..(range.end - range.start) as usize])?;
             if !is_there && !self.give_back(inner, *page)? {
-                self.come_upon(inner, *page);
+                self.note_damaged(inner, *page);
                 tracing::error!(path = %self.path.display(), page, "a page that is about to be stored to cannot be \
                                                                     read, and parity cannot rebuild it");
             }
@@ -92,11 +92,11 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Tells that the file's time may change from now on, though no byte does, until it is [calm](Redundancy::calm).
+    /// Tells that the file's time may change from now on, though no byte does, until it is [calm](Redundancy::end_touch).
     ///
     /// # Errors
     /// Those of writing and flushing.
-    pub(super) fn stir(&self) -> Result<()> {
+    pub(super) fn begin_touch(&self) -> Result<()> {
         let mut inner = self.usable()?;
         let inner = &mut *inner;
         if !inner.begun {
@@ -109,13 +109,13 @@ impl<M: Medium> Redundancy<M> {
             let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
             self.note_failure(inner, durable)?;
         }
-        inner.stirring += 1;
+        inner.touching += 1;
         Ok(())
     }
 
     /// Tells that it will not any more. The next pass notes it.
-    pub(super) fn calm(&self) {
-        self.lock().stirring -= 1;
+    pub(super) fn end_touch(&self) {
+        self.lock().touching -= 1;
     }
 
     /// Tells that the stores of an [announcement](Redundancy::announce) were made. Where they are covered at once, they

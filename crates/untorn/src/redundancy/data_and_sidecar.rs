@@ -4,21 +4,25 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Service;
-use super::service::{Aside, Beside, Told};
-use super::{Coverage, Redundancy, RepairReport, Scrub, ScrubReport, SidecarPages};
+use super::RedundancyService;
+use super::service::{AnnouncedRedundancy, EngineRedundancy, SidecarRedundancy};
+use super::{Coverage, Redundancy, RepairReport, Scrub, ScrubReport, TrackedSidecar};
 use crate::error::Result;
 use crate::storage::Medium;
 
 /// What is covered of both.
-pub(crate) fn coverage(data: &dyn Beside, sidecar: &dyn Aside) -> Result<Coverage> {
+pub(crate) fn coverage(data: &dyn EngineRedundancy, sidecar: &dyn SidecarRedundancy) -> Result<Coverage> {
     let mut coverage = data.coverage()?;
     coverage.sidecar = sidecar.coverage()?.map(Box::new);
     Ok(coverage)
 }
 
 /// Scrubs the one, then the other. Progress is that of the data file, and stands still while the sidecar is read.
-pub(crate) fn scrub(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> Result<ScrubReport> {
+pub(crate) fn scrub(
+    data: &dyn EngineRedundancy,
+    sidecar: &dyn SidecarRedundancy,
+    how: Scrub<'_>,
+) -> Result<ScrubReport> {
     let Scrub { rate, stops, progress } = how;
     let (mut seen, mut goes_on) = ((0, 0), true);
     let mut report = data.scrub(Scrub {
@@ -46,7 +50,11 @@ pub(crate) fn scrub(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> R
 }
 
 /// Repairs both, or nothing.
-pub(crate) fn repair(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> Result<RepairReport> {
+pub(crate) fn repair(
+    data: &dyn EngineRedundancy,
+    sidecar: &dyn SidecarRedundancy,
+    how: Scrub<'_>,
+) -> Result<RepairReport> {
     if !sidecar.is_kept() {
         return data.repair(how);
     }
@@ -71,7 +79,7 @@ pub(crate) fn repair(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> 
 }
 
 /// What a repair of both would do and could not.
-fn assess<M: Medium>(data: &Redundancy<M>, sidecar: &SidecarPages<M>, how: Scrub<'_>) -> Result<RepairReport> {
+fn assess<M: Medium>(data: &Redundancy<M>, sidecar: &TrackedSidecar<M>, how: Scrub<'_>) -> Result<RepairReport> {
     let Scrub { rate, stops, progress } = how;
     let mut seen = (0, 0);
     let mut report = data.assess(Scrub {
@@ -102,12 +110,12 @@ fn add(report: &mut RepairReport, other: RepairReport) {
 }
 
 /// Both, for who looks at a file that no engine has open.
-pub(crate) struct Both<M: Medium> {
+pub(crate) struct DataAndSidecar<M: Medium> {
     pub(crate) data: Redundancy<M>,
-    pub(crate) sidecar: Arc<SidecarPages<M>>,
+    pub(crate) sidecar: Arc<TrackedSidecar<M>>,
 }
 
-impl<M: Medium> Service for Both<M> {
+impl<M: Medium> RedundancyService for DataAndSidecar<M> {
     fn path(&self) -> &Path {
         self.data.path()
     }
@@ -134,7 +142,7 @@ impl<M: Medium> Service for Both<M> {
     }
 }
 
-impl<M: Medium> Told for Both<M> {
+impl<M: Medium> AnnouncedRedundancy for DataAndSidecar<M> {
     fn len(&self) -> u64 {
         self.data.len()
     }

@@ -1,7 +1,7 @@
 //! An engine whose data file has redundancy.
 //!
 //! Redundancy covers the pages of the data file, as for a plain file. The medium reports the stores to them
-//! ([`Watch`]). For the reflection engine it covers the pages of the sidecar too ([`SidecarPages`]), because a written
+//! ([`TrackedData`]). For the reflection engine it covers the pages of the sidecar too ([`TrackedSidecar`]), because a written
 //! slice is in one or the other and may stay there.
 //!
 //! It does not cover the hybrid log: an entry is written once, with its own checksum, is checkpointed soon, and its
@@ -28,8 +28,8 @@ use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
-    Aside, Beside, Coverage, Line, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch,
-    Watched, none_of_sidecar,
+    Coverage, DamageSender, EngineRedundancy, Mode, RedundancyService, RepairReport, Scrub, ScrubReport,
+    SidecarRedundancy, Threads, TrackedData, TrackedSidecar, TrackedStorage, no_sidecar_redundancy,
 };
 use crate::storage::{Identity, Medium, is_bad};
 
@@ -37,7 +37,7 @@ use crate::storage::{Identity, Medium, is_bad};
 const TRIES: u32 = 16;
 
 /// An engine, and the redundancy of its data file.
-pub(crate) struct Covered {
+pub(crate) struct ProtectedEngine {
     /// They end before the engine does.
     threads: Mutex<Threads>,
     work: Arc<Work>,
@@ -53,10 +53,10 @@ pub(crate) struct Covered {
 
 struct Work {
     engine: Box<dyn Engine>,
-    beside: Arc<dyn Beside>,
-    sidecar: Arc<dyn Aside>,
+    beside: Arc<dyn EngineRedundancy>,
+    sidecar: Arc<dyn SidecarRedundancy>,
     /// Why the last pass that nobody called for failed, until somebody is told, or another pass goes through.
-    untold: Mutex<Option<Error>>,
+    unreported: Mutex<Option<Error>>,
     /// Whether what is damaged in the sidecar is to stay so at the end.
     leaves_damage: AtomicBool,
 }
@@ -67,20 +67,24 @@ fn named<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) -> Result<P
 }
 
 /// What watches the file and its sidecar, if it has redundancy or is to have it.
-pub(crate) fn watch<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) -> Result<Option<Arc<Watched<M>>>> {
+pub(crate) fn watch<M: Medium>(
+    medium: &Arc<M>,
+    path: &Path,
+    options: &Options,
+) -> Result<Option<Arc<TrackedStorage<M>>>> {
     if options.read_only || options.engine == EngineKind::Passthrough {
         return Ok(None);
     }
     let redundancy = named(medium, path, options)?;
     let mode = if redundancy.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced };
     let (settings, batch) = (redundancy.settings, redundancy.settings.batch);
-    let data = Watch::new(Arc::clone(medium), path, mode.clone(), settings, options.trust.is_some());
+    let data = TrackedData::new(Arc::clone(medium), path, mode.clone(), settings, options.prefer.is_some());
     if !data.is_protected()? && options.redundancy.is_none() {
-        none_of_sidecar(&**medium, path)?;
+        no_sidecar_redundancy(&**medium, path)?;
         return Ok(None);
     }
-    let sidecar = SidecarPages::new(Arc::clone(medium), path, mode, batch)?;
-    Ok(Some(Arc::new(Watched { medium: Arc::clone(medium), data, sidecar })))
+    let sidecar = TrackedSidecar::new(Arc::clone(medium), path, mode, batch)?;
+    Ok(Some(Arc::new(TrackedStorage { medium: Arc::clone(medium), data, sidecar })))
 }
 
 /// Opens the engine on the medium that it is given, and the redundancy of its file.
@@ -88,11 +92,11 @@ pub(crate) fn watch<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) 
 /// # Errors
 /// Those of the engine and of redundancy.
 pub(crate) fn open<M: Medium>(
-    watched: Arc<Watched<M>>,
+    watched: Arc<TrackedStorage<M>>,
     options: &Options,
     tick: Duration,
-    engine: impl Fn(Arc<Watched<M>>) -> Result<Box<dyn Engine>>,
-) -> Result<Covered> {
+    engine: impl Fn(Arc<TrackedStorage<M>>) -> Result<Box<dyn Engine>>,
+) -> Result<ProtectedEngine> {
     let (watch, sidecar) = (Arc::clone(&watched.data), Arc::clone(&watched.sidecar));
     let watched_medium = Arc::clone(&watched.medium);
     // Redundancy that there is must know of the engine's first store. That which is to be made must not be, if the engine is
@@ -102,7 +106,7 @@ pub(crate) fn open<M: Medium>(
         watch.bind()?;
         sidecar.bind()?;
     } else {
-        none_of_sidecar(&*watched.medium, watch.path())?;
+        no_sidecar_redundancy(&*watched.medium, watch.path())?;
     }
     let engine = match engine(Arc::clone(&watched)) {
         // A sidecar that was closed has digests of all that counts in it.
@@ -121,13 +125,13 @@ pub(crate) fn open<M: Medium>(
         engine,
         beside: watch,
         sidecar,
-        untold: Mutex::default(),
+        unreported: Mutex::default(),
         leaves_damage: AtomicBool::new(false),
     });
-    let service: Arc<dyn Service> = work.clone();
+    let service: Arc<dyn RedundancyService> = work.clone();
     let threads = Mutex::new(Threads::start(&service, &redundancy)?);
     let (verify, deploys_reads) = (options.verify_reads, options.read_policy == ReadPolicy::Deploy);
-    Ok(Covered { threads, work, tick, verify, deploys_reads, ended: AtomicBool::new(false) })
+    Ok(ProtectedEngine { threads, work, tick, verify, deploys_reads, ended: AtomicBool::new(false) })
 }
 
 impl Work {
@@ -137,7 +141,7 @@ impl Work {
         // What cannot be brought home, as to a page that cannot be read, keeps nothing else in the file from being covered.
         let covered = cover()?;
         home?;
-        *self.untold() = None;
+        *self.unreported() = None;
         Ok(covered)
     }
 
@@ -157,23 +161,25 @@ impl Work {
 impl Work {
     /// Looks at what these pages have in the sidecar before it goes home, and repairs it: at home nothing would tell it from
     /// what was written.
-    fn verify_aside(&self, pages: Range<u64>) -> Result<()> {
+    fn verify_in_sidecar(&self, pages: Range<u64>) -> Result<()> {
         let repair = !self.leaves_damage.load(Ordering::Relaxed);
-        pages.filter_map(|page| self.engine.aside(page)).try_for_each(|at| self.sidecar.verify(at..at + PAGE, repair))
+        pages
+            .filter_map(|page| self.engine.in_sidecar_page(page))
+            .try_for_each(|at| self.sidecar.verify(at..at + PAGE, repair))
     }
 
     /// The same of all that counts in the sidecar, before its engine takes a digest of it or lets go of it.
-    fn verify_all_aside(&self) -> Result<()> {
+    fn verify_all_in_sidecar(&self) -> Result<()> {
         self.sidecar.verify_index(!self.leaves_damage.load(Ordering::Relaxed))?;
-        self.verify_aside(0..self.engine.len().div_ceil(PAGE))
+        self.verify_in_sidecar(0..self.engine.len().div_ceil(PAGE))
     }
 
-    fn untold(&self) -> MutexGuard<'_, Option<Error>> {
-        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unreported(&self) -> MutexGuard<'_, Option<Error>> {
+        self.unreported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Service for Work {
+impl RedundancyService for Work {
     fn path(&self) -> &Path {
         self.engine.path()
     }
@@ -186,19 +192,19 @@ impl Service for Work {
         self.cover_with(|| Ok(self.beside.pass()? + self.sidecar.pass()?))
     }
 
-    fn listen(&self, line: Option<Line>) {
-        self.beside.listen(line.clone());
-        self.sidecar.listen(line);
+    fn set_listener(&self, listener: Option<DamageSender>) {
+        self.beside.set_listener(listener.clone());
+        self.sidecar.set_listener(listener);
     }
 
     fn failed(&self, error: Error) {
-        *self.untold() = Some(error);
+        *self.unreported() = Some(error);
     }
 
     fn coverage(&self) -> Result<Coverage> {
         // In a forked child its locks may be held for ever.
         self.engine.writable()?;
-        if let Some(error) = self.untold().take() {
+        if let Some(error) = self.unreported().take() {
             return Err(error);
         }
         let mut coverage = data_and_sidecar::coverage(&*self.beside, &*self.sidecar)?;
@@ -229,7 +235,7 @@ impl Service for Work {
     }
 }
 
-impl Covered {
+impl ProtectedEngine {
     /// Lets go of the file in one of the two ways of engines, and of its redundancy.
     fn end(&self, settles: bool) -> Result<()> {
         if self.ended.swap(true, Ordering::Relaxed) {
@@ -245,7 +251,7 @@ impl Covered {
         // To cover is to repair what is damaged beside it.
         let leaves_damage = work.leaves_damage.load(Ordering::Relaxed);
         let covered = if leaves_damage { Ok(0) } else { work.cover() };
-        if !settles && let Err(error) = work.verify_all_aside() {
+        if !settles && let Err(error) = work.verify_all_in_sidecar() {
             // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
             tracing::error!(path = %self.path().display(), %error, "cannot verify the sidecar against its checksums");
         }
@@ -274,7 +280,7 @@ impl Covered {
         }
         work.beside.verify(offset..work.engine.len().min(offset.saturating_add(len)), repair)?;
         for page in pages {
-            if let Some(at) = work.engine.aside(page) {
+            if let Some(at) = work.engine.in_sidecar_page(page) {
                 work.sidecar.verify(at..at + PAGE, repair)?;
             }
         }
@@ -282,7 +288,7 @@ impl Covered {
     }
 }
 
-impl Drop for Covered {
+impl Drop for ProtectedEngine {
     fn drop(&mut self) {
         // In a forked child, and after a failure, nothing is done to the file.
         if let Err(error) = self.end(false) {
@@ -292,7 +298,7 @@ impl Drop for Covered {
     }
 }
 
-impl Engine for Covered {
+impl Engine for ProtectedEngine {
     fn path(&self) -> &Path {
         self.work.engine.path()
     }
@@ -316,7 +322,7 @@ impl Engine for Covered {
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.verify(offset, dst.len() as u64)?;
         if self.verify.is_none() && self.deploys_reads {
-            self.work.verify_aside(self.pages_of(offset, dst.len() as u64))?;
+            self.work.verify_in_sidecar(self.pages_of(offset, dst.len() as u64))?;
         }
         self.work.engine.read(offset, dst)
     }
@@ -330,7 +336,7 @@ impl Engine for Covered {
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.work.verify_aside(self.pages_of(offset, len))?;
+        self.work.verify_in_sidecar(self.pages_of(offset, len))?;
         self.work.engine.deploy(offset, len)
     }
 
@@ -361,12 +367,12 @@ impl Engine for Covered {
     fn settle(&self) -> Result<()> {
         if self.work.engine.writable().is_ok() {
             // What is damaged would be all there is: then the file stays as it is, and is closed.
-            self.work.verify_all_aside()?;
+            self.work.verify_all_in_sidecar()?;
         }
         self.end(true)
     }
 
-    fn redundancy(&self) -> Option<&dyn Service> {
+    fn redundancy(&self) -> Option<&dyn RedundancyService> {
         Some(&*self.work)
     }
 }

@@ -19,18 +19,18 @@ use crate::options::Settings;
 use crate::storage::{Access, LockKind, Medium, MediumFile};
 
 /// The companion file of the data file with this inode number.
-pub(crate) fn companion(data: &Path, inode: u64) -> PathBuf {
+pub(crate) fn redundancy_file(data: &Path, inode: u64) -> PathBuf {
     sidecar_path(data, inode).with_extension("redundancy")
 }
 
 /// The companion file of the sidecar of the data file with this inode number.
-pub(super) fn sidecar_companion(data: &Path, inode: u64) -> PathBuf {
+pub(super) fn sidecar_redundancy_file(data: &Path, inode: u64) -> PathBuf {
     sidecar_path(data, inode).with_extension("sidecar-redundancy")
 }
 
 /// Removes the companion file whoever has it open, if there is one.
 pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> {
-    remove_at(medium, &companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode)).map(drop)
+    remove_at(medium, &redundancy_file(path, medium.open(path, Access::Read, 0)?.identity()?.inode)).map(drop)
 }
 
 /// Removes the companion file of the sidecar, if there is one: of a file that is not protected, or not any more. What its engine
@@ -39,7 +39,7 @@ pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> 
 /// # Errors
 /// [`Error::InUse`] while somebody has it open, who has protected the file in this moment, or has it without a byte.
 pub(super) fn remove_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
-    let place = sidecar_companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
+    let place = sidecar_redundancy_file(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
     if !medium.exists(&place)? {
         return Ok(false);
     }
@@ -63,7 +63,7 @@ fn remove_at<M: Medium>(medium: &M, place: &Path) -> Result<bool> {
 /// [`Error::InUse`] while somebody has it open.
 pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
     let data = medium.open(path, Access::Read, 0)?;
-    let place = companion(path, data.identity()?.inode);
+    let place = redundancy_file(path, data.identity()?.inode);
     if !medium.exists(&place)? {
         return Ok(false);
     }
@@ -83,34 +83,34 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
 pub(super) enum Found {
     Nothing,
     /// Its companion, whether or not that can be read.
-    Companion,
+    FileSuperblock,
     /// Its companion, made for another length: a crash came while that was being changed, or somebody else changed it.
     OfAnotherLength,
 }
 
 /// Looks for the companion of a file, changing none. That of a file that is gone, whose inode number went to this one, is set
 /// aside, as an engine does with a sidecar: nobody asked for redundancy of this file, and it is no reason to refuse it.
-pub(super) fn look_beside<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
+pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     let data = medium.open(path, Access::Read, 0)?;
-    let place = companion(path, data.identity()?.inode);
+    let place = redundancy_file(path, data.identity()?.inode);
     if !medium.exists(&place)? {
         return Ok(Found::Nothing);
     }
     let side = medium.open(&place, Access::ReadWrite, 0)?;
     // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has its name.
-    let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::Companion) };
+    let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::FileSuperblock) };
     if is_of(&superblock, &data)? {
         let differs = superblock.geometry.len != data.len();
-        return Ok(if differs { Found::OfAnotherLength } else { Found::Companion });
+        return Ok(if differs { Found::OfAnotherLength } else { Found::FileSuperblock });
     }
     if !take_lock(&side, LockKind::Exclusive)? {
         return Err(in_use(path));
     }
     if is_named(medium, &place, &side)? {
-        let aside = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
-        tracing::warn!(path = %path.display(), companion = %aside.display(), "renamed a redundancy file that belongs \
+        let in_sidecar_page = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
+        tracing::warn!(path = %path.display(), redundancy_file = %in_sidecar_page.display(), "renamed a redundancy file that belongs \
                                                                               to another file");
-        medium.rename(&place, &aside)?;
+        medium.rename(&place, &in_sidecar_page)?;
         medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
     }
     Ok(Found::Nothing)
@@ -119,7 +119,7 @@ pub(super) fn look_beside<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
 /// The period that is kept with a file, if it has a companion that can be read.
 pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<Duration>> {
     let data = medium.open(path, Access::Read, 0)?;
-    let place = companion(path, data.identity()?.inode);
+    let place = redundancy_file(path, data.identity()?.inode);
     if !medium.exists(&place)? {
         return Ok(None);
     }

@@ -52,7 +52,7 @@ impl<M: Medium> Redundancy<M> {
             if self.read(page, &mut held)? != Some(inner.tables.sum(page)) {
                 let healed = self.heal(inner, page, &mut held);
                 if !self.note_failure(inner, healed)? {
-                    self.come_upon(inner, page);
+                    self.note_damaged(inner, page);
                     if is_whole {
                         inner.spoilt.remove(&page);
                         continue;

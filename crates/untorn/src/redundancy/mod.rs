@@ -83,24 +83,25 @@ use bits::Bits;
 use format::Superblock;
 use layout::Geometry;
 use table::Tables;
-use uncovered_since::Ages;
+use uncovered_since::UncoveredSince;
 
 pub use crate::engine::redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
-pub(crate) use crate::engine::redundancy::{Line, Scrub, Service, scrub_and_note};
-pub(crate) use data_and_sidecar::Both;
-pub(crate) use file::{companion, kept_period, remove};
-use notifier::Tidings;
+pub(crate) use crate::engine::redundancy::{DamageSender, RedundancyService, Scrub, scrub_and_note};
+pub use crate::options::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
+pub(crate) use data_and_sidecar::DataAndSidecar;
+pub(crate) use file::{kept_period, redundancy_file, remove};
+use notifier::DamageNotifier;
 use pages::Pages;
-pub(crate) use recorded::recorded;
+pub use protect::{Protected, Record, Stores, recorded, recorded_on, track};
+pub(crate) use recorded::recorded as recorded_coverage;
 use scrub::Scrubs;
-pub(crate) use service::{Aside, Beside, Told};
+pub(crate) use service::{AnnouncedRedundancy, EngineRedundancy, SidecarRedundancy};
 pub(crate) use threads::Threads;
-pub(crate) use tracked::Watched;
-pub(crate) use tracked_data::Watch;
-pub(crate) use tracked_sidecar::{SidecarPages, none_of_sidecar};
+pub(crate) use tracked::TrackedStorage;
+pub(crate) use tracked_data::TrackedData;
+pub(crate) use tracked_sidecar::{TrackedSidecar, no_sidecar_redundancy};
 
 use crate::error::Result;
-use crate::options::Checksum;
 use crate::storage::{Medium, Stamp};
 
 /// The barriers of redundancy.
@@ -232,7 +233,7 @@ pub(crate) struct Redundancy<M: Medium> {
     /// Passes and scrubs under way are to end.
     leaving: AtomicBool,
     /// Where damage is noted that is come upon by the way.
-    tidings: Arc<Tidings>,
+    notifier: Arc<DamageNotifier>,
     /// How far a scrub is, and what the last one found.
     scrubs: Scrubs,
     inner: Mutex<Inner>,
@@ -251,13 +252,13 @@ struct Inner {
     stored: Bits,
     /// Pages that are marked because stores to them may come, and that nobody has stored to since: all else says that they are
     /// covered, and they are.
-    ahead: Bits,
+    premarked: Bits,
     /// How many pages the next announcement marks ahead.
     stride: u64,
     /// Pages that somebody is storing to, and how many do.
     storing: BTreeMap<u64, u32>,
     /// How many do what changes the file's time and none of its bytes.
-    stirring: u32,
+    touching: u32,
     /// Pages that were damaged, could not be given back, and were stored to in part all the same.
     spoilt: BTreeSet<u64>,
     /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are covered at once.
@@ -269,7 +270,7 @@ struct Inner {
     /// Damaged pages that keep their stripes from being covered.
     stuck: BTreeSet<u64>,
     /// Damaged pages that were told of as they are.
-    told: BTreeSet<u64>,
+    notified: BTreeSet<u64>,
     /// Stripes with a page that cannot be read, which passes leave alone for a while: to read it may take a device seconds.
     left_alone: BTreeMap<u64, LeftAlone>,
     /// Copies of table blocks that were not whole when they were read.
@@ -277,7 +278,7 @@ struct Inner {
     /// Which copies of the superblock were whole.
     superblocks: [bool; 2],
     /// Since when pages are uncovered.
-    ages: Ages,
+    uncovered_since: UncoveredSince,
     /// Whether a crash, or a write that nobody told of, has left pages that may be unknown.
     disbelieved: bool,
     /// It was carried over from another length, and no pass has noted the file's time since.
@@ -308,7 +309,7 @@ impl LeftAlone {
 impl Inner {
     /// Whether nobody is doing anything that changes the file's time.
     fn is_quiet(&self) -> bool {
-        self.storing.is_empty() && self.stirring == 0
+        self.storing.is_empty() && self.touching == 0
     }
 }
 
@@ -374,7 +375,7 @@ impl<M: Medium> Redundancy<M> {
     pub(crate) fn coverage(&self) -> Result<Coverage> {
         let inner = self.usable()?;
         let mut uncovered: BTreeSet<u64> =
-            inner.tables.uncovered().iter().filter(|page| !inner.ahead.has(*page)).collect();
+            inner.tables.uncovered().iter().filter(|page| !inner.premarked.has(*page)).collect();
         if let Mode::Tracked(tracker) = &self.mode {
             let pages = self.geometry.pages();
             uncovered.extend(tracker.look()?.into_iter().flat_map(|run| run.start..run.end.min(pages)));
@@ -384,10 +385,12 @@ impl<M: Medium> Redundancy<M> {
         uncovered.extend(inner.unknown.iter().copied());
         let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
         // Who only looks has not seen a page become uncovered.
-        let ages = (!matches!(self.mode, Mode::Look | Mode::Report)).then_some(&inner.ages);
-        let age = ages.and_then(|ages| ages.oldest(uncovered.iter())).map(|since| since.elapsed());
+        let uncovered_since = (!matches!(self.mode, Mode::Look | Mode::Report)).then_some(&inner.uncovered_since);
+        let age = uncovered_since
+            .and_then(|uncovered_since| uncovered_since.oldest(uncovered.iter()))
+            .map(|since| since.elapsed());
         Ok(Coverage {
-            companion: self.side_path.clone(),
+            redundancy_file: self.side_path.clone(),
             bytes: self.geometry.side_len(),
             pages: self.geometry.pages(),
             uncovered: uncovered.len() as u64,

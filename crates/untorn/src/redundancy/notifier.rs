@@ -6,18 +6,18 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::{Inner, Redundancy};
-use crate::engine::redundancy::Line;
+use crate::engine::redundancy::DamageSender;
 use crate::options::{Damage, PageRange};
 use crate::storage::Medium;
 
 /// What is noted, of one file or of its sidecar.
 #[derive(Default)]
-pub(super) struct Tidings(Mutex<To>);
+pub(super) struct DamageNotifier(Mutex<To>);
 
 enum To {
     /// It is being opened, and who will listen is not known yet.
     Waiting(Vec<Damage>),
-    Line(Line),
+    DamageSender(DamageSender),
     /// Nobody asked.
     Nobody,
 }
@@ -28,22 +28,22 @@ impl Default for To {
     }
 }
 
-impl Tidings {
-    pub(super) fn tell(&self, damage: Damage) {
+impl DamageNotifier {
+    pub(super) fn notify(&self, damage: Damage) {
         match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             To::Waiting(waiting) => waiting.push(damage),
             // The thread ends when the file is closed, and who closed it is gone.
-            To::Line(line) => line.send(Some(damage)).unwrap_or_default(),
+            To::DamageSender(listener) => listener.send(Some(damage)).unwrap_or_default(),
             To::Nobody => {}
         }
     }
 
     /// From here on this is where it goes, with all that was noted before.
-    pub(super) fn listen(&self, line: Option<Line>) {
-        let to = line.map_or(To::Nobody, To::Line);
+    pub(super) fn set_listener(&self, listener: Option<DamageSender>) {
+        let to = listener.map_or(To::Nobody, To::DamageSender);
         let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), to);
         if let To::Waiting(waiting) = before {
-            waiting.into_iter().for_each(|damage| self.tell(damage));
+            waiting.into_iter().for_each(|damage| self.notify(damage));
         }
     }
 
@@ -58,22 +58,22 @@ impl Tidings {
 
 impl<M: Medium> Redundancy<M> {
     /// Notes damage there from now on: a file keeps its listener when another length gives it other redundancy.
-    pub(super) fn tell_through(&mut self, tidings: &std::sync::Arc<Tidings>) {
-        self.tidings.waiting().into_iter().for_each(|damage| tidings.tell(damage));
-        self.tidings = std::sync::Arc::clone(tidings);
+    pub(super) fn notify_through(&mut self, notifier: &std::sync::Arc<DamageNotifier>) {
+        self.notifier.waiting().into_iter().for_each(|damage| notifier.notify(damage));
+        self.notifier = std::sync::Arc::clone(notifier);
     }
 
     /// Notes a damaged page that stays as it is for now: once, until it is stored to or given back.
-    pub(super) fn come_upon(&self, inner: &mut Inner, page: u64) {
-        if inner.told.insert(page) {
-            self.tell_of(page);
+    pub(super) fn note_damaged(&self, inner: &mut Inner, page: u64) {
+        if inner.notified.insert(page) {
+            self.notify_page(page);
         }
     }
 
     /// Notes a damaged page.
-    pub(super) fn tell_of(&self, page: u64) {
+    pub(super) fn notify_page(&self, page: u64) {
         let range = self.range_of(page);
-        self.tidings.tell(if self.of_sidecar {
+        self.notifier.notify(if self.of_sidecar {
             Damage::SidecarPage(PageRange { offset: self.pages.begins_at() + range.offset, ..range })
         } else {
             Damage::Page(range)

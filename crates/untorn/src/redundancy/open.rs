@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::bits::Bits;
-use super::file::{agree, attach, companion, create_marked, is_of};
+use super::file::{agree, attach, create_marked, is_of, redundancy_file};
 use super::format::{Left, Superblock};
 use super::pages::{FilePages, Pages, PagesFrom};
 use super::premark::STRIDE;
 use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables};
-use super::uncovered_since::Ages;
+use super::uncovered_since::UncoveredSince;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
 use crate::format::sidecar::{MAX_LEN, PAGE, path as sidecar_path};
@@ -24,7 +24,7 @@ use crate::storage::{Access, MarkState, Medium, MediumFile};
 
 /// Of a file that is being opened with an engine.
 struct Engine<F> {
-    /// Whether it is to be taken as it is, see [`Trust`](crate::Trust).
+    /// Whether it is to be taken as it is, see [`Prefer`](crate::options::Prefer).
     trusted: bool,
     /// The companion file, if it was made just now, locked.
     made: Option<F>,
@@ -54,20 +54,20 @@ impl Inner {
             begun: false,
             mends: true,
             stored: Bits::new(pages),
-            ahead: Bits::new(pages),
+            premarked: Bits::new(pages),
             stride: STRIDE,
             storing: BTreeMap::new(),
-            stirring: 0,
+            touching: 0,
             spoilt: BTreeSet::new(),
             before: BTreeMap::new(),
             unknown: BTreeSet::new(),
             were_unknown: Vec::new(),
             stuck: BTreeSet::new(),
-            told: BTreeSet::new(),
+            notified: BTreeSet::new(),
             left_alone: BTreeMap::new(),
             damaged: Vec::new(),
             superblocks,
-            ages: Ages::new(pages, Instant::now()),
+            uncovered_since: UncoveredSince::new(pages, Instant::now()),
             disbelieved: false,
             carried: false,
             doubts: false,
@@ -145,7 +145,7 @@ impl<M: Medium> Redundancy<M> {
         let has_engine = check_engine(&*medium, path, &data, &mode, beside)?;
         let (place, from) = match sidecar {
             Some(InSidecar { place, from }) => (place, Some(from)),
-            None => (companion(path, data.identity()?.inode), None),
+            None => (redundancy_file(path, data.identity()?.inode), None),
         };
         let (mut side, mut created) = match engine.and_then(|engine| engine.made) {
             Some(made) => (made, true),
@@ -215,7 +215,7 @@ impl<M: Medium> Redundancy<M> {
             has_engine,
             of_sidecar,
             leaving: AtomicBool::new(false),
-            tidings: Arc::default(),
+            notifier: Arc::default(),
             scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
         };
@@ -256,7 +256,7 @@ impl<M: Medium> Redundancy<M> {
             has_engine: true,
             of_sidecar: false,
             leaving: AtomicBool::new(false),
-            tidings: Arc::default(),
+            notifier: Arc::default(),
             scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
         };

@@ -19,7 +19,7 @@ pub(super) const STRIDE: u64 = 4;
 
 impl<M: Medium> Redundancy<M> {
     /// Marks pages from this one on, and from the first on behind the last. The caller makes the marks durable.
-    pub(super) fn mark_ahead(&self, inner: &mut Inner, from: u64) {
+    pub(super) fn premark(&self, inner: &mut Inner, from: u64) {
         let pages = self.geometry.pages();
         let run = inner.stride.min(pages);
         inner.stride = (2 * run).max(1);
@@ -27,22 +27,22 @@ impl<M: Medium> Redundancy<M> {
             let page = (from + nth) % pages;
             if !inner.tables.uncovered().has(page) {
                 inner.tables.set_uncovered(page, true);
-                inner.ahead.put(page, true);
+                inner.premarked.put(page, true);
             }
         }
     }
 
     /// Takes back the marks of pages that nobody stored to. What their checksums speak of has been durable since they were
     /// covered.
-    pub(super) fn give_up_ahead(&self, inner: &mut Inner) -> Result<()> {
+    pub(super) fn give_up_premarked(&self, inner: &mut Inner) -> Result<()> {
         inner.stride = STRIDE;
-        if inner.ahead.count() == 0 {
+        if inner.premarked.count() == 0 {
             return Ok(());
         }
-        let ahead = std::mem::replace(&mut inner.ahead, Bits::new(self.geometry.pages()));
-        for page in ahead.iter() {
+        let premarked = std::mem::replace(&mut inner.premarked, Bits::new(self.geometry.pages()));
+        for page in premarked.iter() {
             inner.tables.set_uncovered(page, false);
-            inner.ages.covered(page);
+            inner.uncovered_since.covered(page);
         }
         inner.tables.write(&self.side)?;
         self.medium.fence(barriers::COVER_MARKS, &[&self.side])

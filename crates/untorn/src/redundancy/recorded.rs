@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Coverage;
-use super::file::{companion, is_of, sidecar_companion};
+use super::file::{is_of, redundancy_file, sidecar_redundancy_file};
 use super::format::Superblock;
 use super::table::Tables;
 use crate::error::{Error, Result};
@@ -25,8 +25,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub(crate) fn recorded<M: Medium>(medium: &M, path: &Path) -> Result<Option<Coverage>> {
     let data = medium.open(path, Access::Read, 0)?;
     let inode = data.identity()?.inode;
-    let Some(mut coverage) = read(medium, path, &data, companion(path, inode))? else { return Ok(None) };
-    let (of_sidecar, sidecar) = (sidecar_companion(path, inode), sidecar_path(path, inode));
+    let Some(mut coverage) = read(medium, path, &data, redundancy_file(path, inode))? else { return Ok(None) };
+    let (of_sidecar, sidecar) = (sidecar_redundancy_file(path, inode), sidecar_path(path, inode));
     if medium.exists(&of_sidecar)? && medium.exists(&sidecar)? {
         let pages = medium.open(&sidecar, Access::Read, 0)?;
         coverage.sidecar = match read(medium, path, &pages, of_sidecar) {
@@ -77,7 +77,7 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
         vulnerable.sort_unstable();
         vulnerable.dedup();
         return Ok(Some(Coverage {
-            companion: place,
+            redundancy_file: place,
             bytes: geometry.side_len(),
             pages: geometry.pages(),
             uncovered: uncovered.count(),

@@ -258,7 +258,7 @@ impl<M: Medium> Redundancy<M> {
         history.repaired = history.repaired.saturating_add(repaired.len() as u64);
         for page in &repaired {
             inner.stuck.remove(page);
-            inner.told.remove(page);
+            inner.notified.remove(page);
             inner.left_alone.remove(&self.geometry.stripe_of(*page));
         }
         self.write_superblocks(inner, barriers::REPAIR_DONE)?;

@@ -23,7 +23,7 @@ use super::file::{Filling, create};
 use super::format::Left;
 use super::layout::Geometry;
 use super::table::Tables;
-use super::uncovered_since::Ages;
+use super::uncovered_since::UncoveredSince;
 use super::{Inner, Mode, Redundancy};
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
@@ -35,7 +35,7 @@ use crate::storage::{Access, Medium, MediumFile};
 pub(super) struct Troubles {
     were_unknown: Vec<u64>,
     spoilt: Vec<u64>,
-    ages: Option<Ages>,
+    uncovered_since: Option<UncoveredSince>,
     found: Option<ScrubFindings>,
 }
 
@@ -154,19 +154,19 @@ impl<M: Medium> Redundancy<M> {
         Troubles {
             were_unknown,
             spoilt,
-            ages: Some(inner.ages.of_length(self.geometry.pages())),
+            uncovered_since: Some(inner.uncovered_since.of_length(self.geometry.pages())),
             found: self.scrubs.found(),
         }
     }
 
     /// Takes note of it for those pages that there still are.
-    pub(super) fn inherit(&self, Troubles { were_unknown, spoilt, ages, found }: Troubles) {
+    pub(super) fn inherit(&self, Troubles { were_unknown, spoilt, uncovered_since, found }: Troubles) {
         self.scrubs.set_found(found);
         let mut inner = self.lock();
         let pages = self.geometry.pages();
-        if let Some(ages) = ages {
+        if let Some(uncovered_since) = uncovered_since {
             // What is marked has been so since before. What was added counts by the same instant, which is too much.
-            inner.ages = ages.of_length(pages);
+            inner.uncovered_since = uncovered_since.of_length(pages);
         }
         inner.were_unknown.extend(were_unknown.into_iter().filter(|page| *page < pages));
         inner.spoilt.extend(spoilt.into_iter().filter(|page| *page < pages));

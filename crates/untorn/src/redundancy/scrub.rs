@@ -154,7 +154,7 @@ impl<M: Medium> Redundancy<M> {
         looked.follow(self.geometry);
         let total = self.geometry.len;
         let mut done = looked.looked.count() * PAGE;
-        let mut told: Option<u64> = None;
+        let mut notified: Option<u64> = None;
         for stripe in 0..self.geometry.stripes() {
             let fresh = self.geometry.members(stripe).filter(|page| !looked.looked.has(*page)).count() as u64;
             if fresh == 0 {
@@ -178,8 +178,8 @@ impl<M: Medium> Redundancy<M> {
             // Not counted anew each time: of a long file that would take longer than to read a stripe.
             done += fresh * PAGE;
             self.scrubs.note(Some(done / PAGE));
-            if told.is_none_or(|told| done >= told + STEP) || stripe + 1 == self.geometry.stripes() {
-                told = Some(done);
+            if notified.is_none_or(|notified| done >= notified + STEP) || stripe + 1 == self.geometry.stripes() {
+                notified = Some(done);
                 if !(how.progress)(done.min(total), total) {
                     return Ok(End::Stopped);
                 }
@@ -290,7 +290,7 @@ impl<M: Medium> Redundancy<M> {
         for page in self.geometry.members(stripe) {
             if inner.unknown.contains(&page) {
                 found.unknown.push(page);
-            } else if inner.tables.uncovered().has(page) && !inner.ahead.has(page)
+            } else if inner.tables.uncovered().has(page) && !inner.premarked.has(page)
                 || inner.stored.has(page)
                 || stored.iter().any(|run| run.contains(&page))
             {
@@ -357,18 +357,18 @@ mod tests {
     #[test]
     fn progress_is_told_by_bytes_and_not_by_stripes() {
         let (_dir, redundancy) = protected(640);
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         let mut progress = |done, of| {
             // Whoever else asks is told the same.
             let Some(Scrubbing { looked, pages }) = redundancy.coverage().unwrap().scrubbing else { return false };
             assert_eq!((looked * PAGE, pages * PAGE), (done, of));
-            told.push((done, of));
+            notified.push((done, of));
             true
         };
         redundancy.scrub(Scrub::telling(&mut progress)).unwrap();
         assert_eq!(redundancy.coverage().unwrap().scrubbing, None);
         // Of stripes of 64: after the first, after each fourth that follows, and at the end.
-        assert_eq!(told, [64, 320, 576, 640].map(|pages| (pages * PAGE, 640 * PAGE)));
+        assert_eq!(notified, [64, 320, 576, 640].map(|pages| (pages * PAGE, 640 * PAGE)));
     }
 
     /// Who is ahead of its time sleeps until it is not, and is asked after each nap; nobody else sleeps.
@@ -376,15 +376,15 @@ mod tests {
     fn one_that_may_read_so_much_in_a_second_sleeps_when_it_has() {
         let (_dir, redundancy) = protected(64);
         let naps = |rate: Option<u64>, most: u64| {
-            let mut told = 0;
+            let mut notified = 0;
             let mut progress = |done, of| {
                 assert_eq!((done, of), (64 * PAGE, 64 * PAGE));
-                told += 1;
-                told <= most
+                notified += 1;
+                notified <= most
             };
             let report = redundancy.scrub(Scrub { rate, ..Scrub::telling(&mut progress) }).unwrap();
             assert_eq!(report.checked, 64);
-            told - 1
+            notified - 1
         };
         assert_eq!(naps(None, 3), 0);
         // In three naps nobody is late for what would take 73 hours.

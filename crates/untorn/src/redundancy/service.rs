@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::Redundancy;
-use crate::engine::redundancy::{Coverage, Line, RepairReport, Scrub, ScrubReport, Service};
+use crate::engine::redundancy::{Coverage, DamageSender, RedundancyService, RepairReport, Scrub, ScrubReport};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
 use crate::storage::Medium;
 
 /// Redundancy of a file that an engine has.
-pub(crate) trait Beside: Service {
+pub(crate) trait EngineRedundancy: RedundancyService {
     /// What a repair would do and could not. It does nothing.
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport>;
 
@@ -27,30 +27,30 @@ pub(crate) trait Beside: Service {
 }
 
 /// Redundancy of the pages of a sidecar, if it has any. Ranges in its reports are of the sidecar.
-pub(crate) trait Aside: Send + Sync {
+pub(crate) trait SidecarRedundancy: Send + Sync {
     /// Whether there is any.
     fn is_kept(&self) -> bool;
-    /// See [`Service::listen`].
-    fn listen(&self, line: Option<Line>);
+    /// See [`RedundancyService::set_listener`].
+    fn set_listener(&self, listener: Option<DamageSender>);
     fn cover(&self) -> Result<u64>;
-    /// See [`Service::pass`].
+    /// See [`RedundancyService::pass`].
     fn pass(&self) -> Result<u64>;
     fn coverage(&self) -> Result<Option<Coverage>>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
     fn note_scrub(&self) -> Result<()>;
-    /// See [`Beside::assess`].
+    /// See [`EngineRedundancy::assess`].
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport>;
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
-    /// See [`Beside::verify`]; the bytes are counted from the start of the sidecar.
+    /// See [`EngineRedundancy::verify`]; the bytes are counted from the start of the sidecar.
     fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()>;
     /// The same of all pages that say which bytes of the others count.
     fn verify_index(&self, repair: bool) -> Result<()>;
-    /// See [`Beside::finish`].
+    /// See [`EngineRedundancy::finish`].
     fn finish(&self) -> Result<()>;
 }
 
 /// [`Redundancy`] over whatever medium, of a file whose program tells of stores.
-pub(crate) trait Told: Service {
+pub(crate) trait AnnouncedRedundancy: RedundancyService {
     fn len(&self) -> u64;
     fn announce(&self, bytes: Range<u64>) -> Result<()>;
     fn release(&self, bytes: Range<u64>) -> Result<()>;
@@ -61,7 +61,7 @@ pub(crate) trait Told: Service {
     fn was_closed(&self) -> bool;
 }
 
-impl<M: Medium> Service for Redundancy<M> {
+impl<M: Medium> RedundancyService for Redundancy<M> {
     fn path(&self) -> &Path {
         Redundancy::path(self)
     }
@@ -74,8 +74,8 @@ impl<M: Medium> Service for Redundancy<M> {
         Redundancy::pass(self)
     }
 
-    fn listen(&self, line: Option<Line>) {
-        self.tidings.listen(line);
+    fn set_listener(&self, listener: Option<DamageSender>) {
+        self.notifier.set_listener(listener);
     }
 
     fn coverage(&self) -> Result<Coverage> {
@@ -95,7 +95,7 @@ impl<M: Medium> Service for Redundancy<M> {
     }
 }
 
-impl<M: Medium> Beside for Redundancy<M> {
+impl<M: Medium> EngineRedundancy for Redundancy<M> {
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
         Redundancy::assess(self, how)
     }
@@ -109,7 +109,7 @@ impl<M: Medium> Beside for Redundancy<M> {
     }
 }
 
-impl<M: Medium> Told for Redundancy<M> {
+impl<M: Medium> AnnouncedRedundancy for Redundancy<M> {
     fn len(&self) -> u64 {
         Redundancy::len(self)
     }

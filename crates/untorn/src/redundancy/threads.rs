@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Service;
-use super::{Line, Scrub};
+use super::RedundancyService;
+use super::{DamageSender, Scrub};
 use crate::error::{Error, Result};
 use crate::options::{Damage, DamageFn, ProtectOptions};
 
@@ -50,7 +50,7 @@ pub(crate) struct Threads {
     stop: Arc<Stop>,
     running: Vec<JoinHandle<()>>,
     /// The one that tells of damage, and the way to it. It goes on while the file is closed, for damage is come upon there too.
-    teller: Option<(Line, JoinHandle<()>)>,
+    teller: Option<(DamageSender, JoinHandle<()>)>,
 }
 
 impl Threads {
@@ -58,23 +58,23 @@ impl Threads {
         Threads { process: std::process::id(), stop: Arc::default(), running: Vec::new(), teller: None }
     }
 
-    pub(crate) fn start(service: &Arc<dyn Service>, options: &ProtectOptions) -> Result<Self> {
+    pub(crate) fn start(service: &Arc<dyn RedundancyService>, options: &ProtectOptions) -> Result<Self> {
         let mut threads = Threads::none();
-        if let Some(tell) = options.on_damage.clone() {
-            let (line, told) = channel();
+        if let Some(notify) = options.on_damage.clone() {
+            let (listener, notified) = channel();
             let path = service.path().to_owned();
-            let thread = spawn("untorn-damage", &**service, move || tell_all(&told, &path, &tell))?;
-            threads.teller = Some((line, thread));
+            let thread = spawn("untorn-damage", &**service, move || tell_all(&notified, &path, &notify))?;
+            threads.teller = Some((listener, thread));
         }
-        let line = threads.teller.as_ref().map(|(line, _)| line.clone());
-        service.listen(line.clone());
+        let listener = threads.teller.as_ref().map(|(listener, _)| listener.clone());
+        service.set_listener(listener.clone());
         if let Some(period) = options.period.filter(|period| !period.is_zero()) {
             let (stop, kept) = (threads.stop.clone(), service.clone());
             threads.running.push(spawn("untorn-cover", &**service, move || cover(&stop, &*kept, period))?);
         }
         if let Some(pause) = options.scrub_every {
             let (stop, kept, rate) = (threads.stop.clone(), service.clone(), options.scrub_rate);
-            let work = move || scrub(&stop, &*kept, pause, rate, line.as_ref());
+            let work = move || scrub(&stop, &*kept, pause, rate, listener.as_ref());
             threads.running.push(spawn("untorn-scrub", &**service, work)?);
         }
         Ok(threads)
@@ -101,26 +101,26 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.stop();
-        let Some((line, thread)) = self.teller.take() else { return };
+        let Some((listener, thread)) = self.teller.take() else { return };
         if self.are_of_this_process() {
-            let _ = line.send(None);
+            let _ = listener.send(None);
             let _ = thread.join();
         } else {
-            std::mem::forget((line, thread));
+            std::mem::forget((listener, thread));
         }
     }
 }
 
-fn spawn(name: &str, service: &dyn Service, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+fn spawn(name: &str, service: &dyn RedundancyService, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     spawned.map_err(|error| Error::io("start a thread for", service.path(), error))
 }
 
 /// Tells of damage, until there will be none.
-fn tell_all(told: &Receiver<Option<Damage>>, path: &Path, tell: &DamageFn) {
-    while let Ok(Some(damage)) = told.recv() {
+fn tell_all(notified: &Receiver<Option<Damage>>, path: &Path, notify: &DamageFn) {
+    while let Ok(Some(damage)) = notified.recv() {
         // The program's mistake: it is to hear of what comes after it all the same.
-        if catch_unwind(AssertUnwindSafe(|| tell(&damage))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| notify(&damage))).is_err() {
             tracing::error!(path = %path.display(), ?damage, "the program's damage callback panicked");
         }
     }
@@ -131,7 +131,7 @@ fn is_final(error: &Error) -> bool {
     matches!(error, Error::Poisoned { .. })
 }
 
-fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
+fn cover(stop: &Stop, service: &dyn RedundancyService, period: Duration) {
     while !stop.wait(period) {
         match service.pass() {
             Ok(0) => {}
@@ -151,7 +151,13 @@ fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
     }
 }
 
-fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>, line: Option<&Line>) {
+fn scrub(
+    stop: &Stop,
+    service: &dyn RedundancyService,
+    pause: Duration,
+    rate: Option<u64>,
+    listener: Option<&DamageSender>,
+) {
     while !stop.wait(pause) {
         let stops = || stop.wait(Duration::ZERO);
         let how = Scrub { rate, stops: &stops, progress: &mut |_, _| !stops() };
@@ -159,8 +165,8 @@ fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>,
             // Before anything else that may fail.
             for damage in &report.damage {
                 tracing::error!(path = %service.path().display(), ?damage, "a scrub found damage");
-                if let Some(line) = line {
-                    let _ = line.send(Some(*damage));
+                if let Some(listener) = listener {
+                    let _ = listener.send(Some(*damage));
                 }
             }
             service.note_scrub()
@@ -189,19 +195,19 @@ mod tests {
 
     impl Full {
         fn start(options: &ProtectOptions, failures: u32) -> (Threads, Receiver<&'static str>) {
-            let (tell, told) = channel();
-            let service: Arc<dyn Service> = Arc::new(Full(Mutex::new((failures, tell))));
-            (Threads::start(&service, options).unwrap(), told)
+            let (notify, notified) = channel();
+            let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((failures, notify))));
+            (Threads::start(&service, options).unwrap(), notified)
         }
 
         fn refused() -> Error {
             Error::Invalid { path: "/full".into(), what: "there is no space".to_owned() }
         }
 
-        fn tell<T>(&self, word: &'static str, done: T) -> Result<T> {
-            let (failures, tell) = &mut *self.0.lock().unwrap();
+        fn notify<T>(&self, word: &'static str, done: T) -> Result<T> {
+            let (failures, notify) = &mut *self.0.lock().unwrap();
             // Who listens has heard enough by then.
-            let _ = tell.send(word);
+            let _ = notify.send(word);
             if *failures == 0 {
                 return Ok(done);
             }
@@ -210,13 +216,13 @@ mod tests {
         }
     }
 
-    impl Service for Full {
+    impl RedundancyService for Full {
         fn path(&self) -> &Path {
             Path::new("/full")
         }
 
         fn cover(&self) -> Result<u64> {
-            self.tell("cover", 1)
+            self.notify("cover", 1)
         }
 
         fn failed(&self, error: Error) {
@@ -238,7 +244,7 @@ mod tests {
         }
 
         fn note_scrub(&self) -> Result<()> {
-            self.tell("note", ())
+            self.notify("note", ())
         }
 
         fn repair(&self, _how: Scrub<'_>) -> Result<RepairReport> {
@@ -249,19 +255,19 @@ mod tests {
     #[test]
     fn a_thread_goes_on_after_what_may_heal() {
         let often = Duration::from_millis(1);
-        let (_threads, told) = Full::start(&ProtectOptions::new().period(often), 2);
-        let calls: Vec<_> = told.iter().take(6).collect();
+        let (_threads, notified) = Full::start(&ProtectOptions::new().period(often), 2);
+        let calls: Vec<_> = notified.iter().take(6).collect();
         assert_eq!(calls, ["cover", "failed", "cover", "failed", "cover", "cover"]);
-        let (_threads, told) = Full::start(&ProtectOptions::new().on_demand().scrub_every(often), 2);
-        let calls: Vec<_> = told.iter().take(8).collect();
+        let (_threads, notified) = Full::start(&ProtectOptions::new().on_demand().scrub_every(often), 2);
+        let calls: Vec<_> = notified.iter().take(8).collect();
         assert_eq!(calls, ["scrub", "note", "failed", "scrub", "note", "failed", "scrub", "note"]);
     }
 
     #[test]
     fn damage_is_told_also_if_the_scrub_that_found_it_cannot_be_noted() {
-        let (tell, found) = channel();
+        let (notify, found) = channel();
         let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
-        let options = options.on_damage(move |damage| tell.send(*damage).unwrap_or_default());
+        let options = options.on_damage(move |damage| notify.send(*damage).unwrap_or_default());
         let (_threads, _told) = Full::start(&options, u32::MAX);
         assert_eq!(found.iter().take(2).collect::<Vec<_>>(), [Damage::Parity { stripe: 7 }; 2]);
         // Whoever asks for a scrub is given what it found as well.
@@ -273,19 +279,19 @@ mod tests {
     #[test]
     fn a_scrub_under_way_hears_that_it_is_to_stop_and_how_fast_it_may_read() {
         let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1)).scrub_rate(FOR_EVER);
-        let (mut threads, told) = Full::start(&options, 0);
-        assert_eq!(told.recv().unwrap(), "scrub");
-        assert!(told.try_recv().is_err(), "it goes on");
+        let (mut threads, notified) = Full::start(&options, 0);
+        assert_eq!(notified.recv().unwrap(), "scrub");
+        assert!(notified.try_recv().is_err(), "it goes on");
         threads.stop();
-        assert_eq!(told.recv().unwrap(), "note");
+        assert_eq!(notified.recv().unwrap(), "note");
     }
 
     #[test]
     fn a_function_that_panics_is_told_of_what_comes_after() {
-        let (tell, found) = channel();
+        let (notify, found) = channel();
         let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
         let options = options.on_damage(move |damage| {
-            let _ = tell.send(*damage);
+            let _ = notify.send(*damage);
             panic!("as it is to");
         });
         let (threads, _told) = Full::start(&options, 0);

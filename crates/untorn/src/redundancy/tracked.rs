@@ -7,26 +7,26 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::tracked_data::Watch;
-use super::tracked_sidecar::SidecarPages;
+use super::tracked_data::TrackedData;
+use super::tracked_sidecar::TrackedSidecar;
 use crate::error::Result;
 use crate::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 
 /// The medium of an engine whose data file is watched, and the pages of its sidecar.
-pub(crate) struct Watched<M: Medium> {
+pub(crate) struct TrackedStorage<M: Medium> {
     pub(crate) medium: Arc<M>,
-    pub(crate) data: Arc<Watch<M>>,
-    pub(crate) sidecar: Arc<SidecarPages<M>>,
+    pub(crate) data: Arc<TrackedData<M>>,
+    pub(crate) sidecar: Arc<TrackedSidecar<M>>,
 }
 
-impl<M: Medium> Watched<M> {
-    fn plain(&self, file: M::File) -> WatchedFile<M> {
-        WatchedFile { file, watch: Watching::Nobody }
+impl<M: Medium> TrackedStorage<M> {
+    fn plain(&self, file: M::File) -> TrackedFile<M> {
+        TrackedFile { file, watch: Tracked::Nobody }
     }
 }
 
-impl<M: Medium> Medium for Watched<M> {
-    type File = WatchedFile<M>;
+impl<M: Medium> Medium for TrackedStorage<M> {
+    type File = TrackedFile<M>;
 
     fn class(&self) -> MediumClass {
         self.medium.class()
@@ -35,11 +35,11 @@ impl<M: Medium> Medium for Watched<M> {
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
         let file = self.medium.open(path, access, reserve)?;
         let watch = match access {
-            Access::ReadWrite if path == self.data.path() => Watching::Data(Arc::clone(&self.data)),
-            Access::ReadWrite if path == self.sidecar.path() => Watching::Sidecar(Arc::clone(&self.sidecar)),
-            _ => Watching::Nobody,
+            Access::ReadWrite if path == self.data.path() => Tracked::Data(Arc::clone(&self.data)),
+            Access::ReadWrite if path == self.sidecar.path() => Tracked::Sidecar(Arc::clone(&self.sidecar)),
+            _ => Tracked::Nobody,
         };
-        Ok(WatchedFile { file, watch })
+        Ok(TrackedFile { file, watch })
     }
 
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
@@ -106,40 +106,40 @@ impl<M: Medium> Medium for Watched<M> {
 }
 
 /// Who watches a file.
-enum Watching<M: Medium> {
+enum Tracked<M: Medium> {
     Nobody,
     /// Of the data file, open for writing.
-    Data(Arc<Watch<M>>),
+    Data(Arc<TrackedData<M>>),
     /// Of the sidecar, likewise.
-    Sidecar(Arc<SidecarPages<M>>),
+    Sidecar(Arc<TrackedSidecar<M>>),
 }
 
 /// A file of an engine whose data file is watched.
-pub(crate) struct WatchedFile<M: Medium> {
+pub(crate) struct TrackedFile<M: Medium> {
     file: M::File,
-    watch: Watching<M>,
+    watch: Tracked<M>,
 }
 
-impl<M: Medium> WatchedFile<M> {
-    fn told(&self, offset: u64, len: u64, store: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
+impl<M: Medium> TrackedFile<M> {
+    fn announced(&self, offset: u64, len: u64, store: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
         let bytes = offset..offset.saturating_add(len);
         match &self.watch {
-            Watching::Nobody => store(&self.file),
-            Watching::Data(watch) => watch.told(bytes, || store(&self.file)),
-            Watching::Sidecar(watch) => watch.told(bytes, || store(&self.file)),
+            Tracked::Nobody => store(&self.file),
+            Tracked::Data(watch) => watch.announced(bytes, || store(&self.file)),
+            Tracked::Sidecar(watch) => watch.announced(bytes, || store(&self.file)),
         }
     }
 
-    fn stirred(&self, work: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
+    fn touched(&self, work: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
         match &self.watch {
             // Of the sidecar, its time says nothing as long as it is open.
-            Watching::Nobody | Watching::Sidecar(_) => work(&self.file),
-            Watching::Data(watch) => watch.stirred(|| work(&self.file)),
+            Tracked::Nobody | Tracked::Sidecar(_) => work(&self.file),
+            Tracked::Data(watch) => watch.touched(|| work(&self.file)),
         }
     }
 }
 
-impl<M: Medium> MediumFile for WatchedFile<M> {
+impl<M: Medium> MediumFile for TrackedFile<M> {
     fn len(&self) -> u64 {
         self.file.len()
     }
@@ -170,13 +170,13 @@ impl<M: Medium> MediumFile for WatchedFile<M> {
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.told(offset, src.len() as u64, |file| file.write(offset, src))
+        self.announced(offset, src.len() as u64, |file| file.write(offset, src))
     }
 
     // `write_lines` run by run, each told as what it is: of a page that is not stored to whole the rest has to be there.
 
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.told(offset, src.len() as u64, |file| file.store(offset, src))
+        self.announced(offset, src.len() as u64, |file| file.store(offset, src))
     }
 
     fn prefetch(&self, offset: u64) {
@@ -193,19 +193,19 @@ impl<M: Medium> MediumFile for WatchedFile<M> {
 
     fn set_len(&self, len: u64) -> Result<()> {
         match &self.watch {
-            Watching::Nobody => self.file.set_len(len),
-            Watching::Data(watch) => watch.resize(&self.file, len),
-            Watching::Sidecar(watch) => watch.resize(&self.file, len),
+            Tracked::Nobody => self.file.set_len(len),
+            Tracked::Data(watch) => watch.resize(&self.file, len),
+            Tracked::Sidecar(watch) => watch.resize(&self.file, len),
         }
     }
 
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         // No byte changes, but the file's time may.
-        self.stirred(|file| file.allocate(offset, len))
+        self.touched(|file| file.allocate(offset, len))
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        self.told(offset, len, |file| file.punch(offset, len))
+        self.announced(offset, len, |file| file.punch(offset, len))
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
@@ -214,7 +214,7 @@ impl<M: Medium> MediumFile for WatchedFile<M> {
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
         // What stays in the cache is written over with itself: no byte changes, but the file's time does.
-        self.stirred(|file| file.distrust_cache(barrier, offset, len))
+        self.touched(|file| file.distrust_cache(barrier, offset, len))
     }
 
     fn mark(&self) -> Result<MarkState> {

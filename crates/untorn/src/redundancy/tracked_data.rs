@@ -10,7 +10,7 @@
 //!
 //! 1. Existing redundancy is open before the engine writes its first byte, and so before recovery writes. New
 //!    redundancy is created when the engine has the file open, and so when no other process has.
-//! 2. All stores to the file are between an announcement and its release. Only [`Watch::resize`] changes the redundancy
+//! 2. All stores to the file are between an announcement and its release. Only [`TrackedData::resize`] changes the redundancy
 //!    file to another length, and it excludes all stores. So invariants 1 and 2 of [`redundancy`](super) are those of
 //!    announced stores.
 //! 3. Bytes that stores past the cache leave in CPU buffers are not visible to other readers yet. They are ordered
@@ -24,18 +24,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::Service;
-use super::file::{Found, is_at, look_beside, remove_unlocked};
-use super::notifier::Tidings;
+use super::RedundancyService;
+use super::file::{Found, is_at, look_for, remove_unlocked};
+use super::notifier::DamageNotifier;
 use super::scrub::{End, Looked};
-use super::service::Beside;
-use super::{Coverage, Line, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
+use super::service::EngineRedundancy;
+use super::{Coverage, DamageSender, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
 use crate::options::Settings;
 use crate::storage::{Access, Medium, MediumFile};
 
 /// Watches the stores to one file, and keeps its redundancy.
-pub(crate) struct Watch<M: Medium> {
+pub(crate) struct TrackedData<M: Medium> {
     medium: Arc<M>,
     path: PathBuf,
     mode: Mode,
@@ -43,7 +43,7 @@ pub(crate) struct Watch<M: Medium> {
     /// Whether the file counts as it is, whatever checksums say.
     trusted: bool,
     /// Of whatever redundancy the file has.
-    tidings: Arc<Tidings>,
+    notifier: Arc<DamageNotifier>,
     kept: RwLock<Kept<M>>,
 }
 
@@ -61,11 +61,11 @@ enum Kept<M: Medium> {
     Lost(String),
 }
 
-impl<M: Medium> Watch<M> {
-    /// Watches the file at this path. Nothing is kept of it until it is [bound](Watch::bind).
+impl<M: Medium> TrackedData<M> {
+    /// Watches the file at this path. Nothing is kept of it until it is [bound](TrackedData::bind).
     pub(crate) fn new(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, trusted: bool) -> Arc<Self> {
-        let (path, tidings, kept) = (path.to_owned(), Arc::default(), RwLock::new(Kept::Nothing));
-        Arc::new(Watch { medium, path, mode, settings, trusted, tidings, kept })
+        let (path, notifier, kept) = (path.to_owned(), Arc::default(), RwLock::new(Kept::Nothing));
+        Arc::new(TrackedData { medium, path, mode, settings, trusted, notifier, kept })
     }
 
     /// The data file.
@@ -86,11 +86,11 @@ impl<M: Medium> Watch<M> {
     /// # Errors
     /// Those of looking, and [`Error::InUse`] while somebody holds such a one.
     pub(crate) fn is_protected(&self) -> Result<bool> {
-        Ok(!matches!(look_beside(&*self.medium, &self.path)?, Found::Nothing))
+        Ok(!matches!(look_for(&*self.medium, &self.path)?, Found::Nothing))
     }
 
     /// Opens the redundancy of the file, making it if there is none; from here on stores are announced. The companion file is
-    /// not changed before the first of them, or before [`begin`](Watch::begin): the engine may refuse the file yet.
+    /// not changed before the first of them, or before [`begin`](TrackedData::begin): the engine may refuse the file yet.
     ///
     /// # Errors
     /// Those of [`Redundancy::open`].
@@ -99,7 +99,7 @@ impl<M: Medium> Watch<M> {
         let is_empty = self.medium.open(&self.path, Access::Read, 0)?.is_empty();
         *kept = if is_empty {
             Kept::Empty
-        } else if matches!(look_beside(&*self.medium, &self.path)?, Found::OfAnotherLength) {
+        } else if matches!(look_for(&*self.medium, &self.path)?, Found::OfAnotherLength) {
             Kept::Stale
         } else {
             Kept::Open(Box::new(self.open(None)?))
@@ -112,7 +112,7 @@ impl<M: Medium> Watch<M> {
         let medium = Arc::clone(&self.medium);
         let mut opened =
             Redundancy::open_beside(medium, &self.path, self.mode.clone(), self.settings, self.trusted, made)?;
-        opened.tell_through(&self.tidings);
+        opened.notify_through(&self.notifier);
         Ok(opened)
     }
 
@@ -198,7 +198,7 @@ impl<M: Medium> Watch<M> {
     }
 
     /// Stores to these bytes of the file, and tells.
-    pub(super) fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn announced(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.fresh()? {
             Kept::Nothing | Kept::Empty => store(),
             Kept::Stale => self.lost("its redundancy file is for another length and could not be created again"),
@@ -215,12 +215,12 @@ impl<M: Medium> Watch<M> {
     }
 
     /// Does with the file what changes its time, and no byte.
-    pub(super) fn stirred(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn touched(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.fresh()? {
             Kept::Open(redundancy) => {
-                redundancy.stir()?;
+                redundancy.begin_touch()?;
                 let done = work();
-                redundancy.calm();
+                redundancy.end_touch();
                 done
             }
             Kept::Lost(cause) => self.lost(cause),
@@ -287,7 +287,7 @@ fn begin<M: Medium>(redundancy: &Redundancy<M>) -> Result<()> {
     if redundancy.is_synchronous() { redundancy.cover().map(drop) } else { Ok(()) }
 }
 
-impl<M: Medium> Service for Watch<M> {
+impl<M: Medium> RedundancyService for TrackedData<M> {
     fn path(&self) -> &Path {
         &self.path
     }
@@ -300,8 +300,8 @@ impl<M: Medium> Service for Watch<M> {
         if self.is_empty() { Ok(0) } else { self.with(Redundancy::pass) }
     }
 
-    fn listen(&self, line: Option<Line>) {
-        self.tidings.listen(line);
+    fn set_listener(&self, listener: Option<DamageSender>) {
+        self.notifier.set_listener(listener);
     }
 
     fn coverage(&self) -> Result<Coverage> {
@@ -321,7 +321,7 @@ impl<M: Medium> Service for Watch<M> {
     }
 }
 
-impl<M: Medium> Beside for Watch<M> {
+impl<M: Medium> EngineRedundancy for TrackedData<M> {
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
         self.scrubbed(how, Redundancy::assess_found)
     }

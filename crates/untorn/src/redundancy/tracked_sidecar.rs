@@ -28,13 +28,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::History;
-use super::file::{create_marked, is_of, remove_of_sidecar, sidecar_companion};
-use super::format::Superblock as Companion;
-use super::notifier::Tidings;
+use super::file::{create_marked, is_of, remove_of_sidecar, sidecar_redundancy_file};
+use super::format::Superblock as FileSuperblock;
+use super::notifier::DamageNotifier;
 use super::open::InSidecar;
 use super::scrub::{End, Looked};
-use super::service::Aside;
-use super::{Coverage, Line, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
+use super::service::SidecarRedundancy;
+use super::{Coverage, DamageSender, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::engine::redundancy::{in_sidecar, repair_in_sidecar};
 use crate::error::{Error, Result};
 use crate::format::sidecar::superblock::{Left, Superblock};
@@ -46,7 +46,7 @@ use crate::storage::{Access, Medium, MediumFile};
 const NOWHERE: u64 = u64::MAX;
 
 /// The pages of one sidecar, and their redundancy.
-pub(crate) struct SidecarPages<M: Medium> {
+pub(crate) struct TrackedSidecar<M: Medium> {
     medium: Arc<M>,
     data: PathBuf,
     path: PathBuf,
@@ -58,7 +58,7 @@ pub(crate) struct SidecarPages<M: Medium> {
     /// How many of them have one that says which bytes of the others count, the first.
     every: AtomicU64,
     /// Of whatever redundancy there is of them.
-    tidings: Arc<Tidings>,
+    notifier: Arc<DamageNotifier>,
     kept: RwLock<Kept<M>>,
 }
 
@@ -69,9 +69,9 @@ enum Kept<M: Medium> {
     Lost(String),
 }
 
-impl<M: Medium> SidecarPages<M> {
+impl<M: Medium> TrackedSidecar<M> {
     /// The pages of the sidecar of this file. Nothing is kept of them until they are
-    /// [bound](SidecarPages::bind).
+    /// [bound](TrackedSidecar::bind).
     ///
     /// # Errors
     /// Those of looking at the file.
@@ -79,16 +79,16 @@ impl<M: Medium> SidecarPages<M> {
         let inode = medium.open(data, Access::Read, 0)?.identity()?.inode;
         // At once would be once for each slice, and for each bitmap in a meta page.
         let mode = if matches!(mode, Mode::Synchronous) { Mode::Announced } else { mode };
-        Ok(Arc::new(SidecarPages {
+        Ok(Arc::new(TrackedSidecar {
             medium,
             data: data.to_owned(),
             path: sidecar_path(data, inode),
-            place: sidecar_companion(data, inode),
+            place: sidecar_redundancy_file(data, inode),
             mode,
             batch,
             from: AtomicU64::new(NOWHERE),
             every: AtomicU64::new(1),
-            tidings: Arc::default(),
+            notifier: Arc::default(),
             kept: RwLock::new(Kept::Nothing),
         }))
     }
@@ -130,13 +130,13 @@ impl<M: Medium> SidecarPages<M> {
         if !self.medium.exists(&self.place)? {
             return Ok(());
         }
-        let companion = self.medium.open(&self.place, Access::Read, 0)?;
-        let found = match Companion::read(&companion, &self.place, &side) {
+        let redundancy_file = self.medium.open(&self.place, Access::Read, 0)?;
+        let found = match FileSuperblock::read(&redundancy_file, &self.place, &side) {
             Ok((found, _)) if !is_of(&found, &side)? => return Ok(()), // It is of a sidecar that is gone.
             Ok((found, _)) => {
                 let chunk = chunk_pages(superblock.layout) * PAGE;
                 let data = self.medium.open(&self.data, Access::Read, 0)?.len();
-                self.bounded(&found, &companion, 4 * side.len().max(data).max(chunk))
+                self.bounded(&found, &redundancy_file, 4 * side.len().max(data).max(chunk))
             }
             Err(error) => Err(error),
         };
@@ -144,13 +144,13 @@ impl<M: Medium> SidecarPages<M> {
             Ok(()) => {}
             // Who looks is told; who has the file for good makes it anew.
             Err(Error::Corrupt { .. }) if !matches!(self.mode, Mode::Look) => {
-                tracing::warn!(companion = %self.place.display(), "the redundancy of a sidecar is damaged; creating it \
+                tracing::warn!(redundancy_file = %self.place.display(), "the redundancy of a sidecar is damaged; creating it \
                                                                    again");
                 return Ok(());
             }
             Err(error) => return Err(error),
         }
-        drop((companion, side));
+        drop((redundancy_file, side));
         let from = superblock.geometry.chunks_at();
         let redundancy = self.open(from, None)?;
         let chunk = chunk_pages(superblock.layout);
@@ -163,10 +163,10 @@ impl<M: Medium> SidecarPages<M> {
 
     /// Refuses a companion that is shorter than it says, and says that it is of more bytes than the sidecar can be believed to have
     /// had: it would be made as long as it says.
-    fn bounded(&self, found: &Companion, companion: &M::File, most: u64) -> Result<()> {
-        if companion.len() < found.geometry.side_len() && found.geometry.len > most {
+    fn bounded(&self, found: &FileSuperblock, redundancy_file: &M::File, most: u64) -> Result<()> {
+        if redundancy_file.len() < found.geometry.side_len() && found.geometry.len > most {
             let what = "the redundancy file is shorter than its superblock says".to_owned();
-            return Err(Error::Corrupt { path: self.place.clone(), offset: Some(companion.len()), what });
+            return Err(Error::Corrupt { path: self.place.clone(), offset: Some(redundancy_file.len()), what });
         }
         Ok(())
     }
@@ -175,7 +175,7 @@ impl<M: Medium> SidecarPages<M> {
         let sidecar = InSidecar { place: self.place.clone(), from };
         let (medium, mode) = (Arc::clone(&self.medium), self.mode.clone());
         let mut opened = Redundancy::open_of_sidecar(medium, &self.path, mode, self.batch, sidecar, made)?;
-        opened.tell_through(&self.tidings);
+        opened.notify_through(&self.notifier);
         Ok(opened)
     }
 
@@ -230,7 +230,7 @@ impl<M: Medium> SidecarPages<M> {
     }
 
     /// Stores to these bytes of the sidecar, and tells.
-    pub(super) fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn announced(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
         let from = self.from.load(Ordering::Acquire);
         if bytes.end <= from {
             return store();
@@ -286,7 +286,7 @@ impl<M: Medium> SidecarPages<M> {
     pub(super) fn resize(&self, file: &M::File, len: u64) -> Result<()> {
         let old = file.len();
         if len < old {
-            self.told(len..old, || file.set_len(len))?;
+            self.announced(len..old, || file.set_len(len))?;
         } else {
             // What is added was zeros before.
             file.set_len(len)?;
@@ -340,11 +340,11 @@ impl<M: Medium> SidecarPages<M> {
 ///
 /// # Errors
 /// Those of looking, and of removing it.
-pub(crate) fn none_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<()> {
+pub(crate) fn no_sidecar_redundancy<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     remove_of_sidecar(medium, path).map(drop)
 }
 
-impl<M: Medium> SidecarPages<M> {
+impl<M: Medium> TrackedSidecar<M> {
     /// Whether there is nothing that an engine would do to these pages when it opens the file: they were closed, or there are none.
     pub(super) fn was_closed(&self) -> bool {
         match &*self.read() {
@@ -355,13 +355,13 @@ impl<M: Medium> SidecarPages<M> {
     }
 }
 
-impl<M: Medium> Aside for SidecarPages<M> {
+impl<M: Medium> SidecarRedundancy for TrackedSidecar<M> {
     fn is_kept(&self) -> bool {
         !matches!(&*self.read(), Kept::Nothing)
     }
 
-    fn listen(&self, line: Option<Line>) {
-        self.tidings.listen(line);
+    fn set_listener(&self, listener: Option<DamageSender>) {
+        self.notifier.set_listener(listener);
     }
 
     fn cover(&self) -> Result<u64> {

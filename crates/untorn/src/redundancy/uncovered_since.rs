@@ -16,7 +16,7 @@ use std::time::Instant;
 use super::bits::Bits;
 
 /// Since when pages of a file are uncovered.
-pub(super) struct Ages {
+pub(super) struct UncoveredSince {
     /// For pages that have no instant of their own.
     since: Instant,
     /// For those that have one.
@@ -25,16 +25,16 @@ pub(super) struct Ages {
     due: Bits,
 }
 
-impl Ages {
+impl UncoveredSince {
     /// Of a file of so many pages, of which any may be uncovered from this instant on.
     pub(super) fn new(pages: u64, since: Instant) -> Self {
-        Ages { since, own: BTreeMap::new(), due: Bits::new(pages) }
+        UncoveredSince { since, own: BTreeMap::new(), due: Bits::new(pages) }
     }
 
     /// The same for another number of pages: what is known of those that stay.
     pub(super) fn of_length(&self, pages: u64) -> Self {
         let own = self.own.range(..pages).map(|(page, since)| (*page, *since)).collect();
-        Ages { since: self.since, own, due: Bits::new(pages) }
+        UncoveredSince { since: self.since, own, due: Bits::new(pages) }
     }
 
     /// A page has become uncovered.
@@ -97,7 +97,7 @@ mod tests {
             let start = Instant::now();
             let mut ticks = 0;
             let mut tick = || { ticks += 1; start + Duration::from_secs(ticks) };
-            let mut ages = Ages::new(PAGES, start);
+            let mut uncovered_since = UncoveredSince::new(PAGES, start);
             // Since when each is uncovered in truth, and the instant from which the last pass on counted.
             let mut truth: BTreeMap<u64, Instant> = BTreeMap::new();
             let mut passes_began = vec![start];
@@ -107,28 +107,28 @@ mod tests {
                     truth.entry(page).or_insert(now);
                 }
                 let began = tick();
-                ages.begin(bits(truth.keys().copied()));
+                uncovered_since.begin(bits(truth.keys().copied()));
                 let due: Vec<u64> = truth.keys().copied().filter(|page| !left.contains(page)).collect();
                 for page in due {
                     truth.remove(&page);
-                    ages.covered(page);
+                    uncovered_since.covered(page);
                 }
                 for page in amid {
                     let now = tick();
                     truth.entry(page).or_insert(now);
                 }
                 if ends {
-                    ages.end(began);
+                    uncovered_since.end(began);
                     passes_began.push(began);
                 }
-                let told = ages.oldest(truth.keys());
-                prop_assert_eq!(told.is_some(), !truth.is_empty());
-                let Some(told) = told else { continue };
+                let notified = uncovered_since.oldest(truth.keys());
+                prop_assert_eq!(notified.is_some(), !truth.is_empty());
+                let Some(notified) = notified else { continue };
                 let oldest = *truth.values().min().unwrap();
-                prop_assert!(told <= oldest);
+                prop_assert!(notified <= oldest);
                 // The last pass that began before it, or with it.
                 let pass = passes_began.iter().rev().find(|began| **began <= oldest).unwrap();
-                prop_assert!(told >= *pass, "{:?} before {:?}", told, pass);
+                prop_assert!(notified >= *pass, "{:?} before {:?}", notified, pass);
             }
         }
     }
@@ -137,16 +137,16 @@ mod tests {
     fn each_has_its_own_where_it_is_told_of() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ages = Ages::new(PAGES, start);
-        ages.stored(3, at(5));
-        ages.stored(3, at(6));
-        ages.stored(19, at(7));
-        assert_eq!(ages.oldest([3, 19].iter()), Some(at(5)));
-        ages.covered(3);
-        assert_eq!(ages.oldest([19].iter()), Some(at(7)));
+        let mut uncovered_since = UncoveredSince::new(PAGES, start);
+        uncovered_since.stored(3, at(5));
+        uncovered_since.stored(3, at(6));
+        uncovered_since.stored(19, at(7));
+        assert_eq!(uncovered_since.oldest([3, 19].iter()), Some(at(5)));
+        uncovered_since.covered(3);
+        assert_eq!(uncovered_since.oldest([19].iter()), Some(at(7)));
         // Of a page that is cut off nothing is kept.
-        assert_eq!(ages.of_length(19).oldest([19].iter()), Some(start));
-        assert_eq!(ages.of_length(25).oldest([19, 24].iter()), Some(start));
-        assert_eq!(ages.oldest([].iter()), None);
+        assert_eq!(uncovered_since.of_length(19).oldest([19].iter()), Some(start));
+        assert_eq!(uncovered_since.of_length(25).oldest([19, 24].iter()), Some(start));
+        assert_eq!(uncovered_since.oldest([].iter()), None);
     }
 }

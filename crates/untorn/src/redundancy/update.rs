@@ -94,7 +94,7 @@ impl<M: Medium> Redundancy<M> {
             for page in inner.tables.uncovered().iter() {
                 due.put(page, true);
             }
-            inner.ages.begin(due);
+            inner.uncovered_since.begin(due);
             inner.left_alone.values_mut().for_each(|stripe| stripe.left = stripe.left.saturating_sub(1));
         }
         let (mut covered, mut from) = (0, 0);
@@ -104,9 +104,9 @@ impl<M: Medium> Redundancy<M> {
                 return Ok(covered);
             }
             let Some((stripes, next)) = self.next_batch(&inner, from) else {
-                let given_up = self.give_up_ahead(&mut inner);
+                let given_up = self.give_up_premarked(&mut inner);
                 self.note_failure(&mut inner, given_up)?;
-                inner.ages.end(began);
+                inner.uncovered_since.end(began);
                 if inner.superblock.left == Left::Storing && inner.is_quiet() && !self.of_sidecar {
                     // Nothing could be covered, of which the file's time would have been noted.
                     let noted = self.note_quiet(&mut inner);
@@ -135,7 +135,7 @@ impl<M: Medium> Redundancy<M> {
 
     /// A page is stored to: if it was the one that could not be read, now it may be.
     pub(super) fn expect_anew(&self, inner: &mut Inner, page: u64) {
-        inner.told.remove(&page);
+        inner.notified.remove(&page);
         if inner.stuck.contains(&page) {
             inner.left_alone.remove(&self.geometry.stripe_of(page));
         }
@@ -231,7 +231,7 @@ impl<M: Medium> Redundancy<M> {
     fn leave_alone(&self, inner: &mut Inner, stripe: u64, read: &Stripe, bad: &[usize]) {
         for &nth in bad {
             let page = read.pages[nth];
-            self.come_upon(inner, page);
+            self.note_damaged(inner, page);
             if inner.stuck.insert(page) {
                 let (path, offset) = (self.path.display(), self.pages.begins_at() + page * PAGE);
                 let what = if read.sums[nth].is_some() { "is damaged" } else { "cannot be read" };
@@ -279,7 +279,7 @@ impl<M: Medium> Redundancy<M> {
         for &page in &covered {
             inner.unknown.remove(&page);
             inner.tables.set_uncovered(page, false);
-            inner.ages.covered(page);
+            inner.uncovered_since.covered(page);
         }
         inner.tables.write(&self.side)?;
         self.medium.fence(sites.marks, &[&self.side])?;
@@ -300,7 +300,7 @@ impl<M: Medium> Redundancy<M> {
         }
         read.replace(*nth, &bytes, inner.tables.sum(page));
         tracing::warn!(path = %self.path.display(), page, "repaired a damaged page from parity");
-        self.tell_of(page);
+        self.notify_page(page);
         Ok(true)
     }
 }

@@ -24,13 +24,13 @@ impl<M: Medium> Redundancy<M> {
             }
             let is_whole = self.read(page, &mut held)? == Some(inner.tables.sum(page));
             if is_whole {
-                inner.told.remove(&page);
+                inner.notified.remove(&page);
                 continue;
             }
             if repair && self.give_back(&mut inner, page)? {
                 continue;
             }
-            self.come_upon(&mut inner, page);
+            self.note_damaged(&mut inner, page);
             let what = if repair {
                 "a page does not match its checksum, and parity cannot rebuild it; restore the file from a backup"
             } else {
@@ -54,7 +54,7 @@ impl<M: Medium> Redundancy<M> {
             }
             let is_whole = self.read_stored(page, &mut held)? == Some(inner.tables.sum(page));
             if !is_whole && !self.give_back(&mut inner, page)? {
-                self.come_upon(&mut inner, page);
+                self.note_damaged(&mut inner, page);
                 let what = "a page that locates bytes of the file is damaged, and parity cannot rebuild it; restore \
                             the file from a backup, or run `untorn unprotect` to use it as it is";
                 return Err(self.damaged(page, what));
@@ -66,7 +66,7 @@ impl<M: Medium> Redundancy<M> {
     /// Whether what a page holds is what its checksum speaks of, unless it is damaged: it is covered, and nobody is storing to
     /// it.
     pub(super) fn speaks_of(&self, inner: &Inner, page: u64) -> bool {
-        let is_marked = inner.tables.uncovered().has(page) && !inner.ahead.has(page);
+        let is_marked = inner.tables.uncovered().has(page) && !inner.premarked.has(page);
         !is_marked && !inner.stored.has(page) && !inner.unknown.contains(&page)
     }
 

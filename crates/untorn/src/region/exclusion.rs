@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::format::sidecar;
-use crate::ipc::rendezvous::who_takes_part;
-use crate::options::Admission;
+use crate::ipc::rendezvous::find_participant;
+use crate::options::ExclusionCheck;
 use crate::storage::{self, Identity};
 
 /// The name of the meeting place of the processes that share a region of a store. All regions have the same one, so
@@ -20,7 +20,7 @@ pub(super) fn place_of(identity: Identity) -> String {
 /// # Errors
 /// [`Error::InUse`] if a process does; [`Error::Io`].
 fn refuse_if_shared(store: &Path, identity: Identity) -> Result<()> {
-    let who = who_takes_part(&sidecar::directory(store), &place_of(identity));
+    let who = find_participant(&sidecar::directory(store), &place_of(identity));
     match who.map_err(|error| Error::io("find the processes that share a region of", store, error))? {
         Some(who) => {
             Err(Error::InUse { path: store.to_owned(), holder: format!("{who}, which shares a region of it") })
@@ -30,12 +30,12 @@ fn refuse_if_shared(store: &Path, identity: Identity) -> Result<()> {
 }
 
 /// Admits a store if no process shares a region of it.
-pub(super) struct Unshared<'a> {
+pub(super) struct RegionNotShared<'a> {
     pub(super) path: &'a Path,
 }
 
-impl Admission for Unshared<'_> {
-    fn admit(&self) -> Result<()> {
+impl ExclusionCheck for RegionNotShared<'_> {
+    fn check_exclusion(&self) -> Result<()> {
         refuse_if_shared(self.path, storage::detect(self.path)?.identity)
     }
 }

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::options::{Admission, Order};
+use crate::options::{ExclusionCheck, Order};
 use crate::region::engine::{
     self, AnyRegion, AnyStore, MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, Settings, Store, Stored,
 };
 use crate::region::engine::{Audit, RegionInfo, StoreInfo};
-use crate::region::exclusion::Unshared;
+use crate::region::exclusion::RegionNotShared;
 use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 
 /// A store of named regions in one file, each a set of 4 KiB pages that [`pmsync`](Region::pmsync) commits as a whole.
@@ -26,7 +26,7 @@ use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("store");
-/// use untorn::RegionStore;
+/// use untorn::region::RegionStore;
 /// let store = RegionStore::create(&path)?;
 /// let ledger = store.create_region("ledger")?;
 /// let page = ledger.alloc_page()?;
@@ -64,7 +64,7 @@ pub struct Region {
 /// ```
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// let store = untorn::StoreOptions::new().max_regions(16).create(dir.path().join("small"))?;
+/// let store = untorn::region::StoreOptions::new().max_regions(16).create(dir.path().join("small"))?;
 /// assert_eq!(store.info()?.max_regions, 16);
 /// # Ok(()) }
 /// ```
@@ -159,34 +159,39 @@ impl StoreOptions {
     /// # Errors
     /// - [`Error::Io`] with ENOENT if the file does not exist.
     /// - [`Error::InUse`] while another process, or another handle of this process that is not a clone, has it open, or
-    ///   processes [share](crate::SharedRegion) a region of it.
+    ///   processes [share](crate::region::SharedRegion) a region of it.
     /// - [`Error::Corrupt`] for a file that is not a store, or a truncated store.
     /// - [`Error::Unsupported`] for a store of a later version.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<RegionStore> {
         let path = &storage::resolve(path.as_ref())?;
-        let unshared = Unshared { path };
+        let unshared = RegionNotShared { path };
         // Before it is locked too, as those who share a region are who has the lock.
-        unshared.admit()?;
-        self.open_admitted(path, &unshared)
+        unshared.check_exclusion()?;
+        self.open_checked(path, &unshared)
     }
 
     /// Opens a store if the admission lets it.
     ///
     /// # Errors
     /// As for [`open`](StoreOptions::open), but for those who share; those of the admission.
-    pub(crate) fn open_admitted(&self, path: &Path, admission: &dyn Admission) -> Result<RegionStore> {
+    pub(crate) fn open_checked(&self, path: &Path, exclusion: &dyn ExclusionCheck) -> Result<RegionStore> {
         let detected = storage::detect(path)?;
         match detected.kind {
             MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-                self.open_with(Dax::new(detected.kind), path, Some(admission))
+                self.open_with(Dax::new(detected.kind), path, Some(exclusion))
             }
-            MediumKind::Block | MediumKind::Volatile => self.open_with(PageCache::new(), path, Some(admission)),
+            MediumKind::Block | MediumKind::Volatile => self.open_with(PageCache::new(), path, Some(exclusion)),
         }
     }
 
-    fn open_with<M: Medium>(&self, medium: M, path: &Path, admission: Option<&dyn Admission>) -> Result<RegionStore> {
+    fn open_with<M: Medium>(
+        &self,
+        medium: M,
+        path: &Path,
+        exclusion: Option<&dyn ExclusionCheck>,
+    ) -> Result<RegionStore> {
         let medium = Arc::new(Latched::new(medium));
-        Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path, self.settings, admission)?)) })
+        Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path, self.settings, exclusion)?)) })
     }
 
     /// Like [`create`](StoreOptions::create), on a custom medium; for simulators.

@@ -34,9 +34,9 @@ fn list(options: &Options) -> [(&'static str, String); 10] {
         (ORDER, options.order.to_string()),
         (READ_POLICY, options.read_policy.to_string()),
         (LOG_POLICY, options.log_policy.to_string()),
-        (REDO_FROM, options.redo_from.to_string()),
+        (REDO_FROM, options.redo_threshold_percent.to_string()),
         (LOG_SIZE, options.log_size.to_string()),
-        (CHECKPOINTERS, options.checkpointers.to_string()),
+        (CHECKPOINTERS, options.checkpoint_threads.to_string()),
         (MAX_LEN, options.max_len.map_or(ANY.to_owned(), |len| len.to_string())),
         (LOST_PAGE, options.lost_page.to_string()),
     ]
@@ -46,41 +46,41 @@ fn list(options: &Options) -> [(&'static str, String); 10] {
 ///
 /// # Errors
 /// In words, what the two do not agree on.
-pub(super) fn agree(terms: &str, options: &Options) -> Result<Options, String> {
+pub(super) fn agree(negotiated: &str, options: &Options) -> Result<Options, String> {
     for ((name, wanted), (_, default)) in list(options).into_iter().zip(list(&Options::new())) {
-        let found = value(terms, name).unwrap_or(ANY);
+        let found = value(negotiated, name).unwrap_or(ANY);
         if wanted != default && wanted != found {
             let found = if found == ANY { "not set" } else { found };
             return Err(format!("it shares the file with {name} {found}, but this open asks for {wanted}"));
         }
     }
-    adopt(terms, options)
+    adopt(negotiated, options)
 }
 
 /// Takes from the terms whatever they say.
 ///
 /// # Errors
 /// In words, what of them is not known here.
-pub(crate) fn adopt(terms: &str, options: &Options) -> Result<Options, String> {
+pub(crate) fn adopt(negotiated: &str, options: &Options) -> Result<Options, String> {
     let mut agreed = options.clone();
-    agreed.engine = taken(terms, ENGINE)?;
-    agreed.durability = Some(taken(terms, DURABILITY)?);
-    agreed.order = taken(terms, ORDER)?;
-    agreed.read_policy = taken(terms, READ_POLICY)?;
-    agreed.log_policy = taken(terms, LOG_POLICY)?;
-    agreed.redo_from = taken(terms, REDO_FROM)?;
-    agreed.log_size = taken(terms, LOG_SIZE)?;
-    agreed.checkpointers = taken(terms, CHECKPOINTERS)?;
-    agreed.max_len = if value(terms, MAX_LEN) == Some(ANY) { None } else { Some(taken(terms, MAX_LEN)?) };
-    agreed.lost_page = taken(terms, LOST_PAGE)?;
+    agreed.engine = taken(negotiated, ENGINE)?;
+    agreed.durability = Some(taken(negotiated, DURABILITY)?);
+    agreed.order = taken(negotiated, ORDER)?;
+    agreed.read_policy = taken(negotiated, READ_POLICY)?;
+    agreed.log_policy = taken(negotiated, LOG_POLICY)?;
+    agreed.redo_threshold_percent = taken(negotiated, REDO_FROM)?;
+    agreed.log_size = taken(negotiated, LOG_SIZE)?;
+    agreed.checkpoint_threads = taken(negotiated, CHECKPOINTERS)?;
+    agreed.max_len = if value(negotiated, MAX_LEN) == Some(ANY) { None } else { Some(taken(negotiated, MAX_LEN)?) };
+    agreed.lost_page = taken(negotiated, LOST_PAGE)?;
     // These were about the first opening: nothing that was committed since may be given up by a later one. The program's
     // function was called for the handle that it asked for, in a thread of its own.
-    (agreed.trust, agreed.adopt, agreed.progress) = (None, false, None);
+    (agreed.prefer, agreed.adopt, agreed.progress) = (None, false, None);
     Ok(agreed)
 }
 
-fn taken<T: FromStr>(terms: &str, name: &str) -> Result<T, String> {
-    value(terms, name).and_then(|word| word.parse().ok()).ok_or_else(|| {
+fn taken<T: FromStr>(negotiated: &str, name: &str) -> Result<T, String> {
+    value(negotiated, name).and_then(|word| word.parse().ok()).ok_or_else(|| {
         format!(
             "this version of untorn does not know \
                                                                                  its {name}"
@@ -88,15 +88,15 @@ fn taken<T: FromStr>(terms: &str, name: &str) -> Result<T, String> {
     })
 }
 
-fn value<'a>(terms: &'a str, name: &str) -> Option<&'a str> {
-    terms.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+fn value<'a>(negotiated: &'a str, name: &str) -> Option<&'a str> {
+    negotiated.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::Recovery;
-    use crate::options::{Durability, EngineKind, LogPolicy, LostPage, Order, ReadPolicy, Trust};
+    use crate::options::{Durability, EngineKind, LogPolicy, LostPage, Order, Prefer, ReadPolicy};
 
     fn info() -> Info {
         Info {
@@ -120,24 +120,24 @@ mod tests {
             .order(Order::TwoFence)
             .read_policy(ReadPolicy::Deploy)
             .log_policy(LogPolicy::Redo)
-            .redo_from(9)
+            .redo_threshold_percent(9)
             .log_size(1 << 20)
-            .checkpointers(3)
+            .checkpoint_threads(3)
             .max_len(1 << 30)
             .on_lost_page(LostPage::Signal)
     }
 
     #[test]
     fn what_is_not_said_is_taken_over() {
-        let terms = of(&peculiar(), &info());
+        let negotiated = of(&peculiar(), &info());
         let called = std::sync::Arc::new(());
-        let mine = Options::new().trust(Trust::File).adopt(true).progress({
+        let mine = Options::new().prefer(Prefer::File).adopt(true).progress({
             let called = called.clone();
             move |_| drop(called.clone())
         });
-        let agreed = agree(&terms, &mine).unwrap();
+        let agreed = agree(&negotiated, &mine).unwrap();
         assert_eq!(list(&agreed), list(&peculiar()));
-        assert_eq!((agreed.trust, agreed.adopt), (None, false));
+        assert_eq!((agreed.prefer, agreed.adopt), (None, false));
         drop(mine);
         assert_eq!(
             std::sync::Arc::strong_count(&called),
@@ -145,14 +145,14 @@ mod tests {
             "it would be called in a thread that is not the program's"
         );
         // With what it gives it is agreed with again, and states the same.
-        assert_eq!(of(&agreed, &info()), terms);
-        assert!(terms.len() <= 1024 && agree(&terms, &agreed).is_ok());
+        assert_eq!(of(&agreed, &info()), negotiated);
+        assert!(negotiated.len() <= 1024 && agree(&negotiated, &agreed).is_ok());
         assert_eq!(agree(&of(&Options::new(), &info()), &Options::new()).unwrap().max_len, None);
     }
 
     #[test]
     fn each_option_that_differs_is_refused_with_both_values() {
-        let terms = of(&Options::new(), &info());
+        let negotiated = of(&Options::new(), &info());
         let new = Options::new;
         for (options, both) in [
             (new().engine(EngineKind::Reflection), ["hybrid-log", "reflection"]),
@@ -160,13 +160,13 @@ mod tests {
             (new().order(Order::TwoFence), ["one-fence", "two-fence"]),
             (new().read_policy(ReadPolicy::Deploy), ["gather", "deploy"]),
             (new().log_policy(LogPolicy::Redo), ["hybrid", "redo"]),
-            (new().redo_from(9), ["5", "9"]),
+            (new().redo_threshold_percent(9), ["5", "9"]),
             (new().log_size(1 << 20), ["68719476736", "1048576"]),
-            (new().checkpointers(3), ["2", "3"]),
+            (new().checkpoint_threads(3), ["2", "3"]),
             (new().max_len(77), ["not set", "77"]),
             (new().on_lost_page(LostPage::Signal), ["fail", "signal"]),
         ] {
-            let why = agree(&terms, &options).unwrap_err();
+            let why = agree(&negotiated, &options).unwrap_err();
             assert!(both.iter().all(|value| why.contains(value)), "{why}");
         }
         assert!(agree("", &new()).is_err(), "terms that name no engine");

@@ -37,7 +37,7 @@ pub type Read = fn(&[u8]) -> u64;
 /// The ways to compute a CRC-32C on this CPU. The first is the one in use.
 ///
 /// ```
-/// for way in untorn::simd::crc32c_ways() {
+/// for way in untorn::testing::simd::crc32c_ways() {
 ///     assert_eq!((way.run)(b"123456789"), 0xe306_9283, "{}", way.name);
 /// }
 /// ```
@@ -48,7 +48,7 @@ pub fn crc32c_ways() -> Vec<Way<Crc32c>> {
 /// The ways to compute parity on this CPU. The first is the one in use.
 ///
 /// ```
-/// for way in untorn::simd::parity_ways() {
+/// for way in untorn::testing::simd::parity_ways() {
 ///     let mut parity = [0; 3];
 ///     (way.run)(&mut parity, &[&[1, 2, 3], &[1, 1, 1]]);
 ///     assert_eq!(parity, [0, 3, 2], "{}", way.name);
@@ -61,7 +61,7 @@ pub fn parity_ways() -> Vec<Way<Parity>> {
 /// The ways to only read memory on this CPU, the widest first: the baseline for the other measurements.
 ///
 /// ```
-/// assert_eq!((untorn::simd::read_ways()[0].run)(&[7; 16]), 0);
+/// assert_eq!((untorn::testing::simd::read_ways()[0].run)(&[7; 16]), 0);
 /// ```
 pub fn read_ways() -> Vec<Way<Read>> {
     parity::read_ways()

@@ -9,7 +9,7 @@ use std::fmt;
 /// The name of one place in the code that flushes or fences.
 ///
 /// ```
-/// use untorn::storage::Barrier;
+/// use untorn::testing::storage::Barrier;
 /// const EXAMPLE: Barrier = Barrier::new("example.fence");
 /// assert_eq!(EXAMPLE.name(), "example.fence");
 /// ```

@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::{Access, Identity, mapping, names};
-use crate::error::{Error, Result};
+use crate::error::{Error, FileKind, Result};
 use crate::options::LostPage;
 use crate::sys;
 use crate::sys::file::{RAMFS, TMPFS};
@@ -76,7 +76,7 @@ pub struct Detected {
 /// ```
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// let found = untorn::storage::detect(dir.path())?;
+/// let found = untorn::testing::storage::detect(dir.path())?;
 /// println!("{} (durable: {})", found.kind, found.durable);
 /// # Ok(()) }
 /// ```
@@ -151,7 +151,7 @@ impl Probe {
     fn new(path: &Path) -> Result<Self> {
         let (file, directory, unprobed) = match names::open_regular(path, Access::Read) {
             Ok(file) => (Some(file), None, None),
-            Err(Error::NotAFile { found: "a directory", .. }) => {
+            Err(Error::NotAFile { found: FileKind::Directory, .. }) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let directory =
                     rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::io("open", path, errno))?;

@@ -30,7 +30,7 @@ pub use dax::{Dax, DaxFile};
 pub use detect::{Detected, MediumKind, detect, explain};
 pub use latch::{Latched, LatchedFile};
 pub(crate) use mapping::identity as identity_of;
-pub use names::MadeLike;
+pub use names::CreateAttrs;
 pub use page_cache::{PageCache, PageCacheFile};
 pub(crate) use whole::create_whole;
 

@@ -12,12 +12,12 @@ use rustix::fs::{CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use super::Access;
-use crate::error::{Error, Result};
+use crate::error::{Error, FileKind, Result};
 use crate::sys;
 
-/// Attributes for creating a file again: see `SlowFile::made_like`.
+/// Attributes for creating a file again: see `BackingFile::create_attrs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MadeLike {
+pub struct CreateAttrs {
     /// Its permissions: the lowest nine bits of its mode.
     pub mode: u32,
     /// Its owner.
@@ -49,12 +49,12 @@ pub(crate) fn open_regular(path: &Path, access: Access) -> Result<OwnedFd> {
 pub(crate) fn check_regular(path: &Path, found: &rustix::fs::Stat) -> Result<()> {
     let found = match FileType::from_raw_mode(found.st_mode) {
         FileType::RegularFile => return Ok(()),
-        FileType::Directory => "a directory",
-        FileType::Fifo => "a pipe",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice => "a character device",
-        FileType::BlockDevice => "a block device",
-        _ => "something else",
+        FileType::Directory => FileKind::Directory,
+        FileType::Fifo => FileKind::Pipe,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice => FileKind::CharacterDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        _ => FileKind::Other,
     };
     Err(Error::NotAFile { path: path.to_owned(), found })
 }
@@ -82,7 +82,7 @@ pub(crate) fn create_like(path: &Path, len: u64, like: BorrowedFd<'_>) -> Result
 ///
 /// # Errors
 /// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `fchown(2)`, `fchmod(2)`.
-pub(crate) fn create_again(path: &Path, like: &MadeLike) -> Result<OwnedFd> {
+pub(crate) fn create_again(path: &Path, like: &CreateAttrs) -> Result<OwnedFd> {
     create_with(path, 0o600, |file| {
         let failed = |errno| Error::io("set the permissions of", path, errno);
         let found = rustix::fs::fstat(file).map_err(failed)?;
@@ -223,10 +223,10 @@ mod tests {
         let socket = dir.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         for (path, expected) in [
-            (dir.path(), "a directory"),
-            (&pipe, "a pipe"),
-            (&socket, "a socket"),
-            (Path::new("/dev/null"), "a character device"),
+            (dir.path(), FileKind::Directory),
+            (&pipe, FileKind::Pipe),
+            (&socket, FileKind::Socket),
+            (Path::new("/dev/null"), FileKind::CharacterDevice),
         ] {
             for access in [Access::Read, Access::ReadWrite] {
                 match open_regular(path, access) {

@@ -11,23 +11,23 @@ use crate::sys::sync::{AtomicU64, Ordering, Zeroed};
 /// A lock held across operations on the medium. All zeros is the unlocked state.
 #[derive(Debug, Zeroed)]
 #[repr(transparent)]
-pub(crate) struct Gate(AtomicU64);
+pub(crate) struct WordLock(AtomicU64);
 
 /// The holder's proof; dropping it opens the gate.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(&'a Gate);
+pub(crate) struct WordLockGuard<'a>(&'a WordLock);
 
-impl Gate {
-    /// Closes the gate if it is open, for whoever will [`open`](Gate::open) it.
+impl WordLock {
+    /// Closes the gate if it is open, for whoever will [`open`](WordLock::open) it.
     #[inline]
-    pub(crate) fn try_close(&self) -> bool {
+    pub(crate) fn try_acquire(&self) -> bool {
         self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Closes the gate once it is open, for whoever will [`open`](Gate::open) it.
-    pub(crate) fn close(&self, mut relax: impl FnMut(u32)) {
+    /// Closes the gate once it is open, for whoever will [`open`](WordLock::open) it.
+    pub(crate) fn acquire(&self, mut relax: impl FnMut(u32)) {
         let mut round = 0;
-        while self.is_locked() || !self.try_close() {
+        while self.is_locked() || !self.try_acquire() {
             relax(round);
             round = round.saturating_add(1);
         }
@@ -35,18 +35,18 @@ impl Gate {
 
     /// Opens the gate. Only for the one who closed it.
     #[inline]
-    pub(crate) fn open(&self) {
+    pub(crate) fn release(&self) {
         self.0.store(0, Ordering::Release);
     }
 
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<Held<'_>> {
-        self.try_close().then(|| Held(self))
+    pub(crate) fn try_lock(&self) -> Option<WordLockGuard<'_>> {
+        self.try_acquire().then(|| WordLockGuard(self))
     }
 
-    pub(crate) fn lock(&self, relax: impl FnMut(u32)) -> Held<'_> {
-        self.close(relax);
-        Held(self)
+    pub(crate) fn lock(&self, relax: impl FnMut(u32)) -> WordLockGuard<'_> {
+        self.acquire(relax);
+        WordLockGuard(self)
     }
 
     /// Whether somebody holds it, for a guess only.
@@ -56,13 +56,13 @@ impl Gate {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for WordLockGuard<'_> {
     fn drop(&mut self) {
-        self.0.open();
+        self.0.release();
     }
 }
 
-/// Locks a standard mutex, waiting like a [`Gate`]: for state that is no plain word but is held across operations on the
+/// Locks a standard mutex, waiting like a [`WordLock`]: for state that is no plain word but is held across operations on the
 /// medium too. What the mutex guards must be whole at every instant, for a panic does not poison it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>, mut relax: impl FnMut(u32)) -> MutexGuard<'_, T> {
     let mut round = 0;
@@ -85,21 +85,21 @@ mod tests {
 
     #[test]
     fn excludes_and_reopens() {
-        let gate: Gate = zeroed();
-        let held = gate.lock(|_| panic!("free gate must not wait"));
+        let word_lock: WordLock = zeroed();
+        let held = word_lock.lock(|_| panic!("free gate must not wait"));
         // Twice: a failed attempt must not open the gate for the next.
-        assert!(gate.try_lock().is_none());
-        assert!(gate.try_lock().is_none());
+        assert!(word_lock.try_lock().is_none());
+        assert!(word_lock.try_lock().is_none());
         drop(held);
-        assert!(gate.try_lock().is_some());
+        assert!(word_lock.try_lock().is_some());
     }
 
     #[test]
     fn waiting_goes_through_relax() {
-        let gate: Gate = zeroed();
-        let held = Cell::new(Some(gate.lock(|_| ())));
+        let word_lock: WordLock = zeroed();
+        let held = Cell::new(Some(word_lock.lock(|_| ())));
         let rounds = Cell::new(0);
-        let again = gate.lock(|round| {
+        let again = word_lock.lock(|round| {
             rounds.set(round + 1);
             if round == 3 {
                 held.take();

@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::fault::Watch;
+use super::fault::TrackedData;
 use super::page_size;
 use crate::options::LostPage;
 
@@ -43,7 +43,7 @@ pub(crate) struct FileMap {
     start: NonNull<u8>,
     reserved: usize,
     /// Present unless a lost page is to be a SIGBUS of the program's own.
-    watch: Option<Watch>,
+    watch: Option<TrackedData>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and `FileMap` is an address, a number and a watch, which
@@ -88,7 +88,7 @@ impl FileMap {
                     let mut map = FileMap { start, reserved, watch: None };
                     if lost_page == LostPage::Fail {
                         let writable = protection.contains(ProtFlags::WRITE) || kind == MapKind::Closed;
-                        map.watch = Some(Watch::new(start.as_ptr() as usize, reserved, writable)?);
+                        map.watch = Some(TrackedData::new(start.as_ptr() as usize, reserved, writable)?);
                     }
                     return Ok(map);
                 }
@@ -139,7 +139,7 @@ impl FileMap {
     /// The offset of the first page that was lost, if one was: from then on the bytes of the mapping are not all those
     /// of the file, and stores to it may go nowhere. Ask [`none_lost`](super::fault::none_lost) first, which is quick.
     pub(crate) fn lost(&self) -> Option<u64> {
-        self.watch.as_ref().and_then(Watch::lost)
+        self.watch.as_ref().and_then(TrackedData::lost)
     }
 
     /// Notes that the page at `offset` was lost, found otherwise than by an access to it. Without effect where a lost

@@ -132,13 +132,13 @@ impl Tracking {
 /// nothing stored to; or the stores to what is mapped there next. Both are errors here.
 pub(crate) struct SharedTracking {
     pagemap: File,
-    watch: Arc<Watch>,
+    watch: Arc<TrackedData>,
     /// What keeps the write protection.
     protector: OwnedFd,
 }
 
 /// A range of addresses that is asked about.
-struct Watch {
+struct TrackedData {
     addresses: Range<usize>,
     /// A forked child has other mappings, and locks that nobody lets go.
     process: u64,
@@ -147,13 +147,13 @@ struct Watch {
 }
 
 /// Every range of addresses that this process watches.
-static WATCHES: PerProcess<Mutex<Vec<Weak<Watch>>>> = PerProcess::new();
+static WATCHES: PerProcess<Mutex<Vec<Weak<TrackedData>>>> = PerProcess::new();
 
-impl Watch {
+impl TrackedData {
     /// Watches a range, from now on alone.
-    fn begin(addresses: Range<usize>) -> Arc<Watch> {
+    fn begin(addresses: Range<usize>) -> Arc<TrackedData> {
         let process = incarnation();
-        let watch = Arc::new(Watch { addresses, process, displaced: Mutex::new(false) });
+        let watch = Arc::new(TrackedData { addresses, process, displaced: Mutex::new(false) });
         // Nothing panics under either lock.
         let mut watches = WATCHES.lock();
         watches.retain(|other| other.strong_count() > 0);
@@ -191,7 +191,7 @@ impl SharedTracking {
         let protector = protector(start, len, &pagemap)?;
         // The kernel lets nobody else watch this mapping, so whoever watches these addresses means another, which is gone.
         // Before the first store is noticed: they would take it.
-        let watch = Watch::begin(start..start + len);
+        let watch = TrackedData::begin(start..start + len);
         // `UFFDIO_WRITEPROTECT`. It marks pages that are not in memory, too.
         let mut words = [start as u64, len as u64, 1];
         let request = 3 << 30 | (size_of_val(&words) as u64) << 16 | 0xaa << 8 | 0x06;

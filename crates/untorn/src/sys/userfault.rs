@@ -1,7 +1,7 @@
 //! Page faults that this process serves itself: `userfaultfd(2)` over memory that several processes share.
 //!
 //! Two ways of registering are offered: one whose faults end in SIGBUS in the thread that touched the page
-//! ([`Userfault::signalling`], served by a [`Keeper`](super::fault::Keeper)), and one through which pages are filled
+//! ([`Userfault::signalling`], served by a [`FaultHandler`](super::fault::FaultHandler)), and one through which pages are filled
 //! ([`Userfault::filling`]).
 //!
 //! # Safety

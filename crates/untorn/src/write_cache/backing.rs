@@ -13,11 +13,11 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::storage::{Access, Barrier, Identity, MadeLike, Medium, MediumFile, identity_of, names};
+use crate::storage::{Access, Barrier, CreateAttrs, Identity, Medium, MediumFile, identity_of, names};
 use crate::sys;
 
 /// One open slow file. Many threads may call all methods.
-pub trait SlowFile: Send + Sync + 'static {
+pub trait BackingFile: Send + Sync + 'static {
     /// What distinguishes this file from all others.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ pub trait SlowFile: Send + Sync + 'static {
     /// Whether the length is 0.
     ///
     /// # Errors
-    /// Those of [`len`](SlowFile::len).
+    /// Those of [`len`](BackingFile::len).
     fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -51,7 +51,7 @@ pub trait SlowFile: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of `fstat(2)` and `flistxattr(2)`.
-    fn made_like(&self) -> Result<Option<MadeLike>> {
+    fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
         Ok(None)
     }
 
@@ -61,7 +61,7 @@ pub trait SlowFile: Send + Sync + 'static {
     /// Those of `pread(2)`.
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize>;
 
-    /// Writes all of `src` at `offset`, and grows the file if needed. Durable after [`sync`](SlowFile::sync).
+    /// Writes all of `src` at `offset`, and grows the file if needed. Durable after [`sync`](BackingFile::sync).
     ///
     /// # Errors
     /// Those of `pwrite(2)`.
@@ -76,7 +76,7 @@ pub trait SlowFile: Send + Sync + 'static {
         self.write(offset, src).map(|()| src.len())
     }
 
-    /// Changes the length. New bytes read as zeros. Durable after [`sync`](SlowFile::sync).
+    /// Changes the length. New bytes read as zeros. Durable after [`sync`](BackingFile::sync).
     ///
     /// # Errors
     /// Those of `ftruncate(2)`.
@@ -101,12 +101,12 @@ pub enum Named {
 }
 
 /// The directories that hold slow files.
-pub trait SlowPlace: Send + Sync + 'static {
+pub trait BackingDir: Send + Sync + 'static {
     /// Opens a regular file for reading and writing; `None` if no file has this name.
     ///
     /// # Errors
     /// Those of `open(2)`.
-    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>>;
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>>;
 
     /// Whether any file has this name.
     ///
@@ -144,15 +144,15 @@ pub trait SlowPlace: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of `open(2)`, `fchown(2)` and `fchmod(2)`; nothing is left behind then.
-    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>>;
+    fn make(&self, path: &Path, like: &CreateAttrs) -> Result<Arc<dyn BackingFile>>;
 
-    /// Gives a file another name, which must be free. Durable after [`sync_dir`](SlowPlace::sync_dir).
+    /// Gives a file another name, which must be free. Durable after [`sync_dir`](BackingDir::sync_dir).
     ///
     /// # Errors
     /// EEXIST, and those of `renameat2(2)`.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
 
-    /// Removes a file. Durable after [`sync_dir`](SlowPlace::sync_dir).
+    /// Removes a file. Durable after [`sync_dir`](BackingDir::sync_dir).
     ///
     /// # Errors
     /// Those of `unlink(2)`.
@@ -205,7 +205,7 @@ impl fmt::Debug for Descriptor {
     }
 }
 
-impl SlowFile for Descriptor {
+impl BackingFile for Descriptor {
     fn identity(&self) -> Result<Identity> {
         identity_of(self.file.as_fd(), &self.path)
     }
@@ -220,7 +220,7 @@ impl SlowFile for Descriptor {
         Ok(found.st_nlink == 0)
     }
 
-    fn made_like(&self) -> Result<Option<MadeLike>> {
+    fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
         let failed = |errno| Error::io("examine", &self.path, errno);
         let found = rustix::fs::fstat(&self.file).map_err(failed)?;
         let mode = Mode::from_raw_mode(found.st_mode);
@@ -240,7 +240,7 @@ impl SlowFile for Descriptor {
         };
         // The kernel gives a new file its label by where it is made.
         let labels = names[..len].split(|&byte| byte == 0).all(|name| matches!(name, b"" | b"security.selinux"));
-        let like = MadeLike { mode: mode.as_raw_mode(), uid: found.st_uid, gid: found.st_gid };
+        let like = CreateAttrs { mode: mode.as_raw_mode(), uid: found.st_uid, gid: found.st_gid };
         Ok(labels.then_some(like))
     }
 
@@ -282,8 +282,8 @@ impl SlowFile for Descriptor {
     }
 }
 
-impl SlowPlace for Kernel {
-    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+impl BackingDir for Kernel {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
         match names::open_regular(path, Access::ReadWrite) {
             Ok(file) => Ok(Some(Arc::new(Descriptor::new(file, path)?))),
             Err(Error::NotAFile { .. }) => Ok(None),
@@ -328,7 +328,7 @@ impl SlowPlace for Kernel {
         }
     }
 
-    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+    fn make(&self, path: &Path, like: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         Ok(Arc::new(Descriptor::new(names::create_again(path, like)?, path)?))
     }
 
@@ -355,7 +355,7 @@ fn is_absent(error: &Error) -> bool {
 }
 
 /// The files of a medium, as slow files; for simulators.
-pub struct OnMedium<M>(pub M);
+pub struct MediumDir<M>(pub M);
 
 /// The longest that a slow file on a medium may grow to.
 const RESERVE: u64 = 1 << 24;
@@ -366,7 +366,7 @@ struct OnMediumFile<M: Medium> {
     path: PathBuf,
 }
 
-impl<M: Medium> SlowFile for OnMediumFile<M> {
+impl<M: Medium> BackingFile for OnMediumFile<M> {
     fn identity(&self) -> Result<Identity> {
         self.file.identity()
     }
@@ -383,8 +383,8 @@ impl<M: Medium> SlowFile for OnMediumFile<M> {
         Ok(there.identity()? != self.identity()?)
     }
 
-    fn made_like(&self) -> Result<Option<MadeLike>> {
-        Ok(Some(MadeLike { mode: 0o600, uid: 0, gid: 0 }))
+    fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
+        Ok(Some(CreateAttrs { mode: 0o600, uid: 0, gid: 0 }))
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
@@ -411,8 +411,8 @@ impl<M: Medium> SlowFile for OnMediumFile<M> {
     }
 }
 
-impl<M: Medium + Clone> SlowPlace for OnMedium<M> {
-    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+impl<M: Medium + Clone> BackingDir for MediumDir<M> {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
         if !self.0.exists(path)? {
             return Ok(None);
         }
@@ -449,7 +449,7 @@ impl<M: Medium + Clone> SlowPlace for OnMedium<M> {
         Ok(self.0.exists(dir)?.then_some(same))
     }
 
-    fn make(&self, path: &Path, _: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+    fn make(&self, path: &Path, _: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         let file = self.0.create(path, 0, RESERVE)?;
         Ok(Arc::new(OnMediumFile { file, medium: self.0.clone(), path: path.to_owned() }))
     }

@@ -18,7 +18,7 @@ pub struct CachedFile {
 }
 
 impl CachedFile {
-    /// The path of the file: of the first attach, or of the last [rename](CachedFile::move_to).
+    /// The path of the file: of the first attach, or of the last [rename](CachedFile::begin_rename).
     pub fn path(&self) -> PathBuf {
         self.file.path().to_path_buf()
     }
@@ -61,7 +61,7 @@ impl CachedFile {
     }
 
     /// Writes as much of `src` at `offset` as the file has room for, and returns the number of bytes written. It writes
-    /// all of them, except for a write-through file ([`WriteCache::attach_through`]), where the file system may take
+    /// all of them, except for a write-through file ([`WriteCache::attach_write_through`]), where the file system may take
     /// fewer. After a crash the file has all returned bytes or nothing of `src`; if the crash comes before the call
     /// returns, it may have all of `src`.
     ///
@@ -119,16 +119,16 @@ impl CachedFile {
     ///
     /// # Errors
     /// As for [`sync`](CachedFile::sync).
-    pub fn hand_over(&self) -> Result<()> {
-        self.cache.hand_over(&self.file)
+    pub fn write_to_kernel(&self) -> Result<()> {
+        self.cache.write_to_kernel(&self.file)
     }
 
     /// Drains the file and reads its length again: after a lock was taken, when another program may have written to it.
     ///
     /// # Errors
     /// As for [`sync`](CachedFile::sync).
-    pub fn refresh(&self) -> Result<()> {
-        self.cache.refresh(&self.file)
+    pub fn reload_len(&self) -> Result<()> {
+        self.cache.reload_len(&self.file)
     }
 
     /// Drains the file and sends all further calls, through any handle, past the log to the kernel. From then on any
@@ -150,8 +150,8 @@ impl CachedFile {
     ///
     /// # Errors
     /// As for [`sync`](CachedFile::sync).
-    pub fn leave(&self) -> Result<bool> {
-        self.cache.leave(&self.file)
+    pub fn prepare_unlink(&self) -> Result<bool> {
+        self.cache.prepare_unlink(&self.file)
     }
 
     /// Records, durably, that the file is about to be renamed to `to`, replacing the file of that name. Then it may be
@@ -159,7 +159,7 @@ impl CachedFile {
     /// caller must call [`moved`](CachedFile::moved) afterwards, whether it renamed the file or not. Until then a
     /// replay leaves the file where a crash left it.
     ///
-    /// If the replaced file is behind the same cache, this call also lets it [leave](CachedFile::leave); it must have
+    /// If the replaced file is behind the same cache, this call also lets it [leave](CachedFile::prepare_unlink); it must have
     /// no other name. Any other replaced file is recorded. If a crash undoes the rename, a replay renames the file over
     /// that one again, and over no other. For this the call syncs the directory of `to`, if it does not know what a
     /// crash could leave there.
@@ -182,8 +182,8 @@ impl CachedFile {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger.new"));
     /// use std::sync::Arc;
-    /// use untorn::storage::Descriptor;
-    /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// use untorn::testing::storage::Descriptor;
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
     /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
@@ -197,20 +197,20 @@ impl CachedFile {
     /// # renamed.map_err(io)?;
     /// # Ok(()) }
     /// ```
-    pub fn move_to(&self, to: &Path) -> Result<bool> {
-        self.cache.move_to(&self.file, to)
+    pub fn begin_rename(&self, to: &Path) -> Result<bool> {
+        self.cache.begin_rename(&self.file, to)
     }
 
-    /// Reports whether an [announced](CachedFile::move_to) rename was done. When this returns, the rename is as durable
+    /// Reports whether an [announced](CachedFile::begin_rename) rename was done. When this returns, the rename is as durable
     /// as a write: a replay repeats it if a crash undoes it. If it was not done, the file with the other name stays.
     ///
-    /// It does nothing if no rename was announced, or `move_to` returned false. See [`move_to`](CachedFile::move_to)
+    /// It does nothing if no rename was announced, or `begin_rename` returned false. See [`begin_rename`](CachedFile::begin_rename)
     /// for an example.
     ///
     /// # Errors
     /// As for [`sync`](CachedFile::sync).
-    pub fn moved(&self, done: bool) -> Result<()> {
-        self.cache.moved(&self.file, done)
+    pub fn end_rename(&self, done: bool) -> Result<()> {
+        self.cache.end_rename(&self.file, done)
     }
 
     /// Whether the file durably has everything written so far, and the log has no entry of it any more.
@@ -222,8 +222,8 @@ impl CachedFile {
     ///
     /// # Errors
     /// The failure of the file since it was attached, or of the log, if there was one.
-    pub fn standing(&self) -> Result<()> {
-        self.cache.standing(&self.file)
+    pub fn check_usable(&self) -> Result<()> {
+        self.cache.check_usable(&self.file)
     }
 
     /// Whether the file is [demoted](CachedFile::demote).

@@ -12,15 +12,15 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::backing::{Descriptor, Kernel, Named, OnMedium, SlowFile, SlowPlace};
+pub use self::backing::{BackingDir, BackingFile, Descriptor, Kernel, Named};
 use self::engine::AnyCache;
-pub use self::engine::{CacheInfo, Fate, Replay, ReplayedFile};
+pub use self::engine::{CacheInfo, Replay, ReplayOutcome, ReplayedFile};
 pub use self::file::CachedFile;
 pub use self::multi_process::{SharedLog, Step};
 pub use self::options::CacheOptions;
 use crate::error::Result;
 use crate::options::ProgressFn;
-pub use crate::storage::MadeLike;
+pub use crate::storage::CreateAttrs;
 use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 #[cfg(doc)]
 use crate::{error::Error, options::Durability};
@@ -40,7 +40,7 @@ use crate::{error::Error, options::Durability};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
 /// use std::os::fd::AsFd;
-/// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+/// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
 /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
 /// let plain = std::fs::File::create_new(&path).map_err(io)?;
 /// let file = cache.attach(plain.as_fd(), &path)?;
@@ -79,7 +79,7 @@ impl WriteCache {
     /// The call opens the file again for reading and writing, so the descriptor may be open for either. It ignores the
     /// descriptor's offset. From now on all readers and writers of the file must use this cache, or wait for
     /// [`demote`](CachedFile::demote). A program that renames or removes the file tells the log first
-    /// ([`move_to`](CachedFile::move_to), [`leave`](CachedFile::leave)), or demotes it: a replay looks for the file at
+    /// ([`begin_rename`](CachedFile::begin_rename), [`prepare_unlink`](CachedFile::prepare_unlink)), or demotes it: a replay looks for the file at
     /// `path` and in its directory, and keeps the entries of a file that it does not find. The first write makes the
     /// file's name and contents durable.
     ///
@@ -89,26 +89,26 @@ impl WriteCache {
     pub fn attach(&self, file: BorrowedFd<'_>, path: &Path) -> Result<CachedFile> {
         // It is the directory with the file itself that is flushed and searched, and not that with a link to it.
         let path = &storage::resolve(path)?;
-        self.attach_slow(Arc::new(Descriptor::reopen(file, path)?), path)
+        self.attach_backing(Arc::new(Descriptor::reopen(file, path)?), path)
     }
 
-    /// Like [`attach`](WriteCache::attach), for a custom [`SlowFile`].
+    /// Like [`attach`](WriteCache::attach), for a custom [`BackingFile`].
     ///
     /// # Errors
     /// As for [`attach`](WriteCache::attach).
-    pub fn attach_slow(&self, file: Arc<dyn SlowFile>, path: &Path) -> Result<CachedFile> {
+    pub fn attach_backing(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
         let file = self.cache.attach(file, path, false)?;
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
 
-    /// Like [`attach_slow`](WriteCache::attach_slow), for a file that is written *through*: when a write returns, the
+    /// Like [`attach_backing`](WriteCache::attach_backing), for a file that is written *through*: when a write returns, the
     /// log has it and then the file too, so others may read the file without the log. Such a file has the log's
     /// durability and the file's own read speed, but a write takes the time of both. The file decides how much is
     /// written ([`CachedFile::write_some`]).
     ///
     /// An empty file is *new*: the first write does not wait until its name is durable. That becomes durable no later
     /// than the write itself reaches the file's device. Until then, a replay that does not find the file creates one
-    /// like it ([`SlowFile::made_like`]), and a replay that finds it first truncates it to zero.
+    /// like it ([`BackingFile::create_attrs`]), and a replay that finds it first truncates it to zero.
     ///
     /// Others must not write to the file, since a replay would overwrite that. Under [`Durability::PerCommit`] a crash
     /// may leave a part of an unsynced write, as for any file.
@@ -122,8 +122,8 @@ impl WriteCache {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
     /// use std::sync::Arc;
-    /// use untorn::storage::Descriptor;
-    /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// use untorn::testing::storage::Descriptor;
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
     /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
@@ -131,7 +131,7 @@ impl WriteCache {
     /// assert_eq!(std::fs::read(&path).map_err(io)?, b"paid: 100");
     /// # Ok(()) }
     /// ```
-    pub fn attach_through(&self, file: Arc<dyn SlowFile>, path: &Path) -> Result<CachedFile> {
+    pub fn attach_write_through(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
         let file = self.cache.attach(file, path, true)?;
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
@@ -139,7 +139,7 @@ impl WriteCache {
     /// Whether each of these names in a directory (given by its absolute path) means the same after a crash and a
     /// replay as it does now. If so, this is durable when the call returns, as if the directory had been synced. It is
     /// true if each name belongs to a file that the log has an entry of and may write through, or was given up by an
-    /// announced rename ([`CachedFile::move_to`]). The caller must know which names may have changed since the
+    /// announced rename ([`CachedFile::begin_rename`]). The caller must know which names may have changed since the
     /// directory was synced.
     ///
     /// ```
@@ -147,8 +147,8 @@ impl WriteCache {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
     /// use std::sync::Arc;
-    /// use untorn::storage::Descriptor;
-    /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// use untorn::testing::storage::Descriptor;
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
     /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
@@ -160,8 +160,8 @@ impl WriteCache {
     ///
     /// # Errors
     /// Errors of examining the names; [`Error::Poisoned`] after a failed flush of the log.
-    pub fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
-        self.cache.keeps_names(dir, names)
+    pub fn dir_is_durable(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
+        self.cache.dir_is_durable(dir, names)
     }
 
     /// Makes all writes to all of the files so far durable.
@@ -207,7 +207,7 @@ impl fmt::Debug for WriteCache {
 ///
 /// # Errors
 /// Errors of reading the directory.
-pub fn logs_in(dir: &Path) -> Result<Vec<PathBuf>> {
+pub fn find_logs(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
     for name in PageCache::new().list(dir)? {
         let path = dir.join(name);
@@ -228,14 +228,14 @@ pub fn logs_in(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let log = dir.path().join("log");
-/// # untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
-/// let replay = untorn::replay(&log, None)?;
+/// # untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+/// let replay = untorn::write_cache::replay(&log, None)?;
 /// assert!(replay.is_complete());
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
-/// As for [`CacheOptions::open`], except [`Error::Unreplayed`]: unreplayed writes are in the report.
+/// As for [`CacheOptions::open`], except [`Error::ReplayIncomplete`]: unreplayed writes are in the report.
 pub fn replay(log: impl AsRef<Path>, progress: Option<ProgressFn>) -> Result<Replay> {
     replay_with(log.as_ref(), false, progress.as_ref())
 }
@@ -244,7 +244,7 @@ pub fn replay(log: impl AsRef<Path>, progress: Option<ProgressFn>) -> Result<Rep
 ///
 /// # Errors
 /// As for [`replay`].
-pub fn look_into_log(log: impl AsRef<Path>) -> Result<Replay> {
+pub fn inspect_log(log: impl AsRef<Path>) -> Result<Replay> {
     replay_with(log.as_ref(), true, None)
 }
 

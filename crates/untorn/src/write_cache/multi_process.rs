@@ -15,8 +15,8 @@ use crate::storage::MediumKind;
 /// The descriptors that another process needs to append to a log: see [`WriteCache::shared`].
 #[derive(Clone, Copy, Debug)]
 pub struct SharedLog<'a> {
-    /// The memory with the log's [ledger](untorn_ring::Ledger), to be mapped from its first byte.
-    pub ledger: BorrowedFd<'a>,
+    /// The memory with the log's [ledger](untorn_ring::SharedState), to be mapped from its first byte.
+    pub shared_state: BorrowedFd<'a>,
     /// The log's descriptor in this process. A process that has the log mapped keeps others from opening it.
     pub log: BorrowedFd<'a>,
 }
@@ -49,13 +49,13 @@ impl WriteCache {
     /// ```
     /// # fn main() -> untorn::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// let options = untorn::CacheOptions::new().size(1 << 20).max_files(16);
+    /// let options = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16);
     /// let cache = options.create(dir.path().join("log"))?;
     /// assert!(cache.shared().is_none(), "nobody asked for it");
     /// # Ok(()) }
     /// ```
     pub fn shared(&self) -> Option<SharedLog<'_>> {
-        self.cache.shared().map(|(ledger, log)| SharedLog { ledger, log })
+        self.cache.shared().map(|(shared_state, log)| SharedLog { shared_state, log })
     }
 
     /// Opens the log again and flushes it, for a process that [writes](untorn_ring::Way::Written) to it and flushes it.
@@ -79,18 +79,18 @@ impl CachedFile {
     /// [shared](CacheOptions::shared) and already has an entry of the file. With `durable` they treat a finished write
     /// as durable and request no sync; without it they request one. The permission ends when the file is demoted or
     /// fails, and with its last handle.
-    pub fn let_in(&self, durable: bool) {
-        self.cache.let_in(&self.file, durable);
+    pub fn allow_writers(&self, durable: bool) {
+        self.cache.allow_writers(&self.file, durable);
     }
 
-    /// Revokes that permission until the next call of [`let_in`](CachedFile::let_in). When this returns, no process
+    /// Revokes that permission until the next call of [`allow_writers`](CachedFile::allow_writers). When this returns, no process
     /// writes to the file.
     ///
     /// # Errors
     /// [`Error::Poisoned`](crate::Error::Poisoned) if the log failed while the write of a killed process was being
     /// completed.
-    pub fn keep_out(&self) -> Result<()> {
-        self.cache.keep_out(&self.file)
+    pub fn revoke_writers(&self) -> Result<()> {
+        self.cache.revoke_writers(&self.file)
     }
 
     /// Completes the unfinished write of a process that died, if there is one. A sync does this too, and so does the
@@ -98,13 +98,13 @@ impl CachedFile {
     ///
     /// # Errors
     /// [`Error::Poisoned`](crate::Error::Poisoned) if the log or the file failed meanwhile.
-    pub fn mend(&self) -> Result<()> {
+    pub fn recover_writers(&self) -> Result<()> {
         self.cache.mend_left(&self.file)
     }
 
     /// The writes, bytes and syncs of other processes since the last call.
-    pub fn counts_beside(&self) -> [u64; 3] {
-        self.cache.counts_beside(&self.file)
+    pub fn counts_shared(&self) -> [u64; 3] {
+        self.cache.counts_shared(&self.file)
     }
 
     /// Writes to the file as another process does, and dies at a step if one is given; for simulators. Returns the
@@ -112,19 +112,19 @@ impl CachedFile {
     ///
     /// # Errors
     /// Those of [`write_some`](CachedFile::write_some).
-    pub fn write_beside(&self, src: &[u8], offset: u64, until: Option<Step>) -> Result<Option<usize>> {
+    pub fn write_shared(&self, src: &[u8], offset: u64, until: Option<Step>) -> Result<Option<usize>> {
         let write = Write { offset, len: src.len(), at_end: false };
-        self.cache.change_beside(&self.file, write.into(), src, until)
+        self.cache.change_shared(&self.file, write.into(), src, until)
     }
 
-    /// Like [`write_beside`](CachedFile::write_beside), at the end of the file, through an `O_APPEND` description.
+    /// Like [`write_shared`](CachedFile::write_shared), at the end of the file, through an `O_APPEND` description.
     ///
     /// # Errors
     /// Those of [`write_some`](CachedFile::write_some).
-    pub fn append_beside(&self, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
+    pub fn append_shared(&self, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
         // Where that is is known when it is this one's turn.
         let write = Write { offset: 0, len: src.len(), at_end: true };
-        self.cache.change_beside(&self.file, write.into(), src, until)
+        self.cache.change_shared(&self.file, write.into(), src, until)
     }
 
     /// Changes the length as another process does, and dies at a step if one is given; for simulators. `None` if the
@@ -132,15 +132,15 @@ impl CachedFile {
     ///
     /// # Errors
     /// Those of [`set_len`](CachedFile::set_len).
-    pub fn set_len_beside(&self, len: u64, until: Option<Step>) -> Result<Option<()>> {
-        Ok(self.cache.change_beside(&self.file, Change::Length(len), &[], until)?.map(drop))
+    pub fn set_len_shared(&self, len: u64, until: Option<Step>) -> Result<Option<()>> {
+        Ok(self.cache.change_shared(&self.file, Change::Length(len), &[], until)?.map(drop))
     }
 
     /// Syncs the file as another process does; for simulators. False if the process would ask the server to sync.
     ///
     /// # Errors
     /// [`Error::Poisoned`](crate::Error::Poisoned) if the log could not be flushed.
-    pub fn sync_beside(&self) -> Result<bool> {
-        self.cache.sync_beside(&self.file)
+    pub fn sync_shared(&self) -> Result<bool> {
+        self.cache.sync_shared(&self.file)
     }
 }

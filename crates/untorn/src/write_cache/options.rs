@@ -6,11 +6,11 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use super::replay;
-use super::{WriteCache, logs_in, replay_with};
+use super::{WriteCache, find_logs, replay_with};
 use crate::error::{Error, Result};
 use crate::options::{Durability, ProgressFn};
 use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
-use crate::write_cache::backing::{Kernel, SlowPlace};
+use crate::write_cache::backing::{BackingDir, Kernel};
 use crate::write_cache::engine::{self, Cache, Geometry, Open, Replay, Settings};
 
 /// How to create and use a log; builds up like [`Options`](crate::Options).
@@ -18,7 +18,7 @@ use crate::write_cache::engine::{self, Cache, Geometry, Open, Replay, Settings};
 /// ```
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// let options = untorn::CacheOptions::new().size(1 << 20).entry_size(1024).max_files(16);
+/// let options = untorn::write_cache::CacheOptions::new().size(1 << 20).entry_size(1024).max_files(16);
 /// let cache = options.create(dir.path().join("log"))?;
 /// assert_eq!(cache.info()?.entry_size, 1024);
 /// # Ok(()) }
@@ -156,7 +156,7 @@ impl CacheOptions {
     /// # Errors
     /// - [`Error::Io`] with ENOENT if there is no log.
     /// - [`Error::InUse`] while another handle has it open.
-    /// - [`Error::Unreplayed`] if it has writes that could not be brought to their files.
+    /// - [`Error::ReplayIncomplete`] if it has writes that could not be brought to their files.
     /// - [`Error::Corrupt`] for a file that is not a log, or a truncated log.
     /// - [`Error::Unsupported`] for a log of a later version.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<WriteCache> {
@@ -179,7 +179,7 @@ impl CacheOptions {
     /// for `untorn replay`, with a message through `tracing`.
     pub fn open_in(&self, dir: impl AsRef<Path>) -> Result<WriteCache> {
         let dir = &storage::absolute(dir.as_ref())?;
-        let logs = logs_in(dir)?;
+        let logs = find_logs(dir)?;
         // All of them first: whose file this process is going to open may be in any.
         let mut free = Vec::new();
         for log in logs {
@@ -191,7 +191,7 @@ impl CacheOptions {
         }
         for log in free {
             match self.open(&log) {
-                Err(Error::InUse { .. } | Error::Unreplayed { .. }) => {}
+                Err(Error::InUse { .. } | Error::ReplayIncomplete { .. }) => {}
                 other => return other,
             }
         }
@@ -217,7 +217,7 @@ impl CacheOptions {
     pub fn create_on<M: Medium>(
         &self,
         medium: M,
-        place: Arc<dyn SlowPlace>,
+        place: Arc<dyn BackingDir>,
         path: impl AsRef<Path>,
     ) -> Result<WriteCache> {
         let path = path.as_ref();
@@ -230,7 +230,7 @@ impl CacheOptions {
     ///
     /// # Errors
     /// As for [`replay`].
-    pub fn replay_on<M: Medium>(&self, medium: M, place: &dyn SlowPlace, path: impl AsRef<Path>) -> Result<Replay> {
+    pub fn replay_on<M: Medium>(&self, medium: M, place: &dyn BackingDir, path: impl AsRef<Path>) -> Result<Replay> {
         engine::replay(&Latched::new(medium), place, path.as_ref(), false, self.progress.as_ref())
     }
 
@@ -241,20 +241,20 @@ impl CacheOptions {
     pub fn open_on<M: Medium>(
         &self,
         medium: M,
-        place: Arc<dyn SlowPlace>,
+        place: Arc<dyn BackingDir>,
         path: impl AsRef<Path>,
     ) -> Result<WriteCache> {
         self.open_with(medium, place, path.as_ref())
     }
 
-    fn open_with<M: Medium>(&self, medium: M, place: Arc<dyn SlowPlace>, path: &Path) -> Result<WriteCache> {
+    fn open_with<M: Medium>(&self, medium: M, place: Arc<dyn BackingDir>, path: &Path) -> Result<WriteCache> {
         self.open_latched(Arc::new(Latched::new(medium)), place, path)
     }
 
     fn open_latched<M: Medium>(
         &self,
         medium: Arc<Latched<M>>,
-        place: Arc<dyn SlowPlace>,
+        place: Arc<dyn BackingDir>,
         path: &Path,
     ) -> Result<WriteCache> {
         let (cache, replay) = Cache::open(medium, place, path, &self.settings, self.progress.as_ref())?;

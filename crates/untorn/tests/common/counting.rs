@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use untorn::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use untorn::testing::storage::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp,
+};
 use untorn::{Error, Result};
 
 /// Counts at one instant.

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use untorn::{AtomicFile, ProtectOptions};
+use untorn::AtomicFile;
+use untorn::redundancy::ProtectOptions;
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const LEN: u64 = 40 * PAGE + 1000;

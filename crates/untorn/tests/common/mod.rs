@@ -18,7 +18,7 @@ use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 
-use untorn::DirtyTracking;
+use untorn::options::DirtyTracking;
 use untorn_testing::again;
 #[allow(unused_imports, reason = "not every test program draws")]
 pub(crate) use untorn_testing::{SplitMix as Rng, seed};

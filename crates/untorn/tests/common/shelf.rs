@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use untorn::storage::{Barrier, Dax, Identity, MediumKind};
-use untorn::{CacheOptions, CachedFile, Durability, Error, Result, WriteCache};
-use untorn::{MadeLike, Named, SlowFile, SlowPlace};
+use untorn::testing::storage::{Barrier, Dax, Identity, MediumKind};
+use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Named};
+use untorn::write_cache::{CacheOptions, CachedFile, WriteCache};
+use untorn::{Durability, Error, Result};
 
 /// Slow files in memory, with identities that a test decides.
 #[derive(Default)]
@@ -71,7 +72,7 @@ fn full() -> Error {
     Error::io("write to", Path::new("the shelf"), std::io::Error::from_raw_os_error(28))
 }
 
-impl SlowFile for Reader {
+impl BackingFile for Reader {
     fn identity(&self) -> Result<Identity> {
         Ok(Identity { device: 1, inode: self.0.inode, generation: 7, birth: 9 })
     }
@@ -124,10 +125,10 @@ impl SlowFile for Reader {
     }
 }
 
-impl SlowPlace for Shelf {
-    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+impl BackingDir for Shelf {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
         let file = self.files.lock().unwrap().get(path).cloned();
-        Ok(file.map(|book| Arc::new(Reader(book)) as Arc<dyn SlowFile>))
+        Ok(file.map(|book| Arc::new(Reader(book)) as Arc<dyn BackingFile>))
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -157,7 +158,7 @@ impl SlowPlace for Shelf {
         Ok(Some(Identity { device: 1, inode: 1, generation: 0, birth: 1 }))
     }
 
-    fn make(&self, path: &Path, _: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+    fn make(&self, path: &Path, _: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         Err(Error::Invalid { path: path.to_owned(), what: "no file on the shelf is made again".to_owned() })
     }
 
@@ -189,11 +190,11 @@ pub(crate) fn small(slots: u64) -> CacheOptions {
 }
 
 pub(crate) fn attach(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
-    cache.attach_slow(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
+    cache.attach_backing(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
 }
 
-pub(crate) fn attach_through(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
-    cache.attach_through(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
+pub(crate) fn attach_write_through(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
+    cache.attach_write_through(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
 }
 
 pub(crate) fn contents(file: &CachedFile) -> Vec<u8> {

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use crate::common::counting::Counting;
 use crate::common::{PAGE, copy_mark, names, pattern, read, sidecar_of, tree};
 use twox_hash::XxHash3_64;
-use untorn::storage::PageCache;
-use untorn::{Durability, Error, Layout, Options};
+use untorn::options::Layout;
+use untorn::testing::storage::PageCache;
+use untorn::{Durability, Error, Options};
 
 const LEN: usize = 40 * PAGE;
 

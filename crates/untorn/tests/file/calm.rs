@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{PAGE, memory_dir};
 use tempfile::TempDir;
-use untorn::storage::{Dax, Latched, MediumKind};
-use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Dax, Latched, MediumKind};
+use untorn::{AtomicFile, Durability, EngineKind, Options};
 
 const PAGES: usize = 16;
 /// The page that is looked at, and one so near that their bits share a word, in no cover with it.
@@ -132,7 +133,7 @@ fn rigs() -> impl Iterator<Item = Rig> {
     ];
     engines.into_iter().flat_map(|(engine, policy)| {
         [Durability::PerCommit, Durability::PerWrite].map(|durability| {
-            let options = Options::new().engine(engine).log_policy(policy).durability(durability).checkpointers(0);
+            let options = Options::new().engine(engine).log_policy(policy).durability(durability).checkpoint_threads(0);
             let rig = Rig::new(&options, format!("{engine:?}, {policy:?}, {durability:?}"));
             // What is done once only is behind us then: a chunk of the log, a leaf of the index.
             rig.fill(0, 64, 1);

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Rng, alone, limit, memory_dir, seed};
-use untorn::storage::{Dax, Latched, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, Error, Layout, Options, ReadPolicy, Result};
+use untorn::options::{Layout, ReadPolicy};
+use untorn::testing::storage::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, Error, Options, Result};
 
 /// How long each configuration runs.
 const TIME: Duration = Duration::from_millis(400);

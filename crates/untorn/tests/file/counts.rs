@@ -8,8 +8,9 @@ use std::time::Duration;
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
 use crate::common::{PAGE, Rng, alone, memory_dir, pattern, run_alone, seed};
-use untorn::storage::{Dax, Latched, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, Layout, Options, Order, ReadPolicy};
+use untorn::options::{Layout, Order, ReadPolicy};
+use untorn::testing::storage::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, Options};
 use untorn_testing::test_name;
 
 const SLICE: u64 = 64;

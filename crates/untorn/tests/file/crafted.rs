@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::common::{Failures, PAGE, Pair, attempt, memory_dir, pattern, run_alone};
 use twox_hash::XxHash3_64;
-use untorn::{Durability, Error, Layout, Options};
+use untorn::options::Layout;
+use untorn::{Durability, Error, Options};
 use untorn_testing::test_name;
 
 const LEN: usize = 5 * PAGE + 100;
@@ -348,7 +349,7 @@ fn the_future_is_refused_by_name() {
         }
         assert!(matches!(untorn::recover(&path, &Options::new()), Err(Error::Unsupported { .. })));
         let report = untorn::inspect(&path).unwrap();
-        assert_eq!(report.state, untorn::State::Corrupt);
+        assert_eq!(report.state, untorn::report::State::Corrupt);
         assert!(report.findings[0].contains("newer version of untorn"), "{:?}", report.findings);
         assert!(std::fs::read(&pair.side.path).unwrap() == bytes, "the sidecar was touched");
         assert!(std::fs::read(&path).unwrap() == pair.data.bytes, "the data was touched");

@@ -9,8 +9,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use crate::common::{PAGE, Pair, names, pattern};
 use twox_hash::XxHash3_64;
-use untorn::storage::{Access, Medium, MediumFile, PageCache};
-use untorn::{AtomicFile, Durability, Error, Layout, Options, Trust};
+use untorn::options::{Layout, Prefer};
+use untorn::testing::storage::{Access, Medium, MediumFile, PageCache};
+use untorn::{AtomicFile, Durability, Error, Options};
 
 /// Two pages and a bit, so that the last page and the last slice are cut.
 const LEN: usize = 2 * PAGE + 100;
@@ -151,7 +152,7 @@ fn a_golden_file_opens_and_holds_what_was_committed() {
         let mut options = Options::new().adopt(true);
         if case.clean {
             let changed = options.open(&path).unwrap_err();
-            assert!(matches!(changed, Error::MixedUse { .. }), "{}: {changed}", case.name);
+            assert!(matches!(changed, Error::ModifiedExternally { .. }), "{}: {changed}", case.name);
             let modified = UNIX_EPOCH + Duration::from_nanos(word(&side, newest(&side, &[0, PAGE], 56) + 120));
             File::open(&path).unwrap().set_times(FileTimes::new().set_modified(modified)).unwrap();
         }
@@ -183,7 +184,7 @@ fn a_golden_sidecar_can_be_laid_over_its_file() {
     each(|case| {
         let dir = tempfile::tempdir().unwrap();
         let path = case.place(dir.path());
-        let options = Options::new().adopt(true).trust(Trust::Sidecar);
+        let options = Options::new().adopt(true).prefer(Prefer::Sidecar);
         let file = options.open(&path).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         assert!(read(&file) == contents(), "{}", case.name);
     });
@@ -343,7 +344,7 @@ fn a_golden_sidecar_without_its_end_is_refused() {
         let (data, side) = case.load();
         let sidecar = OpenOptions::new().write(true).open(dir.path().join(".untorn/1")).unwrap();
         sidecar.set_len(side.len() as u64 - 1).unwrap();
-        let options = Options::new().adopt(true).trust(Trust::Sidecar);
+        let options = Options::new().adopt(true).prefer(Prefer::Sidecar);
         let error = options.open(&path).unwrap_err();
         assert!(matches!(error, Error::Corrupt { .. }), "{}: {error}", case.name);
         assert!(std::fs::read(&path).unwrap() == data, "{}", case.name);

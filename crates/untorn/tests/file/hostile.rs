@@ -4,8 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::{Failures, Image, PAGE, Pair, Rng, attempt, limit, pattern, seed, sidecar_of};
-use untorn::storage::{Dax, MediumKind};
-use untorn::{AtomicFile, Durability, Layout, Options, State};
+use untorn::options::Layout;
+use untorn::report::State;
+use untorn::testing::storage::{Dax, MediumKind};
+use untorn::{AtomicFile, Durability, Options};
 use untorn_testing::cases;
 
 /// Three pages and a bit, so that the last page and the last slice are cut.

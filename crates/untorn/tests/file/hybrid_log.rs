@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::common::counting::Counting;
 use crate::common::{Image, PAGE, Pair, Rng, limit, memory_dir, pattern, read, seed, sidecar_of};
-use untorn::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Trust};
+use untorn::options::{LogPolicy, Order, Prefer};
+use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 
 const MIB: usize = 1 << 20;
 
@@ -37,7 +38,7 @@ fn a_large_epoch_that_did_not_commit_is_taken_back() {
     let _limit = limit(120, "a large epoch taken back");
     let dir = memory_dir();
     let len = 20 * MIB;
-    let options = options(LogPolicy::Undo).order(Order::TwoFence).checkpointers(0);
+    let options = options(LogPolicy::Undo).order(Order::TwoFence).checkpoint_threads(0);
     let file = options.create_on(pmem(), dir.path().join("data"), len as u64).unwrap();
     let before = pattern(len, 5);
     file.write_at(&before, 0).unwrap();
@@ -59,7 +60,7 @@ fn a_cover_that_comes_apart_holds_nobody_up() {
     let _limit = limit(60, "a large cover and small writes across two of its blocks");
     let dir = memory_dir();
     // No checksums over megabytes, which take long without optimisation.
-    let options = options(LogPolicy::Redo).order(Order::TwoFence).log_size(64 << 20).checkpointers(0);
+    let options = options(LogPolicy::Redo).order(Order::TwoFence).log_size(64 << 20).checkpoint_threads(0);
     let file = options.create_on(pmem(), dir.path().join("data"), 2 * MIB as u64).unwrap();
     let (begin, end) = (Barrier::new(2), Barrier::new(2));
     let (rounds, took) = (500, AtomicU64::new(1));
@@ -146,7 +147,7 @@ fn a_full_log_waits_for_the_flush_under_way() {
             seen.store(true, Ordering::Relaxed);
         }
     });
-    let options = options(LogPolicy::Redo).record_area(1, 16).log_size(256 << 10).checkpointers(0);
+    let options = options(LogPolicy::Redo).record_area(1, 16).log_size(256 << 10).checkpoint_threads(0);
     let file = options.create_on(medium, dir.path().join("data"), MIB as u64).unwrap();
     // Three of its four chunks.
     (0..48).for_each(|block| file.write_at(&[5; PAGE], block * PAGE as u64).unwrap());
@@ -167,7 +168,7 @@ fn a_long_read_does_not_wait() {
     let dir = memory_dir();
     let medium = Counting::new(pmem());
     // What a checkpoint in the background does would be counted along.
-    let options = options(LogPolicy::Redo).checkpointers(0);
+    let options = options(LogPolicy::Redo).checkpoint_threads(0);
     let file = options.create_on(medium.clone(), dir.path().join("data"), 8 * MIB as u64).unwrap();
     for block in (0..2048).step_by(3) {
         file.write_at(&[block as u8; PAGE], block * PAGE as u64).unwrap();
@@ -196,7 +197,7 @@ fn a_sidecar_that_is_trusted_gives_a_longer_length_back() {
         file.resize(200 << 20).unwrap();
         file.write_at(&[3; 100], (200 << 20) - 100).unwrap();
         file.sync().unwrap();
-        let options = options.trust(Trust::Sidecar);
+        let options = options.prefer(Prefer::Sidecar);
         let file = killed(pmem(), &options, file, |path| {
             std::fs::File::options().write(true).open(path).unwrap().set_len(PAGE as u64).unwrap();
         });
@@ -214,7 +215,7 @@ fn a_data_file_that_was_cut_off_is_refused_as_it_is() {
     let dir = memory_dir();
     let path = dir.path().join("data");
     std::fs::write(&path, pattern(4 * PAGE, 1)).unwrap();
-    let options = options(LogPolicy::Redo).checkpointers(0);
+    let options = options(LogPolicy::Redo).checkpoint_threads(0);
     let file = options.open_on(pmem(), &path).unwrap();
     file.write_at(&[3; 100], 50).unwrap();
     file.sync().unwrap();
@@ -223,7 +224,7 @@ fn a_data_file_that_was_cut_off_is_refused_as_it_is() {
     pair.side.restore();
     pair.data.restore_as(&pair.data.bytes[..2 * PAGE]);
     let error = options.open_on(pmem(), &path).unwrap_err();
-    assert!(matches!(error, Error::MixedUse { .. }), "{error}");
+    assert!(matches!(error, Error::ModifiedExternally { .. }), "{error}");
     assert!(Image::of(&path).bytes == pair.data.bytes[..2 * PAGE], "it was written to");
     assert!(sidecar_of(&path).exists());
 }
@@ -233,7 +234,7 @@ fn a_data_file_that_was_cut_off_is_refused_as_it_is() {
 fn a_small_log_serves_many_threads() {
     let _limit = limit(60, "many threads and a small log");
     let dir = memory_dir();
-    let options = options(LogPolicy::Redo).log_size(256 << 10).checkpointers(0);
+    let options = options(LogPolicy::Redo).log_size(256 << 10).checkpoint_threads(0);
     let file = options.create_on(pmem(), dir.path().join("data"), MIB as u64).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{PAGE, memory_dir};
-use untorn::storage::{Dax, Latched, MediumKind};
-use untorn::{EngineKind, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Dax, Latched, MediumKind};
+use untorn::{EngineKind, Options};
 
 const UNITS: usize = 4;
 const PAGES: usize = 64;
@@ -47,7 +48,7 @@ fn an_entry_that_took_the_place_of_one_waited_for_stays_in_the_log() {
             action();
         }
     });
-    let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).checkpointers(0);
+    let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).checkpoint_threads(0);
     let file = options.record_area(1, UNITS as u32).open_on(medium, &path).unwrap();
     let fill = |block: usize, value: u8| file.write_at(&[value; 100], (block * PAGE) as u64).unwrap();
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
 use crate::common::{PAGE, alone, memory_dir};
-use untorn::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Options, Order};
+use untorn::options::{LogPolicy, Order};
+use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Options};
 
 /// Blocks of the file.
 const BLOCKS: u64 = 10_000;
@@ -22,7 +23,7 @@ fn pmem() -> Counting<Dax> {
 fn options(policy: LogPolicy, order: Order) -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
     // Nothing that happens in the background is counted along.
-    options.log_policy(policy).order(order).checkpointers(0)
+    options.log_policy(policy).order(order).checkpoint_threads(0)
 }
 
 /// Writes to so many blocks, once each.
@@ -99,7 +100,7 @@ fn the_share_of_writes_chooses_what_the_next_epoch_logs() {
     for threshold in [40, 5] {
         let dir = memory_dir();
         let medium = pmem();
-        let options = options(LogPolicy::Hybrid, Order::OneFence).redo_from(threshold as u8);
+        let options = options(LogPolicy::Hybrid, Order::OneFence).redo_threshold_percent(threshold as u8);
         let file = options.create_on(medium.clone(), dir.path().join("data"), 2 * OPERATIONS * PAGE as u64).unwrap();
         // The log and the data file get their space, and nobody has read.
         dirty(&file, OPERATIONS, 1);

@@ -6,8 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use crate::common::counting::Counting;
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::{PAGE, alone, memory_dir, read, sidecar_of};
-use untorn::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, EngineKind, Error, LogPolicy, Options, Result};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, EngineKind, Error, Options, Result};
 
 /// Units of a chunk of the log, which takes one page more.
 const UNITS: u64 = 16;
@@ -15,7 +16,7 @@ const BLOCKS: u64 = 256;
 
 fn options() -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo);
-    options.record_area(1, UNITS as u32).checkpointers(0)
+    options.record_area(1, UNITS as u32).checkpoint_threads(0)
 }
 
 fn write(file: &AtomicFile, block: u64, fill: u8) -> Result<()> {

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::common::{PAGE, Pair, memory_dir, names, pattern, read};
-use untorn::storage::{Access, Dax, Medium, MediumFile, MediumKind, PageCache};
-use untorn::{Durability, EngineKind, Error, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Access, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::{Durability, EngineKind, Error, Options};
 
 const LEN: usize = 3 * PAGE + 100;
 const RETIREMENTS: [usize; 2] = [2 * PAGE, 2 * PAGE + 512];
@@ -58,7 +59,7 @@ impl Case {
         let path = dir.path().join("data");
         std::fs::write(&path, pattern(LEN, 1)).unwrap();
         let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
-        let options = options.log_policy(self.policy).record_area(1, 4).checkpointers(0);
+        let options = options.log_policy(self.policy).record_area(1, 4).checkpoint_threads(0);
         let file = options.open_on(Dax::new(MediumKind::AssumedPmem), &path).unwrap();
         for (offset, bytes) in epochs() {
             file.write_at(&bytes, offset as u64).unwrap();

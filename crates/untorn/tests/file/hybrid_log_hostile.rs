@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use crate::common::counting::Counting;
 use crate::common::{Failures, PAGE, Pair, attempt, memory_dir, pattern, read, run_alone};
 use twox_hash::XxHash3_64;
-use untorn::storage::{Dax, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Dax, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
 
 const LEN: usize = 5 * PAGE + 100;
@@ -18,7 +19,7 @@ const MOST: u64 = 1 << 61;
 
 fn options(policy: LogPolicy) -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).log_policy(policy);
-    options.record_area(1, UNITS as u32).log_size(256 << 10).checkpointers(0).max_len(64 * PAGE as u64)
+    options.record_area(1, UNITS as u32).log_size(256 << 10).checkpoint_threads(0).max_len(64 * PAGE as u64)
 }
 
 fn open(path: &Path, policy: LogPolicy) -> Result<AtomicFile, Error> {
@@ -258,7 +259,9 @@ fn a_byte_that_changes_makes_no_mixture() {
                 match open(&bench.path, policy) {
                     Err(Error::Corrupt { .. }) => refused += 1,
                     // Its number is part of what proves that it is this file's.
-                    Err(Error::SidecarMismatch { .. } | Error::SidecarMissing { .. } | Error::MixedUse { .. }) => {}
+                    Err(
+                        Error::SidecarMismatch { .. } | Error::SidecarMissing { .. } | Error::ModifiedExternally { .. },
+                    ) => {}
                     Err(error) => panic!("{policy}, byte {at}: {error}"),
                     Ok(file) => {
                         let found = read(&file);

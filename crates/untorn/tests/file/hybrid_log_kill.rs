@@ -3,8 +3,9 @@
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Pair, Rng, limit, memory_dir, pattern, read, run_alone, seed};
 use rustix::process::{Signal, getpid, kill_process};
-use untorn::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{Durability, EngineKind, LogPolicy, Options, Order};
+use untorn::options::{LogPolicy, Order};
+use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::{Durability, EngineKind, Options};
 use untorn_testing::{cases, test_name};
 
 const MIB: usize = 1 << 20;

@@ -9,8 +9,9 @@ use std::thread::ThreadId;
 use crate::common::counting::{Counting, Halfway};
 use crate::common::system::allocations;
 use crate::common::{PAGE, Rng, limit, memory_dir, seed};
-use untorn::storage::{Dax, MediumKind};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Dax, MediumKind};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_testing::cases;
 
 const MIB: usize = 1 << 20;
@@ -22,7 +23,7 @@ const HOLE: usize = 4 * MIB;
 const TRIES: u64 = 64;
 
 fn options(policy: LogPolicy) -> Options {
-    Options::new().engine(EngineKind::HybridLog).log_policy(policy).checkpointers(0).max_len(1 << 28)
+    Options::new().engine(EngineKind::HybridLog).log_policy(policy).checkpoint_threads(0).max_len(1 << 28)
 }
 
 fn pmem() -> Counting<Dax> {
@@ -464,7 +465,7 @@ fn readers_in_a_storm_of_writers_see_each_write_whole() {
         [(16, 8), (PAGE - 24, 48), (3 * PAGE, PAGE), (600 * PAGE + 1000, 9 * PAGE + 504), (3 * MIB, 2 * MIB + 64)];
     for policy in [LogPolicy::Redo, LogPolicy::Undo, LogPolicy::Hybrid] {
         let dir = memory_dir();
-        let options = options(policy).checkpointers(2).log_size(64 << 20);
+        let options = options(policy).checkpoint_threads(2).log_size(64 << 20);
         let medium = Dax::new(MediumKind::AssumedPmem);
         let file = options.create_on(medium, dir.path().join("data"), LONG as u64).unwrap();
         // So that the locked way is the one taken.

@@ -6,8 +6,9 @@ use std::path::Path;
 use crate::common::counting::Counting;
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Pair, alone, limit, memory_dir, pattern, read, sidecar_of};
-use untorn::storage::{Dax, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Result};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Dax, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
 
 const MIB: usize = 1 << 20;
 
@@ -136,7 +137,7 @@ fn a_forked_child_is_told_and_the_parents_threads_live() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
         let dir = memory_dir();
         let path = dir.path().join("data");
-        let options = options(policy).record_area(1, 16).log_size(MIB as u64).checkpointers(2);
+        let options = options(policy).record_area(1, 16).log_size(MIB as u64).checkpoint_threads(2);
         let file = options.create_on(pmem(), &path, 2 * MIB as u64).unwrap();
         let fill = |file: &AtomicFile, fill: u8| {
             for block in 0..300 {
@@ -183,7 +184,7 @@ fn a_lost_page_is_an_error_and_poisons() {
             let dir = memory_dir();
             let path = dir.path().join("data");
             std::fs::write(&path, pattern(16 * PAGE, 1)).unwrap();
-            let options = options(policy).record_area(1, 16).checkpointers(0);
+            let options = options(policy).record_area(1, 16).checkpoint_threads(0);
             let file = options.open_on(pmem(), &path).unwrap();
             (0..16).for_each(|block| file.write_at(&[5; 64], block * PAGE as u64).unwrap());
             file.sync().unwrap();
@@ -205,7 +206,7 @@ fn a_lost_page_is_an_error_and_poisons() {
             }
             drop(file);
             let error = options.open_on(pmem(), &path).unwrap_err();
-            let told = matches!(error, Error::MixedUse { .. } | Error::Corrupt { .. });
+            let told = matches!(error, Error::ModifiedExternally { .. } | Error::Corrupt { .. });
             assert!(told, "{what}: {error}");
         }
     }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::common::counting::Counting;
 use crate::common::{PAGE, Pair, Rng, limit, memory_dir, seed};
-use untorn::storage::{Dax, Latched, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
+use untorn::options::{LogPolicy, Order};
+use untorn::testing::storage::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
 
 /// How long each configuration runs.
 const TIME: Duration = Duration::from_millis(500);
@@ -188,7 +189,7 @@ fn storms<M: Medium>(medium: impl Fn() -> M, durability: Durability, policies: &
             for units in [16, 512] {
                 eprintln!("{durability} {policy} {order}, chunks of {units} units");
                 let options = Options::new().engine(EngineKind::HybridLog).durability(durability).order(order);
-                let options = options.log_policy(policy).record_area(1, units).log_size(40 << 20).checkpointers(2);
+                let options = options.log_policy(policy).record_area(1, units).log_size(40 << 20).checkpoint_threads(2);
                 storm(&medium, &options.max_len(16 << 20), seed);
             }
         }
@@ -255,7 +256,7 @@ fn no_read_returns_what_was_given_back() {
     let dir = memory_dir();
     let [whole, other] = [0, MIB].map(|at| Range { at, len: MIB });
     // A checkpoint in the background would read as slowly.
-    let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).checkpointers(0);
+    let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).checkpoint_threads(0);
     let options = options.record_area(1, 256).max_len(1 << 24);
     let medium = Counting::slow(Dax::new(MediumKind::AssumedPmem), Duration::from_millis(5));
     let file = options.create_on(medium.clone(), dir.path().join("data"), 2 << 20).unwrap();

@@ -9,15 +9,16 @@ use std::thread::{self, ThreadId};
 
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{PAGE, Pair, limit, memory_dir, pattern, read, sidecar_of};
-use untorn::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
+use untorn::options::{LogPolicy, Order};
+use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
 
 /// Units of a chunk of the log.
 const UNITS: u64 = 16;
 
 fn options() -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo);
-    options.durability(Durability::PerCommit).record_area(1, UNITS as u32).checkpointers(1)
+    options.durability(Durability::PerCommit).record_area(1, UNITS as u32).checkpoint_threads(1)
 }
 
 fn write(file: &AtomicFile, block: u64, fill: u8) -> Result<()> {
@@ -141,7 +142,7 @@ fn log_that_cannot_grow<M: Medium>(inner: M) {
     let dir = memory_dir();
     let medium = Counting::new(inner);
     let path = dir.path().join("data");
-    let file = options().checkpointers(0).create_on(medium.clone(), &path, BLOCKS * PAGE as u64).unwrap();
+    let file = options().checkpoint_threads(0).create_on(medium.clone(), &path, BLOCKS * PAGE as u64).unwrap();
     write(&file, 0, 1).unwrap();
     file.sync().unwrap();
     let sidecar = sidecar_of(&path);
@@ -178,7 +179,7 @@ fn a_write_whose_commit_fails_is_not_seen() {
         let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
         let path = dir.path().join("data");
         let options =
-            options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).order(order).checkpointers(0);
+            options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).order(order).checkpoint_threads(0);
         let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
         (0..8).for_each(|block| write(&file, block, 1).unwrap());
         let (refusing, sidecar) = (medium.clone(), sidecar_of(&path));
@@ -224,7 +225,7 @@ fn both_of_two_checkpointers_carry() {
     let dir = memory_dir();
     let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
     let path = dir.path().join("data");
-    let file = options().checkpointers(2).create_on(medium.clone(), &path, 1 << 20).unwrap();
+    let file = options().checkpoint_threads(2).create_on(medium.clone(), &path, 1 << 20).unwrap();
     let carriers = wait_for_two(&medium, &path, is_checkpointer);
     (0..8 * UNITS).for_each(|block| write(&file, block, 3).unwrap());
     file.sync().unwrap();
@@ -247,7 +248,7 @@ fn several_threads_recover_a_long_log() {
     let dir = memory_dir();
     let path = dir.path().join("data");
     let medium = || Dax::new(MediumKind::AssumedPmem);
-    let file = options().checkpointers(0).create_on(medium(), &path, LEN as u64).unwrap();
+    let file = options().checkpoint_threads(0).create_on(medium(), &path, LEN as u64).unwrap();
     let bytes = pattern(LEN, 5);
     file.write_at(&bytes, 0).unwrap();
     file.sync().unwrap();
@@ -256,7 +257,7 @@ fn several_threads_recover_a_long_log() {
     pair.restore();
     let counting = Counting::new(medium());
     let threads = wait_for_two(&counting, &path, || true);
-    let file = options().checkpointers(0).open_on(counting.clone(), &path).unwrap();
+    let file = options().checkpoint_threads(0).open_on(counting.clone(), &path).unwrap();
     assert!(threads.lock().unwrap().len() >= 2 && file.info().recovery.replayed > 0);
     assert!(read(&file) == bytes);
 }
@@ -267,7 +268,7 @@ fn a_write_whose_commit_fails_is_not_seen_if_the_log_cannot_be_read() {
     let dir = memory_dir();
     let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
     let path = dir.path().join("data");
-    let options = options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).checkpointers(0);
+    let options = options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).checkpoint_threads(0);
     let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
     (0..8).for_each(|block| write(&file, block, 1).unwrap());
     let mut seen = [0; 8 * PAGE];
@@ -424,7 +425,7 @@ fn a_write_that_failed_is_not_shown_by_a_deploy() {
     let dir = memory_dir();
     let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
     let path = dir.path().join("data");
-    let options = options().log_policy(LogPolicy::Hybrid).durability(Durability::PerWrite).checkpointers(0);
+    let options = options().log_policy(LogPolicy::Hybrid).durability(Durability::PerWrite).checkpoint_threads(0);
     let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
     // Writes alone, and redo is logged; reads, and it is undo, and what was written is at home.
     (0..8).for_each(|block| write(&file, block, 1).unwrap());

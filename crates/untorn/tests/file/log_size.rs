@@ -1,14 +1,15 @@
 //! The hybrid log under a size that it may not exceed: an epoch that fits is never refused, and one that does not fit
 //! leaves the file and the handle as they were.
 
-use untorn::{AtomicFile, EngineKind, LogPolicy, Options};
+use untorn::options::LogPolicy;
+use untorn::{AtomicFile, EngineKind, Options};
 
 const MIB: u64 = 1 << 20;
 
 fn file(len: u64, log_size: u64) -> (tempfile::TempDir, AtomicFile) {
     let dir = tempfile::tempdir().unwrap();
     let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo);
-    let file = options.log_size(log_size).checkpointers(0).create(dir.path().join("f"), len).unwrap();
+    let file = options.log_size(log_size).checkpoint_threads(0).create(dir.path().join("f"), len).unwrap();
     (dir, file)
 }
 

@@ -11,7 +11,9 @@ use crate::common::disk::{Kind, SmallDisk};
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, alone, memory_dir, methods, pattern, run_alone};
 use proptest::prelude::*;
-use untorn::{AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Error, LogPolicy, Options, State};
+use untorn::options::{DirtyTracking, LogPolicy};
+use untorn::report::State;
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::{again, cases, test_name};
 
 /// What is not committed, as first page and the page behind the last.

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use untorn::Error;
-use untorn::storage::{
+use untorn::testing::storage::{
     Access, Barrier, Dax, Latched, LockKind, MarkState, Medium, MediumClass, MediumFile, MediumKind, PageCache, detect,
 };
 
@@ -252,7 +252,10 @@ fn names<M: Medium>(medium: M, dir: &Path) {
     medium.remove_dir_if_empty(&inner).unwrap();
     assert!(!medium.exists(&inner).unwrap());
     assert_eq!(medium.open(&inner, Access::Read, 0).unwrap_err_text(), "No such file or directory");
-    assert!(matches!(medium.open(dir, Access::Read, 0), Err(Error::NotAFile { found: "a directory", .. })));
+    assert!(matches!(
+        medium.open(dir, Access::Read, 0),
+        Err(Error::NotAFile { found: untorn::report::FileKind::Directory, .. })
+    ));
 }
 
 /// The system's reason of an error, for files that can't be printed.

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use untorn::storage::{Dax, MediumKind};
-use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy, Result};
+use untorn::options::{Layout, LogPolicy, Order, ReadPolicy};
+use untorn::testing::storage::{Dax, MediumKind};
+use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
 use untorn_testing::cases;
 
 const START: u64 = 3 * 4096 + 100;
@@ -210,10 +211,10 @@ fn hybrid_logs(pmem: bool) -> impl Strategy<Value = Options> {
                 .durability(durability)
                 .order(order)
                 .log_policy(if policy == LogPolicy::Undo && !pmem { LogPolicy::Redo } else { policy })
-                .redo_from(redo_from)
+                .redo_threshold_percent(redo_from)
                 .record_area(1, 1 << units)
                 .log_size(2 << 20)
-                .checkpointers(checkpointers)
+                .checkpoint_threads(checkpointers)
                 .max_len(MAX)
         },
     )

@@ -8,8 +8,9 @@ use std::time::Duration;
 use crate::common::counting::Counting;
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, alone, limit, memory_dir, names, pattern, read, run_alone, sidecar_of};
-use untorn::storage::PageCache;
-use untorn::{Durability, EngineKind, Error, Options, State};
+use untorn::report::State;
+use untorn::testing::storage::PageCache;
+use untorn::{Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
 
 const LEN: usize = 3 * PAGE;

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use crate::common::{Image, PAGE, Pair, copy_mark, limit, mark, names, pattern, read, sidecar_of, tree};
 use twox_hash::XxHash3_64;
-use untorn::{Durability, EngineKind, Error, Layout, Options, State, Trust};
+use untorn::options::{Layout, Prefer};
+use untorn::report::State;
+use untorn::{Durability, EngineKind, Error, Options};
 use untorn_testing::{again, sibling};
 
 const LEN: usize = 3 * PAGE + 100;
@@ -133,8 +135,12 @@ fn what_is_not_a_file() {
     rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), kind, mode, 0).unwrap();
     symlink(at("pipe"), at("link-to-pipe")).unwrap();
     symlink("nowhere", at("dangling")).unwrap();
-    refused(dir.path(), &at("dir"), |error| matches!(error, Error::NotAFile { found: "a directory", .. }));
-    refused(dir.path(), &at("pipe"), |error| matches!(error, Error::NotAFile { found: "a pipe", .. }));
+    refused(dir.path(), &at("dir"), |error| {
+        matches!(error, Error::NotAFile { found: untorn::report::FileKind::Directory, .. })
+    });
+    refused(dir.path(), &at("pipe"), |error| {
+        matches!(error, Error::NotAFile { found: untorn::report::FileKind::Pipe, .. })
+    });
     let missing =
         |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound);
     refused(dir.path(), &at("missing"), missing);
@@ -142,7 +148,7 @@ fn what_is_not_a_file() {
     refused(dir.path(), &at("dangling"), missing);
     refused(dir.path(), &at("file/in-a-file"), |error| matches!(error, Error::Io { .. }));
     let error = options().open(at("link-to-pipe")).unwrap_err();
-    assert!(matches!(error, Error::NotAFile { found: "a pipe", .. }), "{error}");
+    assert!(matches!(error, Error::NotAFile { found: untorn::report::FileKind::Pipe, .. }), "{error}");
 }
 
 #[test]
@@ -159,7 +165,7 @@ fn a_sidecar_that_belongs_to_another_file() {
     // Whoever trusts the file alone gets it as it is, and the stray sidecar is kept.
     ours.restore_as(&theirs);
     let bytes = std::fs::read(&b).unwrap();
-    let file = options().trust(Trust::File).open(&b).unwrap();
+    let file = options().prefer(Prefer::File).open(&b).unwrap();
     assert!(read(&file) == bytes);
     drop(file);
     let aside: Vec<_> =
@@ -196,7 +202,7 @@ fn a_file_without_its_sidecar() {
     refused(dir.path(), &moved, is_missing);
     std::fs::rename(&moved, &path).unwrap();
     assert!(read(&options().open(&path).unwrap()) == model);
-    let file = options().trust(Trust::File).open(&copy).unwrap();
+    let file = options().prefer(Prefer::File).open(&copy).unwrap();
     assert!(read(&file) == std::fs::read(&path).unwrap());
 }
 
@@ -244,17 +250,17 @@ fn a_file_changed_while_it_was_closed() {
         std::thread::sleep(std::time::Duration::from_millis(20)); // Coarser clocks give times.
         change(&OpenOptions::new().write(true).open(&path).unwrap());
         let (bytes, pair) = (std::fs::read(&path).unwrap(), Pair::of(&path));
-        refused(dir.path(), &path, |error| matches!(error, Error::MixedUse { .. }));
+        refused(dir.path(), &path, |error| matches!(error, Error::ModifiedExternally { .. }));
         // The sidecar's bytes over the file, at the length of the last commit.
         let mut laid_over = bytes.clone();
         laid_over.resize(LEN, 0);
         laid_over[REFLECTED].copy_from_slice(&model[REFLECTED]);
-        let file = options().trust(Trust::Sidecar).open(&path).unwrap();
+        let file = options().prefer(Prefer::Sidecar).open(&path).unwrap();
         assert!(read(&file) == laid_over);
         file.close().unwrap();
         assert!(read(&options().open(&path).unwrap()) == laid_over);
         pair.restore();
-        let file = options().trust(Trust::File).open(&path).unwrap();
+        let file = options().prefer(Prefer::File).open(&path).unwrap();
         assert!(read(&file) == bytes);
         file.settle().unwrap();
         assert!(std::fs::read(&path).unwrap() == bytes);

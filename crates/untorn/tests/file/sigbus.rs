@@ -12,8 +12,9 @@ use crate::common::disk::{Kind, SmallDisk};
 use crate::common::system::{Disposition, HANDLED, on_sigbus, touch_beyond};
 use crate::common::{PAGE, alone, limit, pattern, sidecar_of};
 use rustix::process::{Signal, getpid, kill_process};
-use untorn::storage::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, Error, LostPage, Options};
+use untorn::options::LostPage;
+use untorn::testing::storage::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, Error, Options};
 use untorn_testing::{again, test_name};
 
 const FENCE: Barrier = Barrier::new("test.fence");
@@ -58,7 +59,7 @@ fn assert_refused_until_restored(
     bytes: &[u8],
 ) -> AtomicFile {
     let error = medium().open(options, path).unwrap_err();
-    assert!(matches!(error, Error::MixedUse { .. }), "{error}");
+    assert!(matches!(error, Error::ModifiedExternally { .. }), "{error}");
     let file = OpenOptions::new().write(true).open(path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
     medium().open(options, path).unwrap()

@@ -5,8 +5,9 @@ use std::io::ErrorKind;
 use crate::common::counting::Counting;
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::{PAGE, limit, names, pattern, run_alone};
-use untorn::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, Error, Layout, Options};
+use untorn::options::Layout;
+use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, Error, Options};
 use untorn_testing::test_name;
 
 fn small(durability: Durability) -> Options {

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
-use untorn::{
-    AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions, Trust, VerifyReads,
-};
+use untorn::options::Prefer;
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, VerifyReads};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 
 /// Every engine, with every durability that it is told apart by.
 fn engines() -> [Options; 3] {
@@ -263,7 +263,7 @@ fn edit(path: &Path, at: u64, bytes: &[u8]) {
 #[test]
 fn what_the_user_trusts_is_not_repaired_back() {
     for options in engines() {
-        for side in [Trust::File, Trust::Sidecar] {
+        for side in [Prefer::File, Prefer::Sidecar] {
             let place = Place::new();
             let options = options.clone().redundancy(by_hand());
             let file = options.create(&place.path, LEN).unwrap();
@@ -276,8 +276,8 @@ fn what_the_user_trusts_is_not_repaired_back() {
             file.sync().unwrap();
             drop(file);
             edit(&place.path, 30 * PAGE, b"edited");
-            assert!(matches!(options.open(&place.path), Err(Error::MixedUse { .. })));
-            let file = options.clone().trust(side).open(&place.path).unwrap();
+            assert!(matches!(options.open(&place.path), Err(Error::ModifiedExternally { .. })));
+            let file = options.clone().prefer(side).open(&place.path).unwrap();
             file.sync_redundancy().unwrap();
             assert!(file.repair().unwrap().repaired.is_empty());
             let mut found = [0; 6];
@@ -300,7 +300,7 @@ fn a_file_cut_short_by_others_is_refused_with_its_redundancy_whole() {
         file.close().unwrap();
         let kept = fs::read(companion(&place.path)).unwrap();
         File::options().write(true).open(&place.path).unwrap().set_len(9 * PAGE).unwrap();
-        assert!(matches!(options.open(&place.path), Err(Error::MixedUse { .. })));
+        assert!(matches!(options.open(&place.path), Err(Error::ModifiedExternally { .. })));
         assert!(fs::read(companion(&place.path)).unwrap() == kept, "the refused open changed what there was");
     }
 }

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use crate::common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
 use crate::common::run_alone;
 use crate::common::system::in_forked_child;
-use untorn::{AtomicFile, Damage, Durability, EngineKind, Error, Layout, Options, PageRange, VerifyReads};
+use untorn::options::Layout;
+use untorn::redundancy::{Damage, PageRange, VerifyReads};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
 
 /// Where the pages of the sidecar that may have bytes of the file begin, by its superblock, and their redundancy.

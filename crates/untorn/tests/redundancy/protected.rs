@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use crate::common::alone;
 use proptest::prelude::*;
-use untorn::{Checksum, Damage, Error, PageRange, ProtectOptions, Protected, StripeLayout};
+use untorn::Error;
+use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, Protected, StripeLayout};
 
 use crate::common::system::{SharedMapping, in_forked_child};
 
@@ -30,7 +31,7 @@ impl Place {
     }
 
     fn companion(&self) -> PathBuf {
-        untorn::coverage(&self.file).unwrap().unwrap().companion
+        untorn::coverage(&self.file).unwrap().unwrap().redundancy_file
     }
 }
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{memory_dir, pattern};
 use twox_hash::XxHash3_64;
-use untorn::{AtomicFile, Damage, EngineKind, Error, Options, ProtectOptions, Protected};
+use untorn::redundancy::{Damage, ProtectOptions, Protected};
+use untorn::{AtomicFile, EngineKind, Error, Options};
 
 const PAGE: usize = 4096;
 
@@ -24,14 +25,14 @@ impl Place {
     }
 
     fn companion(&self) -> PathBuf {
-        untorn::coverage(&self.file).unwrap().unwrap().companion
+        untorn::coverage(&self.file).unwrap().unwrap().redundancy_file
     }
 
     fn scrub(&self) -> Vec<Damage> {
         untorn::scrub(&self.file, None, &mut |_, _| true).unwrap().damage
     }
 
-    fn repair(&self) -> untorn::RepairReport {
+    fn repair(&self) -> untorn::redundancy::RepairReport {
         untorn::repair(&self.file, &mut |_, _| true).unwrap()
     }
 }
@@ -151,7 +152,7 @@ fn a_superblock_that_lands_in_a_companion_in_use_is_found_by_whoever_it_belongs_
     for protected in &handles {
         protected.sync().unwrap();
     }
-    let sides = [0, 1].map(|nth: usize| handles[nth].coverage().unwrap().companion);
+    let sides = [0, 1].map(|nth: usize| handles[nth].coverage().unwrap().redundancy_file);
     for copy in 0..2 {
         // Two files that were done the same to have superblocks of the same numbers.
         put(&sides[0], copy, &superblock(&sides[1], copy));
@@ -238,9 +239,9 @@ fn a_length_that_is_made_up_is_not_believed_by_who_asks_what_is_recorded() {
     let place = Place::new(&pattern(8 * PAGE, 11));
     by_hand().open(&place.file).unwrap().close().unwrap();
     let side = place.companion();
-    assert_eq!(untorn::recorded(&place.file).unwrap().unwrap().coverage.pages, 8);
+    assert_eq!(untorn::redundancy::recorded(&place.file).unwrap().unwrap().coverage.pages, 8);
     forge(&side, &[(96, &ENDLESS)]);
-    let recorded = untorn::recorded(&place.file);
+    let recorded = untorn::redundancy::recorded(&place.file);
     assert!(matches!(&recorded, Err(Error::Corrupt { path, .. }) if *path == side), "{recorded:?}");
 }
 
@@ -259,7 +260,7 @@ fn a_companion_that_is_a_hole_as_long_as_it_says_ends_no_process() {
     let side = place.companion();
     forge(&side, &[(96, &(1_u64 << 51).to_le_bytes())]);
     File::options().write(true).open(&side).unwrap().set_len(1 << 46).unwrap();
-    let recorded = untorn::recorded(&place.file);
+    let recorded = untorn::redundancy::recorded(&place.file);
     assert!(matches!(&recorded, Err(Error::Io { path, .. }) if *path == side), "{recorded:?}");
     assert!(recorded.unwrap_err().to_string().contains("memory for the tables"));
 }
@@ -316,8 +317,8 @@ fn a_length_that_is_made_up_is_not_believed_by_an_engine() {
 fn what_untorn_stores_to_without_a_word_is_not_protected() {
     let place = Place::new(&[]);
     fs::remove_file(&place.file).unwrap();
-    let store = untorn::RegionStore::create(&place.file).unwrap();
-    let refused = |refused: Result<untorn::Coverage, Error>| {
+    let store = untorn::region::RegionStore::create(&place.file).unwrap();
+    let refused = |refused: Result<untorn::redundancy::Coverage, Error>| {
         let Err(Error::Invalid { what, .. }) = refused else { panic!("{refused:?}") };
         assert!(what.contains("region store"), "{what}");
         assert!(untorn::coverage(&place.file).unwrap().is_none());

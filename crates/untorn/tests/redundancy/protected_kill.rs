@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Rng, pattern, run_alone};
-use untorn::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{Damage, ProtectOptions};
+use untorn::redundancy::{Damage, ProtectOptions};
+use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn_testing::test_name;
 
 const PAGES: usize = 41;

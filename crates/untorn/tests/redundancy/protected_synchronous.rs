@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use untorn::{Damage, Error, PageRange, ProtectOptions, Protected, StripeLayout};
+use untorn::Error;
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, StripeLayout};
 
 use crate::common::system::SharedMapping;
 
@@ -240,7 +241,7 @@ fn damaged_parity_is_made_anew_by_the_next_store() {
     let mut place = Place::new(8 * PAGE);
     let protected = at_once().open(&place.path).unwrap();
     let coverage = protected.coverage().unwrap();
-    let side = File::options().read(true).write(true).open(&coverage.companion).unwrap();
+    let side = File::options().read(true).write(true).open(&coverage.redundancy_file).unwrap();
     // The parity of the second of two stripes is the last page.
     let mut byte = [0];
     side.read_exact_at(&mut byte, coverage.bytes - 1).unwrap();

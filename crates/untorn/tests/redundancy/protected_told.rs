@@ -10,9 +10,8 @@ use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use untorn::{
-    AtomicFile, Damage, EngineKind, Error, Options, PageRange, ProtectOptions, Protected, ScrubFindings, VerifyReads,
-};
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, ScrubFindings, VerifyReads};
+use untorn::{AtomicFile, EngineKind, Error, Options};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 12;

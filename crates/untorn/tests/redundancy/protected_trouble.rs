@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use twox_hash::XxHash3_64;
-use untorn::storage::PageCache;
-use untorn::{Damage, Error, PageRange, ProtectOptions, Protected, RepairReport, Tracker};
+use untorn::Error;
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, RepairReport, Tracker};
+use untorn::testing::storage::PageCache;
 
 use crate::common::pattern;
 use crate::common::system::SharedMapping;
@@ -33,7 +34,7 @@ impl Place {
     }
 
     fn companion(&self) -> PathBuf {
-        untorn::coverage(&self.file).unwrap().unwrap().companion
+        untorn::coverage(&self.file).unwrap().unwrap().redundancy_file
     }
 
     fn write(&self, bytes: &[u8], offset: usize) {
@@ -311,7 +312,7 @@ fn a_superblock_that_is_damaged_while_the_file_is_open_is_found_and_written_anew
     fs::write(&path, vec![3; 8 * PAGE]).unwrap();
     let protected = by_hand().open(&path).unwrap();
     protected.sync().unwrap();
-    let side = File::options().read(true).write(true).open(protected.coverage().unwrap().companion).unwrap();
+    let side = File::options().read(true).write(true).open(protected.coverage().unwrap().redundancy_file).unwrap();
     for copy in [0, 1] {
         side.write_all_at(&[0xEE; 8], copy * PAGE as u64 + 1000).unwrap();
         let report = protected.repair().unwrap();

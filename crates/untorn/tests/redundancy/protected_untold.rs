@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::common::pattern;
-use untorn::{Damage, PageRange, ProtectOptions, RepairReport};
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, RepairReport};
 
 const PAGE: usize = 4096;
 /// More stripes than are looked at between two calls of who is told of progress.

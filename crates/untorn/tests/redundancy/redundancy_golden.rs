@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::common::{PAGE, pattern};
 use twox_hash::XxHash3_64;
-use untorn::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
+use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
 
 /// Five pages and a bit, so that the last page is short and the last stripe, too.
 const LEN: usize = 5 * PAGE + 100;

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::common::system::in_forked_child;
 use crate::common::{alone, memory_dir, pattern};
-use untorn::{Error, Order, Region, RegionStore, StoreOptions};
+use untorn::Error;
+use untorn::options::Order;
+use untorn::region::{Region, RegionStore, StoreOptions};
 
 const PAGE: u64 = Region::PAGE;
 

@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::{memory_dir, pattern};
-use untorn::{Order, RegionStore, StoreOptions};
+use untorn::options::Order;
+use untorn::region::{RegionStore, StoreOptions};
 
 const PAGE: usize = 4096;
 

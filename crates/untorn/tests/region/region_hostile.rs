@@ -8,8 +8,10 @@ use std::path::Path;
 
 use crate::common::{Rng, limit, memory_dir, pattern, seed};
 use twox_hash::XxHash3_64;
-use untorn::storage::{Dax, MediumKind, PageCache};
-use untorn::{Error, Order, RegionStore, Result, StoreOptions};
+use untorn::options::Order;
+use untorn::region::{RegionStore, StoreOptions};
+use untorn::testing::storage::{Dax, MediumKind, PageCache};
+use untorn::{Error, Result};
 
 const PAGE: usize = 4096;
 const NODES_AT: usize = 2;

@@ -1,7 +1,7 @@
 //! More mapped regions than the addresses of a process would have room for at a terabyte each. In a process of their own.
 
 use crate::common::{alone, memory_dir};
-use untorn::RegionStore;
+use untorn::region::RegionStore;
 
 /// Three descriptors each, of the 1024 that a process commonly may have.
 const REGIONS: usize = 300;

@@ -2,7 +2,8 @@
 
 use crate::common::system::in_forked_child;
 use crate::common::{alone, limit, memory_dir};
-use untorn::{Error, Region, StoreOptions};
+use untorn::Error;
+use untorn::region::{Region, StoreOptions};
 
 const PAGE: u64 = Region::PAGE;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::common::{Rng, memory_dir, seed};
-use untorn::storage::{Dax, MediumKind};
-use untorn::{Region, RegionStore, StoreOptions};
+use untorn::region::{Region, RegionStore, StoreOptions};
+use untorn::testing::storage::{Dax, MediumKind};
 
 const OPERATIONS: u64 = 1_000_000;
 /// Pages that a region has at most.

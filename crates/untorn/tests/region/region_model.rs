@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use proptest::prelude::*;
-use untorn::storage::{Dax, MediumKind};
-use untorn::{Order, Region, RegionStore, Result, StoreOptions};
+use untorn::Result;
+use untorn::options::Order;
+use untorn::region::{Region, RegionStore, StoreOptions};
+use untorn::testing::storage::{Dax, MediumKind};
 
 const PAGE: u64 = Region::PAGE;
 const NAMES: [(&str, u64); 3] = [("low", 200), ("high", 1 << 40), ("middle", 128 * 512)];

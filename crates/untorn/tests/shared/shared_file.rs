@@ -9,7 +9,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{alone, limit, memory_dir, pattern};
-use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, LogPolicy, Options, Order, SharedMap, State};
+use untorn::options::{LogPolicy, Order};
+use untorn::report::State;
+use untorn::shared::SharedMap;
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::{again, sibling};
 
 const LEN: u64 = 40 * 4096;

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use crate::common::system::in_forked_child;
 use crate::common::{Rng, limit, memory_dir, seed};
-use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, SharedMap};
+use untorn::shared::SharedMap;
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::{again, sibling};
 
 const PAGES: usize = 40;
@@ -139,7 +140,7 @@ fn what_one_process_stores_another_sees_and_commits() {
     let dir = memory_dir();
     let path = file(dir.path());
     let Some(map) = share(&path) else { return };
-    assert!(map.is_serving());
+    assert!(map.is_owner());
     let mut other = sharer(&path, 0);
     let tickets = &map.words(0, 1).unwrap()[0];
     while tickets.load(Ordering::SeqCst) < 1000 {
@@ -165,7 +166,7 @@ fn what_one_process_stores_another_sees_and_commits() {
 fn a_process_with_an_heir() {
     let Ok(path) = std::env::var(HEIR) else { return };
     let map = SharedMap::open(path).unwrap();
-    assert!(map.is_serving());
+    assert!(map.is_owner());
     map.write_at(b"from a server", 4096).unwrap();
     println!("serving");
     let mut line = String::new();
@@ -199,7 +200,7 @@ fn who_leaves_the_serving_while_a_forked_child_lives_holds_nobody_up() {
     let mut await_line = |word: &str| assert!(lines.any(|line| line.unwrap().contains(word)), "it ended");
     await_line("serving");
     let map = share(&path).unwrap();
-    assert!(!map.is_serving());
+    assert!(!map.is_owner());
     map.write_at(b"before", 0).unwrap();
     let mut stdin = server.stdin.take().unwrap();
     writeln!(stdin, "leave").unwrap();
@@ -207,7 +208,7 @@ fn who_leaves_the_serving_while_a_forked_child_lives_holds_nobody_up() {
     // A page that nobody has loaded yet, a commit, one that joins: all of it needs somebody who serves.
     map.write_at(b"after", 20 * 4096).unwrap();
     map.commit().unwrap();
-    assert!(map.is_serving());
+    assert!(map.is_owner());
     let bytes = |map: &SharedMap, at: u64, len: usize| {
         let mut bytes = vec![0; len];
         map.read_at(&mut bytes, at).unwrap();

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::common::members::{Member, obey, sum};
 use crate::common::{Rng, limit, memory_dir, pattern, seed};
-use untorn::{AtomicMap, Options, SharedMap};
+use untorn::shared::SharedMap;
+use untorn::{AtomicMap, Options};
 use untorn_testing::sibling;
 
 /// What a process that is started by these tests runs.

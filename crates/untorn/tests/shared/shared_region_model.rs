@@ -8,7 +8,8 @@ use std::path::Path;
 
 use crate::common::members::{Member, obey, sum};
 use crate::common::{PAGE, Rng, limit, memory_dir, pattern, seed};
-use untorn::{Error, RegionMapOptions, RegionStore, SharedRegion};
+use untorn::Error;
+use untorn::region::{RegionMapOptions, RegionStore, SharedRegion};
 use untorn_testing::sibling;
 
 /// What a process that is started by these tests runs.

@@ -12,8 +12,9 @@ use crate::common::counting::{Counting, Counts};
 use crate::common::memory_dir;
 use crate::common::shelf::{Shelf, attach, contents, pmem, small};
 use crate::common::system::allocations;
-use untorn::Kernel;
-use untorn::{CacheOptions, Durability, Error};
+use untorn::write_cache::CacheOptions;
+use untorn::write_cache::Kernel;
+use untorn::{Durability, Error};
 use untorn_testing::{again, sibling};
 
 #[test]
@@ -236,10 +237,10 @@ fn a_log_has_one_owner_and_a_pool_has_one_for_each() {
     let options = CacheOptions::new().size(1 << 20).max_files(8);
     let first = options.open_in(dir.path()).unwrap();
     assert!(matches!(options.open(first.path()), Err(Error::InUse { .. })));
-    assert!(matches!(untorn::replay(first.path(), None), Err(Error::InUse { .. })));
+    assert!(matches!(untorn::write_cache::replay(first.path(), None), Err(Error::InUse { .. })));
     let second = options.open_in(dir.path()).unwrap();
     let third = options.open_in(dir.path()).unwrap();
-    assert_eq!(untorn::logs_in(dir.path()).unwrap().len(), 3);
+    assert_eq!(untorn::write_cache::find_logs(dir.path()).unwrap().len(), 3);
     // The first number is free again, with what its owner left, and a later one is in use.
     let path = dir.path().join("data");
     std::fs::write(&path, b"old").unwrap();
@@ -429,8 +430,8 @@ fn a_killed_process_loses_no_write_that_returned() {
         let last = whole.lines().rev().find_map(|line| line.strip_prefix("round ")?.parse::<u64>().ok());
         acknowledged = last.unwrap_or(acknowledged);
         let replayed = if kill % 2 == 0 {
-            let looked = untorn::look_into_log(dir.path().join("log")).unwrap();
-            let replay = untorn::replay(dir.path().join("log"), None).unwrap();
+            let looked = untorn::write_cache::inspect_log(dir.path().join("log")).unwrap();
+            let replay = untorn::write_cache::replay(dir.path().join("log"), None).unwrap();
             assert_eq!(looked, replay, "what it says it will do is what it does");
             replay
         } else {

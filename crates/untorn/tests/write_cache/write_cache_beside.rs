@@ -7,9 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::memory_dir;
-use crate::common::shelf::{Book, Shelf, attach_through, pmem, small};
+use crate::common::shelf::{Book, Shelf, attach_write_through, pmem, small};
 use tempfile::TempDir;
-use untorn::{CacheOptions, CachedFile, Error, Step, WriteCache};
+use untorn::Error;
+use untorn::write_cache::{CacheOptions, CachedFile, Step, WriteCache};
 
 const PATH: &str = "/slow/file";
 
@@ -34,7 +35,7 @@ impl Rig {
         let shelf = Arc::new(Shelf::default());
         let book = shelf.put(PATH, 1);
         let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
-        let file = attach_through(&cache, &shelf, PATH);
+        let file = attach_write_through(&cache, &shelf, PATH);
         Rig { dir, log, shelf, book, cache, file }
     }
 }
@@ -46,27 +47,27 @@ fn nobody_else_writes_before_the_log_knows_the_file_nor_after_it_was_let_go() {
     let book = shelf.put(PATH, 1);
     let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
     assert!(cache.shared().is_some());
-    let file = attach_through(&cache, &shelf, PATH);
-    let beside = |bytes: &[u8], at| file.write_beside(bytes, at, None).unwrap();
-    file.let_in(true);
+    let file = attach_write_through(&cache, &shelf, PATH);
+    let beside = |bytes: &[u8], at| file.write_shared(bytes, at, None).unwrap();
+    file.allow_writers(true);
     assert_eq!(beside(b"x", 0), None, "the log has no number for it");
     file.write_at(b"first", 0).unwrap();
     assert_eq!(beside(b"x", 0), None, "nobody let them in");
-    file.let_in(true);
+    file.allow_writers(true);
     assert_eq!(beside(b"second", 5), Some(6));
     assert_eq!(file.append(b"third").unwrap(), 11);
     assert_eq!(*book.bytes.lock().unwrap(), b"firstsecondthird");
-    assert_eq!((file.counts_beside(), file.counts_beside()), ([1, 6, 0], [0; 3]));
-    file.keep_out().unwrap();
+    assert_eq!((file.counts_shared(), file.counts_shared()), ([1, 6, 0], [0; 3]));
+    file.revoke_writers().unwrap();
     assert_eq!(beside(b"x", 0), None);
-    file.let_in(false);
+    file.allow_writers(false);
     assert_eq!(beside(b"F", 0), Some(1));
     assert!(!file.is_settled());
     file.demote().unwrap();
     assert!(file.is_settled());
-    file.let_in(true);
+    file.allow_writers(true);
     assert_eq!(beside(b"x", 0), None);
-    assert_eq!(file.counts_beside(), [1, 1, 0]);
+    assert_eq!(file.counts_shared(), [1, 1, 0]);
     assert_eq!(*book.bytes.lock().unwrap(), b"Firstsecondthird");
 }
 
@@ -76,9 +77,9 @@ fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
         for way in 0..8 {
             let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
-            file.let_in(true);
-            file.write_beside(&[1; 200], 3, Some(step)).unwrap();
-            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None, "what was left is for the server");
+            file.allow_writers(true);
+            file.write_shared(&[1; 200], 3, Some(step)).unwrap();
+            assert_eq!(file.write_shared(b"x", 0, None).unwrap(), None, "what was left is for the server");
             let mut expected = b"before".to_vec();
             if step >= Step::Stored {
                 expected.truncate(3);
@@ -87,10 +88,10 @@ fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
             match way {
                 0 => cache.drain().unwrap(),
                 1 => file.demote().unwrap(),
-                2 => file.keep_out().unwrap(),
+                2 => file.revoke_writers().unwrap(),
                 3 => file.sync().unwrap(),
                 4 => cache.sync().unwrap(),
-                5 => file.mend().unwrap(),
+                5 => file.recover_writers().unwrap(),
                 6 => {
                     file.write_at(b"B", 0).unwrap();
                     expected[0] = b'B';
@@ -120,18 +121,18 @@ fn what_a_death_left_of_an_append_is_appended_once() {
             let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
             book.appends.store(true, Ordering::Relaxed);
-            file.let_in(true);
-            assert_eq!(file.append_beside(b" it", None).unwrap(), Some(3));
-            assert_eq!(file.append_beside(&[1; 200], Some(step)).unwrap(), Some(0));
+            file.allow_writers(true);
+            assert_eq!(file.append_shared(b" it", None).unwrap(), Some(3));
+            assert_eq!(file.append_shared(&[1; 200], Some(step)).unwrap(), Some(0));
             if step == Step::Delivered {
                 book.bytes.lock().unwrap().truncate(9 + taken);
             }
-            file.keep_out().unwrap();
+            file.revoke_writers().unwrap();
             let all = if step >= Step::Stored { 200 } else { 0 };
             let expected = [&b"before it"[..], &vec![1; all]].concat();
             assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}");
-            file.let_in(true);
-            assert_eq!(file.append_beside(b"!", None).unwrap(), Some(1));
+            file.allow_writers(true);
+            assert_eq!(file.append_shared(b"!", None).unwrap(), Some(1));
             let expected = [&expected[..], b"!"].concat();
             assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}");
             // A crash that takes all that the kernel had, and one that takes nothing of it.
@@ -156,9 +157,9 @@ fn an_append_that_there_is_no_room_for_is_done_as_far_as_the_process_was_told() 
     file.write_at(b"before", 0).unwrap();
     book.appends.store(true, Ordering::Relaxed);
     book.room.store(40, Ordering::Relaxed);
-    file.let_in(true);
-    assert_eq!(file.append_beside(&[1; 100], None).unwrap(), Some(34));
-    assert_eq!(file.append_beside(b"x", None).unwrap_err().errno(), 28);
+    file.allow_writers(true);
+    assert_eq!(file.append_shared(&[1; 100], None).unwrap(), Some(34));
+    assert_eq!(file.append_shared(b"x", None).unwrap_err().errno(), 28);
     let expected = [&b"before"[..], &[1; 34]].concat();
     assert_eq!(*book.bytes.lock().unwrap(), expected);
     drop((file, cache));
@@ -175,9 +176,9 @@ fn a_length_set_beside_is_that_of_the_file_or_is_not() {
         for len in [3, 50] {
             let Rig { dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
-            file.let_in(true);
-            assert_eq!(file.write_beside(b"B", 0, None).unwrap(), Some(1));
-            assert_eq!(file.set_len_beside(len, step).unwrap(), Some(()));
+            file.allow_writers(true);
+            assert_eq!(file.write_shared(b"B", 0, None).unwrap(), Some(1));
+            assert_eq!(file.set_len_shared(len, step).unwrap(), Some(()));
             let mut expected = b"Before".to_vec();
             if step.is_none_or(|step| step >= Step::Stored) {
                 expected.resize(len as usize, 0);
@@ -192,10 +193,10 @@ fn a_length_set_beside_is_that_of_the_file_or_is_not() {
             *book.bytes.lock().unwrap() = shown;
             cache.drain().unwrap();
             assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {len}");
-            file.keep_out().unwrap();
-            file.let_in(true);
-            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), Some(1));
-            assert_eq!(file.counts_beside()[..2], [2, 2], "a length is no write");
+            file.revoke_writers().unwrap();
+            file.allow_writers(true);
+            assert_eq!(file.write_shared(b"x", 0, None).unwrap(), Some(1));
+            assert_eq!(file.counts_shared()[..2], [2, 2], "a length is no write");
         }
     }
 }
@@ -204,10 +205,10 @@ fn a_length_set_beside_is_that_of_the_file_or_is_not() {
 fn a_length_that_the_file_refuses_is_never_replayed() {
     let Rig { dir, log, shelf, book, cache, file } = Rig::new();
     file.write_at(b"before", 0).unwrap();
-    file.let_in(true);
+    file.allow_writers(true);
     book.room.store(40, Ordering::Relaxed);
-    assert_eq!(file.set_len_beside(100, None).unwrap_err().errno(), 28);
-    assert_eq!(file.write_beside(b"B", 0, None).unwrap(), Some(1));
+    assert_eq!(file.set_len_shared(100, None).unwrap_err().errno(), 28);
+    assert_eq!(file.write_shared(b"B", 0, None).unwrap(), Some(1));
     assert_eq!(*book.bytes.lock().unwrap(), b"Before");
     // A crash now, which takes what is in the log alone, and then there is room.
     let copy = dir.path().join("copy");
@@ -224,10 +225,10 @@ fn a_replay_finds_what_was_written_beside_in_its_order() {
     for step in [None, Some(Step::Placed), Some(Step::Durable)] {
         let Rig { dir, log, shelf, book, cache, file } = Rig::new();
         file.write_at(&[1; 100], 0).unwrap();
-        file.let_in(true);
-        assert_eq!(file.write_beside(&[2; 100], 50, None).unwrap(), Some(100));
+        file.allow_writers(true);
+        assert_eq!(file.write_shared(&[2; 100], 50, None).unwrap(), Some(100));
         file.write_at(&[3; 10], 60).unwrap();
-        file.write_beside(&[4; 10], 65, step).unwrap();
+        file.write_shared(&[4; 10], 65, step).unwrap();
         let last = if step == Some(Step::Placed) { 3 } else { 4 };
         // The log as a crash leaves it, with nobody who brings anything to an end.
         let copy = dir.path().join("copy");
@@ -246,10 +247,10 @@ fn a_replay_finds_what_was_written_beside_in_its_order() {
 fn what_the_file_has_no_room_for_is_never_replayed() {
     let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
     file.write_at(b"before", 0).unwrap();
-    file.let_in(true);
+    file.allow_writers(true);
     book.room.store(40, Ordering::Relaxed);
-    assert_eq!(file.write_beside(&[1; 100], 10, None).unwrap(), Some(30));
-    assert_eq!(file.write_beside(&[1; 100], 40, None).unwrap_err().errno(), 28);
+    assert_eq!(file.write_shared(&[1; 100], 10, None).unwrap(), Some(30));
+    assert_eq!(file.write_shared(&[1; 100], 40, None).unwrap_err().errno(), 28);
     let expected = [&b"before"[..], &[0; 4], &[1; 30]].concat();
     assert_eq!(*book.bytes.lock().unwrap(), expected);
     drop((file, cache));
@@ -267,14 +268,14 @@ fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
         for way in 0..5 {
             let Rig { dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
-            file.let_in(true);
+            file.allow_writers(true);
             book.room.store(40, Ordering::Relaxed);
-            file.write_beside(&[1; 100], 10, Some(step)).unwrap();
-            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None, "{step:?}: it is not known what a replay does");
+            file.write_shared(&[1; 100], 10, Some(step)).unwrap();
+            assert_eq!(file.write_shared(b"x", 0, None).unwrap(), None, "{step:?}: it is not known what a replay does");
             match way {
                 0 => {}
                 1 => cache.drain().unwrap(),
-                2 => file.mend().unwrap(),
+                2 => file.recover_writers().unwrap(),
                 // What a sync has answered for is what was shown then, and no more.
                 3 => file.sync().unwrap(),
                 _ => cache.sync().unwrap(),
@@ -289,7 +290,7 @@ fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
                 book.room.store(room, Ordering::Relaxed);
             }
             file.write_at(b"B", 0).unwrap();
-            assert_eq!(file.write_beside(b"E", 1, None).unwrap(), Some(1));
+            assert_eq!(file.write_shared(b"E", 1, None).unwrap(), Some(1));
             let shown = book.bytes.lock().unwrap().clone();
             assert_eq!(shown, [&b"BEfore"[..], &[0; 4], &[1; 30]].concat(), "{step:?}");
             // A crash now, and then there is room.
@@ -312,14 +313,14 @@ fn a_file_that_fails_while_a_write_is_brought_to_its_end_holds_no_other_up() {
         let book = shelf.put(PATH, 1);
         let other = shelf.put("/slow/other", 2);
         let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-        let file = attach_through(&cache, &shelf, PATH);
-        let second = attach_through(&cache, &shelf, "/slow/other");
+        let file = attach_write_through(&cache, &shelf, PATH);
+        let second = attach_write_through(&cache, &shelf, "/slow/other");
         file.write_at(b"before", 0).unwrap();
         second.write_at(b"first", 0).unwrap();
         cache.drain().unwrap();
-        file.let_in(true);
+        file.allow_writers(true);
         book.room.store(40, Ordering::Relaxed);
-        file.write_beside(&[1; 100], 10, Some(step)).unwrap();
+        file.write_shared(&[1; 100], 10, Some(step)).unwrap();
         book.broken.store(true, Ordering::Relaxed);
         second.write_at(b"F", 0).unwrap();
         for _ in 0..3 {
@@ -339,14 +340,14 @@ fn what_nobody_rang_for_is_drained_nevertheless() {
     let shelf = Arc::new(Shelf::default());
     shelf.put(PATH, 1);
     let cache = options().background(true).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_through(&cache, &shelf, PATH);
+    let file = attach_write_through(&cache, &shelf, PATH);
     file.write_at(b"first", 0).unwrap();
     cache.drain().unwrap();
-    file.let_in(true);
+    file.allow_writers(true);
     let start = Instant::now();
     for round in 0..2 {
         // It rings for nothing.
-        assert_eq!(file.write_beside(b"x", round, None).unwrap(), Some(1));
+        assert_eq!(file.write_shared(b"x", round, None).unwrap(), Some(1));
         while cache.info().unwrap().used > 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "it sleeps for ever");
             thread::sleep(Duration::from_millis(5));
@@ -361,7 +362,7 @@ fn handles_that_go_at_the_same_time_leave_nothing_behind() {
     shelf.put(PATH, 1);
     let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
     for round in 0..200 {
-        let handles = [attach_through(&cache, &shelf, PATH), attach_through(&cache, &shelf, PATH)];
+        let handles = [attach_write_through(&cache, &shelf, PATH), attach_write_through(&cache, &shelf, PATH)];
         handles[0].write_at(b"first", 0).unwrap();
         let together = Barrier::new(2);
         thread::scope(|scope| {
@@ -369,8 +370,8 @@ fn handles_that_go_at_the_same_time_leave_nothing_behind() {
                 let together = &together;
                 scope.spawn(move || {
                     together.wait();
-                    file.let_in(true);
-                    file.write_beside(b"x", 0, None).unwrap();
+                    file.allow_writers(true);
+                    file.write_shared(b"x", 0, None).unwrap();
                     drop(file);
                 });
             }
@@ -387,13 +388,13 @@ fn a_file_that_fails_is_no_longer_written_to_beside() {
     let shelf = Arc::new(Shelf::default());
     let book = shelf.put(PATH, 1);
     let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_through(&cache, &shelf, PATH);
+    let file = attach_write_through(&cache, &shelf, PATH);
     file.write_at(b"kept", 0).unwrap();
-    file.let_in(true);
-    assert_eq!(file.write_beside(b"too", 4, None).unwrap(), Some(3));
+    file.allow_writers(true);
+    assert_eq!(file.write_shared(b"too", 4, None).unwrap(), Some(3));
     book.broken.store(true, Ordering::Relaxed);
     cache.drain_some().unwrap();
-    assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None);
+    assert_eq!(file.write_shared(b"x", 0, None).unwrap(), None);
     assert!(matches!(file.write_at(b"x", 0), Err(Error::Poisoned { .. })));
     assert_eq!(cache.info().unwrap().stuck, 2);
 }
@@ -404,11 +405,11 @@ fn half_of_the_log_is_for_others_and_is_theirs_again_once_it_is_drained() {
     let shelf = Arc::new(Shelf::default());
     shelf.put(PATH, 1);
     let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_through(&cache, &shelf, PATH);
+    let file = attach_write_through(&cache, &shelf, PATH);
     file.write_at(b"first", 0).unwrap();
-    file.let_in(true);
+    file.allow_writers(true);
     for round in 0..40 {
-        let written = (0..40).take_while(|n| file.write_beside(&[*n; 64], 0, None).unwrap().is_some()).count();
+        let written = (0..40).take_while(|n| file.write_shared(&[*n; 64], 0, None).unwrap().is_some()).count();
         assert_eq!(written, 16, "round {round}");
         // There is room for this one, and for one as long as may be.
         file.write_at(b"x", 0).unwrap();

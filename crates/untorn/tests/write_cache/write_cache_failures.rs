@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use crate::common::counting::Counting;
 use crate::common::memory_dir;
 use crate::common::shelf::{Shelf, attach, contents, pmem, small};
-use untorn::Kernel;
-use untorn::{CachedFile, Error, Fate};
+use untorn::Error;
+use untorn::write_cache::Kernel;
+use untorn::write_cache::{CachedFile, ReplayOutcome};
 
 #[test]
 fn a_file_that_fails_keeps_its_writes_in_the_log_says_so_and_is_in_nobodys_way() {
@@ -25,7 +26,9 @@ fn a_file_that_fails_keeps_its_writes_in_the_log_says_so_and_is_in_nobodys_way()
     let expected = contents(&failing);
     bad.broken.store(true, Ordering::Relaxed);
     assert!(matches!(failing.demote(), Err(Error::Poisoned { .. })));
-    for refused in [failing.write_at(b"x", 0), failing.sync(), failing.set_len(1), failing.hand_over(), cache.drain()] {
+    for refused in
+        [failing.write_at(b"x", 0), failing.sync(), failing.set_len(1), failing.write_to_kernel(), cache.drain()]
+    {
         assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
     }
     // Many times round the log: the others go on.
@@ -38,10 +41,10 @@ fn a_file_that_fails_keeps_its_writes_in_the_log_says_so_and_is_in_nobodys_way()
     assert!(cache.info().unwrap().stuck > 0);
     drop((failing, working, cache));
     // The log is no use to anybody, and nothing is lost, as long as the file fails.
-    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::Unreplayed { .. })));
+    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::ReplayIncomplete { .. })));
     bad.broken.store(false, Ordering::Relaxed);
     let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
-    assert!(cache.replayed().files.iter().any(|file| file.fate == Fate::Replayed && file.inode == 1));
+    assert!(cache.replayed().files.iter().any(|file| file.fate == ReplayOutcome::Replayed && file.inode == 1));
     assert_eq!(shelf.get("/slow/bad").unwrap(), expected);
 }
 
@@ -55,7 +58,7 @@ fn a_flush_that_fails_outside_a_drain_is_not_followed_by_one_that_says_all_is_we
     let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
     let failing = attach(&cache, &shelf, "/slow/bad");
     failing.write_at(b"on its way", 0).unwrap();
-    failing.hand_over().unwrap();
+    failing.write_to_kernel().unwrap();
     bad.broken.store(true, Ordering::Relaxed);
     assert!(matches!(failing.sync_file(), Err(Error::Io { .. })));
     bad.broken.store(false, Ordering::Relaxed);
@@ -66,7 +69,7 @@ fn a_flush_that_fails_outside_a_drain_is_not_followed_by_one_that_says_all_is_we
     bad.bytes.lock().unwrap().clear();
     drop((failing, cache));
     let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
-    assert!(cache.replayed().files.iter().any(|file| file.fate == Fate::Replayed && file.inode == 1));
+    assert!(cache.replayed().files.iter().any(|file| file.fate == ReplayOutcome::Replayed && file.inode == 1));
     assert_eq!(shelf.get("/slow/bad").unwrap(), b"on its way");
 }
 
@@ -147,10 +150,10 @@ fn threads_go_on_while_a_file_is_stuck() {
                 for round in 0..2000_u32 {
                     file.append(&round.to_le_bytes()).unwrap();
                     if round % 100 == 0 {
-                        file.hand_over().unwrap();
+                        file.write_to_kernel().unwrap();
                     }
                     if round % 500 == 0 {
-                        file.refresh().unwrap();
+                        file.reload_len().unwrap();
                     }
                 }
             });
@@ -248,12 +251,12 @@ fn a_file_that_is_gone_or_another_is_not_written_to_and_its_log_is_kept() {
     drop(cache);
     shelf.remove("/slow/a");
     let refused = small(32).open_on(pmem(), shelf.clone(), &log).unwrap_err();
-    assert!(matches!(&refused, Error::Unreplayed { what, .. } if what.contains("/slow/a")), "{refused}");
+    assert!(matches!(&refused, Error::ReplayIncomplete { what, .. } if what.contains("/slow/a")), "{refused}");
     assert_eq!(shelf.get("/slow/b").unwrap(), b"of b", "what could be replayed was");
     // Another file of that name is not it. What was replayed already is not replayed over what came later.
     let other = shelf.put("/slow/a", 3);
     shelf.put("/slow/b", 2).bytes.lock().unwrap().extend(b"new!");
-    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::Unreplayed { .. })));
+    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::ReplayIncomplete { .. })));
     assert_eq!((shelf.get("/slow/a").unwrap().len(), shelf.get("/slow/b").unwrap()), (0, b"new!".to_vec()));
     drop(other);
     // It comes back under another name beside: it is known by its identity.

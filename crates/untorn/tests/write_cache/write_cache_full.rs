@@ -10,8 +10,9 @@ use std::sync::Arc;
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::shelf::{contents, pmem};
 use crate::common::{alone, memory_dir, pattern};
-use untorn::{CacheOptions, Durability, Error, Fate};
-use untorn::{Descriptor, Kernel};
+use untorn::write_cache::{CacheOptions, ReplayOutcome};
+use untorn::write_cache::{Descriptor, Kernel};
+use untorn::{Durability, Error};
 
 const ENOSPC: i32 = 28;
 /// Of the small disks, in KiB: room for what is written, and for a log, which is elsewhere.
@@ -31,12 +32,15 @@ fn new_file(path: &Path) -> File {
 fn is_kept_until_there_is_room(disk: &SmallDisk, log: &Path, path: &Path, expected: &[u8]) {
     for _ in 0..2 {
         let opened = options().open_on(pmem(), Arc::new(Kernel), log);
-        assert!(matches!(opened, Err(Error::Unreplayed { .. })), "a log with writes that no file has was begun anew");
+        assert!(
+            matches!(opened, Err(Error::ReplayIncomplete { .. })),
+            "a log with writes that no file has was begun anew"
+        );
         let replay = options().replay_on(pmem(), &Kernel, log).unwrap();
         assert!(!replay.is_complete());
         let failed: Vec<_> = replay.files.iter().filter(|file| !file.fate.is_final()).collect();
         assert!(matches!(&failed[..], [file] if file.path.ends_with("file")), "{replay:?}");
-        assert!(matches!(&failed[0].fate, Fate::Failed(why) if why.contains("No space")), "{replay:?}");
+        assert!(matches!(&failed[0].fate, ReplayOutcome::Failed(why) if why.contains("No space")), "{replay:?}");
     }
     disk.empty();
     assert!(options().replay_on(pmem(), &Kernel, log).unwrap().is_complete());
@@ -87,7 +91,7 @@ fn what_a_full_disk_took_in_part(kind: Kind) {
     disk.fill(20);
     let cache = options().create_on(pmem(), Arc::new(Kernel), &log).unwrap();
     let descriptor = Descriptor::new(plain.into(), &path).unwrap();
-    let file = cache.attach_through(Arc::new(descriptor), &path).unwrap();
+    let file = cache.attach_write_through(Arc::new(descriptor), &path).unwrap();
     let pattern = pattern(LEN, 2);
     let mut taken = 0;
     loop {
@@ -101,7 +105,7 @@ fn what_a_full_disk_took_in_part(kind: Kind) {
     assert!(taken > 10_000, "only {taken} bytes before the disk was full");
     // That is no failure of the file: what it has is durable, so the log need not have it, and in place it is written to.
     file.sync().unwrap();
-    file.standing().unwrap();
+    file.check_usable().unwrap();
     assert!(file.is_settled());
     let mut expected = pattern[..taken].to_vec();
     assert!(fs::read(&path).unwrap() == expected, "what was told and what is there differ");
@@ -120,7 +124,7 @@ fn what_was_written_and_not_synced(kind: Kind) {
     let (dir, path) = (memory_dir(), disk.path("file"));
     let (log, plain) = (dir.path().join("log"), new_file(&path));
     let cache = options().create_on(pmem(), Arc::new(Kernel), &log).unwrap();
-    let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path).unwrap()), &path).unwrap();
+    let file = cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), &path).unwrap()), &path).unwrap();
     let expected = pattern(LEN, 3);
     for (at, bytes) in (0..).step_by(1000).zip(expected.chunks(1000)) {
         file.write_at(bytes, at).unwrap();

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use untorn::storage::{Dax, MediumKind, PageCache};
-use untorn::{CacheOptions, CachedFile, Durability, WriteCache};
-use untorn::{Descriptor, Kernel};
+use untorn::Durability;
+use untorn::testing::storage::{Dax, MediumKind, PageCache};
+use untorn::write_cache::{CacheOptions, CachedFile, WriteCache};
+use untorn::write_cache::{Descriptor, Kernel};
 
 const FILES: usize = 3;
 
@@ -134,7 +135,7 @@ impl World {
         let (plain, path) = (std::fs::File::open(&self.paths[file]).unwrap(), &self.paths[file]);
         let cache = self.cache.as_ref().unwrap();
         let attached = match self.through[file] {
-            true => cache.attach_through(Arc::new(Descriptor::reopen(plain.as_fd(), path).unwrap()), path),
+            true => cache.attach_write_through(Arc::new(Descriptor::reopen(plain.as_fd(), path).unwrap()), path),
             false => cache.attach(plain.as_fd(), path),
         };
         self.handles.insert(file, attached.unwrap());
@@ -183,14 +184,14 @@ impl World {
             }
             Op::Sync(file) => self.handles[&file].sync().unwrap(),
             Op::HandOver(file) => {
-                self.handles[&file].hand_over().unwrap();
+                self.handles[&file].write_to_kernel().unwrap();
                 assert_eq!(std::fs::read(&self.paths[file]).unwrap(), self.model[file], "what other programs see");
             }
             Op::Demote(file) => {
                 self.handles[&file].demote().unwrap();
                 assert_eq!(std::fs::read(&self.paths[file]).unwrap(), self.model[file], "what other programs see");
             }
-            Op::Refresh(file) => self.handles[&file].refresh().unwrap(),
+            Op::Refresh(file) => self.handles[&file].reload_len().unwrap(),
             Op::Close(file) => {
                 self.handles.remove(&file);
                 self.attach(file);

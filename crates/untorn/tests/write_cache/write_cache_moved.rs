@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
-use untorn::{CachedFile, Fate, Replay, WriteCache};
-use untorn::{Descriptor, Kernel, SlowFile};
+use untorn::write_cache::{BackingFile, Descriptor, Kernel};
+use untorn::write_cache::{CachedFile, Replay, ReplayOutcome, WriteCache};
 
 /// Two directories, `one` and `two`, on a file system that tells its files apart, and a log beside them.
 struct Machine {
@@ -45,16 +45,16 @@ impl Machine {
     /// A file with this in it, which the log has.
     fn create(&self, name: &str, bytes: &[u8]) -> CachedFile {
         let path = self.path(name);
-        let file = self.cache().attach_through(Arc::new(open(&path)), &path).unwrap();
+        let file = self.cache().attach_write_through(Arc::new(open(&path)), &path).unwrap();
         file.write_at(bytes, 0).unwrap();
         file
     }
 
     fn rename(&self, file: &CachedFile, to: &str) {
         let from = file.path();
-        assert!(file.move_to(&self.path(to)).unwrap(), "{} to {to}", from.display());
+        assert!(file.begin_rename(&self.path(to)).unwrap(), "{} to {to}", from.display());
         fs::rename(from, self.path(to)).unwrap();
-        file.moved(true).unwrap();
+        file.end_rename(true).unwrap();
         assert_eq!(file.path(), self.path(to));
     }
 
@@ -164,9 +164,9 @@ fn a_rename_that_was_not_done_leaves_both_files() {
     for told in [false, true] {
         let Some(mut machine) = Machine::new() else { return };
         let (file, over) = (machine.create("one/a", b"new"), machine.create("two/b", b"old"));
-        assert!(file.move_to(&machine.path("two/b")).unwrap());
+        assert!(file.begin_rename(&machine.path("two/b")).unwrap());
         if told {
-            file.moved(false).unwrap();
+            file.end_rename(false).unwrap();
             assert_eq!(file.path(), machine.path("one/a"));
         }
         file.append(b"er").unwrap();
@@ -183,7 +183,7 @@ fn a_rename_that_was_not_done_leaves_both_files() {
 fn a_rename_of_which_nobody_said_that_it_was_done_is_not_undone() {
     let Some(mut machine) = Machine::new() else { return };
     let (file, over) = (machine.create("one/a", b"new"), machine.create("two/b", b"old"));
-    assert!(file.move_to(&machine.path("two/b")).unwrap());
+    assert!(file.begin_rename(&machine.path("two/b")).unwrap());
     fs::rename(machine.path("one/a"), machine.path("two/b")).unwrap();
     drop((file, over));
     let replay = machine.crash(|_| {});
@@ -221,11 +221,11 @@ fn a_file_that_was_renamed_and_removed_is_gone_with_what_it_replaced() {
         let Some(mut machine) = Machine::new() else { return };
         let over = machine.create("two/b", b"old");
         let file = machine.create("one/a", b"new");
-        assert!(file.move_to(&machine.path("two/b")).unwrap());
+        assert!(file.begin_rename(&machine.path("two/b")).unwrap());
         fs::rename(machine.path("two/b"), machine.path("kept")).unwrap();
         fs::rename(machine.path("one/a"), machine.path("two/b")).unwrap();
-        file.moved(true).unwrap();
-        assert!(file.leave().unwrap());
+        file.end_rename(true).unwrap();
+        assert!(file.prepare_unlink().unwrap());
         fs::remove_file(machine.path("two/b")).unwrap();
         drop((file, over));
         let replay = machine.crash(|machine| {
@@ -233,7 +233,7 @@ fn a_file_that_was_renamed_and_removed_is_gone_with_what_it_replaced() {
                 fs::rename(machine.path("kept"), machine.path("two/b")).unwrap();
             }
         });
-        assert!(replay.files.iter().all(|file| file.fate == Fate::Removed), "{replay:?}");
+        assert!(replay.files.iter().all(|file| file.fate == ReplayOutcome::Removed), "{replay:?}");
         machine.has(&[]);
     }
 }
@@ -251,7 +251,7 @@ fn what_came_there_since_is_kept_and_so_is_the_log() {
         std::thread::sleep(std::time::Duration::from_millis(50));
         fs::write(machine.path("two/b"), b"younger").unwrap();
     });
-    assert!(matches!(&replay.files[0].fate, Fate::Missing(why) if why.contains("another file")), "{replay:?}");
+    assert!(matches!(&replay.files[0].fate, ReplayOutcome::Missing(why) if why.contains("another file")), "{replay:?}");
     machine.has(&[("one/a", "new"), ("two/b", "younger")]);
     fs::remove_file(machine.path("two/b")).unwrap();
     assert!(machine.replay().is_complete());
@@ -283,18 +283,18 @@ fn what_the_log_cannot_follow_is_for_the_caller_to_see_to() {
     let longer = (0..20).fold(machine.path("two"), |path, _| path.join(&longer));
     fs::create_dir(machine.path("two/dir")).unwrap();
     let path = machine.path("two/unwritten");
-    let unwritten = machine.cache().attach_through(Arc::new(open(&path)), &path).unwrap();
+    let unwritten = machine.cache().attach_write_through(Arc::new(open(&path)), &path).unwrap();
     for to in [file.path(), longer, machine.path("two/dir"), path.clone(), PathBuf::from("relative")] {
-        assert!(!file.move_to(&to).unwrap(), "{}", to.display());
+        assert!(!file.begin_rename(&to).unwrap(), "{}", to.display());
     }
-    assert!(!unwritten.move_to(&machine.path("two/b")).unwrap(), "nothing of it is in the log");
-    assert!(file.move_to(&machine.path("two/b")).unwrap());
-    assert!(!file.move_to(&machine.path("two/c")).unwrap(), "one rename at a time");
-    file.moved(false).unwrap();
-    file.moved(true).unwrap();
+    assert!(!unwritten.begin_rename(&machine.path("two/b")).unwrap(), "nothing of it is in the log");
+    assert!(file.begin_rename(&machine.path("two/b")).unwrap());
+    assert!(!file.begin_rename(&machine.path("two/c")).unwrap(), "one rename at a time");
+    file.end_rename(false).unwrap();
+    file.end_rename(true).unwrap();
     assert_eq!(file.path(), machine.path("one/a"), "none was announced");
     file.demote().unwrap();
-    assert!(!file.move_to(&machine.path("two/b")).unwrap());
+    assert!(!file.begin_rename(&machine.path("two/b")).unwrap());
 }
 
 /// A log with few lines for files serves any number of files that are renamed, one after the other.
@@ -316,7 +316,7 @@ fn a_file_of_which_the_log_has_nothing_else_is_renamed_again_where_a_new_one_has
     let Some(mut machine) = Machine::new() else { return };
     let old = machine.create("one/f", b"old");
     machine.cache().drain().unwrap();
-    assert!(old.move_to(&machine.path("two/f")).unwrap());
+    assert!(old.begin_rename(&machine.path("two/f")).unwrap());
     fs::rename(machine.path("one/f"), machine.path("two/f")).unwrap();
     drop((old, machine.create("one/f", b"new")));
     let replay = machine.crash(|machine| {
@@ -336,7 +336,7 @@ fn the_log_keeps_names_of_files_that_it_has_and_those_that_were_given_up_by_a_re
     let Some(machine) = Machine::new() else { return };
     let kept = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(std::ffi::OsString::from).collect();
-        machine.cache().keeps_names(&machine.path("one"), &names).unwrap()
+        machine.cache().dir_is_durable(&machine.path("one"), &names).unwrap()
     };
     assert!(kept(&[]));
     assert!(!kept(&["a"]), "nothing is there, and may have been removed");
@@ -344,7 +344,7 @@ fn the_log_keeps_names_of_files_that_it_has_and_those_that_were_given_up_by_a_re
     fs::create_dir(machine.path("one/dir")).unwrap();
     std::os::unix::fs::symlink("a", machine.path("one/link")).unwrap();
     let path = machine.path("one/a");
-    let a = machine.cache().attach_through(Arc::new(open(&path)), &path).unwrap();
+    let a = machine.cache().attach_write_through(Arc::new(open(&path)), &path).unwrap();
     assert!(!kept(&["a"]), "the log has nothing of it");
     a.write_at(b"a", 0).unwrap();
     assert!(kept(&["a"]));
@@ -355,18 +355,18 @@ fn the_log_keeps_names_of_files_that_it_has_and_those_that_were_given_up_by_a_re
     machine.cache().drain().unwrap();
     assert!(kept(&["a"]));
 
-    assert!(a.move_to(&machine.path("one/b")).unwrap());
+    assert!(a.begin_rename(&machine.path("one/b")).unwrap());
     assert!(!kept(&["a"]), "it is about to be renamed");
     fs::rename(&path, machine.path("one/b")).unwrap();
     assert!(!kept(&["b"]), "the log was not told");
-    a.moved(true).unwrap();
+    a.end_rename(true).unwrap();
     assert!(kept(&["a", "b"]));
     machine.rename(&a, "two/b");
     assert!(kept(&["b"]));
     assert!(!kept(&["a"]), "that is two renames ago, and durable: the log has forgotten it");
 
     let gone = machine.create("one/gone", b"gone");
-    assert!(gone.leave().unwrap());
+    assert!(gone.prepare_unlink().unwrap());
     assert!(!kept(&["gone"]), "it is about to be removed");
     fs::remove_file(machine.path("one/gone")).unwrap();
     assert!(!kept(&["gone"]), "it may be back");

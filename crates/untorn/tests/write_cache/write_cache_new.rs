@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
-use untorn::storage::{Barrier, Identity};
-use untorn::{CachedFile, Error, Fate, Replay, Result, WriteCache};
-use untorn::{Descriptor, Kernel, MadeLike, Named, SlowFile, SlowPlace};
+use untorn::testing::storage::{Barrier, Identity};
+use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Descriptor, Kernel, Named};
+use untorn::write_cache::{CachedFile, Replay, ReplayOutcome, WriteCache};
+use untorn::{Error, Result};
 
 /// A directory, on a file system that tells its files apart, and a log beside it.
 struct Machine {
@@ -49,7 +50,7 @@ impl Machine {
         let path = self.path(name);
         let file = open_new(&path);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        self.cache().attach_through(Arc::new(file), &path).unwrap()
+        self.cache().attach_write_through(Arc::new(file), &path).unwrap()
     }
 
     /// What a crash leaves: the log as it is now, and of the files what `take` leaves. Then a replay.
@@ -79,8 +80,8 @@ impl Machine {
 /// A machine on which no file gets another name.
 struct Blocked(Kernel);
 
-impl SlowPlace for Blocked {
-    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+impl BackingDir for Blocked {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
         self.0.open(path)
     }
 
@@ -104,7 +105,7 @@ impl SlowPlace for Blocked {
         self.0.directory(dir)
     }
 
-    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+    fn make(&self, path: &Path, like: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         self.0.make(path, like)
     }
 
@@ -145,7 +146,7 @@ fn a_new_file_that_a_crash_took_is_made_again() {
     file.write_at(b"A", 0).unwrap();
     drop(file);
     let replay = machine.crash(remove("new"));
-    assert_eq!(replay.files[0].fate, Fate::Replayed, "{replay:?}");
+    assert_eq!(replay.files[0].fate, ReplayOutcome::Replayed, "{replay:?}");
     assert_eq!(fs::read(machine.path("new")).unwrap(), b"A beginning, mo");
     let made = fs::metadata(machine.path("new")).unwrap();
     assert_eq!(made.permissions().mode() & 0o7777, 0o640);
@@ -159,7 +160,7 @@ fn a_new_file_that_is_found_has_what_the_log_has() {
     let Some(mut machine) = Machine::new() else { return };
     machine.create("new").write_at(b"new", 0).unwrap();
     let replay = machine.crash(|dir| fs::write(dir.join("new"), b"of an older life, truncated").unwrap());
-    assert_eq!(replay.files[0].fate, Fate::Replayed, "{replay:?}");
+    assert_eq!(replay.files[0].fate, ReplayOutcome::Replayed, "{replay:?}");
     assert_eq!(fs::read(machine.path("new")).unwrap(), b"new");
 }
 
@@ -173,7 +174,7 @@ fn a_file_that_was_drained_is_not_made_again() {
     file.write_at(b"later", 0).unwrap();
     drop(file);
     let replay = machine.crash(remove("new"));
-    assert!(matches!(replay.files[0].fate, Fate::Missing(_)), "{replay:?}");
+    assert!(matches!(replay.files[0].fate, ReplayOutcome::Missing(_)), "{replay:?}");
     assert_eq!(machine.names(), [""; 0]);
 }
 
@@ -184,11 +185,11 @@ fn a_file_that_is_not_new_is_not_made_again() {
     let path = machine.path("old");
     let file = open_new(&path);
     file.write(0, b"before").unwrap();
-    let file = machine.cache().attach_through(Arc::new(file), &path).unwrap();
+    let file = machine.cache().attach_write_through(Arc::new(file), &path).unwrap();
     file.write_at(b"AFTER", 1).unwrap();
     drop(file);
     let replay = machine.crash(remove("old"));
-    assert!(matches!(replay.files[0].fate, Fate::Missing(_)), "{replay:?}");
+    assert!(matches!(replay.files[0].fate, ReplayOutcome::Missing(_)), "{replay:?}");
 }
 
 /// Nor one that has more to it than a replay could give it.
@@ -198,11 +199,11 @@ fn a_file_with_another_name_or_attributes_is_not_made_again() {
     let (path, other) = (machine.path("linked"), machine.path("other"));
     let linked = open_new(&path);
     fs::hard_link(&path, &other).unwrap();
-    let linked = machine.cache().attach_through(Arc::new(linked), &path).unwrap();
+    let linked = machine.cache().attach_write_through(Arc::new(linked), &path).unwrap();
     let path = machine.path("marked");
     let marked = open_new(&path);
     let marks = rustix::fs::setxattr(&path, "user.note", b"1", rustix::fs::XattrFlags::empty()).is_ok();
-    let marked = machine.cache().attach_through(Arc::new(marked), &path).unwrap();
+    let marked = machine.cache().attach_write_through(Arc::new(marked), &path).unwrap();
     linked.write_at(b"1", 0).unwrap();
     marked.write_at(b"2", 0).unwrap();
     drop((linked, marked));
@@ -211,8 +212,8 @@ fn a_file_with_another_name_or_attributes_is_not_made_again() {
             fs::remove_file(dir.join(name)).unwrap();
         }
     });
-    assert!(matches!(replay.files[0].fate, Fate::Missing(_)), "{replay:?}");
-    assert!(matches!(replay.files[1].fate, Fate::Missing(_)) == marks, "{replay:?}");
+    assert!(matches!(replay.files[0].fate, ReplayOutcome::Missing(_)), "{replay:?}");
+    assert!(matches!(replay.files[1].fate, ReplayOutcome::Missing(_)) == marks, "{replay:?}");
 }
 
 /// One that was removed stays so, and what was made in its place is there, also where the crash brings the first one back.
@@ -222,7 +223,7 @@ fn what_was_made_in_the_place_of_a_removed_file_takes_it_again() {
         let Some(mut machine) = Machine::new() else { return };
         let first = machine.create("name");
         first.write_at(b"first", 0).unwrap();
-        assert!(first.leave().unwrap());
+        assert!(first.prepare_unlink().unwrap());
         fs::rename(machine.path("name"), machine.path("kept")).unwrap();
         drop(first);
         machine.create("name").write_at(b"second", 0).unwrap();
@@ -234,8 +235,8 @@ fn what_was_made_in_the_place_of_a_removed_file_takes_it_again() {
                 fs::remove_file(dir.join("kept")).unwrap();
             }
         });
-        let fates: Vec<&Fate> = replay.files.iter().map(|file| &file.fate).collect();
-        assert_eq!(fates, [&Fate::Removed, &Fate::Replayed], "{replay:?}");
+        let fates: Vec<&ReplayOutcome> = replay.files.iter().map(|file| &file.fate).collect();
+        assert_eq!(fates, [&ReplayOutcome::Removed, &ReplayOutcome::Replayed], "{replay:?}");
         assert_eq!(fs::read(machine.path("name")).unwrap(), b"second");
         assert_eq!(machine.names(), ["name"]);
     }
@@ -265,7 +266,7 @@ fn what_has_the_name_of_a_new_file_is_not_lost() {
         assert_ne!(fs::metadata(dir.join("name")).unwrap().ino(), first);
         fs::remove_file(dir.join("kept")).unwrap();
     });
-    assert!(matches!(&replay.files[0].fate, Fate::Missing(why) if why.contains("another file")), "{replay:?}");
+    assert!(matches!(&replay.files[0].fate, ReplayOutcome::Missing(why) if why.contains("another file")), "{replay:?}");
     assert_eq!(fs::read(machine.path("name")).unwrap(), b"younger");
     assert_eq!(machine.names(), ["name"]);
     // Once it is out of the way the file is made again.
@@ -285,7 +286,7 @@ fn nothing_is_made_in_another_directory() {
         fs::create_dir(dir.join("dir")).unwrap();
         fs::remove_file(dir.join("elsewhere/new")).unwrap();
     });
-    assert!(matches!(&replay.files[0].fate, Fate::Missing(why) if why.contains("mounted")), "{replay:?}");
+    assert!(matches!(&replay.files[0].fate, ReplayOutcome::Missing(why) if why.contains("mounted")), "{replay:?}");
     assert!(fs::read_dir(machine.path("dir")).unwrap().next().is_none());
     fs::remove_dir(machine.path("dir")).unwrap();
     fs::rename(machine.path("elsewhere"), machine.path("dir")).unwrap();
@@ -307,7 +308,7 @@ fn a_replay_that_was_cut_short_is_repeated() {
         fs::remove_file(machine.path("name")).unwrap();
         let place = Blocked(Kernel);
         let replay = small(32).replay_on(pmem(), &place, &log).unwrap();
-        assert!(matches!(replay.files[0].fate, Fate::Failed(_)), "{replay:?}");
+        assert!(matches!(replay.files[0].fate, ReplayOutcome::Failed(_)), "{replay:?}");
         let [name] = &machine.names()[..] else { panic!("{:?}", machine.names()) };
         name.clone()
     };

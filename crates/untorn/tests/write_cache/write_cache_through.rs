@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::common::memory_dir;
-use crate::common::shelf::{Shelf, attach_through, pmem, small};
-use untorn::{Descriptor, Kernel, SlowPlace};
-use untorn::{Error, Fate};
+use crate::common::shelf::{Shelf, attach_write_through, pmem, small};
+use untorn::Error;
+use untorn::write_cache::ReplayOutcome;
+use untorn::write_cache::{BackingDir, Descriptor, Kernel};
 
 const PATH: &str = "/slow/file";
 
@@ -19,7 +20,7 @@ fn a_write_is_in_the_file_and_in_the_log_when_it_returns() {
     let shelf = Arc::new(Shelf::default());
     let book = shelf.put(PATH, 1);
     let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-    let file = attach_through(&cache, &shelf, PATH);
+    let file = attach_write_through(&cache, &shelf, PATH);
     file.write_at(&[7; 200], 10).unwrap();
     assert_eq!(file.append(b"end").unwrap(), 210);
     file.set_len(212).unwrap();
@@ -40,7 +41,7 @@ fn the_drain_writes_nothing_over_what_is_there() {
     let shelf = Arc::new(Shelf::default());
     let book = shelf.put(PATH, 1);
     let cache = small(32).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_through(&cache, &shelf, PATH);
+    let file = attach_write_through(&cache, &shelf, PATH);
     file.write_at(b"written", 0).unwrap();
     book.bytes.lock().unwrap()[0] = b'W';
     cache.drain().unwrap();
@@ -61,7 +62,7 @@ fn what_the_file_has_no_room_for_is_said_at_once_and_never_replayed() {
         let log = dir.path().join(format!("log-{len}"));
         book.bytes.lock().unwrap().clear();
         let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-        let file = attach_through(&cache, &shelf, PATH);
+        let file = attach_write_through(&cache, &shelf, PATH);
         file.write_at(b"before", 0).unwrap();
         book.room.store(40, Ordering::Relaxed);
         assert_eq!(file.write_some(&vec![1; len], 10).unwrap(), 30);
@@ -89,13 +90,13 @@ fn a_file_that_fails_in_the_background_says_so_and_keeps_its_writes() {
     let shelf = Arc::new(Shelf::default());
     let book = shelf.put(PATH, 1);
     let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-    let file = attach_through(&cache, &shelf, PATH);
+    let file = attach_write_through(&cache, &shelf, PATH);
     file.write_at(b"kept", 0).unwrap();
-    file.standing().unwrap();
+    file.check_usable().unwrap();
     book.broken.store(true, Ordering::Relaxed);
     cache.drain_some().unwrap();
     assert!(!file.is_settled());
-    for refused in [file.standing(), file.write_at(b"x", 0), file.sync(), file.set_len(1), file.demote()] {
+    for refused in [file.check_usable(), file.write_at(b"x", 0), file.sync(), file.set_len(1), file.demote()] {
         assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
     }
     // The device never got it.
@@ -113,15 +114,15 @@ fn a_file_is_written_through_by_all_its_handles_or_by_none() {
     let shelf = Arc::new(Shelf::default());
     shelf.put(PATH, 1);
     let cache = small(32).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let (first, other) = (attach_through(&cache, &shelf, PATH), attach_through(&cache, &shelf, PATH));
+    let (first, other) = (attach_write_through(&cache, &shelf, PATH), attach_write_through(&cache, &shelf, PATH));
     let slow = shelf.open(Path::new(PATH)).unwrap().unwrap();
-    assert!(matches!(cache.attach_slow(slow, Path::new(PATH)), Err(Error::Invalid { .. })));
+    assert!(matches!(cache.attach_backing(slow, Path::new(PATH)), Err(Error::Invalid { .. })));
     first.write_at(b"one", 0).unwrap();
     other.append(b" two").unwrap();
     drop((first, other));
     cache.drain().unwrap();
     let slow = shelf.open(Path::new(PATH)).unwrap().unwrap();
-    assert_eq!(cache.attach_slow(slow, Path::new(PATH)).unwrap().len().unwrap(), 7);
+    assert_eq!(cache.attach_backing(slow, Path::new(PATH)).unwrap().len().unwrap(), 7);
 }
 
 /// A log that is replayed before the file system with the files is mounted: in its place is another directory.
@@ -134,9 +135,9 @@ fn a_file_that_was_about_to_be_removed_is_not_taken_for_removed_where_its_file_s
     let (path, log) = (mount.join("sub/file"), dir.path().join("log"));
     let cache = small(32).create_on(pmem(), Arc::new(Kernel), &log).unwrap();
     let plain = std::fs::File::create_new(&path).unwrap();
-    let file = cache.attach_through(Arc::new(Descriptor::reopen(plain.as_fd(), &path).unwrap()), &path).unwrap();
+    let file = cache.attach_write_through(Arc::new(Descriptor::reopen(plain.as_fd(), &path).unwrap()), &path).unwrap();
     file.write_at(b"acknowledged", 0).unwrap();
-    if !file.leave().unwrap() {
+    if !file.prepare_unlink().unwrap() {
         // A file system that does not tell a file from an earlier one with its number: nothing is ever left there.
         file.demote().unwrap();
         return;
@@ -147,12 +148,12 @@ fn a_file_that_was_about_to_be_removed_is_not_taken_for_removed_where_its_file_s
     for there in [vec![mount.clone()], vec![mount.clone(), mount.join("sub")]] {
         there.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
         let refused = small(32).open_on(pmem(), Arc::new(Kernel), &log);
-        assert!(matches!(refused, Err(Error::Unreplayed { .. })), "{there:?}: {refused:?}");
+        assert!(matches!(refused, Err(Error::ReplayIncomplete { .. })), "{there:?}: {refused:?}");
         there.iter().rev().for_each(|dir| std::fs::remove_dir(dir).unwrap());
     }
     std::fs::rename(&away, &mount).unwrap();
     // Without its directory it is gone, if that is gone from the one above.
     std::fs::remove_dir_all(mount.join("sub")).unwrap();
     let cache = small(32).open_on(pmem(), Arc::new(Kernel), &log).unwrap();
-    assert_eq!(cache.replayed().files[0].fate, Fate::Removed);
+    assert_eq!(cache.replayed().files[0].fate, ReplayOutcome::Removed);
 }

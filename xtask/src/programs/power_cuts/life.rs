@@ -14,7 +14,7 @@ use untorn_rigs::block::{self, Clock, Position};
 
 use super::super::quiet;
 use super::super::victims::Wrong;
-use super::PATIENCE;
+use super::FIRST_ACK_TIMEOUT;
 
 /// Steps, each with the record's position when its acknowledgement arrived.
 pub(super) type Received = Vec<(Position, u64)>;
@@ -52,8 +52,8 @@ pub(super) fn watch(
     let (sender, lines) = mpsc::channel();
     let readers = clock.clone();
     let reader = thread::spawn(move || read(said, &readers, &sender));
-    let process = lines.recv_timeout(PATIENCE);
-    let stepped = process.is_ok() && (0..steps).all(|_| lines.recv_timeout(PATIENCE).is_ok());
+    let process = lines.recv_timeout(FIRST_ACK_TIMEOUT);
+    let stepped = process.is_ok() && (0..steps).all(|_| lines.recv_timeout(FIRST_ACK_TIMEOUT).is_ok());
     thread::sleep(wait);
     // Kill the tool first, so that it doesn't sync the program's data.
     let served = clock.now();

@@ -54,7 +54,7 @@ const FRUITLESS: u32 = 5;
 /// The maximum time that a program continues after its first steps, in microseconds.
 const LONGEST: u64 = 400_000;
 /// A program that acknowledges nothing for this long counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
+const FIRST_ACK_TIMEOUT: Duration = Duration::from_secs(120);
 /// Memory-backed on every Linux. The disks are written and read whole, and need no durability.
 const FAST: &str = "/dev/shm";
 
@@ -457,7 +457,7 @@ fn replay_failed(output: &Output) -> Wrong {
 
 /// Runs a command with a time limit: a hang is a violation.
 fn patient(mut command: Command) -> Command {
-    command.args(["timeout", "--kill-after=5"]).arg(PATIENCE.as_secs().to_string());
+    command.args(["timeout", "--kill-after=5"]).arg(FIRST_ACK_TIMEOUT.as_secs().to_string());
     command
 }
 

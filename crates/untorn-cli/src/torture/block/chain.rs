@@ -28,7 +28,7 @@ const IMAGES_PER_LIFE: u64 = 10;
 /// The maximum time between a writer's first reports and its kill, in microseconds.
 const LONGEST_LIFE: u64 = 400_000;
 /// The number of runs in a row without a mountable image after which the rig gives up.
-const PATIENCE: u64 = 10;
+const MAX_UNMOUNTABLE_LIVES: u64 = 10;
 
 /// The state that all chains share.
 pub(super) struct Control {
@@ -110,9 +110,9 @@ impl<'a> Chain<'a> {
                 self.crash(&life, images, control)?;
             }
             fruitless = if self.outcome.images == before { fruitless + 1 } else { 0 };
-            if fruitless == PATIENCE {
+            if fruitless == MAX_UNMOUNTABLE_LIVES {
                 let message = format!(
-                    "{} mounted no image in {PATIENCE} runs, so nothing was tested; the last reason: {}",
+                    "{} mounted no image in {MAX_UNMOUNTABLE_LIVES} runs, so nothing was tested; the last reason: {}",
                     self.kind, self.refusal
                 );
                 return Err(Failure { exit: Exit::Io, path: None, message });

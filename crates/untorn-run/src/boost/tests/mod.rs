@@ -11,9 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use untorn::storage::{Barrier, Dax, Identity, MediumKind};
-use untorn::{CacheOptions, Error, Step, WriteCache};
-use untorn::{Descriptor, Kernel, SlowFile};
+use untorn::Error;
+use untorn::testing::storage::{Barrier, Dax, Identity, MediumKind};
+use untorn::write_cache::{BackingFile, Descriptor, Kernel};
+use untorn::write_cache::{CacheOptions, Step, WriteCache};
 use untorn_wire::{PLAIN, Request};
 
 use super::Boost;
@@ -83,7 +84,7 @@ impl Place {
     }
 
     /// Ends as a crash would, as far as the log is concerned, and replays it.
-    fn crash(self) -> (tempfile::TempDir, untorn::Replay) {
+    fn crash(self) -> (tempfile::TempDir, untorn::write_cache::Replay) {
         let Place { dir, mut boost } = self;
         // The threads have it now and then.
         loop {
@@ -93,7 +94,7 @@ impl Place {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        let replay = untorn::replay(dir.path().join("log"), None).unwrap();
+        let replay = untorn::write_cache::replay(dir.path().join("log"), None).unwrap();
         (dir, replay)
     }
 }
@@ -125,9 +126,9 @@ fn programs_are_let_in_when_the_offset_is_where_it_is_to_be() {
     let place = Place::shared();
     let (file, key) = place.boosted();
     let known = place.boost.find(key).unwrap();
-    let beside = || lock(&known).write_beside(b"b", 0);
+    let beside = || lock(&known).write_shared(b"b", 0);
     assert_eq!(beside(), Some(1));
-    assert_eq!(lock(&known).keep_out(), Ok(()));
+    assert_eq!(lock(&known).revoke_writers(), Ok(()));
     assert_eq!(beside(), None);
     assert_eq!(lock(&known).write(b"more", 7), Ok(4));
     assert_eq!(beside(), None);
@@ -152,7 +153,7 @@ fn what_a_program_left_amid_a_write_is_settled_at_its_end_and_before_a_sync_or_a
             let place = Place::shared();
             let (file, key) = place.boosted();
             let known = place.boost.find(key).unwrap();
-            lock(&known).let_in();
+            lock(&known).allow_writers();
             lock(&known).die_beside(b"all of it", 3, step);
             drop(known);
             let all: &[u8] = if step >= Step::Durable { b"wriall of it" } else { b"written" };
@@ -313,7 +314,7 @@ struct Behind {
     before: Arc<dyn Fn() -> untorn::Result<()> + Send + Sync>,
 }
 
-impl SlowFile for Behind {
+impl BackingFile for Behind {
     fn identity(&self) -> untorn::Result<Identity> {
         self.file.identity()
     }
@@ -349,7 +350,7 @@ impl Place {
         // Other tests start programs, which hold it for a moment.
         let mut boosted = None;
         await_that(|| {
-            let device = |file| -> Arc<dyn SlowFile> { Arc::new(Behind { file, before: before.clone() }) };
+            let device = |file| -> Arc<dyn BackingFile> { Arc::new(Behind { file, before: before.clone() }) };
             boosted = Boosted::over(&self.boost.cache, &file, device).ok();
             boosted.is_some()
         });
@@ -421,7 +422,7 @@ fn a_device_that_failed_behind_the_log_is_told_to_the_next_write_sync_and_close(
     assert_eq!(place.boost.sync(&file), EIO);
     // Nobody writes it by himself either.
     let known = place.boost.find(key).unwrap();
-    assert_eq!(lock(&known).write_beside(b"more", 12), None);
+    assert_eq!(lock(&known).write_shared(b"more", 12), None);
     drop((known, file));
     assert_eq!(place.boost.descriptor_closed(key), EIO);
     // Nor is it told to the last only, nor no more when the file was given up.

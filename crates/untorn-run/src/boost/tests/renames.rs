@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use untorn::{Descriptor, SlowFile};
+use untorn::write_cache::{BackingFile, Descriptor};
 use untorn_wire::{PLAIN, Request};
 
 use super::{Place, await_that};

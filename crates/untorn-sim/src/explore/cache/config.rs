@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use untorn::Durability;
-use untorn::storage::{Barrier, MediumClass};
+use untorn::testing::storage::{Barrier, MediumClass};
 
 use super::super::config::{medium_of, medium_word};
 use super::super::life::Finding;

@@ -5,9 +5,11 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use untorn::storage::{Barrier, Identity, Medium};
-use untorn::{CacheOptions, CachedFile, Error, Fate, Result, Step, WriteCache};
-use untorn::{MadeLike, Named, OnMedium, SlowFile, SlowPlace};
+use untorn::testing::MediumDir;
+use untorn::testing::storage::{Barrier, Identity, Medium};
+use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Named};
+use untorn::write_cache::{CacheOptions, CachedFile, ReplayOutcome, Step, WriteCache};
+use untorn::{Error, Result};
 
 use super::config::Config;
 use super::ops::{BEFORE, DIRS, NAMES, Op, State};
@@ -23,12 +25,12 @@ const DIRECT_SYNC: Barrier = Barrier::new("direct.sync");
 
 /// A place in which one file is not to be found.
 struct Hiding {
-    place: OnMedium<SimMedium>,
+    place: MediumDir<SimMedium>,
     hidden: Option<&'static Path>,
 }
 
-impl SlowPlace for Hiding {
-    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+impl BackingDir for Hiding {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
         if self.hidden == Some(path) { Ok(None) } else { self.place.open(path) }
     }
 
@@ -52,7 +54,7 @@ impl SlowPlace for Hiding {
         self.place.directory(dir)
     }
 
-    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+    fn make(&self, path: &Path, like: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         match self.hidden {
             // It has its name all the while, as far as everybody else can see.
             Some(hidden) => Err(Error::Invalid { path: hidden.to_owned(), what: "it is only hidden".to_owned() }),
@@ -96,18 +98,18 @@ pub(super) struct Subject {
     /// Directories that were synced, and names that were changed since in any of them.
     synced: [bool; DIRS.len()],
     changed: BTreeSet<u8>,
-    place: Arc<OnMedium<SimMedium>>,
+    place: Arc<MediumDir<SimMedium>>,
     medium: SimMedium,
 }
 
 enum File {
     Cached(CachedFile),
-    Plain(Arc<dyn SlowFile>),
+    Plain(Arc<dyn BackingFile>),
 }
 
 impl Subject {
     pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
-        let place = Arc::new(OnMedium(medium.clone()));
+        let place = Arc::new(MediumDir(medium.clone()));
         for dir in [FAST, DIRS[1]] {
             if !medium.exists(Path::new(dir))? {
                 medium.create_dir(Path::new(dir))?;
@@ -121,7 +123,7 @@ impl Subject {
         Ok(Subject::new(config, cache, place, medium))
     }
 
-    fn new(config: &Config, cache: Option<WriteCache>, place: Arc<OnMedium<SimMedium>>, medium: &SimMedium) -> Self {
+    fn new(config: &Config, cache: Option<WriteCache>, place: Arc<MediumDir<SimMedium>>, medium: &SimMedium) -> Self {
         Subject {
             cache,
             through: config.through,
@@ -135,7 +137,7 @@ impl Subject {
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
-        let place = Arc::new(OnMedium(medium.clone()));
+        let place = Arc::new(MediumDir(medium.clone()));
         let cache = match config.canary {
             true => None,
             false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
@@ -156,12 +158,12 @@ impl Subject {
         if config.canary {
             return Ok(None);
         }
-        let place = Hiding { place: OnMedium(medium.clone()), hidden: missing.map(path) };
+        let place = Hiding { place: MediumDir(medium.clone()), hidden: missing.map(path) };
         let replay = options(config).replay_on(medium.clone(), &place, LOG)?;
         if replay.is_complete() {
             return Ok(None);
         }
-        for file in replay.files.iter().filter(|file| file.fate == Fate::Replayed) {
+        for file in replay.files.iter().filter(|file| file.fate == ReplayOutcome::Replayed) {
             let Some(name) = (0..NAMES.len() as u8).find(|name| path(*name) == file.path) else { continue };
             if place.exists(path(name))? {
                 return Ok(Some(name));
@@ -172,15 +174,15 @@ impl Subject {
 
     /// Writes a byte to a file and syncs it, as a program that knows of no log.
     pub(super) fn write_direct(medium: &SimMedium, name: u8) -> Result<()> {
-        let file = OnMedium(medium.clone()).open(path(name))?.expect("it was just replayed");
+        let file = MediumDir(medium.clone()).open(path(name))?.expect("it was just replayed");
         file.write(0, &[DIRECT])?;
         file.sync(DIRECT_SYNC)
     }
 
-    fn attach(&mut self, name: u8, file: Arc<dyn SlowFile>) -> Result<()> {
+    fn attach(&mut self, name: u8, file: Arc<dyn BackingFile>) -> Result<()> {
         let file = match &self.cache {
-            Some(cache) if self.through => File::Cached(cache.attach_through(file, path(name))?),
-            Some(cache) => File::Cached(cache.attach_slow(file, path(name))?),
+            Some(cache) if self.through => File::Cached(cache.attach_write_through(file, path(name))?),
+            Some(cache) => File::Cached(cache.attach_backing(file, path(name))?),
             None => File::Plain(file),
         };
         self.files.insert(name, file);
@@ -213,15 +215,15 @@ impl Subject {
                 self.served(name, |file| file.append(&vec![tag; len as usize]))
             }
             Op::Write(name, at, len, tag) => match &self.files[&name] {
-                File::Cached(file) if self.through && tag % 2 == 0 => write_beside(file, at, &vec![tag; len as usize]),
+                File::Cached(file) if self.through && tag % 2 == 0 => write_shared(file, at, &vec![tag; len as usize]),
                 _ => self.served(name, |file| file.write(at, &vec![tag; len as usize])),
             },
             Op::Append(name, len, tag) => match &self.files[&name] {
-                File::Cached(file) if self.through && tag % 2 == 0 => append_beside(file, &vec![tag; len as usize]),
+                File::Cached(file) if self.through && tag % 2 == 0 => append_shared(file, &vec![tag; len as usize]),
                 _ => self.served(name, |file| file.append(&vec![tag; len as usize])),
             },
             Op::SetLen(name, len) => match &self.files[&name] {
-                File::Cached(file) if self.through => set_len_beside(file, len),
+                File::Cached(file) if self.through => set_len_shared(file, len),
                 File::Cached(file) => file.set_len(len),
                 File::Plain(file) => file.set_len(len),
             },
@@ -234,7 +236,7 @@ impl Subject {
             }
             Op::Move(from, to) => {
                 let announced = match &self.files[&from] {
-                    File::Cached(file) => file.move_to(path(to))?,
+                    File::Cached(file) => file.begin_rename(path(to))?,
                     File::Plain(_) => false,
                 };
                 if !announced {
@@ -243,14 +245,14 @@ impl Subject {
                 }
                 self.medium.rename(path(from), path(to))?;
                 let Some(File::Cached(file)) = self.files.remove(&from) else { return Ok(()) };
-                file.moved(true)?;
+                file.end_rename(true)?;
                 let over = self.files.insert(to, File::Cached(file));
                 self.left = over.and_then(File::cached).or(self.left.take());
                 Ok(())
             }
             Op::MoveFails(from, to) => {
                 let File::Cached(file) = &self.files[&from] else { return Ok(()) };
-                if file.move_to(path(to))? { file.moved(false) } else { Ok(()) }
+                if file.begin_rename(path(to))? { file.end_rename(false) } else { Ok(()) }
             }
             Op::Unlink(name) => {
                 self.let_go(name)?;
@@ -259,7 +261,7 @@ impl Subject {
             }
             Op::Leave(name) => {
                 let leaves = match self.files.remove(&name) {
-                    Some(File::Cached(file)) if file.leave()? => Some(file),
+                    Some(File::Cached(file)) if file.prepare_unlink()? => Some(file),
                     Some(File::Cached(file)) => {
                         file.demote()?;
                         None
@@ -290,13 +292,13 @@ impl Subject {
             }
             Op::Sync(name) => match &self.files[&name] {
                 // As a process does by itself, if it may.
-                File::Cached(file) if self.through && file.sync_beside()? => Ok(()),
+                File::Cached(file) if self.through && file.sync_shared()? => Ok(()),
                 File::Cached(file) => file.sync(),
                 File::Plain(_) => Ok(()),
             },
             Op::SyncNames(dir) => self.sync_names(usize::from(dir)),
             Op::HandOver(name) => match &self.files[&name] {
-                File::Cached(file) => file.hand_over(),
+                File::Cached(file) => file.write_to_kernel(),
                 File::Plain(_) => Ok(()),
             },
             Op::SyncAll | Op::Drain | Op::DrainSome | Op::DrainFails(_) => match (&self.cache, op) {
@@ -314,7 +316,7 @@ impl Subject {
         let file = &self.files[&name];
         write(file)?;
         if let File::Cached(file) = file {
-            file.let_in(true);
+            file.allow_writers(true);
         }
         Ok(())
     }
@@ -326,7 +328,7 @@ impl Subject {
         let changed = self.changed.iter().copied().filter(is_here).filter_map(|name| path(name).file_name());
         let changed: Vec<OsString> = changed.map(OsString::from).collect();
         if let Some(cache) = self.cache.as_ref().filter(|_| self.synced[number])
-            && cache.keeps_names(dir, &changed)?
+            && cache.dir_is_durable(dir, &changed)?
         {
             return Ok(());
         }
@@ -387,28 +389,28 @@ impl Subject {
 
 /// Writes as another process does. One in four dies meanwhile, each at one of the steps there are, and the next process finds that it
 /// has to be written still, or was.
-fn write_beside(file: &CachedFile, at: u64, bytes: &[u8]) -> Result<()> {
-    file.let_in(true);
+fn write_shared(file: &CachedFile, at: u64, bytes: &[u8]) -> Result<()> {
+    file.allow_writers(true);
     let dies = death(bytes[0], at);
-    let written = file.write_beside(bytes, at, dies)?;
+    let written = file.write_shared(bytes, at, dies)?;
     brought_to_its_end(file, dies, written, bytes.len(), || file.write_at(bytes, at))
 }
 
 /// The same to the end, by a description that the kernel appends for.
-fn append_beside(file: &CachedFile, bytes: &[u8]) -> Result<()> {
-    file.let_in(true);
+fn append_shared(file: &CachedFile, bytes: &[u8]) -> Result<()> {
+    file.allow_writers(true);
     let dies = death(bytes[0], bytes.len() as u64);
-    let written = file.append_beside(bytes, dies)?;
+    let written = file.append_shared(bytes, dies)?;
     brought_to_its_end(file, dies, written, bytes.len(), || file.append(bytes).map(drop))
 }
 
 /// The same of a length.
-fn set_len_beside(file: &CachedFile, len: u64) -> Result<()> {
-    file.let_in(true);
+fn set_len_shared(file: &CachedFile, len: u64) -> Result<()> {
+    file.allow_writers(true);
     let before = file.len()?;
     let dies = (before % 3 == 0).then(|| Step::ALL[(before / 3) as usize % Step::ALL.len()]);
     // It takes no bytes, dead or alive.
-    let done = file.set_len_beside(len, dies)?.map(|()| 0);
+    let done = file.set_len_shared(len, dies)?.map(|()| 0);
     brought_to_its_end(file, dies, done, 0, || file.set_len(len))
 }
 
@@ -426,7 +428,7 @@ fn brought_to_its_end(
 ) -> Result<()> {
     if dies.is_some() && written == Some(0) {
         // What it left is brought to its end by whoever has the file next.
-        file.keep_out()?;
+        file.revoke_writers()?;
         if dies >= Some(Step::Stored) {
             return Ok(());
         }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use untorn::{AtomicFile, Damage, ProtectOptions};
+use untorn::AtomicFile;
+use untorn::redundancy::{Damage, ProtectOptions};
 
 use super::super::life::{Finding, Found, guarded};
 use super::config::Config;
@@ -94,7 +95,7 @@ pub(super) fn is_covered(file: &AtomicFile) -> Found<()> {
     if file.is_empty() {
         return Ok(());
     }
-    let is_whole = |coverage: &untorn::Coverage| {
+    let is_whole = |coverage: &untorn::redundancy::Coverage| {
         coverage.uncovered == 0 && coverage.lost.is_empty() && coverage.unknown.is_empty()
     };
     match file.coverage() {
@@ -145,7 +146,7 @@ pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
         return Ok(());
     };
     let bytes = Sidecar::FROM..Sidecar::FROM + PAGE as u64;
-    Sidecar { path: sidecar.companion.with_extension(""), bytes }.rot(medium, rng);
+    Sidecar { path: sidecar.redundancy_file.with_extension(""), bytes }.rot(medium, rng);
     Ok(())
 }
 

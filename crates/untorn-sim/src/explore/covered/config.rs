@@ -4,8 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use untorn::storage::{Barrier, MediumClass};
-use untorn::{Durability, EngineKind, Options, ProtectOptions, StripeLayout};
+use untorn::redundancy::{ProtectOptions, StripeLayout};
+use untorn::testing::storage::{Barrier, MediumClass};
+use untorn::{Durability, EngineKind, Options};
 
 use super::super::STATES_A_CASE;
 use super::super::config::{medium_of, medium_word};
@@ -40,7 +41,7 @@ impl Config {
             .durability(self.durability)
             .record_area(2, 4)
             .log_size(256 << 10)
-            .checkpointers(0)
+            .checkpoint_threads(0)
             .max_len(16 * life::PAGE as u64)
             .redundancy(redundancy)
     }

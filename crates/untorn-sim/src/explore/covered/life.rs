@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use untorn::AtomicFile;
-use untorn::storage::{Access, Barrier, Medium, MediumFile};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumFile};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use twox_hash::XxHash3_64;
-use untorn::storage::{Access, Medium, MediumFile};
-use untorn::{Damage, PageRange, ProtectOptions, Protected, Tracker};
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, Tracker};
+use untorn::testing::storage::{Access, Medium, MediumFile};
 
 use super::super::life::{Finding, Found, guarded};
 use super::config::Config;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use untorn::StripeLayout;
-use untorn::storage::{Barrier, MediumClass};
+use untorn::redundancy::StripeLayout;
+use untorn::testing::storage::{Barrier, MediumClass};
 
 use super::super::STATES_A_CASE;
 use super::super::config::{medium_of, medium_word};

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use untorn::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
-use untorn::{Damage, ProtectOptions, Protected};
+use untorn::redundancy::{Damage, ProtectOptions, Protected};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
@@ -144,7 +144,7 @@ impl<'a> Life<'a> {
         let config = self.context.config;
         let mut generator = Generator {
             rng,
-            spread: config.layout == untorn::StripeLayout::Spread,
+            spread: config.layout == untorn::redundancy::StripeLayout::Spread,
             fails: config.medium == MediumClass::Block && !config.is_tracked() && !config.canary,
             synchronous: config.is_synchronous(),
             rots: !config.canary,

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use untorn::Order;
-use untorn::storage::{Barrier, MediumClass};
+use untorn::options::Order;
+use untorn::testing::storage::{Barrier, MediumClass};
 
 use super::super::STATES_A_CASE;
 use super::super::config::{medium_of, medium_word};

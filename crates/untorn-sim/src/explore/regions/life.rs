@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use untorn::storage::{Barrier, Medium, MediumClass};
+use untorn::testing::storage::{Barrier, Medium, MediumClass};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};

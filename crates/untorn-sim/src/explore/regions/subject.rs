@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use untorn::storage::{Access, Barrier, Medium, MediumFile};
-use untorn::{DirtyTracking, Region, RegionMap, RegionMapOptions, RegionStore, Result, StoreOptions};
+use untorn::Result;
+use untorn::options::DirtyTracking;
+use untorn::region::{Region, RegionMap, RegionMapOptions, RegionStore, StoreOptions};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumFile};
 
 use super::config::Config;
 use super::ops::{Op, Pages, REGIONS, State, bytes_of, tag_of};

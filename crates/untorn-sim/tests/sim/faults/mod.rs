@@ -15,8 +15,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use untorn::storage::{Latched, Medium, MediumClass};
-use untorn::{AtomicFile, Durability, EngineKind, Error, Layout, LogPolicy, Options, Order, Result};
+use untorn::options::{Layout, LogPolicy, Order};
+use untorn::testing::storage::{Latched, Medium, MediumClass};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 
 use script::{Bytes, Model, Op, perform, script};
@@ -76,7 +77,7 @@ impl Setup {
             Engine::Reflection(layout) => options.layout(layout).record_area(2, 4),
             // What happens in the background is not the script's.
             Engine::HybridLog(policy) => {
-                options.engine(EngineKind::HybridLog).log_policy(policy).record_area(1, 4).checkpointers(0)
+                options.engine(EngineKind::HybridLog).log_policy(policy).record_area(1, 4).checkpoint_threads(0)
             }
         }
     }

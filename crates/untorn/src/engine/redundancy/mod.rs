@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::options::Damage;
 
 /// To the thread that tells. Nothing is the last that it hears.
-pub(crate) type Line = Sender<Option<Damage>>;
+pub(crate) type DamageSender = Sender<Option<Damage>>;
 
 /// How a scrub is done.
 pub(crate) struct Scrub<'a> {
@@ -31,7 +31,7 @@ impl<'a> Scrub<'a> {
 }
 
 /// Redundancy that is kept, whoever tells of stores.
-pub(crate) trait Service: Send + Sync {
+pub(crate) trait RedundancyService: Send + Sync {
     fn path(&self) -> &Path;
     /// Covers what was stored to before the call; how many pages.
     fn cover(&self) -> Result<u64>;
@@ -40,7 +40,7 @@ pub(crate) trait Service: Send + Sync {
         self.cover()
     }
     /// Where to tell of damage that is come upon by the way, from now on; nowhere, if nobody asked. What was before is told too.
-    fn listen(&self, _line: Option<Line>) {}
+    fn set_listener(&self, _line: Option<DamageSender>) {}
     /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
     fn failed(&self, _error: Error) {}
     fn coverage(&self) -> Result<Coverage>;
@@ -56,8 +56,8 @@ pub(crate) trait Service: Send + Sync {
 /// failure, and the next call tells of it.
 ///
 /// # Errors
-/// Those of [`scrub`](Service::scrub), and where nothing was found those of [`note_scrub`](Service::note_scrub).
-pub(crate) fn scrub_and_note<S: Service + ?Sized>(service: &S, how: Scrub<'_>) -> Result<ScrubReport> {
+/// Those of [`scrub`](RedundancyService::scrub), and where nothing was found those of [`note_scrub`](RedundancyService::note_scrub).
+pub(crate) fn scrub_and_note<S: RedundancyService + ?Sized>(service: &S, how: Scrub<'_>) -> Result<ScrubReport> {
     let report = service.scrub(how)?;
     match service.note_scrub() {
         Err(error) if !report.is_clean() => {

@@ -10,7 +10,7 @@ use crate::options::{Checksum, Damage, PageRange, StripeLayout};
 #[non_exhaustive]
 pub struct Coverage {
     /// The path of the redundancy file.
-    pub companion: PathBuf,
+    pub redundancy_file: PathBuf,
     /// Its length in bytes.
     pub bytes: u64,
     /// Pages of the data file, 4096 bytes each.
@@ -48,7 +48,7 @@ pub struct Coverage {
     pub layout: StripeLayout,
     /// The checksum of a page.
     pub checksum: Checksum,
-    /// The [kept period](crate::ProtectOptions::keep_period) for opens that set none; `None` if none is kept, which
+    /// The [kept period](crate::redundancy::ProtectOptions::keep_period) for opens that set none; `None` if none is kept, which
     /// means one second.
     pub period: Option<Duration>,
     /// Scrubs and repairs so far.
@@ -158,7 +158,7 @@ pub struct RepairReport {
     /// computed from them. The next repair may succeed.
     pub not_rebuilt: Vec<Damage>,
     /// Pages that parity cannot rebuild. Their stripe has lost more than one page, or is not covered; announced stores
-    /// that are covered [at once](crate::ProtectOptions::period) and not made yet do not count against it. While there
+    /// that are covered [at once](crate::redundancy::ProtectOptions::period) and not made yet do not count against it. While there
     /// is one, the repair changes nothing. Also pages that the medium refused, or does not have although it reported
     /// success; other pages may have been repaired beside these.
     pub lost: Vec<PageRange>,
@@ -221,7 +221,7 @@ mod tests {
 
     fn coverage(pages: u64, stripes: u64, vulnerable_stripes: u64, sidecar: Option<Coverage>) -> Coverage {
         Coverage {
-            companion: PathBuf::new(),
+            redundancy_file: PathBuf::new(),
             bytes: 0,
             pages,
             uncovered: vulnerable_stripes,

@@ -22,14 +22,14 @@ use crate::sys::sync::{Arc, Mutex, MutexGuard, Ordering, Weak, fence, sleep};
 pub(crate) struct Lease {
     _held: Arc<()>,
     /// Where the state is found, and in which process; nowhere for one that is not shared.
-    place: Weak<Mutex<Entry>>,
+    shared_entry: Weak<Mutex<Entry>>,
     process: u64,
 }
 
 impl Lease {
     /// The place of the state, if it belongs to this process. While it is [`lock`]ed, nobody looks at the state there.
-    pub(super) fn place(&self) -> Option<Place> {
-        self.place.upgrade().filter(|_| self.process == incarnation())
+    pub(super) fn shared_entry(&self) -> Option<SharedEntry> {
+        self.shared_entry.upgrade().filter(|_| self.process == incarnation())
     }
 }
 
@@ -52,14 +52,14 @@ impl Entry {
 
 /// The lock is held while the file is opened, so that of two threads that open one file at once the second waits and
 /// shares.
-type Place = Arc<Mutex<Entry>>;
+type SharedEntry = Arc<Mutex<Entry>>;
 
 #[derive(Default)]
 struct Registry {
     process: u64,
     /// Places by device, inode and time of birth: what shared a file with other processes may still be here when the file is
     /// gone, and its inode number another one's.
-    places: Mutex<HashMap<(u64, u64, u64), Place>>,
+    shared_entries: Mutex<HashMap<(u64, u64, u64), SharedEntry>>,
 }
 
 /// The registry of this process, or of the one it was forked from, until it is first needed.
@@ -99,7 +99,7 @@ pub(crate) fn shared(
 /// Whether nobody of this process is opening or closing the file.
 #[cfg(test)]
 pub(crate) fn is_free(identity: Identity) -> bool {
-    registry().place(identity).try_lock().is_ok()
+    registry().shared_entry(identity).try_lock().is_ok()
 }
 
 impl Registry {
@@ -111,8 +111,8 @@ impl Registry {
         options: &Options,
         open: impl FnOnce() -> Result<Box<dyn Engine>>,
     ) -> Result<Arc<Shared>> {
-        let place = self.place(identity);
-        let mut entry = lock(&place);
+        let shared_entry = self.shared_entry(identity);
+        let mut entry = lock(&shared_entry);
         if let Some(shared) = entry.shared.upgrade() {
             if options.exclusive || shared.exclusive {
                 let holder = "this process, and a map cannot share its file with another handle".to_owned();
@@ -140,22 +140,23 @@ impl Registry {
             sleep(Duration::from_micros(50));
         }
         let engine = open()?;
-        let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: self.process };
+        let lease =
+            Lease { _held: entry.held.clone(), shared_entry: Arc::downgrade(&shared_entry), process: self.process };
         let shared = Arc::new(Shared { engine, exclusive: options.exclusive, several: options.shared, lease });
         entry.shared = Arc::downgrade(&shared);
         Ok(shared)
     }
 
-    fn place(&self, identity: Identity) -> Place {
-        let mut places = lock(&self.places);
+    fn shared_entry(&self, identity: Identity) -> SharedEntry {
+        let mut shared_entries = lock(&self.shared_entries);
         // Places nobody is looking at and whose file is closed for good are forgotten on the way.
-        places.retain(|_, place| {
-            Arc::strong_count(place) > 1 || {
-                let entry = lock(place);
+        shared_entries.retain(|_, shared_entry| {
+            Arc::strong_count(shared_entry) > 1 || {
+                let entry = lock(shared_entry);
                 entry.shared.strong_count() > 0 || !entry.is_let_go()
             }
         });
-        places.entry((identity.device, identity.inode, identity.birth)).or_default().clone()
+        shared_entries.entry((identity.device, identity.inode, identity.birth)).or_default().clone()
     }
 }
 

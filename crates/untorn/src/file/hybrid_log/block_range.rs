@@ -80,14 +80,14 @@ pub(super) enum Logged {
 
 /// A locked cover.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cover {
+pub(super) struct BlockRange {
     /// Its first block.
     pub(super) head: u64,
     pub(super) class: u8,
     pub(super) logged: Logged,
 }
 
-impl Cover {
+impl BlockRange {
     /// The first byte.
     pub(super) fn start(&self) -> u64 {
         self.head * PAGE
@@ -178,7 +178,7 @@ impl<M: Medium> Core<M> {
     /// begins at `floor` or behind. What the log has of it from earlier epochs is at home then, and forgotten.
     ///
     /// The caller holds a lane.
-    pub(super) fn lock_cover(&self, offset: u64, len: u64, floor: u64) -> std::result::Result<Cover, Hindrance> {
+    pub(super) fn lock_cover(&self, offset: u64, len: u64, floor: u64) -> std::result::Result<BlockRange, Hindrance> {
         let block = offset / PAGE;
         let mut class = class_for(len).min(self.chunks.top_class());
         let mut round = 0;
@@ -187,7 +187,7 @@ impl<M: Medium> Core<M> {
             let link = Self::link(slot);
             if link.is_none() {
                 match self.lock_fresh(block, &mut class, floor)? {
-                    Some(cover) => return Ok(cover),
+                    Some(block_range) => return Ok(block_range),
                     None => continue,
                 }
             }
@@ -206,7 +206,7 @@ impl<M: Medium> Core<M> {
                 continue;
             }
             match self.open_entry(head, link) {
-                Ok(true) => return Ok(Cover { head, class: link.class(), logged: Logged::Open(link) }),
+                Ok(true) => return Ok(BlockRange { head, class: link.class(), logged: Logged::Open(link) }),
                 Ok(false) => {}
                 Err(hindrance) => {
                     first.unlock();
@@ -215,7 +215,7 @@ impl<M: Medium> Core<M> {
             }
             if link.class() == 0 && class == 0 {
                 // The new entry takes the old one's place.
-                return Ok(Cover { head, class, logged: Logged::Nothing });
+                return Ok(BlockRange { head, class, logged: Logged::Nothing });
             }
             self.dissolve(head, link)?;
         }
@@ -264,7 +264,7 @@ impl<M: Medium> Core<M> {
 
     /// Locks a cover of blocks that have no entry; `None` if the block has got one meanwhile. `class` shrinks until the
     /// cover fits between others.
-    fn lock_fresh(&self, block: u64, class: &mut u8, floor: u64) -> Result<Option<Cover>> {
+    fn lock_fresh(&self, block: u64, class: &mut u8, floor: u64) -> Result<Option<BlockRange>> {
         loop {
             let head = block >> *class << *class;
             let end = head + (1 << *class);
@@ -282,7 +282,7 @@ impl<M: Medium> Core<M> {
                 }
             }
             if locked == end && Self::link(self.slot(end - 1)?).is_none() {
-                return Ok(Some(Cover { head, class: *class, logged: Logged::Nothing }));
+                return Ok(Some(BlockRange { head, class: *class, logged: Logged::Nothing }));
             }
             for block in head..locked {
                 self.slot(block)?.unlock();
@@ -310,8 +310,8 @@ impl<M: Medium> Core<M> {
     }
 
     /// Unlocks covers as they were.
-    pub(super) fn unlock(&self, covers: &[Cover]) {
-        for block in covers.iter().flat_map(Cover::locked) {
+    pub(super) fn unlock(&self, block_ranges: &[BlockRange]) {
+        for block in block_ranges.iter().flat_map(BlockRange::locked) {
             if let Some(slot) = self.index.get(block) {
                 slot.unlock_disturbed();
             }
@@ -319,9 +319,9 @@ impl<M: Medium> Core<M> {
     }
 
     /// Unlocks a cover, with this entry in the log for it, if any.
-    pub(super) fn publish(&self, cover: &Cover, link: Link) {
+    pub(super) fn publish(&self, block_range: &BlockRange, link: Link) {
         // The first one last: a look-up that comes from another slot finds it locked, or whole.
-        for block in cover.locked().rev() {
+        for block in block_range.locked().rev() {
             if let Some(slot) = self.index.get(block) {
                 slot.publish(link.0, slot.version() + 1);
             }

@@ -8,7 +8,7 @@ use super::{Core, Lane, barriers};
 use crate::error::Result;
 use crate::format::record::LINE;
 use crate::format::sidecar::PAGE;
-use crate::format::sidecar::ledger::Ledger;
+use crate::format::sidecar::state::SidecarState;
 use crate::storage::{Medium, MediumFile};
 use crate::sync::word_lock::lock;
 use crate::sys::sync::Ordering;
@@ -68,9 +68,9 @@ impl<M: Medium> Core<M> {
     /// Takes everything home that is durable, and gives its space in the log free.
     pub(super) fn checkpoint(&self) -> Result<()> {
         let _cutting = self.head.cutting.lock(self.relax());
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         let upto = self.durable();
-        if upto == self.head.cut.load(Ordering::Relaxed) {
+        if upto == self.head.checkpoint.load(Ordering::Relaxed) {
             // Chunks that lanes filled at the last cut, and that they have let go of since, are free by that cut.
             self.chunks.free_below(upto, self.relax());
             return Ok(());
@@ -79,7 +79,7 @@ impl<M: Medium> Core<M> {
         for chunk in 0..self.chunks.total() {
             self.carry_chunk_home(chunk, upto, &mut image)?;
         }
-        self.cut(upto)
+        self.retire(upto)
     }
 
     /// Takes home the entries of a chunk whose epoch is `upto` or before. No lock is taken but a claim on each entry, and
@@ -143,28 +143,28 @@ impl<M: Medium> Core<M> {
 
     /// Says, durably, that everything up to an epoch is at home, and frees the chunks that need not be kept for it. The
     /// caller holds the cut gate.
-    pub(super) fn cut(&self, upto: u64) -> Result<()> {
+    pub(super) fn retire(&self, upto: u64) -> Result<()> {
         self.fence(barriers::CHECKPOINT_HOME, &[&self.data])?;
-        let mut ledger = lock(&self.ledger, self.relax());
-        ledger.retirement.cut = upto;
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        sidecar_state.retirement.checkpoint = upto;
         // That of an epoch up to the cut, or of one behind it whose record then gives it again.
-        ledger.retirement.len = self.head.committed_len.load(Ordering::Acquire);
-        ledger.write_cut(&self.side).map_err(|error| self.standing.poison(error))?;
+        sidecar_state.retirement.len = self.head.committed_len.load(Ordering::Acquire);
+        sidecar_state.write_checkpoint(&self.side).map_err(|error| self.handle_state.poison(error))?;
         // Nobody writes the other copy before this one is durable: a power cut could tear both.
         self.fence(barriers::CHECKPOINT_CUT, &[&self.side])?;
-        drop(ledger);
-        self.head.cut.store(upto, Ordering::Release);
+        drop(sidecar_state);
+        self.head.checkpoint.store(upto, Ordering::Release);
         self.chunks.free_below(upto, self.relax());
         Ok(())
     }
 
     /// Writes down, durably, how long the log is now, so that one that was cut off is noticed. Its new length is durable.
-    pub(super) fn note_log_length(&self, ledger: &mut Ledger) -> Result<()> {
-        ledger.write_cut(&self.side).map_err(|error| self.standing.poison(error))?;
+    pub(super) fn note_log_length(&self, sidecar_state: &mut SidecarState) -> Result<()> {
+        sidecar_state.write_checkpoint(&self.side).map_err(|error| self.handle_state.poison(error))?;
         self.fence(barriers::LOG_GROW, &[&self.side])
     }
 
-    /// Takes home what is durable of a range, and lets what is home count as calm.
+    /// Takes home what is durable of a range, and lets what is home count as clean.
     pub(super) fn checkpoint_range(&self, offset: u64, len: u64) -> Result<()> {
         let (mut block, end) = (offset / PAGE, (offset + len).div_ceil(PAGE));
         while block < end {
@@ -175,7 +175,7 @@ impl<M: Medium> Core<M> {
             let link = Link(slot.bitmap());
             let head = link.head(block);
             if link.is_redo() {
-                self.checkpoint_cover(head, link)?;
+                self.checkpoint_block_range(head, link)?;
                 block = head + (1 << link.class());
             } else {
                 // Undo has left it at home already; without this its next read would pay for finding out.
@@ -186,7 +186,7 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    fn checkpoint_cover(&self, head: u64, link: Link) -> Result<()> {
+    fn checkpoint_block_range(&self, head: u64, link: Link) -> Result<()> {
         // Until it is unlinked the entry stays what it is, and a lane keeps its epoch from ending.
         let lane = self.lane();
         let slot = self.slot(head)?;
@@ -198,12 +198,12 @@ impl<M: Medium> Core<M> {
         }
         let at_home = if live.is_some() { self.take_home(link) } else { Ok(()) };
         // A write that failed may have left there what nobody is to see.
-        if let Err(error) = at_home.and_then(|()| self.standing.readable()) {
+        if let Err(error) = at_home.and_then(|()| self.handle_state.readable()) {
             slot.unlock();
             return Err(error);
         }
         // So that reads look no further than the bit, and writes no further than the slot.
-        self.calm.calm_down(head..head + (1 << link.class()), &self.head.moves);
+        self.clean.mark_clean(head..head + (1 << link.class()), &self.head.sequence);
         self.dissolve(head, link)?;
         drop(lane);
         Ok(())

@@ -38,9 +38,9 @@ struct ChunkState {
 /// before it got any. It is asked for before the first store.
 const UNKNOWN: u64 = 0;
 /// It has space.
-const FURNISHED: u64 = 1;
+const PREALLOCATED: u64 = 1;
 /// Its space was given back to the file system, or there was none for it. Only a free chunk is ever hollow.
-const HOLLOW: u64 = 2;
+const PUNCHED: u64 = 2;
 
 /// Bits of the number that tells how often a chunk was used, as links know it.
 const LAP_BITS: u32 = 16;
@@ -119,7 +119,7 @@ impl Chunks {
     /// Chunks that are free and, as far as is known, have space.
     pub(super) fn ready(&self, relax: impl FnMut(u32)) -> u64 {
         let free = lock(&self.free, relax);
-        free.chunks.iter().filter(|&&chunk| self.space(chunk) != HOLLOW).count() as u64
+        free.chunks.iter().filter(|&&chunk| self.space(chunk) != PUNCHED).count() as u64
     }
 
     fn space(&self, chunk: u64) -> u64 {
@@ -313,7 +313,7 @@ impl Chunks {
             MediumClass::PersistentMemory => free.chunks.len() - 1 - turn,
         };
         let mut places = (0..free.chunks.len()).map(turn);
-        while let Some(place) = places.find(|&place| self.space(free.chunks[place]) != HOLLOW) {
+        while let Some(place) = places.find(|&place| self.space(free.chunks[place]) != PUNCHED) {
             if self.has_space(side, free.chunks[place])? {
                 return Ok(Some(place));
             }
@@ -325,19 +325,19 @@ impl Chunks {
 
     /// Whether a free chunk has space, or gets some. The caller holds the lock on what is free.
     fn has_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<bool> {
-        match self.furnish(side, chunk) {
+        match self.preallocate(side, chunk) {
             Err(error) if error.is_for_want_of_space() => Ok(false),
             done => done.map(|()| true),
         }
     }
 
-    /// Frees every chunk that no lane fills and that has no entries of an epoch above `cut`. The cut is durable.
-    pub(super) fn free_below(&self, cut: u64, relax: impl FnMut(u32)) {
+    /// Frees every chunk that no lane fills and that has no entries of an epoch above `checkpoint`. The cut is durable.
+    pub(super) fn free_below(&self, checkpoint: u64, relax: impl FnMut(u32)) {
         let mut free = lock(&self.free, relax);
         for chunk in 0..free.total {
             let state = &self.states[chunk as usize];
             let idle = state.held.load(Ordering::Acquire) == 0 && state.used.load(Ordering::Acquire) != 0;
-            if idle && state.last.load(Ordering::Relaxed) <= cut {
+            if idle && state.last.load(Ordering::Relaxed) <= checkpoint {
                 state.used.store(0, Ordering::Release);
                 free.chunks.push_back(chunk);
             }
@@ -373,7 +373,7 @@ impl Chunks {
         side.set_len(self.at + new * chunk)?;
         for chunk in old..new {
             self.give_space(side, chunk)?;
-            self.states[chunk as usize].space.store(FURNISHED, Ordering::Relaxed);
+            self.states[chunk as usize].space.store(PREALLOCATED, Ordering::Relaxed);
         }
         sync()?;
         free.chunks.extend(old..new);
@@ -389,23 +389,23 @@ impl Chunks {
     /// No space, or what else the file system says.
     pub(super) fn furnish_one<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<bool> {
         let free = lock(&self.free, relax);
-        let Some(&chunk) = free.chunks.iter().find(|&&chunk| self.space(chunk) == HOLLOW) else { return Ok(false) };
-        self.furnish(side, chunk).map(|()| true)
+        let Some(&chunk) = free.chunks.iter().find(|&&chunk| self.space(chunk) == PUNCHED) else { return Ok(false) };
+        self.preallocate(side, chunk).map(|()| true)
     }
 
     /// Sees to it that a free chunk has space. The caller holds the lock on what is free.
-    fn furnish<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
+    fn preallocate<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
         let state = &self.states[chunk as usize];
         let given = match state.space.load(Ordering::Relaxed) {
-            FURNISHED => return Ok(()),
+            PREALLOCATED => return Ok(()),
             // It was written before, or never, and then its first entries pay for it.
             UNKNOWN => side.allocate(self.start(chunk), chunk_len(self.units)),
             _ => self.give_space(side, chunk),
         };
         match &given {
-            Ok(()) => state.space.store(FURNISHED, Ordering::Relaxed),
+            Ok(()) => state.space.store(PREALLOCATED, Ordering::Relaxed),
             Err(error) if error.is_for_want_of_space() => {
-                state.space.store(HOLLOW, Ordering::Relaxed);
+                state.space.store(PUNCHED, Ordering::Relaxed);
                 // What it got of the last of the disk is for others. If not, it stays this chunk's.
                 let _ = side.punch(self.start(chunk), chunk_len(self.units));
             }
@@ -438,12 +438,12 @@ impl Chunks {
     ///
     /// # Errors
     /// [`Error::Io`] from the file system.
-    pub(super) fn hollow<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<u64> {
+    pub(super) fn punched<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<u64> {
         let free = lock(&self.free, relax);
         let mut freed = 0;
         for &chunk in &free.chunks {
             let state = &self.states[chunk as usize];
-            if state.space.swap(HOLLOW, Ordering::Relaxed) != HOLLOW {
+            if state.space.swap(PUNCHED, Ordering::Relaxed) != PUNCHED {
                 self.forget(chunk);
                 side.punch(self.start(chunk), chunk_len(self.units))?;
                 freed += chunk_len(self.units);

@@ -35,7 +35,7 @@ impl<M: Medium> Core<M> {
     /// Waits until an epoch that has its record is durable, or makes it so.
     pub(super) fn await_durable(&self, epoch: u64) -> Result<()> {
         while self.durable() < epoch {
-            self.standing.writable()?;
+            self.handle_state.writable()?;
             self.flush_epochs()?;
         }
         Ok(())
@@ -56,7 +56,7 @@ impl<M: Medium> Core<M> {
         at_once: bool,
         publish: impl FnOnce(),
     ) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         let writes: u64 = lanes.iter().map(|lane| lane.state.writes()).sum();
         if writes == 0 && len == self.head.committed_len.load(Ordering::Relaxed) {
             // A growth that was taken back: nobody wrote behind the end, so what is there is zeros as the growth left it, and
@@ -83,7 +83,7 @@ impl<M: Medium> Core<M> {
         let digest = certified.then_some(digest);
         let record = EpochRecord { epoch, len, digest, proves: self.durable() };
         let at = record_at(epoch);
-        self.side.write(at, &record.encode(self.seal, at)).map_err(|error| self.standing.poison(error))?;
+        self.side.write(at, &record.encode(self.checksum_seed, at)).map_err(|error| self.handle_state.poison(error))?;
         if at_once {
             // Under undo what the record certifies stands in the data file.
             let both: &[&M::File] = &[&self.side, &self.data];
@@ -113,7 +113,7 @@ impl<M: Medium> Core<M> {
     pub(super) fn has_record(&self, epoch: u64) -> bool {
         let (at, mut line) = (record_at(epoch), [0; LINE as usize]);
         let read = self.side.read(at, &mut line);
-        read.is_ok() && EpochRecord::decode(self.seal, at, &line).is_some_and(|record| record.epoch == epoch)
+        read.is_ok() && EpochRecord::decode(self.checksum_seed, at, &line).is_some_and(|record| record.epoch == epoch)
     }
 
     /// Makes every epoch whose record was stored before the call durable, in a flush shared by the threads that wait for
@@ -148,7 +148,7 @@ impl<M: Medium> Core<M> {
             (_, LogPolicy::Undo) => true,
             (_, LogPolicy::Hybrid) => {
                 let reads: u64 = self.reads.iter().map(ReadCount::take).sum();
-                writes * 100 < (reads + writes) * u64::from(self.options.redo_from)
+                writes * 100 < (reads + writes) * u64::from(self.options.redo_threshold_percent)
             }
         }
     }

@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::checksum::xxh3;
-use crate::format::record::{LINE, Line, Seal};
+use crate::format::record::{ChecksumSeed, LINE, Line};
 
 /// What an entry's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,13 +124,13 @@ pub(super) fn epoch_of(line: &Line) -> u64 {
 }
 
 #[inline]
-fn check(seal: Seal, at: u64, line: &Line) -> u64 {
-    xxh3(seal.at(at), &line[..56])
+fn check(checksum_seed: ChecksumSeed, at: u64, line: &Line) -> u64 {
+    xxh3(checksum_seed.at(at), &line[..56])
 }
 
 #[inline]
-fn seal_line(seal: Seal, at: u64, mut line: Line) -> Line {
-    let check = check(seal, at, &line);
+fn seal_line(checksum_seed: ChecksumSeed, at: u64, mut line: Line) -> Line {
+    let check = check(checksum_seed, at, &line);
     line[56..].copy_from_slice(&check.to_le_bytes());
     line
 }
@@ -144,7 +144,7 @@ pub(super) fn check_of(line: &Line) -> u64 {
 impl Header {
     /// The line of the header that stands at byte `at` of the sidecar.
     #[inline]
-    pub(super) fn encode(&self, seal: Seal, at: u64) -> Line {
+    pub(super) fn encode(&self, checksum_seed: ChecksumSeed, at: u64) -> Line {
         let kind = if self.kind == Kind::Undo { UNDO } else { 0 };
         let summed = if self.sum.is_some() { SUMMED } else { 0 };
         let after = if self.after.is_some() { AFTER } else { 0 };
@@ -162,13 +162,13 @@ impl Header {
             proves: self.proves.into(),
             check: 0.into(),
         };
-        seal_line(seal, at, zerocopy::transmute!(raw))
+        seal_line(checksum_seed, at, zerocopy::transmute!(raw))
     }
 
     /// The header that stands at byte `at`; `None` if the bytes are none, or one that did not arrive whole.
-    pub(super) fn decode(seal: Seal, at: u64, line: &Line) -> Option<Self> {
+    pub(super) fn decode(checksum_seed: ChecksumSeed, at: u64, line: &Line) -> Option<Self> {
         let raw = RawHeader::read_from_bytes(line).ok()?;
-        if raw.epoch.get() == 0 || raw.block.get() == NO_BLOCK || raw.check.get() != check(seal, at, line) {
+        if raw.epoch.get() == 0 || raw.block.get() == NO_BLOCK || raw.check.get() != check(checksum_seed, at, line) {
             return None;
         }
         let flags = raw.flags.get();
@@ -188,7 +188,7 @@ impl Header {
 
 impl EpochRecord {
     /// The line of the record that stands at byte `at` of the sidecar.
-    pub(super) fn encode(&self, seal: Seal, at: u64) -> Line {
+    pub(super) fn encode(&self, checksum_seed: ChecksumSeed, at: u64) -> Line {
         let Digest { count, sum } = self.digest.unwrap_or_default();
         let raw = RawRecord {
             epoch: self.epoch.into(),
@@ -200,13 +200,13 @@ impl EpochRecord {
             proves: self.proves.into(),
             check: 0.into(),
         };
-        seal_line(seal, at, zerocopy::transmute!(raw))
+        seal_line(checksum_seed, at, zerocopy::transmute!(raw))
     }
 
     /// The record that stands at byte `at`; `None` if the bytes are none, or one that did not arrive whole.
-    pub(super) fn decode(seal: Seal, at: u64, line: &Line) -> Option<Self> {
+    pub(super) fn decode(checksum_seed: ChecksumSeed, at: u64, line: &Line) -> Option<Self> {
         let raw = RawRecord::read_from_bytes(line).ok()?;
-        if raw.epoch.get() == 0 || raw.no_block.get() != NO_BLOCK || raw.check.get() != check(seal, at, line) {
+        if raw.epoch.get() == 0 || raw.no_block.get() != NO_BLOCK || raw.check.get() != check(checksum_seed, at, line) {
             return None;
         }
         let digest = Digest { count: raw.count.get(), sum: raw.sum.get() };
@@ -241,36 +241,39 @@ mod tests {
         EpochRecord { epoch: 9, len: 1 << 30, digest: Some(Digest { count: 4, sum: 77 }), proves: 8 }
     }
 
-    fn seal() -> Seal {
-        Seal::new(&[7; 16], 3)
+    fn checksum_seed() -> ChecksumSeed {
+        ChecksumSeed::new(&[7; 16], 3)
     }
 
     #[test]
     fn round_trip() {
         for header in [header(), Header { kind: Kind::Redo, sum: None, after: None, ..header() }] {
-            let line = header.encode(seal(), 640);
-            assert_eq!(Header::decode(seal(), 640, &line), Some(header));
-            assert_eq!(EpochRecord::decode(seal(), 640, &line), None);
+            let line = header.encode(checksum_seed(), 640);
+            assert_eq!(Header::decode(checksum_seed(), 640, &line), Some(header));
+            assert_eq!(EpochRecord::decode(checksum_seed(), 640, &line), None);
             assert_eq!(epoch_of(&line), 7);
         }
         for record in [record(), EpochRecord { digest: None, ..record() }] {
-            let line = record.encode(seal(), 64);
-            assert_eq!(EpochRecord::decode(seal(), 64, &line), Some(record));
-            assert_eq!(Header::decode(seal(), 64, &line), None);
+            let line = record.encode(checksum_seed(), 64);
+            assert_eq!(EpochRecord::decode(checksum_seed(), 64, &line), Some(record));
+            assert_eq!(Header::decode(checksum_seed(), 64, &line), None);
         }
     }
 
     #[test]
     fn every_flipped_bit_another_place_and_another_session_are_noticed() {
-        let (header, record) = (header().encode(seal(), 640), record().encode(seal(), 640));
+        let (header, record) = (header().encode(checksum_seed(), 640), record().encode(checksum_seed(), 640));
         for bit in 0..512 {
             let mut bad = [header, record];
             bad.iter_mut().for_each(|line| line[bit / 8] ^= 1 << (bit % 8));
-            assert_eq!(Header::decode(seal(), 640, &bad[0]), None, "bit {bit}");
-            assert_eq!(EpochRecord::decode(seal(), 640, &bad[1]), None, "bit {bit}");
+            assert_eq!(Header::decode(checksum_seed(), 640, &bad[0]), None, "bit {bit}");
+            assert_eq!(EpochRecord::decode(checksum_seed(), 640, &bad[1]), None, "bit {bit}");
         }
-        let other = Seal::new(&[7; 16], 4);
-        assert_eq!((Header::decode(seal(), 704, &header), Header::decode(other, 640, &header)), (None, None));
-        assert_eq!((EpochRecord::decode(seal(), 704, &record), EpochRecord::decode(other, 640, &record)), (None, None));
+        let other = ChecksumSeed::new(&[7; 16], 4);
+        assert_eq!((Header::decode(checksum_seed(), 704, &header), Header::decode(other, 640, &header)), (None, None));
+        assert_eq!(
+            (EpochRecord::decode(checksum_seed(), 704, &record), EpochRecord::decode(other, 640, &record)),
+            (None, None)
+        );
     }
 }

@@ -2,15 +2,15 @@
 
 use super::format::Digest;
 use crate::format::record::LINE;
-use crate::sync::slots::BerthState;
-use crate::sync::word_lock::Gate;
+use crate::sync::slots::ThreadSlotState;
+use crate::sync::word_lock::WordLock;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed};
 
 /// A lane; all zeros is one that did nothing yet. Two cache lines, for neighbours are fetched in pairs.
 #[derive(Zeroed)]
 #[repr(C, align(128))]
 pub(super) struct LaneState {
-    gate: Gate,
+    word_lock: WordLock,
     /// The chunk it fills, and 1 more; 0 for none.
     chunk: AtomicU64,
     /// Its part of the open epoch's digest.
@@ -32,10 +32,10 @@ const REMEMBERED: usize = 32;
 
 const LINES_BITS: u32 = 8;
 
-impl BerthState for LaneState {
+impl ThreadSlotState for LaneState {
     #[inline(always)]
-    fn gate(&self) -> &Gate {
-        &self.gate
+    fn word_lock(&self) -> &WordLock {
+        &self.word_lock
     }
 }
 

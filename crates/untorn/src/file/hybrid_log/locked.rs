@@ -28,18 +28,18 @@ use crate::error::Result;
 use crate::format::sidecar::PAGE;
 use crate::storage::{Medium, MediumFile};
 use crate::sync::page_seqlock::PageState;
-use crate::sync::word_lock::Held;
+use crate::sync::word_lock::WordLockGuard;
 use crate::sys::sync::{Ordering, fence};
 
 /// A cover whose lock this thread holds.
-struct LockedCover<'a> {
+struct LockedBlockRange<'a> {
     /// Its first slot, which stands for it.
     first: &'a PageState,
     head: u64,
     link: Link,
 }
 
-impl LockedCover<'_> {
+impl LockedBlockRange<'_> {
     fn end(&self) -> u64 {
         (self.head + (1 << self.link.class())) * PAGE
     }
@@ -73,7 +73,7 @@ impl<M: Medium> Core<M> {
     }
 
     /// Keeps the length from changing, before whoever has not begun to change it yet.
-    fn wait_for_the_length(&self) -> Held<'_> {
+    fn wait_for_the_length(&self) -> WordLockGuard<'_> {
         self.head.reads_waiting.fetch_add(1, Ordering::AcqRel);
         let held = self.head.resizing.lock(self.relax());
         self.head.reads_waiting.fetch_sub(1, Ordering::AcqRel);
@@ -94,11 +94,11 @@ impl<M: Medium> Core<M> {
         // After a failure nobody is kept waiting for the rest.
         while locked < end && outcome.is_ok() {
             let at = locked;
-            let cover = lock_to_read(&self.index, at / PAGE, offset / PAGE, leaves, self.relax());
-            locked = cover.as_ref().map_or_else(|| Index::leaf_end(at / PAGE) * PAGE, LockedCover::end);
+            let block_range = lock_to_read(&self.index, at / PAGE, offset / PAGE, leaves, self.relax());
+            locked = block_range.as_ref().map_or_else(|| Index::leaf_end(at / PAGE) * PAGE, LockedBlockRange::end);
             let part = &mut dst[(at - offset) as usize..(locked.min(end) - offset) as usize];
-            outcome = match cover {
-                Some(cover) => self.read_held(&cover, at, part),
+            outcome = match block_range {
+                Some(block_range) => self.read_held(&block_range, at, part),
                 None => self.data.read(at, part),
             };
         }
@@ -109,10 +109,10 @@ impl<M: Medium> Core<M> {
             && self.head.resizes.load(Ordering::Relaxed) == resizes
             && self.index.has_no_more_than(leaves, blocks);
         self.unlock_read(offset, locked, leaves);
-        outcome.and_then(|()| self.standing.readable()).map(|()| held)
+        outcome.and_then(|()| self.handle_state.readable()).map(|()| held)
     }
 
-    /// Lets go of what was locked between two offsets, and lets what is home count as calm: else every read as long as this
+    /// Lets go of what was locked between two offsets, and lets what is home count as clean: else every read as long as this
     /// one would lock it all again. Nobody could change the links meanwhile, so the same walk finds the same covers.
     fn unlock_read(&self, offset: u64, locked: u64, leaves: Leaves) {
         let mut at = offset;
@@ -131,11 +131,17 @@ impl<M: Medium> Core<M> {
     }
 
     /// Reads bytes of one cover whose lock is held: its entry may go home, but nothing takes its place.
-    fn read_held(&self, cover: &LockedCover<'_>, offset: u64, dst: &mut [u8]) -> Result<()> {
+    fn read_held(&self, block_range: &LockedBlockRange<'_>, offset: u64, dst: &mut [u8]) -> Result<()> {
         loop {
-            let entry = if cover.link.is_redo() { self.live(cover.link, cover.head) } else { None };
-            let glimpse = cover.first.held();
-            let seen = Seen { slot: Some(cover.first), glimpse, entry, start: cover.head * PAGE, end: cover.end() };
+            let entry = if block_range.link.is_redo() { self.live(block_range.link, block_range.head) } else { None };
+            let read_guard = block_range.first.read_locked();
+            let seen = Seen {
+                slot: Some(block_range.first),
+                read_guard,
+                entry,
+                start: block_range.head * PAGE,
+                end: block_range.end(),
+            };
             self.gather(&seen, offset, dst)?;
             fence(Ordering::Acquire);
             if seen.entry_is_there() {
@@ -154,7 +160,7 @@ fn lock_to_read(
     begin: u64,
     leaves: Leaves,
     mut relax: impl FnMut(u32),
-) -> Option<LockedCover<'_>> {
+) -> Option<LockedBlockRange<'_>> {
     let slot = index.get_of(leaves, block)?;
     let mut round = 0;
     loop {
@@ -169,7 +175,7 @@ fn lock_to_read(
             // block is still of a cover that begins here, that one is locked now.
             let link = Link(slot.bitmap());
             if link.head(block) == head && Link(first.bitmap()) == link {
-                return Some(LockedCover { first, head, link });
+                return Some(LockedBlockRange { first, head, link });
             }
             first.unlock();
         }

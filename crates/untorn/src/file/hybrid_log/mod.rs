@@ -26,10 +26,10 @@
 //! 6. Before any new write after a crash, recovery makes the outcome durable, and a new session number, which no older
 //!    header or record is sealed with, retires everything in one step.
 //! 7. The length belongs to the epoch: its record has it.
-//! 8. A block is *calm* only while the file has all of it, none of it belongs to the open epoch, and no thread stores
-//!    there. So a reader need look no further (`sync::clean_bits`). Every write stirs all blocks of its covers, under
-//!    their locks, before it links an entry or stores to the file. A block becomes calm again under the lock of its
-//!    cover, when its link names no entry that a reader, a checkpoint or the open epoch needs.
+//! 8. A block is *clean* only while the file has all of it, none of it belongs to the open epoch, and no thread stores
+//!    there. So a reader need look no further (`sync::clean_bits`). Every write marks all blocks of its ranges dirty, under
+//!    their locks, before it links an entry or stores to the file. A block becomes clean again under the lock of its
+//!    range, when its link names no entry that a reader, a checkpoint or the open epoch needs.
 //!
 //! # Lock order
 //!
@@ -69,19 +69,19 @@ use self::index::Index;
 use self::lanes::{LaneState, ReadCount};
 use self::recovery::Found;
 use self::workers::Workers;
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::Result;
-use crate::format::record::Seal;
+use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::attach::Attached;
-use crate::format::sidecar::ledger::Ledger;
 use crate::format::sidecar::space::Space;
+use crate::format::sidecar::state::SidecarState;
 use crate::options::{Durability, LogPolicy, Options, Order};
 use crate::storage::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_READ};
-use crate::sync::clean_bits::{CalmBlocks, Moves};
+use crate::sync::clean_bits::{CleanBits, SequenceCounter};
 use crate::sync::group_commit::GroupFlush;
-use crate::sync::slots::{Berth, Berths};
-use crate::sync::word_lock::Gate;
+use crate::sync::slots::{ThreadSlot, ThreadSlots};
+use crate::sync::word_lock::WordLock;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox, thread_number};
 
 /// The barriers of this engine.
@@ -118,7 +118,7 @@ pub(crate) mod barriers {
 /// Lanes and read counters: more threads than this share some.
 const LANES: usize = 16;
 
-type Lane<'a> = Berth<'a, LaneState>;
+type Lane<'a> = ThreadSlot<'a, LaneState>;
 
 /// One of a kind for each open file.
 #[derive(Zeroed)]
@@ -126,12 +126,12 @@ type Lane<'a> = Berth<'a, LaneState>;
 struct Head {
     /// Length of the file in bytes, as a program sees it.
     len: AtomicU64,
-    /// What a reader of a calm block goes by.
-    moves: Moves,
+    /// What a reader of a clean block goes by.
+    sequence: SequenceCounter,
     /// Odd while the length changes; grows with each change.
     resizes: AtomicU64,
     /// Held by the thread that changes the length.
-    resizing: Gate,
+    resizing: WordLock,
     /// The open epoch, from 1.
     epoch: AtomicU64,
     /// 1 while the open epoch logs undo.
@@ -145,9 +145,9 @@ struct Head {
     /// 1 if something of a longer past may lie behind the committed length.
     stale_tail: AtomicU64,
     /// Every epoch up to this one is at home.
-    cut: AtomicU64,
+    checkpoint: AtomicU64,
     /// Held by the thread that checkpoints.
-    cutting: Gate,
+    cutting: WordLock,
     /// Reads that wait for `resizing`. As long as there are any nobody else begins to change the length: turns of somebody
     /// who does nothing else would follow each other so closely that a read finds the gate closed whenever it looks.
     reads_waiting: AtomicU64,
@@ -163,17 +163,17 @@ pub(crate) struct HybridLog<M: Medium> {
 
 /// What the threads that checkpoint share with the handles.
 struct Core<M: Medium> {
-    standing: Standing,
+    handle_state: HandleState,
     medium: Arc<M>,
     class: MediumClass,
     sidecar: PathBuf,
     data: M::File,
     side: M::File,
     head: ZeroedBox<Head>,
-    calm: CalmBlocks,
+    clean: CleanBits,
     index: Index,
     chunks: Chunks,
-    lanes: Berths<LaneState>,
+    lanes: ThreadSlots<LaneState>,
     reads: ZeroedBox<[ReadCount; LANES]>,
     /// Pages of the data file known to have space.
     space: Space,
@@ -181,9 +181,9 @@ struct Core<M: Medium> {
     order: Order,
     policy: LogPolicy,
     max_len: u64,
-    seal: Seal,
+    checksum_seed: ChecksumSeed,
     /// What is written back at cuts and at close.
-    ledger: Mutex<Ledger>,
+    sidecar_state: Mutex<SidecarState>,
     recovery: Recovery,
     options: Options,
 }
@@ -207,7 +207,7 @@ impl<M: Medium> Core<M> {
     }
 
     fn path(&self) -> &Path {
-        self.standing.path()
+        self.handle_state.path()
     }
 
     fn lane(&self) -> Lane<'_> {
@@ -246,11 +246,11 @@ impl<M: Medium> Core<M> {
 
     /// Makes this thread's stores to the sidecar durable; a failure ends all promises.
     fn fence(&self, barrier: Barrier, files: &[&M::File]) -> Result<()> {
-        self.medium.fence(barrier, files).map_err(|error| self.standing.poison(error))
+        self.medium.fence(barrier, files).map_err(|error| self.handle_state.poison(error))
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {
-        check_range(self.path(), offset, len, self.len()).map_err(|error| self.standing.unless_forked(error))
+        check_range(self.path(), offset, len, self.len()).map_err(|error| self.handle_state.unless_forked(error))
     }
 }
 
@@ -272,7 +272,7 @@ impl<M: Medium> Engine for HybridLog<M> {
     }
 
     fn writable(&self) -> Result<()> {
-        self.core.standing.writable()
+        self.core.handle_state.writable()
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -293,30 +293,30 @@ impl<M: Medium> Engine for HybridLog<M> {
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.standing.writable()?;
+        self.core.handle_state.writable()?;
         self.core.check(offset, len)?;
-        self.core.checkpoint_range(offset, len).map_err(|error| self.core.standing.unless_lost(error))
+        self.core.checkpoint_range(offset, len).map_err(|error| self.core.handle_state.unless_lost(error))
     }
 
     fn sync(&self) -> Result<u64> {
-        if self.core.standing.is_read_only() {
+        if self.core.handle_state.is_read_only() {
             return Ok(self.core.durable());
         }
-        self.core.standing.writable()?;
+        self.core.handle_state.writable()?;
         // What is due now the next call finds out: to wake a thread would take longer than the commit.
-        self.core.commit().map_err(|error| self.core.standing.unless_lost(error))?;
+        self.core.commit().map_err(|error| self.core.handle_state.unless_lost(error))?;
         Ok(self.core.durable())
     }
 
     fn resize(&self, len: u64) -> Result<()> {
-        self.core.change_len(len).map_err(|error| self.core.standing.unless_lost(error))
+        self.core.change_len(len).map_err(|error| self.core.handle_state.unless_lost(error))
     }
 
     fn reclaim(&self) -> Result<u64> {
-        self.core.standing.writable()?;
+        self.core.handle_state.writable()?;
         let core = &self.core;
-        let reclaimed = core.checkpoint_all_chunks().and_then(|()| core.chunks.hollow(&core.side, core.relax()));
-        reclaimed.map_err(|error| core.standing.unless_lost(error))
+        let reclaimed = core.checkpoint_all_chunks().and_then(|()| core.chunks.punched(&core.side, core.relax()));
+        reclaimed.map_err(|error| core.handle_state.unless_lost(error))
     }
 
     fn info(&self) -> Info {
@@ -343,15 +343,15 @@ impl<M: Medium> Engine for HybridLog<M> {
     fn accepts(&self, options: &Options) -> bool {
         let core = &self.core;
         matches!(options.engine, EngineKind::Auto | EngineKind::HybridLog)
-            && options.read_only == core.standing.is_read_only()
+            && options.read_only == core.handle_state.is_read_only()
             && options.durability.is_none_or(|durability| durability == core.durability)
     }
 
     fn close(&self) -> Result<()> {
         self.workers.stop();
-        if !self.core.standing.is_read_only() {
+        if !self.core.handle_state.is_read_only() {
             // A checkpoint in the background may have come upon a flush that failed since the last sync.
-            self.core.standing.writable()?;
+            self.core.handle_state.writable()?;
         }
         self.core.close_clean()
     }

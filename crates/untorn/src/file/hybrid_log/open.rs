@@ -8,19 +8,19 @@ use super::index::Index;
 use super::recovery::Found;
 use super::workers::Workers;
 use super::{Core, HybridLog, LANES, barriers};
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
-use crate::format::record::Seal;
+use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::attach::{Attached, Plan, attach, remove, share};
 use crate::format::sidecar::data::{open_data, reopen_data};
-use crate::format::sidecar::ledger::Ledger;
 use crate::format::sidecar::space::Space;
+use crate::format::sidecar::state::SidecarState;
 use crate::format::sidecar::superblock::Left;
 use crate::format::sidecar::{Geometry, PAGE};
-use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options, Trust};
+use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options, Prefer};
 use crate::storage::{Medium, MediumClass, MediumFile};
-use crate::sync::clean_bits::CalmBlocks;
-use crate::sync::slots::Berths;
+use crate::sync::clean_bits::CleanBits;
+use crate::sync::slots::ThreadSlots;
 use crate::sync::word_lock::lock;
 use crate::sys::sync::{Ordering, ZeroedBox};
 
@@ -54,16 +54,15 @@ impl<M: Medium> HybridLog<M> {
         let data = reopen_data(&*medium, path, options, data)?;
         attached.distrust_cache(&data)?;
         // Before anything of the log goes home.
-        let next = options
-            .admission
-            .as_ref()
-            .map_or(Ok(1), |admission| admission.succeed(&attached.superblock.uuid, attached.retirement.session))?;
+        let next = options.exclusion.as_ref().map_or(Ok(1), |exclusion| {
+            exclusion.take_over_session(&attached.superblock.uuid, attached.retirement.session)
+        })?;
         let mut core = Core::build(medium, path, data, attached, options)?;
         let found = Found::read(&core)?;
         core.recover(&found, next)?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
-        core.standing.accept_writes();
-        Ok(HybridLog { workers: Workers::new(options.checkpointers), core: Arc::new(core) })
+        core.handle_state.accept_writes();
+        Ok(HybridLog { workers: Workers::new(options.checkpoint_threads), core: Arc::new(core) })
     }
 
     /// Opens a file that was closed cleanly, changing nothing. All its bytes are at home.
@@ -117,25 +116,25 @@ impl<M: Medium> Core<M> {
         head.len.store(retirement.len, Ordering::Relaxed);
         head.committed_len.store(retirement.len, Ordering::Relaxed);
         head.longest.store(retirement.len, Ordering::Relaxed);
-        head.durable.store(retirement.cut, Ordering::Relaxed);
-        head.cut.store(retirement.cut, Ordering::Relaxed);
-        head.epoch.store(retirement.cut + 1, Ordering::Relaxed);
+        head.durable.store(retirement.checkpoint, Ordering::Relaxed);
+        head.checkpoint.store(retirement.checkpoint, Ordering::Relaxed);
+        head.epoch.store(retirement.checkpoint + 1, Ordering::Relaxed);
         let undo = class == MediumClass::PersistentMemory && options.log_policy != LogPolicy::Redo;
         head.undo.store(u64::from(undo), Ordering::Relaxed);
         let blocks = max_len.div_ceil(PAGE);
         Ok(Core {
-            standing: Standing::new(path, options.read_only).map_err(out_of_memory)?,
-            calm: CalmBlocks::new(blocks).map_err(out_of_memory)?,
+            handle_state: HandleState::new(path, options.read_only).map_err(out_of_memory)?,
+            clean: CleanBits::new(blocks).map_err(out_of_memory)?,
             index: Index::new(blocks).map_err(out_of_memory)?,
             chunks: Chunks::new(class, at, units, side.len(), options.log_size).map_err(out_of_memory)?,
-            lanes: Berths::new(LANES).map_err(out_of_memory)?,
+            lanes: ThreadSlots::new(LANES).map_err(out_of_memory)?,
             reads: ZeroedBox::new().map_err(out_of_memory)?,
             space: Space::new(blocks).map_err(out_of_memory)?,
             durability: options.durability.unwrap_or(superblock.durability),
             order: options.order,
             policy: options.log_policy,
-            seal: Seal::new(&superblock.uuid, retirement.session),
-            ledger: Mutex::new(Ledger { superblock, retirement, closed: false }),
+            checksum_seed: ChecksumSeed::new(&superblock.uuid, retirement.session),
+            sidecar_state: Mutex::new(SidecarState { superblock, retirement, closed: false }),
             recovery: crate::engine::Recovery::default(),
             options: options.clone(),
             medium,
@@ -155,19 +154,19 @@ impl<M: Medium> Core<M> {
         let len = found.len;
         // Before the first store: a file that is refused stays as it is.
         if self.data.len() < len {
-            if self.options.trust != Some(Trust::Sidecar) {
+            if self.options.prefer != Some(Prefer::Sidecar) {
                 let what = format!("it has {} bytes, but its last commit has {len}", self.data.len());
-                return Err(Error::MixedUse { path: self.path().to_owned(), what });
+                return Err(Error::ModifiedExternally { path: self.path().to_owned(), what });
             }
             self.data.set_len(len)?;
         }
         self.apply(found)?;
         self.medium.fence(barriers::RECOVER_HOME, &[&self.data])?;
-        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
-        ledger.retirement.len = len;
-        ledger.retirement.cut = found.committed;
-        ledger.retirement.session += next - 1;
-        self.seal = ledger.start_session(&*self.medium, &self.data, &self.side)?;
+        let sidecar_state = self.sidecar_state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        sidecar_state.retirement.len = len;
+        sidecar_state.retirement.checkpoint = found.committed;
+        sidecar_state.retirement.session += next - 1;
+        self.checksum_seed = sidecar_state.start_session(&*self.medium, &self.data, &self.side)?;
         if self.data.len() > len {
             // A growth that did not commit, or a shrink that did. Not before the log is retired: under undo what is cut off
             // may be what proves that the epoch is whole. Until the next sync of the file a crash may bring the old length
@@ -182,7 +181,7 @@ impl<M: Medium> Core<M> {
             (&self.head.committed_len, len),
             (&self.head.longest, len),
             (&self.head.durable, found.committed),
-            (&self.head.cut, found.committed),
+            (&self.head.checkpoint, found.committed),
             (&self.head.epoch, found.committed + 1),
         ] {
             word.store(value, Ordering::Relaxed);
@@ -193,22 +192,24 @@ impl<M: Medium> Core<M> {
     /// Leaves the last commit at home, where the next open need not recover it. Does nothing if the file was let go
     /// already, was opened for reading, belongs to the parent process, or is poisoned: then only recovery can tell.
     pub(super) fn close_clean(&self) -> Result<()> {
-        if self.standing.writable().is_err() || std::mem::replace(&mut lock(&self.ledger, self.relax()).closed, true) {
+        if self.handle_state.writable().is_err()
+            || std::mem::replace(&mut lock(&self.sidecar_state, self.relax()).closed, true)
+        {
             return Ok(());
         }
         self.bring_home()?;
-        let mut ledger = lock(&self.ledger, self.relax());
-        ledger.write_clean(&*self.medium, &self.side, self.data.stamp()?, barriers::CLOSE_STATE)
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        sidecar_state.write_clean(&*self.medium, &self.side, self.data.stamp()?, barriers::CLOSE_STATE)
     }
 
     /// Leaves the last commit at home and removes the sidecar. A crash on the way leaves the sidecar valid.
     pub(super) fn settle_all(&self) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         self.bring_home()?;
-        let mut ledger = lock(&self.ledger, self.relax());
-        ledger.closed = true;
-        ledger.superblock.left = Left::Settled;
-        ledger.superblock.write(&self.side)?;
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        sidecar_state.closed = true;
+        sidecar_state.superblock.left = Left::Settled;
+        sidecar_state.superblock.write(&self.side)?;
         self.medium.fence(barriers::SETTLE_STATE, &[&self.side])?;
         remove(&*self.medium, self.path(), &self.data, &self.sidecar)
     }

@@ -7,8 +7,8 @@ use super::meta::Meta;
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::storage::{Medium, MediumFile, last_in_page};
-use crate::sync::clean_bits::CalmGlimpse;
-use crate::sync::page_seqlock::{Glimpse, PageState};
+use crate::sync::clean_bits::CleanReadGuard;
+use crate::sync::page_seqlock::{PageState, ReadGuard};
 use crate::sys::sync::{Ordering, fence};
 
 /// Optimistic tries of a read before it takes locks.
@@ -32,7 +32,7 @@ enum Try {
 pub(super) struct Seen<'a> {
     /// The slot that stands for the cover; `None` if nothing was ever written near.
     pub(super) slot: Option<&'a PageState>,
-    pub(super) glimpse: Glimpse,
+    pub(super) read_guard: ReadGuard,
     /// The entry to lay over the file, and its epoch.
     pub(super) entry: Option<(&'a Meta, u64)>,
     /// The bytes of the file that the cover is.
@@ -49,13 +49,13 @@ impl Seen<'_> {
 }
 
 impl<M: Medium> Core<M> {
-    /// The common case: bytes of one calm block. False if it is another. No more than three words are loaded besides the
+    /// The common case: bytes of one clean block. False if it is another. No more than three words are loaded besides the
     /// bytes, all of them near; to wait for the block's slot would take as long as to wait for the bytes.
     #[inline(always)]
     pub(super) fn read_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
         let Some(last) = last_in_page(offset, dst.len()) else { return false };
-        let Some(glimpse) = self.glimpse_calm(last) else { return false };
-        let held = self.data.try_read(offset, dst) && glimpse.held(&self.head.moves);
+        let Some(read_guard) = self.begin_clean_read(last) else { return false };
+        let held = self.data.try_read(offset, dst) && read_guard.validate(&self.head.sequence);
         if held {
             self.count_read();
         }
@@ -68,32 +68,32 @@ impl<M: Medium> Core<M> {
         self.read_calm(offset, dst)
     }
 
-    /// What a reader of a calm block has to find unchanged after its copy, by the last byte it reads; `None` if the block is
-    /// not calm, if the file does not have that byte, or if its length is changing.
+    /// What a reader of a clean block has to find unchanged after its copy, by the last byte it reads; `None` if the block is
+    /// not clean, if the file does not have that byte, or if its length is changing.
     #[inline(always)]
-    fn glimpse_calm(&self, last: u64) -> Option<CalmGlimpse<'_>> {
+    fn begin_clean_read(&self, last: u64) -> Option<CleanReadGuard<'_>> {
         let head = &*self.head;
-        let moves = head.moves.look()?;
+        let sequence = head.sequence.read()?;
         if last >= head.len.load(Ordering::Acquire) {
             return None;
         }
-        self.calm.glimpse(last / PAGE, moves)
+        self.clean.read_guard(last / PAGE, sequence)
     }
 
-    /// Bytes of one block that stays at home, though it is not calm: one that the open epoch has written to under undo, for
+    /// Bytes of one block that stays at home, though it is not clean: one that the open epoch has written to under undo, for
     /// instance. False if it is another.
     fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
         let Some((last, resizes)) = self.look_at_len(offset, dst.len()) else { return false };
         let block = last / PAGE;
         let Some(slot) = self.index.get(block) else { return false };
-        let Some(glimpse) = slot.glimpse() else { return false };
-        let link = Link(glimpse.bitmap);
+        let Some(read_guard) = slot.read_guard() else { return false };
+        let link = Link(read_guard.bitmap);
         // A cover of several blocks is locked by its first slot, so only a slot that stands for itself will do.
         let held = link.is_at_home_alone()
             && self.data.try_read(offset, dst)
-            && slot.holds(glimpse)
+            && slot.validate(read_guard)
             && self.head.resizes.load(Ordering::Relaxed) == resizes
-            && self.standing.readable().is_ok();
+            && self.handle_state.readable().is_ok();
         if held {
             self.try_to_calm(block, slot, link);
         }
@@ -115,7 +115,7 @@ impl<M: Medium> Core<M> {
         if self.read_home_block(offset, dst) {
             return Ok(());
         }
-        self.read_in_tries(offset, dst).map_err(|error| self.standing.unless_lost(error))
+        self.read_in_tries(offset, dst).map_err(|error| self.handle_state.unless_lost(error))
     }
 
     fn read_in_tries(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -144,30 +144,30 @@ impl<M: Medium> Core<M> {
 
     #[cold]
     pub(super) fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
-        self.standing.unless_forked(Error::OutOfRange { path: self.path().to_owned(), offset, len, file_len })
+        self.handle_state.unless_forked(Error::OutOfRange { path: self.path().to_owned(), offset, len, file_len })
     }
 
     fn read_once(&self, offset: u64, dst: &mut [u8]) -> Result<Try> {
         match ((offset % PAGE + dst.len() as u64).div_ceil(PAGE)) as usize {
-            0..=FEW => self.read_covers(offset, dst, &mut [None; FEW]),
-            _ if self.read_calm_blocks(offset, dst)? => Ok(Try::Whole),
-            _ => self.read_covers(offset, dst, &mut [None; MANY]),
+            0..=FEW => self.read_block_ranges(offset, dst, &mut [None; FEW]),
+            _ if self.read_clean_blocks(offset, dst)? => Ok(Try::Whole),
+            _ => self.read_block_ranges(offset, dst, &mut [None; MANY]),
         }
     }
 
-    /// Bytes of any number of blocks that all are calm, before the copy and after it. False if they are not.
-    fn read_calm_blocks(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+    /// Bytes of any number of blocks that all are clean, before the copy and after it. False if they are not.
+    fn read_clean_blocks(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
         let blocks = offset / PAGE..(offset + dst.len() as u64).div_ceil(PAGE);
-        let Some(moves) = self.head.moves.look() else { return Ok(false) };
-        if !self.calm.are_calm(blocks.clone()) {
+        let Some(sequence) = self.head.sequence.read() else { return Ok(false) };
+        if !self.clean.are_clean(blocks.clone()) {
             return Ok(false);
         }
         self.data.read(offset, dst)?;
-        Ok(self.calm.were_calm(blocks, &self.head.moves, moves))
+        Ok(self.clean.stayed_clean(blocks, &self.head.sequence, sequence))
     }
 
     /// All glimpses are taken before the first copy and checked after the last, so all bytes are of one instant.
-    fn read_covers<'a>(&'a self, offset: u64, dst: &mut [u8], seen: &mut [Option<Seen<'a>>]) -> Result<Try> {
+    fn read_block_ranges<'a>(&'a self, offset: u64, dst: &mut [u8], seen: &mut [Option<Seen<'a>>]) -> Result<Try> {
         let end = offset + dst.len() as u64;
         let (mut at, mut count) = (offset, 0);
         while at < end {
@@ -185,45 +185,45 @@ impl<M: Medium> Core<M> {
         }
         // The loads of the copies must not move below the second looks.
         fence(Ordering::Acquire);
-        let holds = |seen: &Seen<'_>| {
+        let validate = |seen: &Seen<'_>| {
             let slot_holds = match seen.slot {
-                Some(slot) => slot.holds(seen.glimpse),
+                Some(slot) => slot.validate(seen.read_guard),
                 None => self.index.get(seen.start / PAGE).is_none(),
             };
             slot_holds && seen.entry_is_there()
         };
-        if !seen[..count].iter().flatten().all(holds) {
+        if !seen[..count].iter().flatten().all(validate) {
             return Ok(Try::Disturbed);
         }
-        self.standing.readable()?;
+        self.handle_state.readable()?;
         for seen in seen[..count].iter().flatten() {
             if let Some(slot) = seen.slot {
-                self.try_to_calm(seen.start / PAGE, slot, Link(seen.glimpse.bitmap));
+                self.try_to_calm(seen.start / PAGE, slot, Link(seen.read_guard.bitmap));
             }
         }
         Ok(Try::Whole)
     }
 
-    /// Lets a block, and all others of its cover, count as calm again if they are and if nobody is in the way, so that the
+    /// Lets a block, and all others of its cover, count as clean again if they are and if nobody is in the way, so that the
     /// next reader need look at no slot. `slot` stands for the cover, and had this link; and if not, nothing happens.
     pub(super) fn try_to_calm(&self, block: u64, slot: &PageState, link: Link) {
-        // Mostly it is not calm, or the reader would not have come this way; but a neighbour can have sent it here.
-        if !self.calm.is_stirred(block) || !self.rests(block, link) || !slot.try_hold() {
+        // Mostly it is not clean, or the reader would not have come this way; but a neighbour can have sent it here.
+        if !self.clean.is_dirty(block) || !self.rests(block, link) || !slot.try_hold() {
             return;
         }
         if Link(slot.bitmap()) == link { self.unlock_calmed(block, slot, link) } else { slot.unlock() }
     }
 
-    /// Lets go of a cover whose lock is held, by the slot that stands for it, and lets its blocks count as calm again if they
+    /// Lets go of a cover whose lock is held, by the slot that stands for it, and lets its blocks count as clean again if they
     /// are.
     pub(super) fn unlock_calmed(&self, block: u64, slot: &PageState, link: Link) {
         // Under the lock nobody stores to the cover by way of a slot, nor links an entry of it; and an entry that has gone
         // home nobody carries again.
-        if self.calm.is_stirred(block) && self.rests(block, link) && self.standing.readable().is_ok() {
+        if self.clean.is_dirty(block) && self.rests(block, link) && self.handle_state.readable().is_ok() {
             let head = link.head(block);
-            self.calm.calm_down(head..head + (1 << link.class()), &self.head.moves);
+            self.clean.mark_clean(head..head + (1 << link.class()), &self.head.sequence);
             if link.is_redo() && link.class() == 0 {
-                // A link like this says that the block is stirred; and the next write need not find out that it is stale.
+                // A link like this says that the block is dirty; and the next write need not find out that it is stale.
                 slot.publish(0, slot.version() + 1);
                 return;
             }
@@ -243,16 +243,17 @@ impl<M: Medium> Core<M> {
 
     /// What to go by for the cover of a block; `None` while it is being changed.
     fn look(&self, block: u64) -> Option<Seen<'_>> {
-        let alone = |slot, glimpse| Seen { slot, glimpse, entry: None, start: block * PAGE, end: (block + 1) * PAGE };
-        let Some(slot) = self.index.get(block) else { return Some(alone(None, Glimpse::default())) };
-        let mut seen = alone(Some(slot), slot.glimpse()?);
-        let link = Link(seen.glimpse.bitmap);
+        let alone =
+            |slot, read_guard| Seen { slot, read_guard, entry: None, start: block * PAGE, end: (block + 1) * PAGE };
+        let Some(slot) = self.index.get(block) else { return Some(alone(None, ReadGuard::default())) };
+        let mut seen = alone(Some(slot), slot.read_guard()?);
+        let link = Link(seen.read_guard.bitmap);
         let head = link.head(block);
         if link.class() > 0 {
             let first = self.index.get(head)?;
             let (start, end) = (head * PAGE, (head + (1 << link.class())) * PAGE);
-            seen = Seen { slot: Some(first), glimpse: first.glimpse()?, entry: None, start, end };
-            if Link(seen.glimpse.bitmap) != link {
+            seen = Seen { slot: Some(first), read_guard: first.read_guard()?, entry: None, start, end };
+            if Link(seen.read_guard.bitmap) != link {
                 return None;
             }
         }
@@ -265,7 +266,7 @@ impl<M: Medium> Core<M> {
     /// Copies bytes of one cover: what its entry has from there, the rest from home.
     pub(super) fn gather(&self, seen: &Seen<'_>, offset: u64, dst: &mut [u8]) -> Result<()> {
         let Some((meta, _)) = seen.entry else { return self.data.read(offset, dst) };
-        let unit = Link(seen.glimpse.bitmap).unit();
+        let unit = Link(seen.read_guard.bitmap).unit();
         let delta = meta.delta();
         let (end, len) = (offset + dst.len() as u64, dst.len());
         // The log's part, in bytes of `dst`. While the entry is being given up the delta may be another's; nobody

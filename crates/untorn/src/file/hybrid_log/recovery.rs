@@ -49,12 +49,12 @@ impl Found {
     /// [`Error::Corrupt`] where what must be there is not.
     pub(super) fn read<M: Medium>(core: &Core<M>) -> Result<Self> {
         let (left, retirement) = {
-            let ledger = lock(&core.ledger, core.relax());
-            (ledger.superblock.left, ledger.retirement)
+            let sidecar_state = lock(&core.sidecar_state, core.relax());
+            (sidecar_state.superblock.left, sidecar_state.retirement)
         };
         let mut found = Found {
             was_needed: left == Left::Open,
-            committed: retirement.cut,
+            committed: retirement.checkpoint,
             len: retirement.len,
             replay: Vec::new(),
             revert: Vec::new(),
@@ -63,16 +63,16 @@ impl Found {
         if left != Left::Open {
             return Ok(found);
         }
-        let records = core.read_records(retirement.cut)?;
-        let entries = core.read_headers(retirement.cut)?;
-        found.committed = core.last_whole(retirement.cut, &records, &entries)?;
+        let records = core.read_records(retirement.checkpoint)?;
+        let entries = core.read_headers(retirement.checkpoint)?;
+        found.committed = core.last_whole(retirement.checkpoint, &records, &entries)?;
         if found.committed > MAX_NUMBER_AT_OPEN {
             let what = format!("the durable epoch number {} is higher than any file can reach", found.committed);
             return Err(Error::Corrupt { path: core.sidecar.clone(), offset: None, what });
         }
         if let Some(record) = records.get(&found.committed) {
             found.len = record.len;
-        } else if found.committed != retirement.cut {
+        } else if found.committed != retirement.checkpoint {
             let what = format!("epoch {} is durable, but its commit record is missing", found.committed);
             return Err(core.corrupt(record_at(found.committed), what));
         }
@@ -102,20 +102,20 @@ impl Found {
 
 impl<M: Medium> Core<M> {
     /// The records of epochs above the cut.
-    fn read_records(&self, cut: u64) -> Result<BTreeMap<u64, EpochRecord>> {
+    fn read_records(&self, checkpoint: u64) -> Result<BTreeMap<u64, EpochRecord>> {
         let mut records = BTreeMap::new();
         for place in 0..RECORDS {
             let mut line = [0; LINE as usize];
             let at = record_at(place);
             self.side.read(at, &mut line)?;
-            let record = EpochRecord::decode(self.seal, at, &line);
+            let record = EpochRecord::decode(self.checksum_seed, at, &line);
             let sensible = |record: &EpochRecord| {
                 record_at(record.epoch) == at
                     && record.epoch <= MAX_NUMBER
                     && record.len <= MAX_LEN
                     && record.proves < record.epoch
             };
-            if let Some(record) = record.filter(sensible).filter(|record| record.epoch >= cut) {
+            if let Some(record) = record.filter(sensible).filter(|record| record.epoch >= checkpoint) {
                 records.insert(record.epoch, record);
             }
         }
@@ -123,21 +123,21 @@ impl<M: Medium> Core<M> {
     }
 
     /// The entries of epochs above the cut whose headers are whole.
-    fn read_headers(&self, cut: u64) -> Result<Vec<Entry>> {
+    fn read_headers(&self, checkpoint: u64) -> Result<Vec<Entry>> {
         let chunks: Vec<u64> = (0..self.chunks.total()).collect();
         let bytes = self.chunks.total() * headers_len(self.chunks.units);
         let read = |chunks: &[u64]| -> Result<Vec<Entry>> {
             let mut headers = vec![0; headers_len(self.chunks.units) as usize];
             let mut entries = Vec::new();
             for &chunk in chunks {
-                self.read_headers_of(chunk, cut, &mut headers, &mut entries)?;
+                self.read_headers_of(chunk, checkpoint, &mut headers, &mut entries)?;
             }
             Ok(entries)
         };
         Ok(in_parallel(&chunks, bytes, read)?.concat())
     }
 
-    fn read_headers_of(&self, chunk: u64, cut: u64, headers: &mut [u8], entries: &mut Vec<Entry>) -> Result<()> {
+    fn read_headers_of(&self, chunk: u64, checkpoint: u64, headers: &mut [u8], entries: &mut Vec<Entry>) -> Result<()> {
         let units = self.chunks.units;
         self.side.read(self.chunks.header_at(chunk * units), headers)?;
         let (lines, _) = headers.as_chunks::<{ LINE as usize }>();
@@ -145,11 +145,11 @@ impl<M: Medium> Core<M> {
         for (index, line) in (0..units).zip(lines) {
             // Entries of one life of a chunk do not overlap, and those of an earlier one are retired; so whatever is
             // forged, no byte of the log is looked at for two of them.
-            if index < taken || epoch_of(line) <= cut {
+            if index < taken || epoch_of(line) <= checkpoint {
                 continue;
             }
             let unit = chunk * units + index;
-            let Some(header) = Header::decode(self.seal, self.chunks.header_at(unit), line) else { continue };
+            let Some(header) = Header::decode(self.checksum_seed, self.chunks.header_at(unit), line) else { continue };
             if self.is_sensible(&header, index) {
                 taken = index + (1 << header.class);
                 entries.push(Entry { header, unit, check: check_of(line) });
@@ -170,12 +170,12 @@ impl<M: Medium> Core<M> {
     }
 
     /// The last epoch that is whole, and all before it.
-    fn last_whole(&self, cut: u64, records: &BTreeMap<u64, EpochRecord>, entries: &[Entry]) -> Result<u64> {
+    fn last_whole(&self, checkpoint: u64, records: &BTreeMap<u64, EpochRecord>, entries: &[Entry]) -> Result<u64> {
         let proofs =
             entries.iter().map(|entry| entry.header.proves).chain(records.values().map(|record| record.proves));
-        let mut last = proofs.fold(cut, u64::max);
-        if last > cut {
-            self.check_proven(records.range(cut + 1..=last), entries)?;
+        let mut last = proofs.fold(checkpoint, u64::max);
+        if last > checkpoint {
+            self.check_proven(records.range(checkpoint + 1..=last), entries)?;
         }
         while let Some(record) = records.get(&(last + 1)) {
             let whole = match record.digest {

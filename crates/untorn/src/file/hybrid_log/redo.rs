@@ -1,6 +1,6 @@
 //! Redo: the log gets the new bytes.
 
-use super::block_range::{Cover, Link, Logged};
+use super::block_range::{BlockRange, Link, Logged};
 use super::format::{Header, Kind, check_of, sum_of};
 use super::meta::Extent;
 use super::write::{Part, Plan};
@@ -22,12 +22,12 @@ impl<M: Medium> Core<M> {
     /// Puts a planned write into the log. Returns the links of its covers; `None`, with nothing stored, if there is no
     /// room.
     pub(super) fn log_redo(&self, lane: &Lane<'_>, plan: &Plan<'_>) -> Result<Option<Vec<Link>>> {
-        let mut links: Vec<Link> = Vec::with_capacity(plan.covers.len());
-        for cover in &plan.covers {
-            links.push(match cover.logged {
+        let mut links: Vec<Link> = Vec::with_capacity(plan.block_ranges.len());
+        for block_range in &plan.block_ranges {
+            links.push(match block_range.logged {
                 Logged::Open(link) => link,
-                Logged::Nothing => match self.take_entry(lane, cover.class) {
-                    Ok(Some(unit)) => self.redo_link(unit, cover.class),
+                Logged::Nothing => match self.take_entry(lane, block_range.class) {
+                    Ok(Some(unit)) => self.redo_link(unit, block_range.class),
                     none => {
                         self.give_back_new(lane, plan, &links);
                         return none.map(|_| None);
@@ -46,14 +46,14 @@ impl<M: Medium> Core<M> {
         match self.store_redo(lane, plan, &links, &mut headers_tried) {
             Ok(()) => Ok(Some(links)),
             // On persistent memory no store fails unless a page of the log is lost.
-            Err(error) if self.class == MediumClass::PersistentMemory => Err(self.standing.poison(error)),
+            Err(error) if self.class == MediumClass::PersistentMemory => Err(self.handle_state.poison(error)),
             // What cannot be taken back must not be committed with the rest of the epoch.
             Err(error) => match self.take_back(lane, plan, &links[..headers_tried], saved) {
                 Ok(()) => {
                     self.give_back_new(lane, plan, &links);
                     Err(error)
                 }
-                Err(_) => Err(self.standing.poison(error)),
+                Err(_) => Err(self.handle_state.poison(error)),
             },
         }
     }
@@ -61,30 +61,34 @@ impl<M: Medium> Core<M> {
     /// Gives the room back that was taken for new entries of a write, of which nothing is said any more. `links` are those
     /// of the first covers.
     fn give_back_new(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link]) {
-        let new = plan.covers.iter().zip(links).filter(|(cover, _)| cover.logged == Logged::Nothing);
-        self.chunks.give_back(lane.state, new.map(|(cover, link)| (link.unit(), cover.class)), self.relax());
+        let new = plan.block_ranges.iter().zip(links).filter(|(block_range, _)| block_range.logged == Logged::Nothing);
+        self.chunks.give_back(
+            lane.state,
+            new.map(|(block_range, link)| (link.unit(), block_range.class)),
+            self.relax(),
+        );
     }
 
     /// Counts in `headers_tried` the covers whose headers may stand in the log, if it fails.
     fn store_redo(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link], headers_tried: &mut usize) -> Result<()> {
         // All bytes before the first header: a header that stands in the log belongs to the epoch.
         let mut headers = Vec::with_capacity(links.len());
-        for (index, (cover, &link)) in plan.covers.iter().zip(links).enumerate() {
+        for (index, (block_range, &link)) in plan.block_ranges.iter().zip(links).enumerate() {
             let parts = plan.parts_of(index);
-            headers.push(match cover.logged {
-                Logged::Nothing => Some(self.fill(cover, link, parts)?),
-                Logged::Open(_) => self.merge(cover, link, parts)?,
+            headers.push(match block_range.logged {
+                Logged::Nothing => Some(self.fill(block_range, link, parts)?),
+                Logged::Open(_) => self.merge(block_range, link, parts)?,
             });
         }
         let epoch = self.epoch();
-        for ((cover, &link), header) in plan.covers.iter().zip(links).zip(&headers) {
+        for ((block_range, &link), header) in plan.block_ranges.iter().zip(links).zip(&headers) {
             *headers_tried += 1;
             let Some((delta, sum)) = *header else { continue };
             let header = Header {
                 epoch,
-                block: cover.head,
+                block: block_range.head,
                 kind: Kind::Redo,
-                class: cover.class,
+                class: block_range.class,
                 offset: delta.offset,
                 len: delta.len(),
                 sum,
@@ -92,12 +96,12 @@ impl<M: Medium> Core<M> {
                 proves: self.durable(),
             };
             let at = self.chunks.header_at(link.unit());
-            let line = header.encode(self.seal, at);
+            let line = header.encode(self.checksum_seed, at);
             self.side.write(at, &line)?;
             let (check, meta) = (check_of(&line), self.meta(link));
-            match cover.logged {
+            match block_range.logged {
                 Logged::Nothing => {
-                    meta.set(link, epoch, cover.head, delta, check);
+                    meta.set(link, epoch, block_range.head, delta, check);
                     lane.state.add(check);
                 }
                 Logged::Open(_) => {
@@ -106,8 +110,8 @@ impl<M: Medium> Core<M> {
                 }
             }
         }
-        for (cover, header) in plan.covers.iter().zip(&headers) {
-            if matches!(cover.logged, Logged::Open(_)) && header.is_none_or(|(_, sum)| sum.is_none()) {
+        for (block_range, header) in plan.block_ranges.iter().zip(&headers) {
+            if matches!(block_range.logged, Logged::Open(_)) && header.is_none_or(|(_, sum)| sum.is_none()) {
                 lane.state.set_uncertain();
             }
         }
@@ -117,7 +121,7 @@ impl<M: Medium> Core<M> {
     /// Stores the bytes of a new entry: those of the parts, and what lies between them. Returns what its header says.
     fn fill<'a, 'b: 'a>(
         &self,
-        cover: &Cover,
+        block_range: &BlockRange,
         link: Link,
         mut parts: impl Iterator<Item = &'a Part<'b>>,
     ) -> Result<(Extent, Option<u64>)> {
@@ -130,7 +134,7 @@ impl<M: Medium> Core<M> {
         };
         let delta = first.extent.with(last.extent);
         let mut image = vec![0; delta.len() as usize];
-        self.read_home(cover, delta, &mut image)?;
+        self.read_home(block_range, delta, &mut image)?;
         for part in std::iter::once(first).chain(rest) {
             let from = (part.extent.offset - delta.offset) as usize;
             image[from..from + part.bytes.len()].copy_from_slice(part.bytes);
@@ -143,7 +147,7 @@ impl<M: Medium> Core<M> {
     /// its header has to say now, or nothing if it can stay.
     fn merge<'a, 'b: 'a>(
         &self,
-        cover: &Cover,
+        block_range: &BlockRange,
         link: Link,
         parts: impl Iterator<Item = &'a Part<'b>>,
     ) -> Result<Option<(Extent, Option<u64>)>> {
@@ -155,7 +159,7 @@ impl<M: Medium> Core<M> {
                 Extent { offset: part.extent.end, end: delta.offset.max(part.extent.end) },
                 Extent { offset: delta.end.min(part.extent.offset), end: part.extent.offset },
             ] {
-                self.copy_home_into(cover, at, gap)?;
+                self.copy_home_into(block_range, at, gap)?;
             }
             self.side.write(at + u64::from(part.extent.offset), part.bytes)?;
             delta = delta.with(part.extent);
@@ -169,20 +173,20 @@ impl<M: Medium> Core<M> {
         Ok((delta != before).then_some((delta, None)))
     }
 
-    fn copy_home_into(&self, cover: &Cover, at: u64, gap: Extent) -> Result<()> {
+    fn copy_home_into(&self, block_range: &BlockRange, at: u64, gap: Extent) -> Result<()> {
         if gap.offset == gap.end {
             return Ok(());
         }
         let mut bytes = vec![0; gap.len() as usize];
-        self.read_home(cover, gap, &mut bytes)?;
+        self.read_home(block_range, gap, &mut bytes)?;
         self.side.write(at + u64::from(gap.offset), &bytes)
     }
 
     /// The bytes of entries that a write stores into. On persistent memory, where no store fails, nothing.
     fn about_to_be_overwritten(&self, plan: &Plan<'_>) -> Result<Vec<Saved>> {
         let mut saved = Vec::new();
-        for cover in plan.covers.iter().filter(|_| self.class == MediumClass::Block) {
-            let Logged::Open(link) = cover.logged else { continue };
+        for block_range in plan.block_ranges.iter().filter(|_| self.class == MediumClass::Block) {
+            let Logged::Open(link) = block_range.logged else { continue };
             let delta = self.meta(link).delta();
             let mut bytes = vec![0; delta.len() as usize];
             self.side.read(self.chunks.bytes_at(link.unit()) + u64::from(delta.offset), &mut bytes)?;
@@ -197,8 +201,8 @@ impl<M: Medium> Core<M> {
     /// were stored, or half stored.
     #[cold]
     fn take_back(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link], saved: Vec<Saved>) -> Result<()> {
-        for (cover, &link) in plan.covers.iter().zip(links) {
-            if cover.logged == Logged::Nothing {
+        for (block_range, &link) in plan.block_ranges.iter().zip(links) {
+            if block_range.logged == Logged::Nothing {
                 self.remove_header(self.chunks.header_at(link.unit()))?;
                 let meta = self.meta(link);
                 if meta.what().is_some() {
@@ -223,7 +227,7 @@ impl<M: Medium> Core<M> {
         let Err(error) = self.side.write(at, &[0; LINE as usize]) else { return Ok(()) };
         let mut line = [0; LINE as usize];
         self.side.read(at, &mut line)?;
-        let stands = Header::decode(self.seal, at, &line).is_some_and(|header| header.epoch == self.epoch());
+        let stands = Header::decode(self.checksum_seed, at, &line).is_some_and(|header| header.epoch == self.epoch());
         if stands { Err(error) } else { Ok(()) }
     }
 

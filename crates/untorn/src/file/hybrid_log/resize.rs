@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::Durability;
 use crate::storage::{Medium, MediumFile};
-use crate::sync::word_lock::Held;
+use crate::sync::word_lock::WordLockGuard;
 use crate::sys::sync::Ordering;
 
 /// Zeros written at once where a growth uncovers bytes that the epoch had cut off.
@@ -14,7 +14,7 @@ const ZEROS: usize = 64 << 10;
 
 impl<M: Medium> Core<M> {
     pub(super) fn change_len(&self, len: u64) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         if len > self.max_len {
             let what = format!(
                 "cannot grow to {len} bytes: the file was opened with a maximum of {}; open it again with a larger \
@@ -29,7 +29,7 @@ impl<M: Medium> Core<M> {
         for attempt in 0.. {
             if self.data.len() < len {
                 self.data.set_len(len)?;
-                self.data.sync(barriers::RESIZE_GROW).map_err(|error| self.standing.poison(error))?;
+                self.data.sync(barriers::RESIZE_GROW).map_err(|error| self.handle_state.poison(error))?;
             }
             let lanes = self.lanes.acquire_all(self.relax());
             let ready = len <= self.len() || self.uncover(&lanes, len)?;
@@ -47,7 +47,7 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    fn lock_resizing(&self) -> Held<'_> {
+    fn lock_resizing(&self) -> WordLockGuard<'_> {
         let (mut relax, mut round) = (self.relax(), 0);
         while self.head.reads_waiting.load(Ordering::Acquire) != 0 {
             relax(round);
@@ -60,11 +60,11 @@ impl<M: Medium> Core<M> {
     fn show_len(&self, len: u64) {
         // Readers take no lock; they notice the odd counts, or afterwards that they moved.
         self.head.resizes.fetch_add(1, Ordering::AcqRel);
-        self.head.moves.begin();
+        self.head.sequence.write_begin();
         self.head.len.store(len, Ordering::Release);
         self.head.longest.fetch_max(len, Ordering::Relaxed);
         self.head.resizes.fetch_add(1, Ordering::AcqRel);
-        self.head.moves.end();
+        self.head.sequence.write_end();
     }
 
     /// Makes the bytes from the end of the file up to `len` zeros, wherever they are. False if the log has no room.
@@ -101,7 +101,7 @@ impl<M: Medium> Core<M> {
             (end.div_ceil(PAGE)..physical.div_ceil(PAGE)).for_each(|page| self.space.forget(page * PAGE));
             punched?;
             // The holes are durable before a record gives a length beyond them.
-            self.data.sync(barriers::RESIZE_GROW).map_err(|error| self.standing.poison(error))?;
+            self.data.sync(barriers::RESIZE_GROW).map_err(|error| self.handle_state.poison(error))?;
         }
         self.head.stale_tail.store(0, Ordering::Relaxed);
         Ok(())

@@ -10,7 +10,7 @@ use crate::engine::check_range;
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
 use crate::storage::{Medium, MediumClass, MediumFile};
-use crate::sys::copy::foresee;
+use crate::sys::copy::prefetch_hint;
 
 /// Bytes up to which a write goes through the cache. Its lines are written back later, many at once: the locked
 /// instruction with which the next write begins would wait for streaming stores to drain, which takes longer than such a
@@ -28,9 +28,9 @@ impl<M: Medium> Core<M> {
         }
         let Some(slot) = self.index.get(block) else { return Ok(false) };
         // What will be stored to takes long to get hold of, so it is asked for before the first lock.
-        foresee(slot);
+        prefetch_hint(slot);
         if let Some(unit) = self.chunks.guess(self.lanes.mine()) {
-            foresee(&self.chunks.metas[unit as usize]);
+            prefetch_hint(&self.chunks.metas[unit as usize]);
             if bytes.len() <= SMALL {
                 self.side.prefetch_to_store(self.chunks.header_at(unit));
                 self.side.prefetch_to_store(self.chunks.bytes_at(unit) + from);
@@ -52,15 +52,15 @@ impl<M: Medium> Core<M> {
             return Ok(false);
         }
         if link.is_at_home_alone() {
-            // A redo entry of this block alone has stirred it, and its link goes when the block becomes calm again.
-            self.calm.stir(block);
+            // A redo entry of this block alone has dirty it, and its link goes when the block becomes clean again.
+            self.clean.mark_dirty(block);
         }
         let new = self.redo_link(unit, 0);
         let stored = self.store_single(lane.state, block, new, from, bytes);
         if let Err(error) = stored {
             // No store fails here unless a page of the log is lost.
             slot.unlock_disturbed();
-            return Err(self.standing.poison(error));
+            return Err(self.handle_state.poison(error));
         }
         slot.publish(new.0, slot.version() + 1);
         lane.state.count_write();
@@ -90,7 +90,7 @@ impl<M: Medium> Core<M> {
             after: None,
             proves: self.durable(),
         };
-        let line = header.encode(self.seal, header_at);
+        let line = header.encode(self.checksum_seed, header_at);
         if bytes.len() <= SMALL {
             self.side.store(bytes_at, bytes)?;
             self.side.store(header_at, &line)?;

@@ -1,6 +1,6 @@
 //! Undo: the log gets the old bytes, the file the new ones. On persistent memory only.
 
-use super::block_range::{Cover, Link, Logged};
+use super::block_range::{BlockRange, Link, Logged};
 use super::format::{Header, Kind, check_of, sum_of};
 use super::meta::Extent;
 use super::write::Plan;
@@ -11,7 +11,7 @@ use crate::sys::sync::Ordering;
 
 /// An entry to be stored: these bytes of the cover, as they are at home now.
 struct OldBytes {
-    cover: usize,
+    block_range: usize,
     extent: Extent,
     unit: u64,
     /// Checksum over the only bytes that the epoch puts in their place so far.
@@ -23,18 +23,18 @@ impl<M: Medium> Core<M> {
     /// covers; `None`, with nothing stored, if the log has no room.
     pub(super) fn log_undo(&self, lane: &Lane<'_>, plan: &Plan<'_>) -> Result<Option<Vec<Link>>> {
         let mut old = Vec::new();
-        let mut links = Vec::with_capacity(plan.covers.len());
-        for (index, cover) in plan.covers.iter().enumerate() {
-            match self.choose_old(lane, plan, index, cover, &mut old) {
+        let mut links = Vec::with_capacity(plan.block_ranges.len());
+        for (index, block_range) in plan.block_ranges.iter().enumerate() {
+            match self.choose_old(lane, plan, index, block_range, &mut old) {
                 Ok(Some(link)) => links.push(link),
                 none => {
-                    let taken = old.iter().map(|old| (old.unit, plan.covers[old.cover].class));
+                    let taken = old.iter().map(|old| (old.unit, plan.block_ranges[old.block_range].class));
                     self.chunks.give_back(lane.state, taken, self.relax());
                     return none.map(|_| None);
                 }
             }
         }
-        self.store_undo(lane, plan, &old).map_err(|error| self.standing.poison(error))?;
+        self.store_undo(lane, plan, &old).map_err(|error| self.handle_state.poison(error))?;
         Ok(Some(links))
     }
 
@@ -45,11 +45,11 @@ impl<M: Medium> Core<M> {
         lane: &Lane<'_>,
         plan: &Plan<'_>,
         index: usize,
-        cover: &Cover,
+        block_range: &BlockRange,
         old: &mut Vec<OldBytes>,
     ) -> Result<Option<Link>> {
         let mut parts = plan.parts_of(index);
-        let (mut link, mut hull) = match cover.logged {
+        let (mut link, mut hull) = match block_range.logged {
             Logged::Open(link) => {
                 // What stands there now was not written once.
                 lane.state.set_uncertain();
@@ -60,21 +60,22 @@ impl<M: Medium> Core<M> {
         if hull.is_none()
             && let Some(part) = parts.next()
         {
-            let Some(unit) = self.take_entry(lane, cover.class)? else { return Ok(None) };
+            let Some(unit) = self.take_entry(lane, block_range.class)? else { return Ok(None) };
             let after = self.certifies().then(|| sum_of(part.bytes));
-            old.push(OldBytes { cover: index, extent: part.extent, unit, after });
-            link = Some(Link::new(unit, cover.class, 0, Kind::Undo));
+            old.push(OldBytes { block_range: index, extent: part.extent, unit, after });
+            link = Some(Link::new(unit, block_range.class, 0, Kind::Undo));
             hull = Some(part.extent);
         }
         for part in parts {
             lane.state.set_uncertain();
             let Some(known) = hull.filter(|hull| !hull.has(part.extent)) else { continue };
             // Behind the end of the file there is nothing to save.
-            let whole = Extent { offset: 0, end: (self.data.len().min(cover.end()) - cover.start()) as u32 };
+            let whole =
+                Extent { offset: 0, end: (self.data.len().min(block_range.end()) - block_range.start()) as u32 };
             for rest in [Extent { end: known.offset, ..whole }, Extent { offset: known.end, ..whole }] {
                 if rest.offset < rest.end {
-                    let Some(unit) = self.take_entry(lane, cover.class)? else { return Ok(None) };
-                    old.push(OldBytes { cover: index, extent: rest, unit, after: None });
+                    let Some(unit) = self.take_entry(lane, block_range.class)? else { return Ok(None) };
+                    old.push(OldBytes { block_range: index, extent: rest, unit, after: None });
                 }
             }
             hull = Some(whole);
@@ -85,16 +86,16 @@ impl<M: Medium> Core<M> {
     fn store_undo(&self, lane: &Lane<'_>, plan: &Plan<'_>, old: &[OldBytes]) -> Result<()> {
         let epoch = self.epoch();
         let mut image = Vec::new();
-        for OldBytes { cover, extent, unit, after } in old {
-            let cover = &plan.covers[*cover];
+        for OldBytes { block_range, extent, unit, after } in old {
+            let block_range = &plan.block_ranges[*block_range];
             image.resize(extent.len() as usize, 0);
-            self.data.read(cover.start() + u64::from(extent.offset), &mut image)?;
+            self.data.read(block_range.start() + u64::from(extent.offset), &mut image)?;
             self.side.write(self.chunks.bytes_at(*unit) + u64::from(extent.offset), &image)?;
             let header = Header {
                 epoch,
-                block: cover.head,
+                block: block_range.head,
                 kind: Kind::Undo,
-                class: cover.class,
+                class: block_range.class,
                 offset: extent.offset,
                 len: extent.len(),
                 // Also where the epoch is not certified by it: it tells recovery whether these bytes arrived, for if they
@@ -104,12 +105,18 @@ impl<M: Medium> Core<M> {
                 proves: self.durable(),
             };
             let at = self.chunks.header_at(*unit);
-            let line = header.encode(self.seal, at);
+            let line = header.encode(self.checksum_seed, at);
             self.side.write(at, &line)?;
             let meta = &self.chunks.metas[*unit as usize];
-            meta.set(Link::new(*unit, cover.class, 0, Kind::Undo), epoch, cover.head, *extent, check_of(&line));
+            meta.set(
+                Link::new(*unit, block_range.class, 0, Kind::Undo),
+                epoch,
+                block_range.head,
+                *extent,
+                check_of(&line),
+            );
             lane.state.add(check_of(&line));
-            if let Logged::Open(link) = cover.logged {
+            if let Logged::Open(link) = block_range.logged {
                 let first = self.meta(link);
                 first.set_hull(first.hull().with(*extent));
             }
@@ -119,8 +126,8 @@ impl<M: Medium> Core<M> {
             self.fence(barriers::UNDO_ENTRY, &[&self.side])?;
         }
         for part in &plan.parts {
-            let cover = &plan.covers[part.cover];
-            self.data.write(cover.start() + u64::from(part.extent.offset), part.bytes)?;
+            let block_range = &plan.block_ranges[part.block_range];
+            self.data.write(block_range.start() + u64::from(part.extent.offset), part.bytes)?;
         }
         Ok(())
     }
@@ -129,8 +136,8 @@ impl<M: Medium> Core<M> {
     fn widen_hulls(&self, plan: &Plan<'_>, old: &[OldBytes]) {
         for pair in old.windows(2) {
             let [one, two] = pair else { continue };
-            if one.cover == two.cover && plan.covers[one.cover].logged == Logged::Nothing {
-                let Some(first) = old.iter().find(|first| first.cover == one.cover) else { continue };
+            if one.block_range == two.block_range && plan.block_ranges[one.block_range].logged == Logged::Nothing {
+                let Some(first) = old.iter().find(|first| first.block_range == one.block_range) else { continue };
                 let meta = &self.chunks.metas[first.unit as usize];
                 meta.set_hull(meta.hull().with(two.extent));
             }

@@ -13,7 +13,7 @@ use super::Core;
 use super::checkpoint::Image;
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumClass};
-use crate::sync::wake_flag::Alarm;
+use crate::sync::wake_flag::WakeFlag;
 use crate::sys::incarnation;
 use crate::sys::sync::{AtomicU64, Ordering};
 
@@ -29,7 +29,7 @@ fn is_due<M: Medium>(core: &Core<M>) -> bool {
         MediumClass::PersistentMemory => total.saturating_sub(available) >= DUE.min(total / 2 + 1),
         MediumClass::Block => 2 * available < total,
     };
-    full && core.durable() > core.head.cut.load(Ordering::Relaxed)
+    full && core.durable() > core.head.checkpoint.load(Ordering::Relaxed)
 }
 
 /// A cut that was never reached: nobody gave up.
@@ -50,7 +50,7 @@ struct Shared {
     /// A helper is done with its share.
     done: Condvar,
     /// Whether the leader has to be woken.
-    alarm: Alarm,
+    wake_flag: WakeFlag,
     /// The cut behind which a checkpoint failed. It is not tried again before there is a later one.
     gave_up: AtomicU64,
     /// The next chunk of the round.
@@ -87,7 +87,7 @@ impl Shared {
             state: Mutex::default(),
             wake: Condvar::new(),
             done: Condvar::new(),
-            alarm: Alarm::default(),
+            wake_flag: WakeFlag::default(),
             gave_up: AtomicU64::new(NEVER),
             next: AtomicU64::new(0),
         }
@@ -96,12 +96,12 @@ impl Shared {
     /// Whether these threads are to make a checkpoint.
     #[inline]
     fn has_work<M: Medium>(&self, core: &Core<M>) -> bool {
-        is_due(core) && self.gave_up.load(Ordering::Acquire) != core.head.cut.load(Ordering::Acquire)
+        is_due(core) && self.gave_up.load(Ordering::Acquire) != core.head.checkpoint.load(Ordering::Acquire)
     }
 
     /// Leaves it to others to get beyond this cut.
-    fn give_up(&self, cut: u64) {
-        self.gave_up.store(cut, Ordering::Release);
+    fn give_up(&self, checkpoint: u64) {
+        self.gave_up.store(checkpoint, Ordering::Release);
     }
 }
 
@@ -113,7 +113,7 @@ impl Workers {
     /// Sees to it that a checkpoint is made if one is due.
     #[inline]
     pub(super) fn wake_if_due<M: Medium>(&self, core: &Arc<Core<M>>) {
-        if self.wanted > 0 && self.shared.has_work(core) && self.shared.alarm.ring() {
+        if self.wanted > 0 && self.shared.has_work(core) && self.shared.wake_flag.notify() {
             self.wake(core);
         }
     }
@@ -137,8 +137,8 @@ impl Workers {
                 Err(error) => {
                     tracing::warn!(path = %core.path().display(), %error, "cannot start a checkpoint thread");
                     if threads.is_empty() {
-                        self.shared.give_up(core.head.cut.load(Ordering::Acquire));
-                        self.shared.alarm.rest();
+                        self.shared.give_up(core.head.checkpoint.load(Ordering::Acquire));
+                        self.shared.wake_flag.prepare_sleep();
                     }
                     break;
                 }
@@ -167,7 +167,7 @@ fn lead<M: Medium>(shared: &Shared, core: &Core<M>) {
     let mut state = locked(&shared.state);
     while !state.stop {
         if !state.due {
-            shared.alarm.rest();
+            shared.wake_flag.prepare_sleep();
             // Whoever found it due before relied on this thread to find it too.
             if shared.has_work(core) {
                 state.due = true;
@@ -213,16 +213,16 @@ fn round<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
     let made = round_alone(shared, core);
     if made.is_err() {
         // Nobody else can have cut since it failed.
-        shared.give_up(core.head.cut.load(Ordering::Acquire));
+        shared.give_up(core.head.checkpoint.load(Ordering::Acquire));
     }
     made
 }
 
 /// The caller holds the cut gate.
 fn round_alone<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
-    core.standing.writable()?;
+    core.handle_state.writable()?;
     let upto = core.durable();
-    if upto == core.head.cut.load(Ordering::Relaxed) {
+    if upto == core.head.checkpoint.load(Ordering::Relaxed) {
         // Somebody else was faster: a cut would say, for two fences, what the last one said.
         return Ok(());
     }
@@ -240,7 +240,7 @@ fn round_alone<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
     drop(state);
     mine?;
     failed.map_or(Ok(()), Err)?;
-    core.cut(round.upto)
+    core.retire(round.upto)
 }
 
 /// Takes chunks of a round home until there are none.

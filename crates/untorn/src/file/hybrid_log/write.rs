@@ -1,6 +1,6 @@
 //! Writing: it splits pieces into covers, and logs the covers by the policy of the epoch.
 
-use super::block_range::{Cover, Hindrance, Logged, class_for};
+use super::block_range::{BlockRange, Hindrance, Logged, class_for};
 use super::meta::Extent;
 use super::{Core, Lane, barriers};
 use crate::engine::Piece;
@@ -14,7 +14,7 @@ use crate::sync::word_lock::lock;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
     /// Index of the cover.
-    pub(super) cover: usize,
+    pub(super) block_range: usize,
     /// Where, in the cover.
     pub(super) extent: Extent,
     pub(super) bytes: &'a [u8],
@@ -23,15 +23,15 @@ pub(super) struct Part<'a> {
 /// Everything of one write: covers ascending, and their parts in the same order.
 #[derive(Default)]
 pub(super) struct Plan<'a> {
-    pub(super) covers: Vec<Cover>,
+    pub(super) block_ranges: Vec<BlockRange>,
     pub(super) parts: Vec<Part<'a>>,
 }
 
 impl<'a> Plan<'a> {
     /// The parts of a cover.
-    pub(super) fn parts_of(&self, cover: usize) -> impl Iterator<Item = &Part<'a>> {
-        let first = self.parts.partition_point(|part| part.cover < cover);
-        self.parts[first..].iter().take_while(move |part| part.cover == cover)
+    pub(super) fn parts_of(&self, block_range: usize) -> impl Iterator<Item = &Part<'a>> {
+        let first = self.parts.partition_point(|part| part.block_range < block_range);
+        self.parts[first..].iter().take_while(move |part| part.block_range == block_range)
     }
 }
 
@@ -48,14 +48,14 @@ enum Outcome {
 const ENOUGH_CHUNKS: u64 = 32;
 
 /// How often a write that found no room makes room anew before it gives up. Others may take what was made.
-const PATIENCE: u32 = 100;
+const ATTEMPTS_TO_MAKE_ROOM: u32 = 100;
 
 /// The same where the disk is full and something of the log is free. Each time tries to make the log longer.
-const PATIENCE_ON_A_FULL_DISK: u32 = 8;
+const ATTEMPTS_ON_A_FULL_DISK: u32 = 8;
 
 impl<M: Medium> Core<M> {
     pub(super) fn write_pieces(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         self.check_pieces(pieces)?;
         if pieces.iter().all(|piece| piece.bytes.is_empty()) {
             return Ok(());
@@ -64,7 +64,7 @@ impl<M: Medium> Core<M> {
             Durability::PerCommit => self.join_epoch(pieces),
             Durability::PerWrite => self.write_and_commit(pieces),
         };
-        written.map_err(|error| self.standing.unless_lost(error))
+        written.map_err(|error| self.handle_state.unless_lost(error))
     }
 
     fn check_pieces(&self, pieces: &[Piece<'_>]) -> Result<()> {
@@ -117,27 +117,31 @@ impl<M: Medium> Core<M> {
             let outcome = match outcome {
                 Ok(Some(links)) => {
                     self.medium.order();
-                    let publish =
-                        || plan.covers.iter().zip(&links).for_each(|(cover, &link)| self.publish(cover, link));
+                    let publish = || {
+                        plan.block_ranges
+                            .iter()
+                            .zip(&links)
+                            .for_each(|(block_range, &link)| self.publish(block_range, link))
+                    };
                     // Whether a write whose commit failed is in, only recovery can tell; the handle is poisoned.
                     let committed = self.commit_with(&lanes, self.len(), true, publish);
                     if committed.is_err() {
                         self.withdraw(&lanes);
-                        self.unlock(&plan.covers);
+                        self.unlock(&plan.block_ranges);
                     }
                     return committed;
                 }
                 Ok(None) => {
-                    self.unlock(&plan.covers);
+                    self.unlock(&plan.block_ranges);
                     Outcome::Full
                 }
                 Err(Hindrance::NotDurable(epoch)) => {
-                    self.unlock(&plan.covers);
+                    self.unlock(&plan.block_ranges);
                     Outcome::NotDurable(epoch)
                 }
                 Err(Hindrance::Failed(error)) => {
                     self.withdraw(&lanes);
-                    self.unlock(&plan.covers);
+                    self.unlock(&plan.block_ranges);
                     return Err(error);
                 }
             };
@@ -157,17 +161,17 @@ impl<M: Medium> Core<M> {
     /// only recovery can tell what is in: nobody may see what that will take back. Where it cannot be taken back, nobody
     /// reads what writes have touched any more. The caller holds every lane, and has locked what the write touched.
     fn withdraw(&self, lanes: &[Lane<'_>]) {
-        if self.standing.writable().is_ok() || !self.logs_undo() {
+        if self.handle_state.writable().is_ok() || !self.logs_undo() {
             return;
         }
         // Recovery goes by a record that arrived; if it has no digest, it does not look at the bytes, and would find some of
         // the old ones among the new.
         if !self.is_certified(lanes) && self.has_record(self.epoch()) {
-            return self.standing.hide();
+            return self.handle_state.hide();
         }
         if let Err(error) = self.roll_back() {
             tracing::error!(path = %self.path().display(), %error, "cannot roll back a write whose commit failed");
-            self.standing.hide();
+            self.handle_state.hide();
         }
     }
 
@@ -188,7 +192,7 @@ impl<M: Medium> Core<M> {
         match self.plan(pieces, &mut plan) {
             Ok(()) => {}
             Err(hindrance) => {
-                self.unlock(&plan.covers);
+                self.unlock(&plan.block_ranges);
                 return match hindrance {
                     Hindrance::NotDurable(epoch) => Ok(Outcome::NotDurable(epoch)),
                     Hindrance::Failed(error) => Err(error),
@@ -199,15 +203,15 @@ impl<M: Medium> Core<M> {
             Ok(Some(links)) => {
                 // Non-temporal stores are not ordered with the stores that publish them.
                 self.medium.order();
-                plan.covers.iter().zip(&links).for_each(|(cover, &link)| self.publish(cover, link));
+                plan.block_ranges.iter().zip(&links).for_each(|(block_range, &link)| self.publish(block_range, link));
                 Ok(Outcome::Done)
             }
             Ok(None) => {
-                self.unlock(&plan.covers);
+                self.unlock(&plan.block_ranges);
                 Ok(Outcome::Full)
             }
             Err(error) => {
-                self.unlock(&plan.covers);
+                self.unlock(&plan.block_ranges);
                 Err(error)
             }
         }
@@ -218,16 +222,16 @@ impl<M: Medium> Core<M> {
         for piece in pieces {
             let (mut offset, mut rest) = (piece.offset, piece.bytes);
             while !rest.is_empty() {
-                if plan.covers.last().is_none_or(|last| last.end() <= offset) {
-                    let floor = plan.covers.last().map_or(0, |last| last.end() / PAGE);
-                    let cover = self.lock_cover(offset, rest.len() as u64, floor)?;
-                    plan.covers.push(cover);
+                if plan.block_ranges.last().is_none_or(|last| last.end() <= offset) {
+                    let floor = plan.block_ranges.last().map_or(0, |last| last.end() / PAGE);
+                    let block_range = self.lock_cover(offset, rest.len() as u64, floor)?;
+                    plan.block_ranges.push(block_range);
                 }
-                let index = plan.covers.len() - 1;
-                let cover = &plan.covers[index];
-                let here = rest.len().min((cover.end() - offset) as usize);
+                let index = plan.block_ranges.len() - 1;
+                let block_range = &plan.block_ranges[index];
+                let here = rest.len().min((block_range.end() - offset) as usize);
                 let (bytes, after) = rest.split_at(here);
-                plan.parts.push(Part { cover: index, extent: cover.extent(offset, here), bytes });
+                plan.parts.push(Part { block_range: index, extent: block_range.extent(offset, here), bytes });
                 offset += here as u64;
                 rest = after;
             }
@@ -240,7 +244,7 @@ impl<M: Medium> Core<M> {
     fn log(&self, lane: &Lane<'_>, plan: &Plan<'_>) -> Result<Option<Vec<super::block_range::Link>>> {
         self.make_space(plan)?;
         // All of them before the first is published, or a reader could see one part of the write and then miss another.
-        plan.covers.iter().for_each(|cover| self.calm.stir_all(cover.blocks()));
+        plan.block_ranges.iter().for_each(|block_range| self.clean.mark_all_dirty(block_range.blocks()));
         let links = if self.logs_undo() { self.log_undo(lane, plan)? } else { self.log_redo(lane, plan)? };
         if links.is_some() {
             lane.state.count_write();
@@ -253,14 +257,14 @@ impl<M: Medium> Core<M> {
         if self.class != MediumClass::PersistentMemory {
             return Ok(());
         }
-        for (index, cover) in plan.covers.iter().enumerate() {
+        for (index, block_range) in plan.block_ranges.iter().enumerate() {
             let parts = plan.parts_of(index).map(|part| part.extent).reduce(Extent::with);
-            let hull = match cover.logged {
+            let hull = match block_range.logged {
                 Logged::Nothing => parts,
                 Logged::Open(link) => parts.map(|parts| parts.with(self.meta(link).delta())),
             };
             let Some(hull) = hull else { continue };
-            let (from, to) = (cover.start() + u64::from(hull.offset), cover.start() + u64::from(hull.end));
+            let (from, to) = (block_range.start() + u64::from(hull.offset), block_range.start() + u64::from(hull.end));
             for page in from / PAGE..to.div_ceil(PAGE) {
                 if !self.space.knows(page * PAGE) {
                     self.space.ensure(&self.data, page * PAGE, self.class)?;
@@ -307,16 +311,16 @@ impl<M: Medium> Core<M> {
             self.free_what_is_durable()?;
         }
         match self.lengthen(wanted) {
-            Ok(false) if attempt >= PATIENCE => Err(self.chunks.full(self.path())),
+            Ok(false) if attempt >= ATTEMPTS_TO_MAKE_ROOM => Err(self.chunks.full(self.path())),
             Ok(_) => Ok(()),
             // On a full disk a checkpoint may make room all the same, and what it made somebody else may have taken. Of a
             // longer log whose flush failed nothing is to be hoped for.
-            Err(error) if error.is_for_want_of_space() && self.standing.writable().is_ok() => {
+            Err(error) if error.is_for_want_of_space() && self.handle_state.writable().is_ok() => {
                 if grows_first {
                     return self.free_what_is_durable();
                 }
                 let free = self.chunks.ready(self.relax());
-                if free > 0 && attempt < PATIENCE_ON_A_FULL_DISK { Ok(()) } else { Err(error) }
+                if free > 0 && attempt < ATTEMPTS_ON_A_FULL_DISK { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
         }
@@ -335,20 +339,20 @@ impl<M: Medium> Core<M> {
     fn lengthen(&self, wanted: u64) -> Result<bool> {
         // A cut meanwhile would write a length down that is not durable yet. Of several threads that find no room, one at a
         // time looks again and makes some.
-        let mut ledger = lock(&self.ledger, self.relax());
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         while self.chunks.ready(self.relax()) < wanted {
             if self.chunks.furnish_one(&self.side, self.relax())? {
                 continue;
             }
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
-            let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
+            let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.handle_state.poison(error));
             let before = self.side.len();
             match self.chunks.grow(&self.side, sync, self.relax()) {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(error) => return Err(self.as_long_as(before, error)),
             }
-            self.note_log_length(&mut ledger)?;
+            self.note_log_length(&mut sidecar_state)?;
         }
         Ok(true)
     }
@@ -358,17 +362,17 @@ impl<M: Medium> Core<M> {
     #[cold]
     fn as_long_as(&self, before: u64, error: Error) -> Error {
         if self.side.len() > before
-            && self.standing.writable().is_ok()
+            && self.handle_state.writable().is_ok()
             && let Err(stays) = self.side.set_len(before)
         {
-            return self.standing.poison(stays);
+            return self.handle_state.poison(stays);
         }
         error
     }
 
     /// Reads bytes of a cover as they stand at home; behind the end of the file they are zeros.
-    pub(super) fn read_home(&self, cover: &Cover, extent: Extent, dst: &mut [u8]) -> Result<()> {
-        let offset = cover.start() + u64::from(extent.offset);
+    pub(super) fn read_home(&self, block_range: &BlockRange, extent: Extent, dst: &mut [u8]) -> Result<()> {
+        let offset = block_range.start() + u64::from(extent.offset);
         let within = (self.data.len().saturating_sub(offset) as usize).min(dst.len());
         let (inside, beyond) = dst.split_at_mut(within);
         beyond.fill(0);

@@ -70,7 +70,7 @@ use crate::sys::tracking::{KEPT, Tracking};
 /// - A forked child has a copy of the stored and uncommitted pages, and may see what the parent commits in other pages.
 ///   Its stores never reach the file, and its calls fail with [`Error::Forked`].
 /// - A lost page (another program truncated the file, the medium failed) reads as zeros from then on, and the next call
-///   fails; see [`LostPage`](crate::LostPage).
+///   fails; see [`LostPage`](crate::options::LostPage).
 ///
 /// Source: the Region System paper, §V-C; failure-atomic msync (Park and others, EuroSys 2013).
 pub struct AtomicMap {

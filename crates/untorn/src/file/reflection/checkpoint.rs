@@ -13,34 +13,34 @@ use crate::sync::word_lock::lock;
 impl<M: Medium> Reflection<M> {
     /// Gives up every record there is now. Writers go on meanwhile, except for the moment it takes to look at the lanes.
     #[cold]
-    pub(super) fn cut(&self) -> Result<()> {
+    pub(super) fn checkpoint(&self) -> Result<()> {
         self.cut_with(&[])
     }
 
     /// The same, writing back the bitmaps of more pages than the lanes name.
     pub(super) fn cut_with(&self, also: &[u64]) -> Result<()> {
-        let _cutting = self.state.head().cut.lock(self.relax());
+        let _cutting = self.state.head().checkpoint.lock(self.relax());
         let lanes = self.lanes.acquire_all(self.relax());
-        let (heads, cut, len) = self.choose_cut(&lanes);
+        let (heads, checkpoint, len) = self.choose_checkpoint(&lanes);
         drop(lanes);
-        self.cut_at(&heads, cut, len, also)
+        self.checkpoint_at(&heads, checkpoint, len, also)
     }
 
     /// The same for a caller that holds the cut gate and every lane; `also` are pages to write back besides.
     pub(super) fn cut_holding(&self, lanes: &[Lane<'_>], also: &[u64]) -> Result<()> {
-        let (heads, cut, len) = self.choose_cut(lanes);
-        self.cut_at(&heads, cut, len, also)
+        let (heads, checkpoint, len) = self.choose_checkpoint(lanes);
+        self.checkpoint_at(&heads, checkpoint, len, also)
     }
 
-    fn choose_cut(&self, lanes: &[Lane<'_>]) -> (Vec<u64>, u64, u64) {
+    fn choose_checkpoint(&self, lanes: &[Lane<'_>]) -> (Vec<u64>, u64, u64) {
         let head = self.state.head();
-        let cut = self.commit_number();
+        let checkpoint = self.commit_number();
         // Every record from now on is numbered above the cut, so none of them is retired by it.
-        head.floor.store(cut, Ordering::Release);
-        (lanes.iter().map(Lane::head).collect(), cut, head.len.load(Ordering::Relaxed))
+        head.floor.store(checkpoint, Ordering::Release);
+        (lanes.iter().map(Lane::head).collect(), checkpoint, head.len.load(Ordering::Relaxed))
     }
 
-    fn cut_at(&self, heads: &[u64], cut: u64, len: u64, also: &[u64]) -> Result<()> {
+    fn checkpoint_at(&self, heads: &[u64], checkpoint: u64, len: u64, also: &[u64]) -> Result<()> {
         // What is published is certain, even if a record above the cut told of it: that record stays live. A page that
         // several records name is written again; to sort them out would cost more.
         for &page in also {
@@ -52,12 +52,12 @@ impl<M: Medium> Reflection<M> {
             }
         }
         self.fence(barriers::CUT_BITMAPS).map_err(|error| self.poison(error))?;
-        let mut ledger = lock(&self.ledger, self.relax());
-        ledger.retirement.cut = cut;
-        ledger.retirement.len = len;
-        let uuid = ledger.superblock.uuid;
-        ledger.retirement.write(&self.side, &uuid).map_err(|error| self.poison(error))?;
-        drop(ledger);
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        sidecar_state.retirement.checkpoint = checkpoint;
+        sidecar_state.retirement.len = len;
+        let uuid = sidecar_state.superblock.uuid;
+        sidecar_state.retirement.write(&self.side, &uuid).map_err(|error| self.poison(error))?;
+        drop(sidecar_state);
         self.fence(barriers::CUT_LINE).map_err(|error| self.poison(error))?;
         self.lanes.retire(heads);
         Ok(())
@@ -79,7 +79,7 @@ impl<M: Medium> Reflection<M> {
     pub(super) fn append_spilled(&self, lane: &Lane<'_>, record: &Record) -> Result<()> {
         let path = spill_path(&self.sidecar);
         let at = self.lanes.offset(lane.position());
-        let lines = encode_spilled(self.seal, at, record, &self.path)?;
+        let lines = encode_spilled(self.checksum_seed, at, record, &self.path)?;
         let bytes = lines[1..].concat();
         if self.medium.exists(&path)? {
             self.medium.unlink(&path)?;

@@ -96,7 +96,7 @@ impl<M: Medium> Reflection<M> {
             if spill {
                 self.append_spilled(lane, &record)?;
             } else {
-                self.lanes.append(lane, &self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+                self.lanes.append(lane, &self.side, self.checksum_seed, &record).map_err(|error| self.poison(error))?;
             }
             self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))
         };
@@ -111,7 +111,7 @@ impl<M: Medium> Reflection<M> {
     pub(super) fn reopen_epoch(&self, entries: &[Entry], error: Error) -> Error {
         for entry in entries {
             self.state.epochs[entry.page as usize].frozen.store(0, Ordering::Release);
-            self.state.mark_dirty(entry.page);
+            self.state.mark_changed(entry.page);
         }
         error
     }

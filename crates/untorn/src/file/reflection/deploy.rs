@@ -62,17 +62,17 @@ impl<M: Medium> Reflection<M> {
         let staged = Staged { first: 0, bytes: &image, one_run: false };
         if self.durability == Durability::PerCommit {
             // If the copy fails, the commit finds the page unchanged and passes over it.
-            self.state.mark_dirty(page);
+            self.state.mark_changed(page);
         }
-        let stored = copied.and_then(|()| self.put(page, self.committed_bitmap(page), mask, staged));
+        let stored = copied.and_then(|()| self.store(page, self.committed_bitmap(page), mask, staged));
         if let Err(error) = stored {
             state.unlock();
             return Err(error);
         }
         match self.durability {
             Durability::PerWrite => {
-                let draft = self.draft(lane.position(), state, page, mask, self.certificate(staged, mask));
-                self.commit_page(&lane, state, page, mask, &draft)?;
+                let speculation = self.speculation(lane.position(), state, page, mask, self.certificate(staged, mask));
+                self.commit_page(&lane, state, page, mask, &speculation)?;
             }
             Durability::PerCommit => {
                 self.medium.order();
@@ -84,7 +84,7 @@ impl<M: Medium> Reflection<M> {
         Ok(())
     }
 
-    /// Lets a page count as calm if all of it is at home, and if nobody is in the way.
+    /// Lets a page count as clean if all of it is at home, and if nobody is in the way.
     pub(super) fn try_to_calm(&self, page: u64) {
         // A lane keeps the length as it is, which changes pages without their locks.
         let Some(_lane) = self.lanes.try_acquire() else { return };
@@ -94,7 +94,7 @@ impl<M: Medium> Reflection<M> {
         }
         // With nothing in the open epoch, none of the page is in a commit under way either.
         if state.bitmap() | self.committed_bitmap(page) == 0 {
-            self.state.calm.calm_down(page..page + 1, &self.state.head().moves);
+            self.state.clean.mark_clean(page..page + 1, &self.state.head().sequence);
         }
         state.unlock();
     }
@@ -104,7 +104,7 @@ impl<M: Medium> Reflection<M> {
         self.writable()?;
         let _committing = self.state.head().commit.lock(self.relax());
         // Below the cut no live record names a page unless it was written again since, which its version tells.
-        self.cut()?;
+        self.checkpoint()?;
         self.state.head().emptied.store(0, Ordering::Relaxed);
         let mut candidates = Vec::new();
         self.places.walk(&self.side, self.state.max_pages, |page, bitmap| {

@@ -32,7 +32,7 @@ impl<M: Medium> Reflection<M> {
         let Part { page, bytes, .. } = part;
         let epoch = &self.state.epochs[page as usize];
         let mask = touched(part.from, part.to());
-        self.foresee(part, mask, epoch.committed.load(Ordering::Relaxed));
+        self.prefetch_hint(part, mask, epoch.committed.load(Ordering::Relaxed));
         // Only the lock needs it, and a miss there would be waited for.
         state.prefetch();
         let lane = self.lanes.acquire(self.relax());
@@ -45,9 +45,9 @@ impl<M: Medium> Reflection<M> {
         }
         // Before the stores, for a locked instruction would wait for non-temporal ones to drain. If the write fails, the
         // commit finds the page unchanged and passes over it.
-        self.state.mark_dirty(page);
+        self.state.mark_changed(page);
         let (visible, valid) = (state.bitmap(), epoch.committed.load(Ordering::Acquire));
-        if let Err(error) = self.put(page, valid, mask, Staged::aligned(part)) {
+        if let Err(error) = self.store(page, valid, mask, Staged::aligned(part)) {
             return Err(self.leave_epoch(&[(page, mask)], &[], error));
         }
         // Non-temporal stores are not ordered with the store that publishes them.
@@ -78,8 +78,8 @@ impl<M: Medium> Reflection<M> {
         match stored {
             Ok((entries, _)) => {
                 self.medium.order();
-                // None is calm before the first is published, so that no reader sees one and not another.
-                entries.iter().for_each(|entry| self.stir(entry.page, entry.bitmap));
+                // None is clean before the first is published, so that no reader sees one and not another.
+                entries.iter().for_each(|entry| self.mark_dirty(entry.page, entry.bitmap));
                 for entry in entries {
                     let state = &self.state.pages[entry.page as usize];
                     state.publish(entry.bitmap, state.version() + 1);
@@ -108,7 +108,7 @@ impl<M: Medium> Reflection<M> {
             if !pages.iter().any(frozen) {
                 // Before the stores, for a locked instruction would wait for non-temporal ones to drain. If the write
                 // fails, the commit finds the page unchanged and passes over it.
-                pages.iter().for_each(|page| self.state.mark_dirty(page.page));
+                pages.iter().for_each(|page| self.state.mark_changed(page.page));
                 return Ok(lane);
             }
             pages.iter().for_each(|page| self.state.pages[page.page as usize].unlock());
@@ -129,7 +129,7 @@ impl<M: Medium> Reflection<M> {
         };
         let restore = |(page, mask, image): &Saved| {
             let staged = Staged { first: 0, bytes: &image[..], one_run: false };
-            self.put(*page, self.committed_bitmap(*page), *mask, staged)
+            self.store(*page, self.committed_bitmap(*page), *mask, staged)
         };
         let restored = match self.class {
             MediumClass::Block => saved.iter().try_for_each(restore).is_ok(),

@@ -16,14 +16,14 @@ impl<M: Medium> Reflection<M> {
     /// Leaves the last commit in a state that the next open need not recover. Does nothing if the file was let go
     /// already, was opened for reading, belongs to the parent process, or is poisoned: then only recovery can tell.
     pub(super) fn close_clean(&self) -> Result<()> {
-        if self.writable().is_err() || std::mem::replace(&mut lock(&self.ledger, self.relax()).closed, true) {
+        if self.writable().is_err() || std::mem::replace(&mut lock(&self.sidecar_state, self.relax()).closed, true) {
             return Ok(());
         }
         let head = self.state.head();
         if head.emptied.load(Ordering::Relaxed) != 0 {
             self.reclaim_space()?;
         } else {
-            self.cut()?;
+            self.checkpoint()?;
         }
         let len = head.len.load(Ordering::Relaxed);
         if self.data.len() != len {
@@ -31,10 +31,10 @@ impl<M: Medium> Reflection<M> {
         }
         self.data.sync(barriers::CLOSE_DATA)?;
         let (bitmap_sum, slice_sum) = self.digests(true)?;
-        let mut ledger = lock(&self.ledger, self.relax());
-        ledger.superblock.bitmap_sum = bitmap_sum;
-        ledger.superblock.slice_sum = slice_sum;
-        ledger.write_clean(&*self.medium, &self.side, self.data.stamp()?, barriers::CLOSE_STATE)
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        sidecar_state.superblock.bitmap_sum = bitmap_sum;
+        sidecar_state.superblock.slice_sum = slice_sum;
+        sidecar_state.write_clean(&*self.medium, &self.side, self.data.stamp()?, barriers::CLOSE_STATE)
     }
 
     /// Digests of all bitmaps, and of all slices valid in the sidecar if `slices`. The bitmaps in the sidecar are up to
@@ -100,10 +100,10 @@ impl<M: Medium> Reflection<M> {
         }
         self.medium.fence(barriers::SETTLE_DATA, &[&self.data])?;
         self.data.sync(barriers::SETTLE_DATA)?;
-        let mut ledger = lock(&self.ledger, self.relax());
-        ledger.closed = true;
-        ledger.superblock.left = Left::Settled;
-        ledger.superblock.write(&self.side)?;
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        sidecar_state.closed = true;
+        sidecar_state.superblock.left = Left::Settled;
+        sidecar_state.superblock.write(&self.side)?;
         self.medium.fence(barriers::SETTLE_STATE, &[&self.side])?;
         remove(&*self.medium, &self.path, &self.data, &self.sidecar)
     }

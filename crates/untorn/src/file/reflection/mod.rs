@@ -41,15 +41,15 @@ use std::sync::atomic::Ordering;
 
 use self::layout::Places;
 use self::state::State;
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::{Error, Result};
 use crate::format::lane::{Lane, Lanes};
-use crate::format::record::Seal;
+use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::Geometry;
 use crate::format::sidecar::attach::Attached;
-use crate::format::sidecar::ledger::Ledger;
 use crate::format::sidecar::space::Space;
+use crate::format::sidecar::state::SidecarState;
 use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
 use crate::storage::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_READ};
 
@@ -111,11 +111,11 @@ pub(crate) struct Reflection<M: Medium> {
     durability: Durability,
     order: Order,
     read_policy: ReadPolicy,
-    standing: Standing,
+    handle_state: HandleState,
     max_len: u64,
-    seal: Seal,
+    checksum_seed: ChecksumSeed,
     /// What is written back at cuts and at close.
-    ledger: std::sync::Mutex<Ledger>,
+    sidecar_state: std::sync::Mutex<SidecarState>,
     recovery: Recovery,
     /// Pages whose bitmaps recovery changed in memory and has yet to make durable.
     changed: Vec<u64>,
@@ -143,14 +143,14 @@ impl<M: Medium> Reflection<M> {
     #[inline]
     fn lane(&self, lines: u64) -> Result<Lane<'_>> {
         let lane = self.lanes.acquire(self.relax());
-        if self.lanes.free(&lane) >= lines { Ok(lane) } else { self.lane_after_cut(lane, lines) }
+        if self.lanes.free(&lane) >= lines { Ok(lane) } else { self.lane_after_checkpoint(lane, lines) }
     }
 
     #[cold]
-    fn lane_after_cut<'a>(&'a self, mut lane: Lane<'a>, lines: u64) -> Result<Lane<'a>> {
+    fn lane_after_checkpoint<'a>(&'a self, mut lane: Lane<'a>, lines: u64) -> Result<Lane<'a>> {
         while self.lanes.free(&lane) < lines {
             drop(lane);
-            self.cut()?;
+            self.checkpoint()?;
             lane = self.lanes.acquire(self.relax());
         }
         Ok(lane)
@@ -173,20 +173,20 @@ impl<M: Medium> Reflection<M> {
 
     #[inline]
     fn writable(&self) -> Result<()> {
-        self.standing.writable()
+        self.handle_state.writable()
     }
 
-    /// Ends all promises; see [`Standing::poison`].
+    /// Ends all promises; see [`HandleState::poison`].
     #[cold]
     fn poison(&self, error: Error) -> Error {
-        self.standing.poison(error)
+        self.handle_state.poison(error)
     }
 
     /// The error of a call, which ends all promises if it comes from a lost page. Reads and writes ask where they fail,
     /// so that those which do not fail need not wait for the answer.
     #[cold]
     fn unless_lost(&self, error: Error) -> Error {
-        self.standing.unless_lost(error)
+        self.handle_state.unless_lost(error)
     }
 
     /// The bitmap of a page at the last commit. Stable while no commit of the page is under way.
@@ -217,11 +217,11 @@ impl<M: Medium> Engine for Reflection<M> {
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {
         // A forked child sees a length of 0; it must be told why.
-        check_range(&self.path, offset, len, Engine::len(self)).map_err(|error| self.standing.unless_forked(error))
+        check_range(&self.path, offset, len, Engine::len(self)).map_err(|error| self.handle_state.unless_forked(error))
     }
 
     fn writable(&self) -> Result<()> {
-        self.standing.writable()
+        self.handle_state.writable()
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -241,7 +241,7 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn sync(&self) -> Result<u64> {
-        if self.standing.is_read_only() {
+        if self.handle_state.is_read_only() {
             return Ok(self.commit_number());
         }
         self.writable()?;
@@ -282,7 +282,7 @@ impl<M: Medium> Engine for Reflection<M> {
         }
     }
 
-    fn aside(&self, page: u64) -> Option<u64> {
+    fn in_sidecar_page(&self, page: u64) -> Option<u64> {
         let has_slices = self.state.pages.get(page as usize).is_some_and(|state| state.bitmap() != 0);
         if has_slices { self.places.reflection(page) } else { None }
     }
@@ -290,7 +290,7 @@ impl<M: Medium> Engine for Reflection<M> {
     fn accepts(&self, options: &Options) -> bool {
         (matches!(options.engine, EngineKind::Auto | EngineKind::Reflection) || options.read_only)
             && options.engine != EngineKind::Passthrough
-            && options.read_only == self.standing.is_read_only()
+            && options.read_only == self.handle_state.is_read_only()
             && options.durability.is_none_or(|durability| durability == self.durability)
     }
 

@@ -9,17 +9,17 @@ use super::layout::{Places, choose, initial_len, reserve};
 use super::recovery::live_records;
 use super::state::State;
 use crate::engine::Recovery;
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::format::lane::Lanes;
-use crate::format::record::Seal;
+use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::attach::{Attached, Plan, attach, share};
 use crate::format::sidecar::data::{open_data, reopen_data};
-use crate::format::sidecar::ledger::Ledger;
 use crate::format::sidecar::space::Space;
+use crate::format::sidecar::state::SidecarState;
 use crate::format::sidecar::superblock::Left;
 use crate::format::sidecar::{Geometry, MAX_NUMBER_AT_OPEN, spill_path};
-use crate::options::{Durability, EngineKind, Options, Trust};
+use crate::options::{Durability, EngineKind, Options, Prefer};
 use crate::storage::{Medium, MediumClass, MediumFile};
 
 /// Address space for the largest record area a sidecar can have.
@@ -48,7 +48,7 @@ impl<M: Medium> Reflection<M> {
         let mut engine = Self::build(medium, path, data, attached, options)?;
         engine.make_durable()?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
-        engine.standing.accept_writes();
+        engine.handle_state.accept_writes();
         Ok(engine)
     }
 
@@ -86,9 +86,9 @@ impl<M: Medium> Reflection<M> {
             );
             return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
         }
-        let seal = Seal::new(&superblock.uuid, retirement.session);
+        let checksum_seed = ChecksumSeed::new(&superblock.uuid, retirement.session);
         let records = match superblock.left {
-            Left::Open => live_records(&*medium, &side, &sidecar, geometry, seal, retirement.cut)?,
+            Left::Open => live_records(&*medium, &side, &sidecar, geometry, checksum_seed, retirement.checkpoint)?,
             // Closing makes a cut; before the first open there was no commit. Whatever a lane holds then counts for nothing.
             Left::Fresh | Left::Clean | Left::Settled => Vec::new(),
         };
@@ -112,8 +112,8 @@ impl<M: Medium> Reflection<M> {
             durability: options.durability.unwrap_or(superblock.durability),
             order: options.order,
             read_policy: options.read_policy,
-            standing: Standing::new(path, options.read_only).map_err(out_of_memory)?,
-            ledger: Mutex::new(Ledger { superblock, retirement, closed: false }),
+            handle_state: HandleState::new(path, options.read_only).map_err(out_of_memory)?,
+            sidecar_state: Mutex::new(SidecarState { superblock, retirement, closed: false }),
             recovery: Recovery::default(),
             changed: Vec::new(),
             options: options.clone(),
@@ -126,7 +126,7 @@ impl<M: Medium> Reflection<M> {
             geometry,
             state,
             max_len,
-            seal,
+            checksum_seed,
         };
         engine.replay(records)?;
         Ok(engine)
@@ -138,9 +138,9 @@ impl<M: Medium> Reflection<M> {
         self.write_recovered()?;
         let len = self.state.head().len.load(Ordering::Relaxed);
         if self.data.len() < len {
-            if self.options.trust != Some(Trust::Sidecar) {
+            if self.options.prefer != Some(Prefer::Sidecar) {
                 let what = format!("it has {} bytes, but its last commit has {len}", self.data.len());
-                return Err(Error::MixedUse { path: self.path.clone(), what });
+                return Err(Error::ModifiedExternally { path: self.path.clone(), what });
             }
             self.data.set_len(len)?;
         }
@@ -149,10 +149,10 @@ impl<M: Medium> Reflection<M> {
             // old length back, and the next recovery comes by here again.
             self.data.set_len(len)?;
         }
-        let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        ledger.retirement.len = len;
-        ledger.retirement.cut = self.state.head().floor.load(Ordering::Relaxed);
-        self.seal = ledger.start_session(&*self.medium, &self.data, &self.side)?;
+        let sidecar_state = self.sidecar_state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        sidecar_state.retirement.len = len;
+        sidecar_state.retirement.checkpoint = self.state.head().floor.load(Ordering::Relaxed);
+        self.checksum_seed = sidecar_state.start_session(&*self.medium, &self.data, &self.side)?;
         // A record that referred to a spill file is retired now.
         let spill = spill_path(&self.sidecar);
         if self.medium.exists(&spill)? { self.medium.unlink(&spill) } else { Ok(()) }

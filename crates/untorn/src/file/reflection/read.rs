@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::ReadPolicy;
 use crate::storage::{Medium, MediumFile, last_in_page};
-use crate::sync::page_seqlock::Glimpse;
+use crate::sync::page_seqlock::ReadGuard;
 use crate::sys::sync::{Ordering, fence};
 
 /// Optimistic tries of a read before it takes the pages' locks: enough that a single busy writer never forces it, few
@@ -18,13 +18,13 @@ const TRIES: u32 = 64;
 const FEW: usize = 16;
 
 impl<M: Medium> Reflection<M> {
-    /// The common case: bytes of one calm page; false if it is another. No more than three words are loaded besides the
+    /// The common case: bytes of one clean page; false if it is another. No more than three words are loaded besides the
     /// bytes, all of them near; to wait for a page's state would take as long as to wait for the bytes.
     #[inline(always)]
     pub(super) fn read_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
         let Some(last) = last_in_page(offset, dst.len()) else { return false };
-        let Some(calm) = self.state.glimpse_calm(offset / PAGE, last) else { return false };
-        self.data.try_read(offset, dst) && calm.held(&self.state.head().moves)
+        let Some(clean) = self.state.begin_clean_read(offset / PAGE, last) else { return false };
+        self.data.try_read(offset, dst) && clean.validate(&self.state.head().sequence)
     }
 
     /// [`read_calm`](Reflection::read_calm) on its own: what its copy calls would make room for itself in a short one too.
@@ -59,7 +59,7 @@ impl<M: Medium> Reflection<M> {
 
     #[cold]
     fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
-        self.standing.unless_forked(Error::OutOfRange { path: self.path.clone(), offset, len, file_len })
+        self.handle_state.unless_forked(Error::OutOfRange { path: self.path.clone(), offset, len, file_len })
     }
 
     /// One optimistic try; false if a writer got in between.
@@ -72,16 +72,16 @@ impl<M: Medium> Reflection<M> {
         }
         if from + dst.len() as u64 <= PAGE {
             let state = &self.state.pages[page as usize];
-            let Some(glimpse) = state.glimpse() else { return Ok(false) };
-            if glimpse.bitmap == 0 {
+            let Some(read_guard) = state.read_guard() else { return Ok(false) };
+            if read_guard.bitmap == 0 {
                 self.data.read(offset, dst)?;
             } else {
-                self.read_reflected(page, from, glimpse.bitmap, dst)?;
+                self.read_reflected(page, from, read_guard.bitmap, dst)?;
             }
-            if !state.holds(glimpse) {
+            if !state.validate(read_guard) {
                 return Ok(false);
             }
-            if glimpse.bitmap == 0 {
+            if read_guard.bitmap == 0 {
                 // So that the next reader need not come this way.
                 self.try_to_calm(page);
             }
@@ -96,30 +96,31 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Several pages at one instant: all glimpses are taken before the first copy and checked after the last.
-    fn read_pages(&self, offset: u64, dst: &mut [u8], glimpses: &mut [Option<Glimpse>]) -> Result<bool> {
+    fn read_pages(&self, offset: u64, dst: &mut [u8], read_guards: &mut [Option<ReadGuard>]) -> Result<bool> {
         let first = offset / PAGE;
-        for (n, glimpse) in glimpses.iter_mut().enumerate() {
-            *glimpse = self.state.pages[first as usize + n].glimpse();
-            if glimpse.is_none() {
+        for (n, read_guard) in read_guards.iter_mut().enumerate() {
+            *read_guard = self.state.pages[first as usize + n].read_guard();
+            if read_guard.is_none() {
                 return Ok(false);
             }
         }
         let mut from = offset % PAGE;
         let mut rest = &mut *dst;
-        for (n, glimpse) in glimpses.iter().flatten().enumerate() {
+        for (n, read_guard) in read_guards.iter().flatten().enumerate() {
             let here = ((PAGE - from) as usize).min(rest.len());
             let (part, after) = std::mem::take(&mut rest).split_at_mut(here);
             let page = first + n as u64;
-            if glimpse.bitmap == 0 {
+            if read_guard.bitmap == 0 {
                 self.data.read(page * PAGE + from, part)?;
             } else {
-                self.read_reflected(page, from, glimpse.bitmap, part)?;
+                self.read_reflected(page, from, read_guard.bitmap, part)?;
             }
             rest = after;
             from = 0;
         }
-        let holds = |(n, glimpse): (usize, &Glimpse)| self.state.pages[first as usize + n].holds(*glimpse);
-        Ok(glimpses.iter().flatten().enumerate().all(holds))
+        let validate =
+            |(n, read_guard): (usize, &ReadGuard)| self.state.pages[first as usize + n].validate(*read_guard);
+        Ok(read_guards.iter().flatten().enumerate().all(validate))
     }
 
     /// Copies bytes of a page some of whose slices are valid in the reflection page, by the policy.

@@ -9,7 +9,7 @@ use super::slices::{SLICE, runs};
 use super::{Reflection, barriers};
 use crate::engine::Recovery;
 use crate::error::{Error, Result};
-use crate::format::record::{DataSum, Entry, LINE, Line, More, Record, Seal, decode, number};
+use crate::format::record::{ChecksumSeed, DataSum, Entry, LINE, Line, More, Record, decode, number};
 use crate::format::sidecar::superblock::Left;
 use crate::format::sidecar::{Geometry, MAX_LEN, MAX_NUMBER, PAGE, spill_path};
 use crate::storage::{Access, Medium, MediumFile};
@@ -23,8 +23,8 @@ pub(super) fn live_records<M: Medium>(
     side: &M::File,
     sidecar: &Path,
     geometry: Geometry,
-    seal: Seal,
-    cut: u64,
+    checksum_seed: ChecksumSeed,
+    checkpoint: u64,
 ) -> Result<Vec<(u32, Record)>> {
     let lane_len = u64::from(geometry.slots) * LINE;
     let mut scan = Scan::new(medium, sidecar, geometry)?;
@@ -32,7 +32,7 @@ pub(super) fn live_records<M: Medium>(
     for lane in 0..geometry.lanes {
         let at = Geometry::LANES_AT + u64::from(lane) * lane_len;
         side.read(at, &mut scan.ring)?;
-        scan.lane(at, seal, cut, |record| records.push((lane, record)))?;
+        scan.lane(at, checksum_seed, checkpoint, |record| records.push((lane, record)))?;
     }
     records.sort_by_key(|(_, record)| record.seq);
     Ok(records)
@@ -73,7 +73,13 @@ impl<'a, F: MediumFile> Scan<'a, F> {
     }
 
     /// Calls `found` with every record of the lane at hand, which begins at byte `at` of the sidecar.
-    fn lane(&mut self, at: u64, seal: Seal, cut: u64, mut found: impl FnMut(Record)) -> Result<()> {
+    fn lane(
+        &mut self,
+        at: u64,
+        checksum_seed: ChecksumSeed,
+        checkpoint: u64,
+        mut found: impl FnMut(Record),
+    ) -> Result<()> {
         let slots = self.ring.len() as u64 / LINE;
         let (lane_lines, spill_lines) = &mut self.looked_at;
         let ring = &self.ring;
@@ -85,7 +91,7 @@ impl<'a, F: MediumFile> Scan<'a, F> {
         };
         for slot in 0..slots {
             let first = line(slot);
-            if number(&first) <= cut || number(&first) > MAX_NUMBER {
+            if number(&first) <= checkpoint || number(&first) > MAX_NUMBER {
                 continue;
             }
             let offset = at + slot * LINE;
@@ -113,7 +119,7 @@ impl<'a, F: MediumFile> Scan<'a, F> {
                 }
             };
             // A spilled record cannot have more entries than its file has room for, nor one in a lane more than the lane.
-            let record = decode(seal, offset, &first, 2 * (slots + self.spill_lines), more);
+            let record = decode(checksum_seed, offset, &first, 2 * (slots + self.spill_lines), more);
             if let Some(error) = failed {
                 return Err(error);
             }
@@ -158,9 +164,9 @@ impl<M: Medium> Reflection<M> {
     /// Brings the state in memory to the last commit. Writes nothing.
     pub(super) fn replay(&mut self, records: Vec<(u32, Record)>) -> Result<()> {
         let (left, retirement, sums) = {
-            let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let superblock = &ledger.superblock;
-            (superblock.left, ledger.retirement, (superblock.bitmap_sum, superblock.slice_sum))
+            let sidecar_state = self.sidecar_state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let superblock = &sidecar_state.superblock;
+            (superblock.left, sidecar_state.retirement, (superblock.bitmap_sum, superblock.slice_sum))
         };
         let max_pages = self.state.max_pages;
         // Pages that have, or had, slices in the sidecar.
@@ -188,7 +194,7 @@ impl<M: Medium> Reflection<M> {
             }
         }
         let mut recovery = Recovery { was_needed: left == Left::Open, ..Recovery::default() };
-        let highest = records.iter().map(|(_, record)| record.seq).fold(retirement.cut, u64::max);
+        let highest = records.iter().map(|(_, record)| record.seq).fold(retirement.checkpoint, u64::max);
         let proven = proven(&records);
         let mut changed = Vec::new();
         let mut len = retirement.len;
@@ -317,7 +323,7 @@ mod tests {
         for (lane, lines) in lines.chunks(GEOMETRY.slots as usize).enumerate() {
             scan.ring.copy_from_slice(&lines.concat());
             let at = Geometry::LANES_AT + lane as u64 * u64::from(GEOMETRY.slots) * LINE;
-            scan.lane(at, Seal::new(&SEAL, 1), 3, |_| found += 1)?;
+            scan.lane(at, ChecksumSeed::new(&SEAL, 1), 3, |_| found += 1)?;
         }
         Ok((scan.looked_at, found))
     }
@@ -362,7 +368,7 @@ mod tests {
         // Two whole records that share a file exist only where somebody forged them; the first is believed.
         let mut spill = Vec::new();
         for slot in [3, 300] {
-            let encoded = encode_spilled(Seal::new(&SEAL, 1), at(slot), &record(9), Path::new("f")).unwrap();
+            let encoded = encode_spilled(ChecksumSeed::new(&SEAL, 1), at(slot), &record(9), Path::new("f")).unwrap();
             lines[slot] = encoded[0];
             spill = encoded[1..].to_vec();
         }

@@ -31,7 +31,7 @@ impl<M: Medium> Reflection<M> {
             self.clear_tail(old)?;
             self.grow_files(len)?;
         }
-        let _cutting = head.cut.lock(self.relax());
+        let _cutting = head.checkpoint.lock(self.relax());
         let lanes = self.lanes.acquire_all(self.relax());
         let old = head.len.load(Ordering::Relaxed);
         let emptied = self.commit_len(&lanes, old, len)?;
@@ -75,7 +75,7 @@ impl<M: Medium> Reflection<M> {
         let head = self.state.head();
         // Readers take no lock; they notice the odd count, or afterwards that it moved.
         head.resizes.fetch_add(1, Ordering::AcqRel);
-        head.moves.begin();
+        head.sequence.write_begin();
         for entry in &entries {
             let page = entry.page as usize;
             self.state.epochs[page].committed.store(entry.bitmap, Ordering::Release);
@@ -93,7 +93,7 @@ impl<M: Medium> Reflection<M> {
         }
         head.len.store(len, Ordering::Release);
         head.resizes.fetch_add(1, Ordering::AcqRel);
-        head.moves.end();
+        head.sequence.write_end();
         // Every later record, of whatever lane and page, must be numbered above this one.
         lanes[lane].finish(seq);
         head.floor.store(seq, Ordering::Release);

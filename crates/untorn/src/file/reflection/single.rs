@@ -21,7 +21,7 @@ use crate::storage::{Medium, MediumFile};
 use crate::sync::page_seqlock::PageState;
 
 /// A record over one page as it has to be if the state is this.
-pub(super) struct Draft {
+pub(super) struct Speculation {
     /// Its place in a lane, and the lane's last number.
     position: Position,
     seq: u64,
@@ -41,39 +41,39 @@ impl<M: Medium> Reflection<M> {
     #[inline(always)]
     pub(super) fn write_part(&self, part: Part<'_>) -> Result<()> {
         if !part.aligned() {
-            return self.write_ragged(part);
+            return self.write_unaligned(part);
         }
         let Some(state) = self.state.pages.get(part.page as usize) else {
             return self.check_pieces(&[part.piece()]).map(drop);
         };
         let mask = touched(part.from, part.to());
-        self.foresee(part, mask, state.bitmap());
+        self.prefetch_hint(part, mask, state.bitmap());
         // Over the bytes as they came: a struct around them would be stored and loaded again, and a load of what was
         // just stored in two halves waits for the fence.
         let sum = match self.order {
             Order::OneFence => Some(DataSum::of(part.bytes)),
             Order::TwoFence => None,
         };
-        let mut draft = self.draft(self.lanes.guess(), state, part.page, mask, sum);
+        let mut speculation = self.speculation(self.lanes.guess(), state, part.page, mask, sum);
         let lane = self.lane(1)?;
         state.lock(false, self.relax());
-        if !self.fits(&draft, &lane, state) {
-            draft = self.draft(lane.position(), state, part.page, mask, sum);
+        if !self.fits(&speculation, &lane, state) {
+            speculation = self.speculation(lane.position(), state, part.page, mask, sum);
         }
         // Where the bytes go is found out only now, by the bitmap that the record goes by: what was foreseen may have been
         // deployed or reclaimed since, and its place may be another page's.
-        let stored = check_range(&self.path, part.offset(), part.bytes.len() as u64, draft.len)
-            .and_then(|()| self.put(part.page, draft.valid, mask, Staged::aligned(part)));
+        let stored = check_range(&self.path, part.offset(), part.bytes.len() as u64, speculation.len)
+            .and_then(|()| self.store(part.page, speculation.valid, mask, Staged::aligned(part)));
         if let Err(error) = stored {
             state.unlock();
             return Err(self.unless_lost(error));
         }
-        self.commit_page(&lane, state, part.page, mask, &draft)
+        self.commit_page(&lane, state, part.page, mask, &speculation)
     }
 
     /// The same for bytes that cover slices partly: what these hold besides is known only under the page's lock.
     #[inline(never)]
-    fn write_ragged(&self, part: Part<'_>) -> Result<()> {
+    fn write_unaligned(&self, part: Part<'_>) -> Result<()> {
         let lane = self.lane(1)?;
         let len = self.state.head().len.load(Ordering::Acquire);
         check_range(&self.path, part.offset(), part.bytes.len() as u64, len)?;
@@ -81,12 +81,12 @@ impl<M: Medium> Reflection<M> {
         state.lock(false, self.relax());
         let mask = touched(part.from, part.to());
         let outcome = self.with_image(state.bitmap(), part, |staged| {
-            let draft = self.draft(lane.position(), state, part.page, mask, self.certificate(staged, mask));
-            self.put(part.page, draft.valid, mask, staged)?;
-            Ok(draft)
+            let speculation = self.speculation(lane.position(), state, part.page, mask, self.certificate(staged, mask));
+            self.store(part.page, speculation.valid, mask, staged)?;
+            Ok(speculation)
         });
         match outcome {
-            Ok(draft) => self.commit_page(&lane, state, part.page, mask, &draft),
+            Ok(speculation) => self.commit_page(&lane, state, part.page, mask, &speculation),
             Err(error) => {
                 state.unlock();
                 Err(self.unless_lost(error))
@@ -98,7 +98,7 @@ impl<M: Medium> Reflection<M> {
     /// the page's bitmap at the last commit. A non-temporal store over a cached line is slow, so another line of the page
     /// stands for theirs.
     #[inline(always)]
-    pub(super) fn foresee(&self, part: Part<'_>, mask: u64, valid: u64) {
+    pub(super) fn prefetch_hint(&self, part: Part<'_>, mask: u64, valid: u64) {
         let elsewhere = (part.from + PAGE / 2) % PAGE;
         if mask & valid != 0 {
             self.data.prefetch(part.page * PAGE + elsewhere);
@@ -120,13 +120,20 @@ impl<M: Medium> Reflection<M> {
 
     /// The record over one page as the state is now, for a place in a lane.
     #[inline(always)]
-    pub(super) fn draft(&self, position: Position, state: &PageState, page: u64, mask: u64, sum: Option<u64>) -> Draft {
+    pub(super) fn speculation(
+        &self,
+        position: Position,
+        state: &PageState,
+        page: u64,
+        mask: u64,
+        sum: Option<u64>,
+    ) -> Speculation {
         let (valid, len) = (state.bitmap(), self.state.head().len.load(Ordering::Relaxed));
         let seq = self.number(position, state.version());
         let entry = Entry { page, bitmap: valid ^ mask, mask };
         let line_at = self.lanes.offset(position);
-        let line = encode_single(self.seal, line_at, seq, entry, sum, len);
-        Draft { position, seq, len, valid, sum, line_at, line }
+        let line = encode_single(self.checksum_seed, line_at, seq, entry, sum, len);
+        Speculation { position, seq, len, valid, sum, line_at, line }
     }
 
     #[inline(always)]
@@ -136,12 +143,12 @@ impl<M: Medium> Reflection<M> {
 
     /// Whether a draft is what would be drafted now. The caller holds the lane and the page's lock.
     #[inline(always)]
-    fn fits(&self, draft: &Draft, lane: &Lane<'_>, state: &PageState) -> bool {
+    fn fits(&self, speculation: &Speculation, lane: &Lane<'_>, state: &PageState) -> bool {
         let position = lane.position();
-        draft.position == position
-            && draft.seq == self.number(position, state.version())
-            && draft.valid == state.bitmap()
-            && draft.len == self.state.head().len.load(Ordering::Relaxed)
+        speculation.position == position
+            && speculation.seq == self.number(position, state.version())
+            && speculation.valid == state.bitmap()
+            && speculation.len == self.state.head().len.load(Ordering::Relaxed)
     }
 
     /// Makes the record of a draft durable, and what it speaks of visible. The caller holds the page's lock and a lane
@@ -153,23 +160,23 @@ impl<M: Medium> Reflection<M> {
         state: &PageState,
         page: u64,
         mask: u64,
-        draft: &Draft,
+        speculation: &Speculation,
     ) -> Result<()> {
-        if let Err(error) = self.record_page(lane, page, draft) {
+        if let Err(error) = self.record_page(lane, page, speculation) {
             state.unlock();
             return Err(self.poison(error));
         }
-        self.publish(page, state, draft.valid ^ mask, draft.seq);
-        lane.finish(draft.seq);
+        self.publish(page, state, speculation.valid ^ mask, speculation.seq);
+        lane.finish(speculation.seq);
         Ok(())
     }
 
     #[inline(always)]
-    fn record_page(&self, lane: &Lane<'_>, page: u64, draft: &Draft) -> Result<()> {
-        if draft.sum.is_none() {
+    fn record_page(&self, lane: &Lane<'_>, page: u64, speculation: &Speculation) -> Result<()> {
+        if speculation.sum.is_none() {
             self.fence(barriers::WRITE_DATA)?;
         }
-        self.lanes.append_line(lane, &self.side, draft.line_at, &draft.line, Some(page))?;
+        self.lanes.append_line(lane, &self.side, speculation.line_at, &speculation.line, Some(page))?;
         self.record_fence()
     }
 }

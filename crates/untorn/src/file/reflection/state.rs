@@ -3,10 +3,10 @@
 use std::io;
 
 use super::layout::pages;
-use crate::sync::clean_bits::{CalmBlocks, CalmGlimpse, Moves};
+use crate::sync::clean_bits::{CleanBits, CleanReadGuard, SequenceCounter};
 use crate::sync::group_commit::GroupFlush;
 use crate::sync::page_seqlock::PageState;
-use crate::sync::word_lock::Gate;
+use crate::sync::word_lock::WordLock;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox};
 
 /// One of a kind for each open file.
@@ -17,8 +17,8 @@ pub(super) struct Head {
     pub(super) len: AtomicU64,
     /// Odd while the length changes; grows with each change.
     pub(super) resizes: AtomicU64,
-    /// What a reader of a calm page goes by.
-    pub(super) moves: Moves,
+    /// What a reader of a clean page goes by.
+    pub(super) sequence: SequenceCounter,
     /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
     pub(super) floor: AtomicU64,
     /// Pages whose bitmap became 0, for which space can be given back.
@@ -28,9 +28,9 @@ pub(super) struct Head {
     /// Every epoch up to this one is durable.
     pub(super) committed_epoch: AtomicU64,
     /// Held by the thread that commits an epoch or changes the length.
-    pub(super) commit: Gate,
+    pub(super) commit: WordLock,
     /// Held by the thread that makes a cut.
-    pub(super) cut: Gate,
+    pub(super) checkpoint: WordLock,
     /// Shares device flushes.
     pub(super) group: GroupFlush,
 }
@@ -50,8 +50,8 @@ pub(super) struct State {
     head: ZeroedBox<Head>,
     /// What readers go by.
     pub(super) pages: ZeroedArray<PageState>,
-    /// Calm is a page without slices in the sidecar or in an epoch.
-    pub(super) calm: CalmBlocks,
+    /// Clean is a page without slices in the sidecar or in an epoch.
+    pub(super) clean: CleanBits,
     /// Per-commit mode: what the open epoch and the commit under way need to know of each page.
     pub(super) epochs: ZeroedArray<EpochState>,
     /// Per-commit mode: pages written in the open epoch, a bit each.
@@ -68,7 +68,7 @@ impl State {
         let state = State {
             head: ZeroedBox::new()?,
             pages: ZeroedArray::reserve(count)?,
-            calm: CalmBlocks::new(max_pages)?,
+            clean: CleanBits::new(max_pages)?,
             epochs: ZeroedArray::reserve(count)?,
             dirty: ZeroedArray::reserve(count.div_ceil(64))?,
             dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
@@ -88,25 +88,25 @@ impl State {
         self.pages[page as usize].restore(bitmap);
         self.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
         if bitmap != 0 {
-            self.calm.stir(page);
+            self.clean.mark_dirty(page);
         }
     }
 
-    /// What a reader of a calm page has to find unchanged after its copy; `None` if the page is not calm, if the file does
+    /// What a reader of a clean page has to find unchanged after its copy; `None` if the page is not clean, if the file does
     /// not have the byte `last`, or if its length is changing.
     #[inline(always)]
-    pub(super) fn glimpse_calm(&self, page: u64, last: u64) -> Option<CalmGlimpse<'_>> {
+    pub(super) fn begin_clean_read(&self, page: u64, last: u64) -> Option<CleanReadGuard<'_>> {
         let head = self.head();
-        let moves = head.moves.look()?;
+        let sequence = head.sequence.read()?;
         if last >= head.len.load(Ordering::Acquire) {
             return None;
         }
-        self.calm.glimpse(page, moves)
+        self.clean.read_guard(page, sequence)
     }
 
     /// Notes that a page was written in the open epoch. For holders of a lane only: a commit takes them all.
     #[inline]
-    pub(super) fn mark_dirty(&self, page: u64) {
+    pub(super) fn mark_changed(&self, page: u64) {
         let word = page / 64;
         let bit = 1 << (page % 64);
         // Loaded first: a page is written again more often than for the first time, and a load costs no cache line.
@@ -150,8 +150,8 @@ mod tests {
         state.head().len.store(1 << 30, Ordering::Relaxed);
         let written = [0, 1, 63, 64, 4095, 4096, 100_000, 262_143];
         for page in written.iter().rev() {
-            state.mark_dirty(*page);
-            state.mark_dirty(*page);
+            state.mark_changed(*page);
+            state.mark_changed(*page);
         }
         let mut taken = Vec::new();
         state.take_dirty(|page| taken.push(page));

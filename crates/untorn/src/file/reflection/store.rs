@@ -67,7 +67,7 @@ impl<M: Medium> Reflection<M> {
                 [part] if part.aligned() => Staged::aligned(*part),
                 parts => self.stage(*page, visible, parts, &mut image)?,
             };
-            self.put(*page, valid, *mask, staged)?;
+            self.store(*page, valid, *mask, staged)?;
             if self.sums_writes() {
                 runs(*mask).for_each(|(start, len)| sum.add(staged.run(start, len)));
             }
@@ -118,25 +118,25 @@ impl<M: Medium> Reflection<M> {
 
     /// Stores slices into the copies that `valid` calls invalid.
     #[inline(always)]
-    pub(super) fn put(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+    pub(super) fn store(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         if mask & valid == 0 {
-            self.put_reflection(page, mask, staged)
+            self.store_reflection(page, mask, staged)
         } else if mask & !valid == 0 {
-            self.put_data(page, mask, staged)
+            self.store_data(page, mask, staged)
         } else {
-            self.put_both(page, valid, mask, staged)
+            self.store_both(page, valid, mask, staged)
         }
     }
 
     /// Slices some of which go to the one copy and some to the other. Not inlined, like the end of the file below: the
     /// store of a single run, between two locks and a fence, is to be as short as it can be.
     #[inline(never)]
-    fn put_both(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+    fn store_both(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let staged = Staged { one_run: false, ..staged };
         // Space for both before a store to either, so that want of it finds nothing half done.
         self.data_room(page)?;
-        self.put_reflection(page, mask & !valid, staged)?;
-        self.put_data(page, mask & valid, staged)
+        self.store_reflection(page, mask & !valid, staged)?;
+        self.store_data(page, mask & valid, staged)
     }
 
     /// Space for everything that a write to these pages stores.
@@ -168,7 +168,7 @@ impl<M: Medium> Reflection<M> {
     }
 
     #[inline(always)]
-    fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+    fn store_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let at = self.reflection_room(page)?;
         if staged.one_run {
             return self.side.write(at + staged.first * SLICE, staged.bytes);
@@ -205,11 +205,11 @@ impl<M: Medium> Reflection<M> {
     }
 
     #[inline(always)]
-    fn put_data(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+    fn store_data(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         self.data_room(page)?;
         let at = page * PAGE + staged.first * SLICE;
         if at + staged.bytes.len() as u64 > self.state.head().len.load(Ordering::Relaxed) {
-            return self.put_data_to_the_end(page, mask, staged);
+            return self.store_data_to_the_end(page, mask, staged);
         }
         if staged.one_run {
             return self.data.write(at, staged.bytes);
@@ -219,7 +219,7 @@ impl<M: Medium> Reflection<M> {
 
     /// The last slice reaches beyond the end of the file; the data file must not grow by it.
     #[cold]
-    fn put_data_to_the_end(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+    fn store_data_to_the_end(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let end = self.state.head().len.load(Ordering::Relaxed);
         runs(mask).try_for_each(|(start, len)| {
             let (at, bytes) = (page * PAGE + start * SLICE, staged.run(start, len));

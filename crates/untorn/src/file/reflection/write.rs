@@ -74,7 +74,7 @@ impl<M: Medium> Reflection<M> {
         let committed = self.store_pages(&pages).and_then(|(entries, sum)| {
             let seq = self.number_after(floor, &pages);
             let record = self.data_fence(seq, sum, len, entries)?;
-            self.lanes.append(&lane, &self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+            self.lanes.append(&lane, &self.side, self.checksum_seed, &record).map_err(|error| self.poison(error))?;
             self.record_fence().map_err(|error| self.poison(error))?;
             Ok(record)
         });
@@ -85,7 +85,7 @@ impl<M: Medium> Reflection<M> {
     /// Per-write mode: a write over more pages than a lane has room for. Alone, its record in a file of its own that is
     /// retired at once.
     fn write_spilled(&self, pieces: &[Piece<'_>], pages: &[PageParts<'_>]) -> Result<()> {
-        let _cutting = self.state.head().cut.lock(self.relax());
+        let _cutting = self.state.head().checkpoint.lock(self.relax());
         let lanes = self.lanes.acquire_all(self.relax());
         let len = self.check_pieces(pieces)?;
         if self.lanes.free(&lanes[0]) == 0 {
@@ -152,10 +152,10 @@ impl<M: Medium> Reflection<M> {
         let state = |page: u64| -> &PageState { &self.state.pages[page as usize] };
         match committed {
             Ok(record) => {
-                // All pages are marked, and none of them is calm, before the first is published: so no reader sees one and not another.
+                // All pages are marked, and none of them is clean, before the first is published: so no reader sees one and not another.
                 record.entries.iter().for_each(|entry| {
                     state(entry.page).begin_publishing();
-                    self.stir(entry.page, entry.bitmap);
+                    self.mark_dirty(entry.page, entry.bitmap);
                 });
                 record.entries.iter().for_each(|entry| state(entry.page).publish(entry.bitmap, record.seq));
                 Ok(record.seq)
@@ -169,18 +169,18 @@ impl<M: Medium> Reflection<M> {
 
     /// Sees to it that readers look at the bitmap of a page that is about to be published.
     #[inline(always)]
-    pub(super) fn stir(&self, page: u64, bitmap: u64) {
+    pub(super) fn mark_dirty(&self, page: u64, bitmap: u64) {
         if bitmap == 0 {
             self.state.head().emptied.store(1, Ordering::Relaxed);
         } else {
-            self.state.calm.stir(page);
+            self.state.clean.mark_dirty(page);
         }
     }
 
     /// Makes the new bitmap of a page visible and unlocks it. Not for one of several pages that are to be seen together.
     #[inline(always)]
     pub(super) fn publish(&self, page: u64, state: &PageState, bitmap: u64, version: u64) {
-        self.stir(page, bitmap);
+        self.mark_dirty(page, bitmap);
         state.publish(bitmap, version);
     }
 }

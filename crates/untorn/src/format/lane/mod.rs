@@ -5,18 +5,18 @@
 
 use std::io;
 
-use super::record::{LINE, Line, Record, Seal, encode};
+use super::record::{ChecksumSeed, LINE, Line, Record, encode};
 use crate::error::Result;
 use crate::storage::MediumFile;
-use crate::sync::slots::{All, Berth, BerthState, Berths};
-use crate::sync::word_lock::Gate;
+use crate::sync::slots::{AllSlots, ThreadSlot, ThreadSlotState, ThreadSlots};
+use crate::sync::word_lock::WordLock;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray};
 
 /// The volatile state of a lane, a cache line of its own. All zeros is an empty lane.
 #[derive(Debug, Zeroed)]
 #[repr(C, align(64))]
 pub(crate) struct LaneState {
-    gate: Gate,
+    word_lock: WordLock,
     /// Sequence number of the lane's last record.
     last: AtomicU64,
     /// Lines ever appended; the next one goes to slot `head % slots`.
@@ -25,19 +25,19 @@ pub(crate) struct LaneState {
     tail: AtomicU64,
 }
 
-impl BerthState for LaneState {
+impl ThreadSlotState for LaneState {
     #[inline(always)]
-    fn gate(&self) -> &Gate {
-        &self.gate
+    fn word_lock(&self) -> &WordLock {
+        &self.word_lock
     }
 }
 
 /// A lane held by this thread; dropping it lets it go.
-pub(crate) type Lane<'a> = Berth<'a, LaneState>;
+pub(crate) type Lane<'a> = ThreadSlot<'a, LaneState>;
 
 /// The lanes of one sidecar.
 pub(crate) struct Lanes {
-    berths: Berths<LaneState>,
+    thread_slots: ThreadSlots<LaneState>,
     /// For each line of each lane the pages it names, plus 1: two words, 0 for none.
     named: ZeroedArray<AtomicU64>,
     /// Byte offset of the first lane in the sidecar.
@@ -59,7 +59,7 @@ impl Lanes {
     /// Empty lanes whose first begins at byte `at` of the sidecar. Both numbers are powers of two.
     pub(crate) fn new(at: u64, lanes: u32, slots: u32) -> io::Result<Self> {
         Ok(Lanes {
-            berths: Berths::new(lanes as usize)?,
+            thread_slots: ThreadSlots::new(lanes as usize)?,
             named: ZeroedArray::reserve(2 * lanes as usize * slots as usize)?,
             at,
             slots: u64::from(slots),
@@ -69,17 +69,17 @@ impl Lanes {
     /// A free lane, this thread's own if it is.
     #[inline(always)]
     pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'_> {
-        self.berths.acquire(relax)
+        self.thread_slots.acquire(relax)
     }
 
     /// This thread's own lane, if it is free.
     pub(crate) fn try_acquire(&self) -> Option<Lane<'_>> {
-        self.berths.try_acquire()
+        self.thread_slots.try_acquire()
     }
 
     /// Every lane that was ever taken: while they are held, no write and no record is under way anywhere.
-    pub(crate) fn acquire_all(&self, relax: impl FnMut(u32)) -> All<'_, LaneState> {
-        self.berths.acquire_all(relax)
+    pub(crate) fn acquire_all(&self, relax: impl FnMut(u32)) -> AllSlots<'_, LaneState> {
+        self.thread_slots.acquire_all(relax)
     }
 
     /// Every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
@@ -88,7 +88,7 @@ impl Lanes {
     /// non-temporal store over a cached line costs half a fence more.
     #[inline]
     pub(crate) fn live_pages(&self, index: usize, head: u64) -> impl Iterator<Item = u64> {
-        let lines = self.berths.states()[index].tail.load(Ordering::Acquire)..head;
+        let lines = self.thread_slots.states()[index].tail.load(Ordering::Acquire)..head;
         let names = lines.flat_map(move |line| {
             let slot = 2 * self.slot(index, line);
             &self.named[slot..slot + 2]
@@ -98,12 +98,12 @@ impl Lanes {
 
     /// The highest sequence number of any lane.
     pub(crate) fn last(&self) -> u64 {
-        self.berths.states().iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
+        self.thread_slots.states().iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
     }
 
     /// Gives up the lines of every lane before the head it had at a cut. The cut is durable.
     pub(crate) fn retire(&self, heads: &[u64]) {
-        for (state, &head) in self.berths.states().iter().zip(heads) {
+        for (state, &head) in self.thread_slots.states().iter().zip(heads) {
             state.tail.store(head, Ordering::Release);
         }
     }
@@ -135,8 +135,8 @@ impl Lanes {
     /// Where the next record of this thread will probably go: in its own lane.
     #[inline(always)]
     pub(crate) fn guess(&self) -> Position {
-        let lane = self.berths.home();
-        self.berths.states()[lane].position(lane)
+        let lane = self.thread_slots.home();
+        self.thread_slots.states()[lane].position(lane)
     }
 
     #[inline(always)]
@@ -167,8 +167,14 @@ impl Lanes {
     }
 
     /// Stores a record of any number of lines. The caller has seen that there is room.
-    pub(crate) fn append<F: MediumFile>(&self, lane: &Lane<'_>, file: &F, seal: Seal, record: &Record) -> Result<()> {
-        let lines = encode(seal, self.offset(lane.position()), record);
+    pub(crate) fn append<F: MediumFile>(
+        &self,
+        lane: &Lane<'_>,
+        file: &F,
+        checksum_seed: ChecksumSeed,
+        record: &Record,
+    ) -> Result<()> {
+        let lines = encode(checksum_seed, self.offset(lane.position()), record);
         let head = lane.head();
         let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
         for (n, line) in lines.iter().enumerate() {

@@ -11,7 +11,7 @@ use super::{
     Geometry, PAGE, barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text,
 };
 use crate::error::{Error, Result};
-use crate::options::{Durability, EngineKind, Layout, Options, Trust};
+use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp};
 
 /// A sidecar that belongs to its data file, locked by this handle.
@@ -65,7 +65,7 @@ pub(crate) fn attach<M: Medium>(
     let identity = data.identity()?;
     let place = sidecar_path(path, identity.inode);
     // Another process may create, settle or remove the sidecar between two of our steps; each time round we look anew.
-    let mut drop_sidecar = options.trust == Some(Trust::File);
+    let mut drop_sidecar = options.prefer == Some(Prefer::File);
     for _ in 0..16 {
         let Some(side) = open_existing(medium, &place, Access::ReadWrite, plan.reserve)? else {
             match data.mark()? {
@@ -90,7 +90,7 @@ pub(crate) fn attach<M: Medium>(
             continue;
         }
         // Not before: whoever is to keep others away may have come while we waited for the lock.
-        options.admission.as_ref().map_or(Ok(()), |admission| admission.admit())?;
+        options.exclusion.as_ref().map_or(Ok(()), |exclusion| exclusion.check_exclusion())?;
         data.sync(barriers::ATTACH_FILES)?;
         side.sync(barriers::ATTACH_FILES)?;
         medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;
@@ -108,10 +108,10 @@ pub(crate) fn attach<M: Medium>(
         if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs {
             // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
             // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
-            let aside = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
-            tracing::warn!(path = %path.display(), sidecar = %aside.display(), "renamed a sidecar that does not belong \
+            let in_sidecar_page = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
+            tracing::warn!(path = %path.display(), sidecar = %in_sidecar_page.display(), "renamed a sidecar that does not belong \
                                                                                 to this file");
-            relocate(medium, &directory(path), &place, &aside)?;
+            relocate(medium, &directory(path), &place, &in_sidecar_page)?;
             continue;
         }
         // Of a file that was closed cleanly the hybrid log keeps nothing back.
@@ -126,12 +126,7 @@ pub(crate) fn attach<M: Medium>(
             continue;
         }
         if another {
-            let what = format!(
-                "a sidecar of the {} engine holds committed bytes of this file; open the file with that engine, or \
-                 settle it first (`untorn settle`)",
-                superblock.engine
-            );
-            return Err(Error::Invalid { path: path.to_owned(), what });
+            return Err(Error::OtherEngine { path: path.to_owned(), engine: superblock.engine.to_string() });
         }
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
         if options.adopt && mark == MarkState::Present(superblock.uuid) {
@@ -142,7 +137,7 @@ pub(crate) fn attach<M: Medium>(
             // A crash during creation: the sidecar is whole, the data file may not say yet that it has one.
             brand(data, &superblock)?;
         }
-        if superblock.left == Left::Clean && options.trust != Some(Trust::Sidecar) {
+        if superblock.left == Left::Clean && options.prefer != Some(Prefer::Sidecar) {
             unchanged(path, superblock.stamp, data.stamp()?)?;
         }
         return Ok(Attached { side, path: place, superblock, retirement });
@@ -316,7 +311,7 @@ pub(crate) fn unchanged(path: &Path, recorded: Stamp, now: Stamp) -> Result<()> 
     } else {
         return Ok(());
     };
-    Err(Error::MixedUse { path: path.to_owned(), what })
+    Err(Error::ModifiedExternally { path: path.to_owned(), what })
 }
 
 /// Makes the data file say that it has this sidecar.

@@ -8,9 +8,9 @@
 mod adopt;
 pub(crate) mod attach;
 pub(crate) mod data;
-pub(crate) mod ledger;
 pub(crate) mod retirement;
 pub(crate) mod space;
+pub(crate) mod state;
 pub(crate) mod superblock;
 
 use std::ffi::OsStr;

@@ -1,7 +1,7 @@
 //! The retirement line: the number up to which the bitmaps have all records, and the session that may write records.
 //!
 //! There are two copies in different sectors, written alternately; the valid one with the higher sequence number
-//! counts. Writing one retires records in a single 64-byte step: every record numbered up to `cut` is dead, and so is
+//! counts. Writing one retires records in a single 64-byte step: every record numbered up to `checkpoint` is dead, and so is
 //! every record sealed in another session.
 
 use std::path::Path;
@@ -22,7 +22,7 @@ const AT: [u64; 2] = [2 * PAGE, 2 * PAGE + 512];
 pub(crate) struct Retirement {
     pub(crate) seq: u64,
     /// Records up to this number stand in the bitmaps.
-    pub(crate) cut: u64,
+    pub(crate) checkpoint: u64,
     /// Length of the data file at the cut.
     pub(crate) len: u64,
     /// Grows at every open for writing.
@@ -35,7 +35,7 @@ pub(crate) struct Retirement {
 #[repr(C)]
 struct Raw {
     seq: U64,
-    cut: U64,
+    checkpoint: U64,
     len: U64,
     session: U64,
     side_len: U64,
@@ -49,7 +49,7 @@ impl Retirement {
     fn encode(&self, uuid: &[u8; 16]) -> [u8; 64] {
         let raw = Raw {
             seq: self.seq.into(),
-            cut: self.cut.into(),
+            checkpoint: self.checkpoint.into(),
             len: self.len.into(),
             session: self.session.into(),
             side_len: self.side_len.into(),
@@ -70,7 +70,7 @@ impl Retirement {
         let raw = Raw::read_from_bytes(bytes).ok()?;
         (Self::check(bytes, uuid) == raw.check.get()).then(|| Retirement {
             seq: raw.seq.get(),
-            cut: raw.cut.get(),
+            checkpoint: raw.checkpoint.get(),
             len: raw.len.get(),
             session: raw.session.get(),
             side_len: raw.side_len.get(),
@@ -97,7 +97,9 @@ impl Retirement {
         }
         let corrupt = |what: String| Error::Corrupt { path: path.to_owned(), offset: Some(AT[0]), what };
         let best = best.ok_or_else(|| corrupt("neither retirement line is valid".to_owned()))?;
-        if best.len > MAX_LEN || [best.seq, best.cut, best.session].iter().any(|&number| number > MAX_NUMBER_AT_OPEN) {
+        if best.len > MAX_LEN
+            || [best.seq, best.checkpoint, best.session].iter().any(|&number| number > MAX_NUMBER_AT_OPEN)
+        {
             return Err(corrupt(format!("the retirement line has impossible values: {best:?}")));
         }
         if file.len() < best.side_len {

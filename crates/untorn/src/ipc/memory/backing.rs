@@ -28,7 +28,7 @@ pub(crate) trait Backing: Send + Sync {
     }
 
     /// What is to hold of it whichever process has it open, in words of its own.
-    fn terms(&self) -> String {
+    fn negotiated(&self) -> String {
         String::new()
     }
 
@@ -91,9 +91,9 @@ impl Before {
         self.0.len()
     }
 
-    /// The [terms](Backing::terms) of the process that came first.
-    pub(crate) fn terms(&self) -> String {
-        self.0.terms()
+    /// The [terms](Backing::negotiated) of the process that came first.
+    pub(crate) fn negotiated(&self) -> String {
+        self.0.negotiated()
     }
 
     /// Told which backing was found, and in which session it was left, before anything of it is changed; by how much the
@@ -105,7 +105,7 @@ impl Before {
     ///
     /// # Errors
     /// In words, that it is not as it was left.
-    pub(crate) fn succeed(&self, identity: [u64; 2], session: u64) -> std::result::Result<u64, String> {
+    pub(crate) fn take_over_session(&self, identity: [u64; 2], session: u64) -> std::result::Result<u64, String> {
         if identity != self.0.backing() {
             return Err(REPLACED.to_owned());
         }
@@ -120,25 +120,25 @@ impl Before {
 }
 
 /// Which backing is found by a process that comes to serve, and which session it begins: told by the engine that opens it.
-pub(crate) struct Succession {
+pub(crate) struct Takeover {
     before: Option<Before>,
     /// By the last attempt, for an opening may take several.
     found: Mutex<([u64; 2], u64)>,
 }
 
-impl Succession {
+impl Takeover {
     pub(crate) fn of(before: Option<&Before>) -> Self {
-        Succession { before: before.cloned(), found: Mutex::default() }
+        Takeover { before: before.cloned(), found: Mutex::default() }
     }
 
     /// Told the backing's UUID and the session in which it was left; by how much the number of the next one is to be higher.
     ///
     /// # Errors
     /// In words, that it is not as it was left.
-    pub(crate) fn succeed(&self, uuid: &[u8; 16], session: u64) -> std::result::Result<u64, String> {
+    pub(crate) fn take_over_session(&self, uuid: &[u8; 16], session: u64) -> std::result::Result<u64, String> {
         let uuid = u128::from_le_bytes(*uuid);
         let identity = [uuid as u64, (uuid >> 64) as u64];
-        let step = self.before.as_ref().map_or(Ok(1), |before| before.succeed(identity, session))?;
+        let step = self.before.as_ref().map_or(Ok(1), |before| before.take_over_session(identity, session))?;
         *self.found.lock().unwrap_or_else(PoisonError::into_inner) = (identity, session.wrapping_add(step));
         Ok(step)
     }
@@ -164,6 +164,11 @@ pub(crate) trait Opener: Send + Sync {
     /// What of the file it opens, in words, if that can differ: only those who say the same share a working copy.
     fn part(&self) -> String {
         String::new()
+    }
+
+    /// Who holds the file, for an error, if this process shares it already.
+    fn holder_here(&self) -> &'static str {
+        "another handle of this process"
     }
 }
 

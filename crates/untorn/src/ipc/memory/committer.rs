@@ -9,13 +9,13 @@ use std::thread::{self, JoinHandle};
 
 use super::backing::{Backing, Cut};
 use crate::error::{Error, Result};
-use crate::ipc::connection::{bell, ring};
+use crate::ipc::connection::{event, notify};
 
 /// The thread that calls the backing. It ends with this value, and the backing is nobody's then.
 pub(super) struct Committer {
     cuts: Option<Sender<Cut>>,
     done: Receiver<(Cut, Result<u64>)>,
-    bell: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -36,8 +36,8 @@ impl Committer {
     pub(super) fn start(backing: Arc<dyn Backing>) -> io::Result<Self> {
         let (cuts, to_commit) = channel::<Cut>();
         let (committed, done) = channel();
-        let bell = Arc::new(bell()?);
-        let ours = Arc::clone(&bell);
+        let event = Arc::new(event()?);
+        let ours = Arc::clone(&event);
         let thread = thread::Builder::new().name("untorn-committer".to_owned()).spawn(move || {
             for cut in to_commit {
                 #[cfg(test)]
@@ -52,15 +52,15 @@ impl Committer {
                 if committed.send((cut, result)).is_err() {
                     return;
                 }
-                ring(&ours);
+                notify(&ours);
             }
         })?;
-        Ok(Committer { cuts: Some(cuts), done, bell, thread: Some(thread) })
+        Ok(Committer { cuts: Some(cuts), done, event, thread: Some(thread) })
     }
 
     /// Readable when a commit is done.
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 
     /// Hands a cut over; false if the thread is gone.
@@ -71,7 +71,7 @@ impl Committer {
     /// The commit that is done, if one is, with its cut.
     pub(super) fn done(&self) -> Option<(Cut, Result<u64>)> {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
+        let _ = rustix::io::read(&self.event, &mut count);
         self.done.try_recv().ok()
     }
 

@@ -21,7 +21,7 @@ const GAP: u64 = 12;
 
 /// How long a thread may be about to make a page writable. It takes microseconds, unless its process is stopped, or gets no
 /// CPU for a while, which is no reason to refuse a commit.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PROTECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a process that is cut off may take between forsaking the memory and saying that it takes part no more. Stores wait
 /// meanwhile.
@@ -123,11 +123,11 @@ impl Server {
                 if self.control.active(slot).load(Ordering::SeqCst) == 0 {
                     break;
                 }
-                if !self.place.is_alive(slot) {
+                if !self.rendezvous.is_alive(slot) {
                     self.release(slot);
                     break;
                 }
-                if since.elapsed() > PATIENCE {
+                if since.elapsed() > PROTECT_TIMEOUT {
                     if !self.control.rolling_back() {
                         self.control.set_gate(OPEN);
                     }
@@ -174,15 +174,15 @@ impl Server {
 
     /// Protects the pages from `from` to `to` in the process of a slot, unless it is gone, and with it all who could store.
     pub(super) fn protect_in(&self, slot: usize, from: u64, to: u64) -> io::Result<()> {
-        let Some(seat) = &self.seats[slot] else { return Ok(()) };
+        let Some(admit_member) = &self.seats[slot] else { return Ok(()) };
         let since = Instant::now();
-        while let Err(error) = protect_pages(&seat.tracker, seat.base, from, to) {
+        while let Err(error) = protect_pages(&admit_member.tracker, admit_member.base, from, to) {
             match Errno::from_io_error(&error) {
                 Some(Errno::SRCH) => break,
                 // It has other memory there. One that is cut off has forsaken it all, and says right after that it takes part
                 // no more. But one that takes part has other memory in the place of a page that it lost, or touched beyond the
                 // end, and behind that one there may be pages that are still to be protected.
-                Some(Errno::NOENT) if !self.place.is_alive(slot) => break,
+                Some(Errno::NOENT) if !self.rendezvous.is_alive(slot) => break,
                 Some(Errno::NOENT) if since.elapsed() > FORSAKING => {
                     return Err(io::Error::other(
                         "a process that shares it has lost a page of it, or touched one beyond its end; let that \
@@ -247,11 +247,11 @@ impl Server {
     }
 
     pub(super) fn poisoned(&self, cause: String) -> Error {
-        Error::Poisoned { path: self.place.path().to_owned(), cause }
+        Error::Poisoned { path: self.rendezvous.path().to_owned(), cause }
     }
 
     pub(super) fn io(&self, operation: &'static str, error: io::Error) -> Error {
-        Error::io(operation, self.place.path(), error)
+        Error::io(operation, self.rendezvous.path(), error)
     }
 }
 

@@ -10,14 +10,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::backing::Opener;
 use super::control::Control;
+use super::fault_handler::FaultHandler;
 use super::join::come_back;
-use super::keeper::Keeper;
-use super::owner::{Serving, take_over};
+use super::owner::{Owner, take_over};
 use crate::error::{Error, Result};
-use crate::ipc::connection::{Connection, SHORTAGE, Trouble, timespec};
-use crate::ipc::message::{Came, INVALID, Kind, Message, POISONED, is_shortage, receive};
-use crate::ipc::rendezvous::Place;
-use crate::sys::fault::Watch;
+use crate::ipc::connection::{ConnectError, Connection, SHORTAGE, timespec};
+use crate::ipc::message::{INVALID, Incoming, Kind, Message, POISONED, is_shortage, receive};
+use crate::ipc::rendezvous::Rendezvous;
+use crate::sys::fault::TrackedData;
 use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;
 use crate::sys::userfault::Userfault;
@@ -37,20 +37,20 @@ const ABSTENTION: Duration = Duration::from_secs(10);
 
 /// What a process has of a working copy.
 pub(super) struct Member {
-    pub(super) place: Arc<Place>,
+    pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) opener: Arc<dyn Opener>,
     pub(super) control: Arc<Control>,
     pub(super) pages: Arc<SharedPages>,
     pub(super) tracker: Arc<Userfault>,
     pub(super) line: Arc<Line>,
     /// What the signal handler does, for what the program asks for by a call.
-    pub(super) keeper: Keeper,
-    pub(super) watch: Mutex<Option<Watch>>,
+    pub(super) fault_handler: FaultHandler,
+    pub(super) watch: Mutex<Option<TrackedData>>,
     pub(super) stop: OwnedFd,
     pub(super) asked: Mutex<Asked>,
     pub(super) answered: Condvar,
-    pub(super) serving: Mutex<Option<Serving>>,
-    pub(super) cut_off: Arc<AtomicBool>,
+    pub(super) owner: Mutex<Option<Owner>>,
+    pub(super) evicted: Arc<AtomicBool>,
 }
 
 /// A row of failures.
@@ -83,7 +83,7 @@ pub(super) struct Asked {
     /// Those who wait, and the answers that have come.
     waiting: BTreeMap<u64, Option<Message>>,
     /// Why there will be no answers any more.
-    pub(super) cut_off: Option<String>,
+    pub(super) evicted: Option<String>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -95,8 +95,8 @@ impl Member {
     /// Asks the process that serves, and waits for its answer: the number of the last commit. If the process dies the next
     /// one is asked.
     pub(super) fn request(&self, kind: Kind, operation: &'static str, a: u64) -> Result<u64> {
-        if let Some(offset) = lock(&self.watch).as_ref().and_then(Watch::lost) {
-            return Err(Error::page_lost(operation, self.place.path(), offset));
+        if let Some(offset) = lock(&self.watch).as_ref().and_then(TrackedData::lost) {
+            return Err(Error::page_lost(operation, self.rendezvous.path(), offset));
         }
         let mut asked = lock(&self.asked);
         let id = asked.next;
@@ -110,9 +110,9 @@ impl Member {
                 drop(asked);
                 return self.result(operation, answer);
             }
-            if let Some(why) = asked.cut_off.clone() {
+            if let Some(why) = asked.evicted.clone() {
                 asked.waiting.remove(&id);
-                return Err(Error::Poisoned { path: self.place.path().to_owned(), cause: why });
+                return Err(Error::Poisoned { path: self.rendezvous.path().to_owned(), cause: why });
             }
             if sent_on != Some(asked.lines) {
                 #[cfg(test)]
@@ -134,7 +134,7 @@ impl Member {
     }
 
     fn result(&self, operation: &'static str, answer: Message) -> Result<u64> {
-        let path = self.place.path();
+        let path = self.rendezvous.path();
         match answer.kind {
             Kind::Done => Ok(answer.a),
             _ if answer.b == POISONED => Err(Error::Poisoned { path: path.to_owned(), cause: answer.text }),
@@ -159,7 +159,7 @@ impl Member {
                 return;
             }
             // What it said before it went is still to be heard.
-            let gone = line && self.hear();
+            let gone = line && self.recv();
             if gone || dead {
                 match self.find_server() {
                     Some(next) => server = next,
@@ -170,19 +170,19 @@ impl Member {
     }
 
     /// Takes all answers there are; true if there will be no more.
-    fn hear(&self) -> bool {
+    fn recv(&self) -> bool {
         loop {
             match receive(self.line.as_fd()) {
-                Came::Message(answer, _) => {
-                    if let Some(place @ None) = lock(&self.asked).waiting.get_mut(&answer.id)
+                Incoming::Message(answer, _) => {
+                    if let Some(rendezvous @ None) = lock(&self.asked).waiting.get_mut(&answer.id)
                         && matches!(answer.kind, Kind::Done | Kind::Failed)
                     {
-                        *place = Some(answer);
+                        *rendezvous = Some(answer);
                         self.answered.notify_all();
                     }
                 }
-                Came::Nothing => return false,
-                Came::End | Came::Short(_) => return true,
+                Incoming::Nothing => return false,
+                Incoming::End | Incoming::Short(_) => return true,
             }
         }
     }
@@ -191,28 +191,27 @@ impl Member {
     /// off.
     fn find_server(&self) -> Option<OwnedFd> {
         // If this process served, that thread has ended, or is about to.
-        let mut resigned = lock(&self.serving).take().is_some_and(|serving| serving.resigned()).then(Instant::now);
+        let mut resigned = lock(&self.owner).take().is_some_and(|owner| owner.resigned()).then(Instant::now);
         let (mut refused, mut failed) = (Row::default(), Row::default());
         loop {
             let mut rest = PAUSE;
             // It may not even have let this process in.
-            let ended = lock(&self.serving).take_if(|serving| serving.has_ended());
-            if ended.is_some_and(|serving| serving.resigned()) {
+            let ended = lock(&self.owner).take_if(|owner| owner.has_ended());
+            if ended.is_some_and(|owner| owner.resigned()) {
                 resigned = Some(Instant::now());
             }
-            let abstains = resigned.is_some_and(|since| since.elapsed() < ABSTENTION) && self.place.has_others();
+            let abstains = resigned.is_some_and(|since| since.elapsed() < ABSTENTION) && self.rendezvous.has_others();
             #[cfg(test)]
             let abstains = abstains || super::tests::ABSTAINS.load(Ordering::SeqCst);
-            let may_serve = !abstains && lock(&self.serving).is_none() && self.place.try_serve().unwrap_or(false);
-            if may_serve {
-                match take_over(&self.place, &self.control, &self.pages, &self.opener) {
-                    Ok(serving) => *lock(&self.serving) = Some(serving),
+            let may_own = !abstains && lock(&self.owner).is_none() && self.rendezvous.try_own().unwrap_or(false);
+            if may_own {
+                match take_over(&self.rendezvous, &self.control, &self.pages, &self.opener) {
+                    Ok(owner) => *lock(&self.owner) = Some(owner),
                     Err(error) => {
-                        self.place.serve_no_more();
+                        self.rendezvous.give_up_ownership();
                         if failed.is_enough() {
-                            return self.cut(format!(
-                                "the process that served it ended, and this process cannot take \
-                                                     over: {error}"
+                            return self.evict(format!(
+                                "the process that served it ended, and this process cannot take over: {error}"
                             ));
                         }
                         // Another one may be able to.
@@ -220,14 +219,17 @@ impl Member {
                     }
                 }
             }
-            let back = come_back(&self.place, &self.control, self.pages.address(), &self.tracker, self.stop.as_fd());
+            let back =
+                come_back(&self.rendezvous, &self.control, self.pages.address(), &self.tracker, self.stop.as_fd());
             match back.and_then(|connection| self.exchange(connection)) {
                 Ok(server) => return Some(server),
-                Err(Trouble::Again(_)) => refused = Row::default(),
+                Err(ConnectError::Again(_)) => refused = Row::default(),
                 // It may pass, but the others wait for this process.
-                Err(Trouble::Never(why) | Trouble::Short(why)) if refused.is_enough() => return self.cut(why),
-                Err(Trouble::Never(_)) => {}
-                Err(Trouble::Short(_)) => rest = SHORTAGE,
+                Err(ConnectError::Never(why) | ConnectError::Short(why)) if refused.is_enough() => {
+                    return self.evict(why);
+                }
+                Err(ConnectError::Never(_)) => {}
+                Err(ConnectError::Short(_)) => rest = SHORTAGE,
             }
             let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
             if poll(&mut stop, Some(&timespec(rest))).is_ok_and(|ready| ready > 0) {
@@ -238,13 +240,13 @@ impl Member {
 
     /// Ends this process's part: its calls fail, and nobody has to wait for it any more, neither to serve nor for its
     /// userfaultfd. So first none of its stores may reach the memory.
-    fn cut(&self, why: String) -> Option<OwnedFd> {
-        drop(lock(&self.serving).take());
+    fn evict(&self, why: String) -> Option<OwnedFd> {
+        drop(lock(&self.owner).take());
         {
             // Under the lock: who sees the flag and asks why waits for the answer.
             let mut asked = lock(&self.asked);
-            self.cut_off.store(true, Ordering::SeqCst);
-            asked.cut_off = Some(why);
+            self.evicted.store(true, Ordering::SeqCst);
+            asked.evicted = Some(why);
         }
         self.answered.notify_all();
         // Memory of its own in the place of that of all. There is no page table to be made for it, as for protecting each page.
@@ -256,16 +258,16 @@ impl Member {
                 return None;
             }
         }
-        self.place.detach();
+        self.rendezvous.detach();
         None
     }
 
     /// Makes a connection the process's line, and has those who wait ask again.
-    fn exchange(&self, connection: Connection) -> std::result::Result<OwnedFd, Trouble> {
+    fn exchange(&self, connection: Connection) -> std::result::Result<OwnedFd, ConnectError> {
         #[cfg(test)]
         super::tests::EXCHANGES.fetch_add(1, Ordering::SeqCst);
         let mut asked = lock(&self.asked);
-        self.line.exchange(&connection.socket).map_err(|error| Trouble::here(error.to_string(), &error))?;
+        self.line.exchange(&connection.socket).map_err(|error| ConnectError::here(error.to_string(), &error))?;
         asked.lines += 1;
         drop(asked);
         self.answered.notify_all();

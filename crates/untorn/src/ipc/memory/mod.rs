@@ -57,7 +57,7 @@
 //!   thread that reads events took 8–10 µs while another CPU was busy, but 65–90 µs when it was idle, because two CPUs
 //!   must wake up then. So the storing thread serves itself.
 //! - The kernel's own stores to a protected page (`read(2)` into it), and its loads from a missing one, fail with
-//!   EFAULT: use [`WorkingCopy::open_range`] for these. Devices store to memory that was pinned before a cut (direct
+//!   EFAULT: use [`SharedMemory::open_range`] for these. Devices store to memory that was pinned before a cut (direct
 //!   I/O, registered buffers) unnoticed: do not direct such I/O into a working copy.
 //!
 //! # What it costs (two busy cores, `tests/costs.rs`)
@@ -78,8 +78,8 @@ mod backing;
 mod committer;
 mod control;
 mod cut;
+mod fault_handler;
 mod join;
-mod keeper;
 mod member;
 mod owner;
 mod server;
@@ -93,18 +93,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
-pub(crate) use backing::{Backing, Before, Cut, Opener, Succession, cause_of};
+pub(crate) use backing::{Backing, Before, Cut, Opener, Takeover, cause_of};
 
 use self::control::PAGE;
-pub(crate) use self::keeper::BetweenCuts;
-use self::keeper::Keeper;
+pub(crate) use self::fault_handler::BetweenCuts;
+use self::fault_handler::FaultHandler;
 use self::member::{Asked, Member, lock};
 use crate::error::{Error, Result};
 use crate::ipc::connection;
 use crate::ipc::message::Kind;
-use crate::ipc::rendezvous::Place;
+use crate::ipc::rendezvous::Rendezvous;
 use crate::sys::direct::read_once;
-use crate::sys::fault::{Watch, none_lost};
+use crate::sys::fault::{TrackedData, none_lost};
 use crate::sys::incarnation;
 use crate::sys::socket::Line;
 
@@ -112,14 +112,14 @@ use crate::sys::socket::Line;
 const READ_AT_ONCE: usize = 1 << 20;
 
 /// This process's handle of a working copy. Dropping it leaves.
-pub(crate) struct WorkingCopy {
+pub(crate) struct SharedMemory {
     member: Arc<Member>,
     watcher: Option<JoinHandle<()>>,
-    owner: u64,
+    process: u64,
     left: bool,
 }
 
-impl WorkingCopy {
+impl SharedMemory {
     /// Takes part in the working copy whose processes meet at `name` in the directory `dir`, or begins one, of what `opener`
     /// opens. It has address space for `reserve` bytes, the file's length at least, as the process that began it wanted.
     ///
@@ -133,25 +133,25 @@ impl WorkingCopy {
         crate::sys::userfault::probe().map_err(|error| Error::io("share plain stores to", file, error))?;
         // Before others count on this process: what follows the joining must be quick.
         crate::sys::fault::prepare().map_err(|error| Error::io("watch the working copy of", file, error))?;
-        let place = Arc::new(Place::open(file, dir, name)?);
-        let joined = join::join(&place, &opener, reserve)?;
-        let failed = |error| Error::io("watch the working copy of", place.path(), error);
+        let rendezvous = Arc::new(Rendezvous::open_for(file, dir, name, opener.holder_here())?);
+        let joined = join::join(&rendezvous, &opener, reserve)?;
+        let failed = |error| Error::io("watch the working copy of", rendezvous.path(), error);
         let (pages, tracker) = (Arc::new(joined.pages), Arc::new(joined.tracker));
-        let (line, cut_off) = (Arc::new(Line::new(joined.connection.socket)), Arc::new(AtomicBool::new(false)));
-        let keeper = || Keeper {
+        let (line, evicted) = (Arc::new(Line::new(joined.connection.socket)), Arc::new(AtomicBool::new(false)));
+        let fault_handler = || FaultHandler {
             control: Arc::clone(&joined.control),
             tracker: Arc::clone(&tracker),
-            owner: incarnation(),
+            process: incarnation(),
             base: pages.address(),
-            slot: place.slot(),
+            slot: rendezvous.slot(),
             line: Arc::clone(&line),
-            cut_off: Arc::clone(&cut_off),
+            evicted: Arc::clone(&evicted),
             idle: AtomicU32::new(0),
         };
-        let stop = connection::bell().map_err(failed)?;
-        let watch = Watch::kept(pages.address(), pages.reserved(), Box::new(keeper())).map_err(failed)?;
+        let stop = connection::event().map_err(failed)?;
+        let watch = TrackedData::kept(pages.address(), pages.reserved(), Box::new(fault_handler())).map_err(failed)?;
         let member = Arc::new(Member {
-            keeper: keeper(),
+            fault_handler: fault_handler(),
             opener,
             control: Arc::clone(&joined.control),
             pages: Arc::clone(&pages),
@@ -161,13 +161,13 @@ impl WorkingCopy {
             stop,
             asked: Mutex::new(Asked::default()),
             answered: Condvar::new(),
-            serving: Mutex::new(joined.serving),
-            cut_off: Arc::clone(&cut_off),
-            place: Arc::clone(&place),
+            owner: Mutex::new(joined.owner),
+            evicted: Arc::clone(&evicted),
+            rendezvous: Arc::clone(&rendezvous),
         });
         let (watching, server) = (Arc::clone(&member), joined.connection.server);
         let watcher = thread::Builder::new().name("untorn-watcher".to_owned()).spawn(move || watching.watch(server));
-        Ok(WorkingCopy { watcher: Some(watcher.map_err(failed)?), member, owner: incarnation(), left: false })
+        Ok(SharedMemory { watcher: Some(watcher.map_err(failed)?), member, process: incarnation(), left: false })
     }
 
     /// Bytes of the working copy now; 0 in a forked child, which does not have it.
@@ -177,7 +177,7 @@ impl WorkingCopy {
 
     /// The file that errors name.
     pub(crate) fn path(&self) -> &Path {
-        self.member.place.path()
+        self.member.rendezvous.path()
     }
 
     /// Bytes that it can grow to.
@@ -190,7 +190,7 @@ impl WorkingCopy {
         if self.is_ours() { self.member.control.commit() } else { 0 }
     }
 
-    /// The address of the first byte; [`reserved`](WorkingCopy::reserved) bytes belong to the working copy, and those
+    /// The address of the first byte; [`reserved`](SharedMemory::reserved) bytes belong to the working copy, and those
     /// beyond its length are lost pages.
     pub(crate) fn address(&self) -> *mut u8 {
         self.member.pages.at(0)
@@ -207,7 +207,7 @@ impl WorkingCopy {
     /// Copies bytes out, which others may be storing to.
     ///
     /// # Errors
-    /// As for [`check`](WorkingCopy::check); what was copied may be zeros then.
+    /// As for [`check`](SharedMemory::check); what was copied may be zeros then.
     ///
     /// # Panics
     /// If they lie beyond what is reserved.
@@ -221,7 +221,7 @@ impl WorkingCopy {
     /// Copies bytes in.
     ///
     /// # Errors
-    /// As for [`check`](WorkingCopy::check); what was copied may reach nobody then.
+    /// As for [`check`](SharedMemory::check); what was copied may reach nobody then.
     ///
     /// # Panics
     /// If they lie beyond what is reserved.
@@ -242,7 +242,7 @@ impl WorkingCopy {
     /// Takes the stores of all processes since the last commit back.
     ///
     /// # Errors
-    /// As for [`commit`](WorkingCopy::commit).
+    /// As for [`commit`](SharedMemory::commit).
     pub(crate) fn roll_back(&self) -> Result<u64> {
         self.request(Kind::RollBack, "roll back", 0)
     }
@@ -250,7 +250,7 @@ impl WorkingCopy {
     /// Makes the working copy `len` bytes long in all processes, and commits.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if that is shorter than it is, or more than is reserved; as for [`commit`](WorkingCopy::commit).
+    /// [`Error::Invalid`] if that is shorter than it is, or more than is reserved; as for [`commit`](SharedMemory::commit).
     pub(crate) fn grow(&self, len: u64) -> Result<u64> {
         self.request(Kind::Grow, "grow", len)
     }
@@ -263,14 +263,14 @@ impl WorkingCopy {
     /// [`Error::OutOfRange`], [`Error::Forked`]; [`Error::Poisoned`] if the process has lost touch with the others.
     pub(crate) fn open_range(&self, range: Range<u64>) -> Result<()> {
         self.check()?;
-        let path = || self.member.place.path().to_owned();
+        let path = || self.member.rendezvous.path().to_owned();
         let (len, file_len) = (range.end.saturating_sub(range.start), self.len());
         if range.end > file_len || range.start > range.end {
             return Err(Error::OutOfRange { path: path(), offset: range.start, len, file_len });
         }
-        let keeper = &self.member.keeper;
+        let fault_handler = &self.member.fault_handler;
         for page in range.start / PAGE as u64..range.end.div_ceil(PAGE as u64) {
-            if !(keeper.fetch(page) && keeper.open(page)) {
+            if !(fault_handler.fetch(page) && fault_handler.open(page)) {
                 return Err(self.unserved());
             }
         }
@@ -284,7 +284,7 @@ impl WorkingCopy {
     /// store there not every source gives a second time.
     ///
     /// # Errors
-    /// Those of `read(2)`; as for [`store`](WorkingCopy::store).
+    /// Those of `read(2)`; as for [`store`](SharedMemory::store).
     ///
     /// # Panics
     /// If they lie beyond what is reserved.
@@ -296,7 +296,7 @@ impl WorkingCopy {
 
     fn unserved(&self) -> Error {
         let cause = "no process serves the shared file any more".to_owned();
-        self.check().err().unwrap_or_else(|| Error::Poisoned { path: self.member.place.path().to_owned(), cause })
+        self.check().err().unwrap_or_else(|| Error::Poisoned { path: self.member.rendezvous.path().to_owned(), cause })
     }
 
     /// Sees to it that pages are in memory.
@@ -305,7 +305,7 @@ impl WorkingCopy {
     /// [`Error::Poisoned`], or [`Error::Io`] of a lost page, if that is not to be had.
     pub(crate) fn bring_in(&self, pages: Range<u64>) -> Result<()> {
         for page in pages {
-            if !self.member.keeper.fetch(page) {
+            if !self.member.fault_handler.fetch(page) {
                 return Err(self.unserved());
             }
         }
@@ -316,7 +316,7 @@ impl WorkingCopy {
     /// seconds fail. It loads from pages only that are in memory, and stores to those only that it has
     /// [opened](BetweenCuts::open).
     pub(crate) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
-        self.member.keeper.between_cuts(act)
+        self.member.fault_handler.between_cuts(act)
     }
 
     /// The sessions in which whoever served may have had the backing.
@@ -338,9 +338,9 @@ impl WorkingCopy {
     }
 
     /// Whether this process is the one that serves just now.
-    pub(crate) fn is_serving(&self) -> bool {
+    pub(crate) fn is_owner(&self) -> bool {
         // In this order: a thread of the parent's may have held the lock when this process was forked.
-        self.is_ours() && lock(&self.member.serving).is_some()
+        self.is_ours() && lock(&self.member.owner).is_some()
     }
 
     /// Leaves. What this process stored stays; uncommitted stores go when the last process has left.
@@ -367,20 +367,20 @@ impl WorkingCopy {
         self.in_touch()?;
         // Before zeros take the place of what cannot be read it is noted that nothing more is promised.
         match self.member.control.poisoned() {
-            Some(cause) => Err(Error::Poisoned { path: self.member.place.path().to_owned(), cause }),
+            Some(cause) => Err(Error::Poisoned { path: self.member.rendezvous.path().to_owned(), cause }),
             None => Ok(()),
         }
     }
 
-    /// [`check`](WorkingCopy::check), but for what concerns all who share it.
+    /// [`check`](SharedMemory::check), but for what concerns all who share it.
     fn in_touch(&self) -> Result<()> {
-        let path = || self.member.place.path().to_owned();
+        let path = || self.member.rendezvous.path().to_owned();
         if !self.is_ours() {
             return Err(Error::Forked { path: path() });
         }
         // First, as pages that it needs from then on are lost for no other reason.
-        if self.member.cut_off.load(Ordering::Relaxed) {
-            let cause = lock(&self.member.asked).cut_off.clone();
+        if self.member.evicted.load(Ordering::Relaxed) {
+            let cause = lock(&self.member.asked).evicted.clone();
             let cause = cause.unwrap_or_else(|| {
                 "this process lost its connection to the processes that share the \
                                                  file"
@@ -389,7 +389,7 @@ impl WorkingCopy {
             return Err(Error::Poisoned { path: path(), cause });
         }
         if !none_lost()
-            && let Some(offset) = lock(&self.member.watch).as_ref().and_then(Watch::lost)
+            && let Some(offset) = lock(&self.member.watch).as_ref().and_then(TrackedData::lost)
         {
             return Err(Error::page_lost("load from or store to", &path(), offset));
         }
@@ -397,11 +397,11 @@ impl WorkingCopy {
     }
 
     fn is_ours(&self) -> bool {
-        self.owner == incarnation()
+        self.process == incarnation()
     }
 }
 
-impl Drop for WorkingCopy {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         if !self.is_ours() {
             // A forked child has neither the mapping nor the threads: what it inherited of them stays as it is.
@@ -411,11 +411,11 @@ impl Drop for WorkingCopy {
             // If it can't be said the end of the connection says it.
             let _ = self.member.request(Kind::Leave, "leave", 0);
         }
-        connection::ring(&self.member.stop);
+        connection::notify(&self.member.stop);
         if let Some(watcher) = self.watcher.take() {
             let _ = watcher.join();
         }
         // Ends the serving, if it is here; another process goes on with it.
-        drop(lock(&self.member.serving).take());
+        drop(lock(&self.member.owner).take());
     }
 }

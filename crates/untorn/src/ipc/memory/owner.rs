@@ -12,9 +12,9 @@ use super::backing::{Backing, Before, Opener, REPLACED};
 use super::control::{CLOSED, Control, OPEN, PAGE};
 use super::server::Server;
 use crate::error::{Error, Result};
-use crate::ipc::connection::{bell, ring};
+use crate::ipc::connection::{event, notify};
 use crate::ipc::message::is_shortage_number;
-use crate::ipc::rendezvous::Place;
+use crate::ipc::rendezvous::Rendezvous;
 use crate::sys::shared::SharedPages;
 
 /// How long the backing may say that it is in use when a process that had it may have just died.
@@ -25,13 +25,13 @@ const DYING: Duration = Duration::from_secs(1);
 const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
 
 /// A serving thread of this process; dropping it ends the serving in good order.
-pub(super) struct Serving {
+pub(super) struct Owner {
     stop: Arc<OwnedFd>,
     resigned: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Serving {
+impl Owner {
     /// Whether it has ended by itself.
     pub(super) fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
@@ -43,9 +43,9 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for Owner {
     fn drop(&mut self) {
-        ring(&self.stop);
+        notify(&self.stop);
         if let Some(thread) = self.thread.take() {
             // A panic in it was caught there.
             let _ = thread.join();
@@ -57,23 +57,23 @@ impl Drop for Serving {
 ///
 /// # Errors
 /// Those of the opener; [`Error::Io`], [`Error::Invalid`].
-pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
-    let failed = |error| Error::io("create a working copy of", place.path(), error);
-    let backing = open(place, opener, None, DYING)?;
+pub(super) fn begin(rendezvous: &Arc<Rendezvous>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Owner> {
+    let failed = |error| Error::io("create a working copy of", rendezvous.path(), error);
+    let backing = open(rendezvous, opener, None, DYING)?;
     let len = backing.len();
     let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
     let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
     let Some(bytes) = bytes.filter(|_| reserved <= 1 << 40) else {
         let what = format!("cannot reserve {reserve} bytes of address space; open it with a smaller reserve");
-        return Err(Error::Invalid { path: place.path().to_owned(), what });
+        return Err(Error::Invalid { path: rendezvous.path().to_owned(), what });
     };
     let control = Control::create(len, reserved).map_err(failed)?;
     control.set_commit(backing.last_commit());
     control.set_backing(backing.identity());
-    control.set_terms(&backing.terms());
+    control.set_negotiated(&backing.negotiated());
     control.set_sessions(backing.session(), backing.session());
     let view = SharedPages::create("untorn-working", len.next_multiple_of(PAGE as u64), bytes).map_err(failed)?;
-    start(place, Arc::new(control), view, Ok(backing), opener.part())
+    start(rendezvous, Arc::new(control), view, Ok(backing), opener.part())
 }
 
 /// Goes on with the serving where a process left it. The place says that this one may.
@@ -81,19 +81,19 @@ pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) 
 /// # Errors
 /// [`Error::Io`]: then another process has to.
 pub(super) fn take_over(
-    place: &Arc<Place>,
+    rendezvous: &Arc<Rendezvous>,
     control: &Arc<Control>,
     pages: &SharedPages,
     opener: &Arc<dyn Opener>,
-) -> Result<Serving> {
+) -> Result<Owner> {
     // Nobody who waits to store has to wait for the rest.
     control.recover();
     control.set_gate(if control.rolling_back() { CLOSED } else { OPEN });
     let file = pages.file().try_clone_to_owned();
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
     let view = view.and_then(|view| note_present(control, &view).map(|()| view));
-    let view = view.map_err(|error| Error::io("take over", place.path(), error))?;
-    let opened = open(place, opener, Some(&Before::new(control)), DYING_FOR_CERTAIN);
+    let view = view.map_err(|error| Error::io("take over", rendezvous.path(), error))?;
+    let opened = open(rendezvous, opener, Some(&Before::new(control)), DYING_FOR_CERTAIN);
     let opened = match opened {
         // That is this process's, and says nothing of the file.
         Err(error) if is_shortage_number(error.errno()) => return Err(error),
@@ -111,7 +111,7 @@ pub(super) fn take_over(
         // It has begun, so whoever finds the one before finds what was put in the place of the backing.
         control.set_sessions(backing.session(), backing.session());
     }
-    start(place, Arc::clone(control), view, backing, opener.part())
+    start(rendezvous, Arc::clone(control), view, backing, opener.part())
 }
 
 /// Notes pages that were filled by a process that was killed before it could: who looks whether a page is in memory must not
@@ -150,7 +150,12 @@ fn left_alone(control: &Control, backing: Arc<dyn Backing>) -> std::result::Resu
 }
 
 /// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
-fn open(place: &Place, opener: &Arc<dyn Opener>, before: Option<&Before>, dying: Duration) -> Result<Arc<dyn Backing>> {
+fn open(
+    rendezvous: &Rendezvous,
+    opener: &Arc<dyn Opener>,
+    before: Option<&Before>,
+    dying: Duration,
+) -> Result<Arc<dyn Backing>> {
     let since = Instant::now();
     loop {
         match catch_unwind(AssertUnwindSafe(|| opener.open(before))) {
@@ -159,24 +164,24 @@ fn open(place: &Place, opener: &Arc<dyn Opener>, before: Option<&Before>, dying:
             // Going on with the panic would leave the others with a process that serves and does not.
             Err(_) => {
                 let cause = "the code that opens it panicked".to_owned();
-                return Err(Error::Poisoned { path: place.path().to_owned(), cause });
+                return Err(Error::Poisoned { path: rendezvous.path().to_owned(), cause });
             }
         }
     }
 }
 
 fn start(
-    place: &Arc<Place>,
+    rendezvous: &Arc<Rendezvous>,
     control: Arc<Control>,
     view: SharedPages,
     backing: std::result::Result<Arc<dyn Backing>, String>,
     part: String,
-) -> Result<Serving> {
-    let failed = |error| Error::io("serve the processes that share", place.path(), error);
-    let stop = Arc::new(bell().map_err(failed)?);
+) -> Result<Owner> {
+    let failed = |error| Error::io("serve the processes that share", rendezvous.path(), error);
+    let stop = Arc::new(event().map_err(failed)?);
     let resigned = Arc::new(AtomicBool::new(false));
-    let server = Server::new(place, control, view, backing, part, (Arc::clone(&stop), Arc::clone(&resigned)))?;
+    let server = Server::new(rendezvous, control, view, backing, part, (Arc::clone(&stop), Arc::clone(&resigned)))?;
     let thread =
         thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
-    Ok(Serving { stop, resigned, thread: Some(thread) })
+    Ok(Owner { stop, resigned, thread: Some(thread) })
 }

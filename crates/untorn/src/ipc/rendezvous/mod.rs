@@ -61,7 +61,7 @@ impl OpenFiles {
 }
 
 /// A meeting place, with the slot that this process has there.
-pub(crate) struct Place {
+pub(crate) struct Rendezvous {
     /// The name that errors give.
     path: PathBuf,
     dir: OwnedFd,
@@ -73,12 +73,20 @@ pub(crate) struct Place {
     slot: usize,
 }
 
-impl Place {
+impl Rendezvous {
     /// Goes to the meeting place `name` in the directory `dir`, which need not exist before. Errors name `file`.
     ///
     /// # Errors
     /// [`Error::InUse`] if this process is there already, or there are too many; [`Error::Io`].
     pub(crate) fn open(file: &Path, dir: &Path, name: &str) -> Result<Self> {
+        Rendezvous::open_for(file, dir, name, "another handle of this process")
+    }
+
+    /// The same; if this process is there already, the error names `holder`.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn open_for(file: &Path, dir: &Path, name: &str, holder: &str) -> Result<Self> {
         let path = file.to_owned();
         let failed = |what: &'static str| {
             let path = path.clone();
@@ -95,7 +103,7 @@ impl Place {
         if let Ok(found) = rustix::fs::statat(&handle, &lock_name, AtFlags::SYMLINK_NOFOLLOW)
             && open.contains(&identity(found))
         {
-            return Err(Error::InUse { path, holder: "another handle of this process".to_owned() });
+            return Err(Error::InUse { path, holder: holder.to_owned() });
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = rustix::fs::openat(&handle, &lock_name, flags, Mode::RUSR | Mode::WUSR)
@@ -104,15 +112,16 @@ impl Place {
         open.push(identity);
         drop(open);
         let socket = format!("{name}.sock");
-        let mut place = Place { path, dir: handle, socket, lock: Some(lock.into()), open_files, identity, slot: 0 };
+        let mut rendezvous =
+            Rendezvous { path, dir: handle, socket, lock: Some(lock.into()), open_files, identity, slot: 0 };
         for slot in 0..MEMBERS {
-            if place.try_lock(SLOTS + slot as u64)? {
-                place.slot = slot;
-                return Ok(place);
+            if rendezvous.try_lock(SLOTS + slot as u64)? {
+                rendezvous.slot = slot;
+                return Ok(rendezvous);
             }
         }
         let holder = format!("{MEMBERS} processes, the most that can share a file");
-        Err(Error::InUse { path: place.path.clone(), holder })
+        Err(Error::InUse { path: rendezvous.path.clone(), holder })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -138,12 +147,12 @@ impl Place {
     ///
     /// # Errors
     /// [`Error::Io`] where the file system has no locks.
-    pub(crate) fn try_serve(&self) -> Result<bool> {
+    pub(crate) fn try_own(&self) -> Result<bool> {
         self.try_lock(SERVER)
     }
 
     /// Gives it back.
-    pub(crate) fn serve_no_more(&self) {
+    pub(crate) fn give_up_ownership(&self) {
         locks::unlock_byte(self.lock(), SERVER);
     }
 
@@ -153,7 +162,7 @@ impl Place {
     }
 
     /// Whether a process may be the one that serves, by its number, as far as that can be told.
-    pub(crate) fn may_serve(&self, process: i32) -> bool {
+    pub(crate) fn may_own(&self, process: i32) -> bool {
         match locks::holder(self.lock(), SERVER, 1) {
             // Its own lock is the only one that a process is not told of.
             Ok(None) => process <= 0 || process == rustix::process::getpid().as_raw_pid(),
@@ -162,7 +171,7 @@ impl Place {
         }
     }
 
-    /// Says that this process takes part, to whoever asks [`is_alive`](Place::is_alive).
+    /// Says that this process takes part, to whoever asks [`is_alive`](Rendezvous::is_alive).
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -227,7 +236,7 @@ impl Place {
 ///
 /// # Errors
 /// Those of the directory and of locks. That the lock file is not this user's to read is none: it stays when all have gone.
-pub(crate) fn who_takes_part(dir: &Path, name: &str) -> io::Result<Option<String>> {
+pub(crate) fn find_participant(dir: &Path, name: &str) -> io::Result<Option<String>> {
     let path = dir.join(format!("{name}.lock"));
     // Held until the file is closed again: that would take from this process what it locked in it meanwhile.
     let open = open_files();
@@ -248,7 +257,7 @@ pub(crate) fn who_takes_part(dir: &Path, name: &str) -> io::Result<Option<String
     Ok(holder.map(|process| if process > 0 { format!("process {process}") } else { "another process".to_owned() }))
 }
 
-impl Drop for Place {
+impl Drop for Rendezvous {
     fn drop(&mut self) {
         let open = open_files();
         if open.process != self.open_files.process {

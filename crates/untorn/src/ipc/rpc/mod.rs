@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 #[cfg(test)]
 pub(crate) use self::slot::DONE;
-pub(crate) use self::slot::{BEGUN, Channel, FREE, Words};
+pub(crate) use self::slot::{EXECUTING, FREE, RequestSlot, Words};
 use super::rendezvous::MEMBERS;
 use crate::sys::shared::SharedPages;
 
 /// Channels of a process: so many of its threads can have a call under way at once.
-pub(crate) const CHANNELS: usize = 8;
+pub(crate) const REQUEST_SLOTS: usize = 8;
 /// The most bytes of a call, or of an answer.
 pub(crate) const MOST: usize = 128 << 20;
 /// The most bytes of a text that says why a call failed.
@@ -39,65 +39,65 @@ pub(crate) const VERSION: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"untornBD");
 
 // First come words of 32 bits, a cache line for each process and one for each channel.
-const HALVES: usize = MEMBERS * 16 * (1 + CHANNELS);
+const HALVES: usize = MEMBERS * 16 * (1 + REQUEST_SLOTS);
 const HALF_ATTACHED: usize = 0;
-const HALF_CHANNELS: usize = 1;
+const HALF_REQUEST_SLOTS: usize = 1;
 
 // Then a page of words of 64 bits that all know, and two cache lines of them for each channel: its call and its answer.
 const WORDS_AT: usize = HALVES * 4;
 const COMMON: usize = 512;
-const WORDS: usize = COMMON + MEMBERS * CHANNELS * 16;
+const WORDS: usize = COMMON + MEMBERS * REQUEST_SLOTS * 16;
 const WORD_MAGIC: usize = 0;
 const WORD_VERSION: usize = 1;
 const WORD_ID: usize = 2;
 const WORD_IDENTITY: usize = 4;
-const WORD_TERMS_LEN: usize = 8;
+const WORD_NEGOTIATED_LEN: usize = 8;
 const WORD_LEN: usize = 16;
 const WORD_GENERATION: usize = 24;
 const WORD_BEGUN: usize = 32;
-const WORD_COVERED: usize = 40;
-const WORD_SPOILED: usize = 48;
+const WORD_COMMITTED: usize = 40;
+const WORD_POISONED: usize = 48;
 const WORD_LOST: usize = 49;
-const WORD_TERMS: usize = 64;
-const TERMS_WORDS: usize = 128;
+const WORD_NEGOTIATED: usize = 64;
+const NEGOTIATED_WORDS: usize = 128;
 
 // Then for each channel room for the text of an answer, and for the bytes of the call or of the answer.
 const ROOMS_AT: usize = (WORDS_AT + WORDS * 8).next_multiple_of(1 << 16);
 const ROOM: usize = LONGEST + MOST;
-const TOTAL: usize = ROOMS_AT + MEMBERS * CHANNELS * ROOM;
+const TOTAL: usize = ROOMS_AT + MEMBERS * REQUEST_SLOTS * ROOM;
 
 /// The board.
-pub(crate) struct Board(SharedPages);
+pub(crate) struct RpcArea(SharedPages);
 
-impl Board {
+impl RpcArea {
     /// A new board of the file with an identity, opened on terms (a text of up to 1024 bytes).
     ///
     /// # Errors
     /// Those of making shared memory; EFBIG where the process's file size limit does not allow it.
-    pub(crate) fn create(identity: [u64; 4], terms: &str) -> io::Result<Self> {
+    pub(crate) fn create(identity: [u64; 4], negotiated: &str) -> io::Result<Self> {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        if limit.is_some_and(|limit| limit < TOTAL as u64) || terms.len() > TERMS_WORDS * 8 {
+        if limit.is_some_and(|limit| limit < TOTAL as u64) || negotiated.len() > NEGOTIATED_WORDS * 8 {
             // Beyond the limit the kernel sends a signal that ends the process.
             return Err(rustix::io::Errno::FBIG.into());
         }
-        let board = Board(SharedPages::create("untorn-board", TOTAL as u64, TOTAL)?);
-        board.0.allocate(0, ROOMS_AT as u64)?;
-        let words = board.words();
+        let rpc_area = RpcArea(SharedPages::create("untorn-board", TOTAL as u64, TOTAL)?);
+        rpc_area.0.allocate(0, ROOMS_AT as u64)?;
+        let words = rpc_area.words();
         for (index, half) in crate::sys::random()?.chunks_exact(8).enumerate() {
             words[WORD_ID + index].store(u64::from_le_bytes(half.try_into().unwrap_or_default()), Ordering::Relaxed);
         }
         for (word, value) in words[WORD_IDENTITY..].iter().zip(identity) {
             word.store(value, Ordering::Relaxed);
         }
-        for (word, bytes) in words[WORD_TERMS..].iter().zip(terms.as_bytes().chunks(8)) {
+        for (word, bytes) in words[WORD_NEGOTIATED..].iter().zip(negotiated.as_bytes().chunks(8)) {
             let mut eight = [0; 8];
             eight[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
         }
-        words[WORD_TERMS_LEN].store(terms.len() as u64, Ordering::Relaxed);
+        words[WORD_NEGOTIATED_LEN].store(negotiated.len() as u64, Ordering::Relaxed);
         words[WORD_VERSION].store(VERSION, Ordering::Relaxed);
         words[WORD_MAGIC].store(MAGIC, Ordering::Release);
-        Ok(board)
+        Ok(rpc_area)
     }
 
     /// A board that another process has made.
@@ -105,18 +105,18 @@ impl Board {
     /// # Errors
     /// Text if it isn't one; those of `mmap(2)`.
     pub(crate) fn join(file: OwnedFd) -> io::Result<Self> {
-        let board = Board(SharedPages::map(file, TOTAL)?);
+        let rpc_area = RpcArea(SharedPages::map(file, TOTAL)?);
         // First its size: beyond its end there is nothing to look at.
-        if board.0.file_len()? < TOTAL as u64
-            || board.words()[WORD_MAGIC].load(Ordering::Acquire) != MAGIC
-            || board.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
+        if rpc_area.0.file_len()? < TOTAL as u64
+            || rpc_area.words()[WORD_MAGIC].load(Ordering::Acquire) != MAGIC
+            || rpc_area.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
         {
             return Err(io::Error::other(
                 "the process that serves the file sent shared memory of another version; use \
                                          the same version of untorn in every process",
             ));
         }
-        Ok(board)
+        Ok(rpc_area)
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -143,10 +143,10 @@ impl Board {
     }
 
     /// On what terms the file was opened.
-    pub(crate) fn terms(&self) -> String {
+    pub(crate) fn negotiated(&self) -> String {
         let words = self.words();
-        let len = (words[WORD_TERMS_LEN].load(Ordering::Relaxed) as usize).min(TERMS_WORDS * 8);
-        let bytes: Vec<u8> = words[WORD_TERMS..WORD_TERMS + TERMS_WORDS]
+        let len = (words[WORD_NEGOTIATED_LEN].load(Ordering::Relaxed) as usize).min(NEGOTIATED_WORDS * 8);
+        let bytes: Vec<u8> = words[WORD_NEGOTIATED..WORD_NEGOTIATED + NEGOTIATED_WORDS]
             .iter()
             .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
             .take(len)
@@ -181,18 +181,18 @@ impl Board {
     }
 
     /// Says that the first so many changes are committed.
-    pub(crate) fn cover(&self, changes: u64) {
-        self.words()[WORD_COVERED].fetch_max(changes, Ordering::SeqCst);
+    pub(crate) fn mark_committed(&self, changes: u64) {
+        self.words()[WORD_COMMITTED].fetch_max(changes, Ordering::SeqCst);
     }
 
     /// Whether there may be changes that no commit covers.
-    pub(crate) fn is_uncovered(&self) -> bool {
-        self.begun() != self.words()[WORD_COVERED].load(Ordering::SeqCst)
+    pub(crate) fn has_uncommitted(&self) -> bool {
+        self.begun() != self.words()[WORD_COMMITTED].load(Ordering::SeqCst)
     }
 
     /// Says that a failure ended all promises to those who take part now, whoever serves them next.
-    pub(crate) fn spoil(&self) {
-        self.words()[WORD_SPOILED].store(1, Ordering::SeqCst);
+    pub(crate) fn mark_poisoned(&self) {
+        self.words()[WORD_POISONED].store(1, Ordering::SeqCst);
     }
 
     /// Whether the present generation began because changes were lost.
@@ -204,13 +204,13 @@ impl Board {
     /// part so far, or if a failure ended all promises to them. Done in part by a process that was killed, it is done again
     /// by the next.
     pub(crate) fn lose_epoch(&self) {
-        let (words, lost) = (self.words(), self.is_uncovered());
-        if lost || words[WORD_SPOILED].load(Ordering::SeqCst) != 0 {
+        let (words, lost) = (self.words(), self.has_uncommitted());
+        if lost || words[WORD_POISONED].load(Ordering::SeqCst) != 0 {
             words[WORD_LOST].store(lost.into(), Ordering::SeqCst);
             words[WORD_GENERATION].fetch_add(1, Ordering::SeqCst);
             // Last what says whether anything was lost.
-            words[WORD_SPOILED].store(0, Ordering::SeqCst);
-            self.cover(self.begun());
+            words[WORD_POISONED].store(0, Ordering::SeqCst);
+            self.mark_committed(self.begun());
         }
     }
 
@@ -224,29 +224,29 @@ impl Board {
     }
 
     /// How many channels a process has opened.
-    pub(crate) fn channels(&self, slot: usize) -> usize {
-        (self.half(slot * 16 + HALF_CHANNELS).load(Ordering::SeqCst) as usize).min(CHANNELS)
+    pub(crate) fn request_slots(&self, slot: usize) -> usize {
+        (self.half(slot * 16 + HALF_REQUEST_SLOTS).load(Ordering::SeqCst) as usize).min(REQUEST_SLOTS)
     }
 
-    pub(crate) fn set_channels(&self, slot: usize, count: usize) {
-        self.half(slot * 16 + HALF_CHANNELS).store(count as u32, Ordering::SeqCst);
+    pub(crate) fn set_request_slots(&self, slot: usize, count: usize) {
+        self.half(slot * 16 + HALF_REQUEST_SLOTS).store(count as u32, Ordering::SeqCst);
     }
 
     /// Makes all channels of a slot free again, whose process is gone and which nobody serves, and gives their memory back.
     pub(crate) fn clear(&self, slot: usize) {
         self.set_attached(slot, false);
-        for channel in (0..CHANNELS).map(|index| self.channel(slot, index)) {
-            channel.set_state(FREE);
-            if channel.index() < self.channels(slot) {
-                channel.release(0);
+        for request_slot in (0..REQUEST_SLOTS).map(|index| self.request_slot(slot, index)) {
+            request_slot.set_state(FREE);
+            if request_slot.index() < self.request_slots(slot) {
+                request_slot.release(0);
             }
         }
-        self.set_channels(slot, 0);
+        self.set_request_slots(slot, 0);
     }
 
-    pub(crate) fn channel(&self, slot: usize, index: usize) -> Channel<'_> {
-        assert!(slot < MEMBERS && index < CHANNELS);
-        Channel::new(self, slot * CHANNELS + index)
+    pub(crate) fn request_slot(&self, slot: usize, index: usize) -> RequestSlot<'_> {
+        assert!(slot < MEMBERS && index < REQUEST_SLOTS);
+        RequestSlot::new(self, slot * REQUEST_SLOTS + index)
     }
 }
 
@@ -256,113 +256,117 @@ mod tests {
 
     #[test]
     fn a_call_and_its_answer_cross_two_mappings() {
-        let server = Board::create([1, 2, 3, 4], "engine reflection\n").unwrap();
-        let member = Board::join(server.file().try_clone_to_owned().unwrap()).unwrap();
-        assert_eq!((member.identity(), member.terms()), ([1, 2, 3, 4], "engine reflection\n".to_owned()));
+        let server = RpcArea::create([1, 2, 3, 4], "engine reflection\n").unwrap();
+        let member = RpcArea::join(server.file().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!((member.identity(), member.negotiated()), ([1, 2, 3, 4], "engine reflection\n".to_owned()));
         assert_eq!(member.name(), server.name());
         std::thread::scope(|scope| {
-            let serving = scope.spawn(|| {
-                let channel = server.channel(MEMBERS - 1, CHANNELS - 1);
+            let owner = scope.spawn(|| {
+                let request_slot = server.request_slot(MEMBERS - 1, REQUEST_SLOTS - 1);
                 let mut served = 0;
-                while channel.await_call(|| served == 100) {
-                    let words = channel.asked();
+                while request_slot.await_call(|| served == 100) {
+                    let words = request_slot.asked();
                     let mut bytes = [0; 3];
-                    channel.get(MOST - 3, &mut bytes);
-                    channel.put(0, &bytes.map(|byte| byte + 1));
-                    channel.set_answer(Words { a: words.a * 2, len: channel.set_text("so"), ..Words::default() });
-                    assert_eq!(channel.asked(), words);
+                    request_slot.get(MOST - 3, &mut bytes);
+                    request_slot.put(0, &bytes.map(|byte| byte + 1));
+                    request_slot.set_answer(Words {
+                        a: words.a * 2,
+                        len: request_slot.set_text("so"),
+                        ..Words::default()
+                    });
+                    assert_eq!(request_slot.asked(), words);
                     served += 1;
-                    channel.answer();
+                    request_slot.answer();
                 }
             });
-            let channel = member.channel(MEMBERS - 1, CHANNELS - 1);
-            channel.allocate(MOST).unwrap();
+            let request_slot = member.request_slot(MEMBERS - 1, REQUEST_SLOTS - 1);
+            request_slot.allocate(MOST).unwrap();
             for round in 0..100 {
-                channel.put(MOST - 3, &[round, 7, 8]);
-                channel.ask(Words { a: round.into(), ..Words::default() });
-                channel.call();
-                assert!(channel.await_answer(|| false));
+                request_slot.put(MOST - 3, &[round, 7, 8]);
+                request_slot.ask(Words { a: round.into(), ..Words::default() });
+                request_slot.call();
+                assert!(request_slot.await_answer(|| false));
                 let mut bytes = [0; 3];
-                channel.get(0, &mut bytes);
-                let answer = channel.answered();
+                request_slot.get(0, &mut bytes);
+                let answer = request_slot.answered();
                 assert_eq!((bytes, answer.a), ([round + 1, 8, 9], u64::from(round) * 2));
-                assert_eq!(channel.text(answer.len), "so");
-                channel.set_state(FREE);
+                assert_eq!(request_slot.text(answer.len), "so");
+                request_slot.set_state(FREE);
             }
-            channel.ring();
-            serving.join().unwrap();
+            request_slot.notify();
+            owner.join().unwrap();
         });
-        member.channel(MEMBERS - 1, CHANNELS - 1).release(4096);
+        member.request_slot(MEMBERS - 1, REQUEST_SLOTS - 1).release(4096);
         let mut bytes = [9; 3];
-        server.channel(MEMBERS - 1, CHANNELS - 1).get(MOST - 3, &mut bytes);
+        server.request_slot(MEMBERS - 1, REQUEST_SLOTS - 1).get(MOST - 3, &mut bytes);
         assert_eq!(bytes, [0; 3], "its memory was not given back");
     }
 
     #[test]
     fn an_epoch_is_lost_unless_all_of_it_is_covered() {
-        let board = Board::create([0; 4], "").unwrap();
-        board.lose_epoch();
-        assert_eq!(board.generation(), 0, "nothing was begun");
-        board.begin_change();
-        board.cover(1);
-        board.lose_epoch();
-        assert_eq!(board.generation(), 0, "it was committed");
-        board.begin_change();
-        board.begin_change();
-        board.cover(2);
-        board.lose_epoch();
-        assert_eq!((board.generation(), board.is_uncovered()), (1, false));
-        board.lose_epoch();
-        assert_eq!(board.generation(), 1, "once is enough");
+        let rpc_area = RpcArea::create([0; 4], "").unwrap();
+        rpc_area.lose_epoch();
+        assert_eq!(rpc_area.generation(), 0, "nothing was begun");
+        rpc_area.begin_change();
+        rpc_area.mark_committed(1);
+        rpc_area.lose_epoch();
+        assert_eq!(rpc_area.generation(), 0, "it was committed");
+        rpc_area.begin_change();
+        rpc_area.begin_change();
+        rpc_area.mark_committed(2);
+        rpc_area.lose_epoch();
+        assert_eq!((rpc_area.generation(), rpc_area.has_uncommitted()), (1, false));
+        rpc_area.lose_epoch();
+        assert_eq!(rpc_area.generation(), 1, "once is enough");
     }
 
     #[test]
     fn a_failure_is_told_to_all_who_took_part() {
-        let board = Board::create([0; 4], "").unwrap();
-        board.spoil();
-        assert_eq!(board.generation(), 0, "as long as the same process serves");
-        board.lose_epoch();
-        assert_eq!((board.generation(), board.was_lost()), (1, false));
-        board.lose_epoch();
-        assert_eq!(board.generation(), 1, "once is enough");
-        board.spoil();
-        board.begin_change();
-        board.lose_epoch();
-        assert_eq!((board.generation(), board.was_lost()), (2, true));
+        let rpc_area = RpcArea::create([0; 4], "").unwrap();
+        rpc_area.mark_poisoned();
+        assert_eq!(rpc_area.generation(), 0, "as long as the same process serves");
+        rpc_area.lose_epoch();
+        assert_eq!((rpc_area.generation(), rpc_area.was_lost()), (1, false));
+        rpc_area.lose_epoch();
+        assert_eq!(rpc_area.generation(), 1, "once is enough");
+        rpc_area.mark_poisoned();
+        rpc_area.begin_change();
+        rpc_area.lose_epoch();
+        assert_eq!((rpc_area.generation(), rpc_area.was_lost()), (2, true));
     }
 
     #[test]
     fn what_a_slot_had_is_given_back_with_it() {
-        let board = Board::create([0; 4], "").unwrap();
+        let rpc_area = RpcArea::create([0; 4], "").unwrap();
         let mut bytes = [0; 3];
-        let channels = [0, CHANNELS - 1].map(|index| board.channel(5, index));
-        for channel in channels {
-            channel.allocate(1 << 20).unwrap();
-            channel.put(9000, b"abc");
-            channel.call();
+        let request_slots = [0, REQUEST_SLOTS - 1].map(|index| rpc_area.request_slot(5, index));
+        for request_slot in request_slots {
+            request_slot.allocate(1 << 20).unwrap();
+            request_slot.put(9000, b"abc");
+            request_slot.call();
         }
-        board.set_attached(5, true);
-        board.set_channels(5, CHANNELS);
+        rpc_area.set_attached(5, true);
+        rpc_area.set_request_slots(5, REQUEST_SLOTS);
         // A call that was given up is nobody's any more; one that is under way is the server's.
-        channels[0].withdraw();
-        assert_eq!(channels[0].state(), FREE);
-        channels[1].set_state(BEGUN);
-        channels[1].withdraw();
-        assert_eq!(channels[1].state(), BEGUN);
-        board.clear(5);
-        assert_eq!((board.is_attached(5), board.channels(5)), (false, 0));
-        for channel in channels {
-            channel.get(9000, &mut bytes);
-            assert_eq!((channel.state(), bytes), (FREE, [0; 3]), "its memory was not given back");
+        request_slots[0].withdraw();
+        assert_eq!(request_slots[0].state(), FREE);
+        request_slots[1].set_state(EXECUTING);
+        request_slots[1].withdraw();
+        assert_eq!(request_slots[1].state(), EXECUTING);
+        rpc_area.clear(5);
+        assert_eq!((rpc_area.is_attached(5), rpc_area.request_slots(5)), (false, 0));
+        for request_slot in request_slots {
+            request_slot.get(9000, &mut bytes);
+            assert_eq!((request_slot.state(), bytes), (FREE, [0; 3]), "its memory was not given back");
         }
     }
 
     #[test]
     fn what_is_no_board_is_refused() {
         let small = SharedPages::create("untorn-test", 4096, 4096).unwrap();
-        assert!(Board::join(small.file().try_clone_to_owned().unwrap()).is_err());
+        assert!(RpcArea::join(small.file().try_clone_to_owned().unwrap()).is_err());
         let empty = SharedPages::create("untorn-test", TOTAL as u64, 4096).unwrap();
-        assert!(Board::join(empty.file().try_clone_to_owned().unwrap()).is_err());
-        assert!(Board::create([0; 4], &"x".repeat(TERMS_WORDS * 8 + 1)).is_err());
+        assert!(RpcArea::join(empty.file().try_clone_to_owned().unwrap()).is_err());
+        assert!(RpcArea::create([0; 4], &"x".repeat(NEGOTIATED_WORDS * 8 + 1)).is_err());
     }
 }

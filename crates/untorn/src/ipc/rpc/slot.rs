@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::wait::{sleep_on, spin, wake};
-use super::{Board, CHANNELS, COMMON, LONGEST, MOST, ROOM, ROOMS_AT};
+use super::{COMMON, LONGEST, MOST, REQUEST_SLOTS, ROOM, ROOMS_AT, RpcArea};
 use crate::ipc::rendezvous::MEMBERS;
 
 // Its words of 32 bits.
@@ -19,9 +19,9 @@ const HALF_MEMBER_SPINS: usize = 5;
 /// Nothing is asked.
 pub(crate) const FREE: u32 = 0;
 /// A call is in place.
-pub(crate) const CALLED: u32 = 1;
+pub(crate) const REQUESTED: u32 = 1;
 /// It may have changed the file.
-pub(crate) const BEGUN: u32 = 2;
+pub(crate) const EXECUTING: u32 = 2;
 /// The answer is in place.
 pub(crate) const DONE: u32 = 3;
 
@@ -44,29 +44,29 @@ pub(crate) struct Words {
 
 /// A channel of a process.
 #[derive(Clone, Copy)]
-pub(crate) struct Channel<'a> {
-    board: &'a Board,
+pub(crate) struct RequestSlot<'a> {
+    rpc_area: &'a RpcArea,
     number: usize,
 }
 
-impl<'a> Channel<'a> {
-    pub(super) fn new(board: &'a Board, number: usize) -> Self {
-        Channel { board, number }
+impl<'a> RequestSlot<'a> {
+    pub(super) fn new(rpc_area: &'a RpcArea, number: usize) -> Self {
+        RequestSlot { rpc_area, number }
     }
 
     /// Which one of its process it is.
     pub(super) fn index(&self) -> usize {
-        self.number % CHANNELS
+        self.number % REQUEST_SLOTS
     }
 
     /// The slot of its process.
     #[cfg(test)]
     pub(crate) fn slot(&self) -> usize {
-        self.number / CHANNELS
+        self.number / REQUEST_SLOTS
     }
 
     fn half(&self, index: usize) -> &AtomicU32 {
-        self.board.half(MEMBERS * 16 + self.number * 16 + index)
+        self.rpc_area.half(MEMBERS * 16 + self.number * 16 + index)
     }
 
     fn room(&self) -> usize {
@@ -83,7 +83,7 @@ impl<'a> Channel<'a> {
     }
 
     fn words(&self, at: usize) -> &[AtomicU64] {
-        &self.board.words()[COMMON + self.number * 16 + at..][..8]
+        &self.rpc_area.words()[COMMON + self.number * 16 + at..][..8]
     }
 
     /// What is asked.
@@ -107,14 +107,14 @@ impl<'a> Channel<'a> {
     /// Sets the text of an answer, as much of it as there is room for; gives the length.
     pub(crate) fn set_text(&self, text: &str) -> u64 {
         let text = &text.as_bytes()[..text.len().min(LONGEST)];
-        self.board.0.copy_in(self.room(), text);
+        self.rpc_area.0.copy_in(self.room(), text);
         text.len() as u64
     }
 
     /// The text of an answer.
     pub(crate) fn text(&self, len: u64) -> String {
         let mut text = vec![0; (len as usize).min(LONGEST)];
-        self.board.0.copy_out(self.room(), &mut text);
+        self.rpc_area.0.copy_out(self.room(), &mut text);
         String::from_utf8_lossy(&text).into_owned()
     }
 
@@ -123,14 +123,14 @@ impl<'a> Channel<'a> {
     /// # Errors
     /// Those of `fallocate(2)`.
     pub(crate) fn allocate(&self, bytes: usize) -> io::Result<()> {
-        self.board.0.allocate(self.room() as u64, (LONGEST + bytes.min(MOST)) as u64)
+        self.rpc_area.0.allocate(self.room() as u64, (LONGEST + bytes.min(MOST)) as u64)
     }
 
     /// Gives memory beyond the first bytes back.
     pub(crate) fn release(&self, beyond: usize) {
         if beyond < MOST {
             // It only costs memory if it fails.
-            let _ = self.board.0.release((self.room() + LONGEST + beyond) as u64, (MOST - beyond) as u64);
+            let _ = self.rpc_area.0.release((self.room() + LONGEST + beyond) as u64, (MOST - beyond) as u64);
         }
     }
 
@@ -138,30 +138,30 @@ impl<'a> Channel<'a> {
     /// If that is beyond the room.
     pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
         assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= MOST));
-        self.board.0.copy_in(self.room() + LONGEST + at, bytes);
+        self.rpc_area.0.copy_in(self.room() + LONGEST + at, bytes);
     }
 
     /// # Panics
-    /// As for [`put`](Channel::put).
+    /// As for [`put`](RequestSlot::put).
     pub(crate) fn get(&self, at: usize, into: &mut [u8]) {
         assert!(at.checked_add(into.len()).is_some_and(|end| end <= MOST));
-        self.board.0.copy_out(self.room() + LONGEST + at, into);
+        self.rpc_area.0.copy_out(self.room() + LONGEST + at, into);
     }
 
     /// Gives the call, which is in place, to the server.
     pub(crate) fn call(&self) {
-        self.set_state(CALLED);
-        self.ring();
+        self.set_state(REQUESTED);
+        self.notify();
     }
 
     /// Takes a call back that nobody has begun with, so that nobody does it long after it was given up.
     pub(crate) fn withdraw(&self) {
         // If it is under way, what becomes of it is not known, and the channel is not used again.
-        let _ = self.half(HALF_STATE).compare_exchange(CALLED, FREE, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.half(HALF_STATE).compare_exchange(REQUESTED, FREE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Has the server look at the channel.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         self.half(HALF_BELL).fetch_add(1, Ordering::SeqCst);
         // Either it is seen asleep here, or it sees the bell before it sleeps.
         wake(self.half(HALF_BELL), self.half(HALF_SERVER_SLEEPS));
@@ -169,17 +169,17 @@ impl<'a> Channel<'a> {
 
     /// Waits, as the server, for a call; false if `stop` says so, which is asked whenever the channel was rung.
     pub(crate) fn await_call(&self, stop: impl Fn() -> bool) -> bool {
-        let bell = self.half(HALF_BELL);
+        let event = self.half(HALF_BELL);
         loop {
-            let seen = bell.load(Ordering::SeqCst);
+            let seen = event.load(Ordering::SeqCst);
             if stop() {
                 return false;
             }
-            if matches!(self.state(), CALLED | BEGUN) {
+            if matches!(self.state(), REQUESTED | EXECUTING) {
                 return true;
             }
-            if !spin(self.half(HALF_SERVER_SPINS), || bell.load(Ordering::SeqCst) != seen) {
-                sleep_on(bell, seen, self.half(HALF_SERVER_SLEEPS), None);
+            if !spin(self.half(HALF_SERVER_SPINS), || event.load(Ordering::SeqCst) != seen) {
+                sleep_on(event, seen, self.half(HALF_SERVER_SLEEPS), None);
             }
         }
     }

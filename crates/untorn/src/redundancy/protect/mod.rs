@@ -13,7 +13,9 @@ pub use self::options::track;
 
 use crate::error::{Error, Result};
 use crate::options::ProtectOptions;
-use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, Told, scrub_and_note};
+use crate::redundancy::{
+    self, AnnouncedRedundancy, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, scrub_and_note,
+};
 use crate::storage::{self, Latched, Medium, PageCache};
 
 /// A file whose pages have checksums and parity, kept up to date behind the program's stores.
@@ -32,7 +34,7 @@ use crate::storage::{self, Latched, Medium, PageCache};
 /// let (loads_and_stores, null) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
 /// // SAFETY: a new mapping, at an address of the kernel's choice.
 /// let address = unsafe { mmap(null, len, loads_and_stores, MapFlags::SHARED, &file, 0) }?.cast::<u8>();
-/// let protected = untorn::ProtectOptions::new().mapping(address, len)?;
+/// let protected = untorn::redundancy::ProtectOptions::new().mapping(address, len)?;
 /// // ... store to it for as long as you like ...
 /// protected.sync()?; // cover what was stored until now; it would be after a second anyway
 /// for damage in &protected.scrub()?.damage {
@@ -52,7 +54,7 @@ use crate::storage::{self, Latched, Medium, PageCache};
 /// Dropping a handle has the effect of a process crash, so [`close`](Protected::close) it. In a forked child its calls
 /// fail with [`Error::Forked`].
 pub struct Protected {
-    service: Arc<dyn Told>,
+    service: Arc<dyn AnnouncedRedundancy>,
     threads: Threads,
     /// How long to wait after what notes the file's time.
     tick: Duration,
@@ -74,7 +76,7 @@ impl Protected {
     }
 
     /// What does the work, in the process that it was opened in.
-    pub(crate) fn service(&self) -> Result<&dyn Told> {
+    pub(crate) fn service(&self) -> Result<&dyn AnnouncedRedundancy> {
         if self.threads.are_of_this_process() {
             Ok(&*self.service)
         } else {
@@ -99,7 +101,7 @@ impl Protected {
     /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
     /// use std::os::unix::fs::FileExt;
     /// let file = std::fs::File::options().write(true).open(&path).unwrap();
-    /// let protected = untorn::Protected::open(&path)?;
+    /// let protected = untorn::redundancy::Protected::open(&path)?;
     /// let stores = protected.announce(100..105)?;
     /// file.write_all_at(b"hello", 100).unwrap();
     /// stores.cover()?;
@@ -242,8 +244,8 @@ impl fmt::Debug for Stores<'_> {
 pub fn coverage(path: impl AsRef<Path>) -> Result<Option<Coverage>> {
     let path = &storage::resolve(path.as_ref())?;
     let inode = storage::detect(path)?.identity.inode;
-    let companion = redundancy::companion(path, inode);
-    if !companion.try_exists().map_err(|error| Error::io("look for", &companion, error))? {
+    let redundancy_file = redundancy::redundancy_file(path, inode);
+    if !redundancy_file.try_exists().map_err(|error| Error::io("look for", &redundancy_file, error))? {
         return Ok(None);
     }
     look(path, Mode::Report)?.coverage().map(Some)
@@ -270,7 +272,7 @@ pub struct Record {
 pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     let path = &storage::resolve(path.as_ref())?;
     let Some(coverage) = recorded_on(&PageCache::new(), path)? else { return Ok(None) };
-    let holder = crate::sys::locks::flock_holder(&coverage.companion).unwrap_or_default();
+    let holder = crate::sys::locks::flock_holder(&coverage.redundancy_file).unwrap_or_default();
     Ok(Some(Record { coverage, holder }))
 }
 
@@ -279,11 +281,11 @@ pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
 /// # Errors
 /// As for [`recorded`].
 pub fn recorded_on<M: Medium>(medium: &M, path: impl AsRef<Path>) -> Result<Option<Coverage>> {
-    redundancy::recorded(medium, path.as_ref())
+    redundancy::recorded_coverage(medium, path.as_ref())
 }
 
 /// Compares a protected file that no process has open with its checksums and parity; see [`Protected::scrub_with`]. If
-/// a program writes to the file meanwhile, pages that do not match are [unknown](crate::Damage::Unknown) from then on.
+/// a program writes to the file meanwhile, pages that do not match are [unknown](crate::redundancy::Damage::Unknown) from then on.
 ///
 /// # Errors
 /// [`Error::Io`] with ENOENT if the file is not protected; otherwise as for [`ProtectOptions::open`].

@@ -9,7 +9,10 @@ use super::Protected;
 use crate::error::{Error, Result};
 use crate::format::magic::is_region_store;
 use crate::options::{ProtectOptions, Settings};
-use crate::redundancy::{Both, Mode, Redundancy, Service, SidecarPages, TICK, Threads, Told, Tracker, kept_period};
+use crate::redundancy::{
+    AnnouncedRedundancy, DataAndSidecar, Mode, Redundancy, RedundancyService, TICK, Threads, TrackedSidecar, Tracker,
+    kept_period,
+};
 use crate::storage::{self, Access, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
 use crate::sys::mappings::MappedRange;
 use crate::sys::tracking::SharedTracking;
@@ -26,7 +29,7 @@ impl ProtectOptions {
     /// # Errors
     /// - [`Error::Invalid`] for an empty file, a file with a sidecar (see
     ///   [`Options::redundancy`](crate::Options::redundancy)), a file with another length than when it was protected, a
-    ///   [region store](crate::RegionStore), and options that differ from those the file is protected with.
+    ///   [region store](crate::region::RegionStore), and options that differ from those the file is protected with.
     /// - [`Error::InUse`] while another handle or process protects it.
     /// - [`Error::Corrupt`] if neither copy of the superblock is valid.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Protected> {
@@ -133,8 +136,8 @@ impl ProtectOptions {
     fn start_on<M: Medium>(&self, medium: Arc<Latched<M>>, path: &Path, mode: Mode) -> Result<Protected> {
         refuse_own(&*medium, path)?;
         let redundancy = Arc::new(Redundancy::open(medium, path, mode, self.settings)?);
-        let kept: Arc<dyn Service> = redundancy.clone();
-        let service: Arc<dyn Told> = redundancy;
+        let kept: Arc<dyn RedundancyService> = redundancy.clone();
+        let service: Arc<dyn AnnouncedRedundancy> = redundancy;
         let threads = Threads::start(&kept, self)?;
         Ok(Protected { service, threads, tick: Duration::ZERO })
     }
@@ -157,10 +160,10 @@ fn refuse_own<M: Medium>(medium: &M, path: &Path) -> Result<()> {
 
 /// A handle that only looks: at the file, and at its sidecar if redundancy is kept of that.
 fn look_with<M: Medium>(medium: Arc<M>, path: &Path, mode: Mode) -> Result<Protected> {
-    let sidecar = SidecarPages::new(Arc::clone(&medium), path, mode.clone(), Settings::BATCH)?;
+    let sidecar = TrackedSidecar::new(Arc::clone(&medium), path, mode.clone(), Settings::BATCH)?;
     let data = Redundancy::open(medium, path, mode, Settings::default())?;
     sidecar.bind()?;
-    let service: Arc<dyn Told> = Arc::new(Both { data, sidecar });
+    let service: Arc<dyn AnnouncedRedundancy> = Arc::new(DataAndSidecar { data, sidecar });
     Ok(Protected { service, threads: Threads::none(), tick: Duration::ZERO })
 }
 

@@ -59,7 +59,7 @@ impl<M: Medium> Core<M> {
     /// A full disk or a failed write: the region is as it was, and the changes may be committed later. A failed flush
     /// poisons the store, and only opening it anew tells whether the commit is there, whole.
     pub(super) fn commit(&self, region: &Region<M>, loaded: &mut Loaded, changes: &Changes<'_>) -> Result<u64> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         let mut entries = self.plan(region, loaded, changes)?;
         if entries.is_empty() {
             return Ok(loaded.commit);
@@ -170,7 +170,7 @@ impl<M: Medium> Core<M> {
         let at = region.node * PAGE + Record::at(record.commit);
         // A record of which it is not known whether it is there must not be followed by another one.
         let written = self.file.write(at, &record.encode(&region.uid));
-        written.map_err(|error| self.standing.poison(error))?;
+        written.map_err(|error| self.handle_state.poison(error))?;
         self.fence(barriers::RECORD)?;
         Ok(record)
     }

@@ -132,9 +132,9 @@ impl<M: Medium> Core<M> {
         // Who only reads leaves it to the next one who writes.
         if !is_older && !self.settings.read_only && left.iter().any(|&byte| byte != 0) {
             // Also where it is torn: the next record in this place might be torn too, and the two add up to this one.
-            self.standing.writable()?;
+            self.handle_state.writable()?;
             let erased = self.file.write(region.node * PAGE + other, &[0; Record::LEN]);
-            erased.map_err(|error| self.standing.poison(error))?;
+            erased.map_err(|error| self.handle_state.poison(error))?;
             self.fence(barriers::DISCARD)?;
             tracing::info!(store = %self.path().display(), region = region.name, commit = chosen.commit, "recovered");
         }

@@ -77,7 +77,7 @@ use self::region::Handle;
 use self::space::Space;
 pub(crate) use self::store::Store;
 use self::working::Working;
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::options::Order;
 use crate::storage::{Barrier, Medium, MediumClass, MediumFile};
@@ -174,7 +174,7 @@ pub struct StoreInfo {
     pub used_pages: u64,
     /// Whether the scan for free space still runs.
     pub scanning: bool,
-    /// Whether the store was left by a crash, or dropped without [`close`](crate::RegionStore::close).
+    /// Whether the store was left by a crash, or dropped without [`close`](crate::region::RegionStore::close).
     pub recovered: bool,
     /// Fences (on a disk, flushes) of a commit that needs no new page-table page.
     pub order: Order,
@@ -231,7 +231,7 @@ pub(crate) trait AnyRegion: Send + Sync {
 
 /// One open store, shared by the handles of it and of its regions.
 struct Core<M: Medium> {
-    standing: Standing,
+    handle_state: HandleState,
     medium: Arc<M>,
     class: MediumClass,
     file: M::File,
@@ -314,12 +314,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<M: Medium> Core<M> {
     fn path(&self) -> &Path {
-        self.standing.path()
+        self.handle_state.path()
     }
 
     /// Makes this thread's stores durable; a failure ends all promises.
     fn fence(&self, barrier: Barrier) -> Result<()> {
-        self.medium.fence(barrier, &[&self.file]).map_err(|error| self.standing.poison(error))
+        self.medium.fence(barrier, &[&self.file]).map_err(|error| self.handle_state.poison(error))
     }
 
     fn regions(&self) -> Vec<Arc<Region<M>>> {
@@ -351,7 +351,7 @@ impl<M: Medium> Core<M> {
         // An eighth more each time: as the file becomes longer, growing it becomes rarer.
         let ample = missing.max(self.settings.grow_by).max(space.pages() / 8);
         let grown = self.grow_to(space, space.pages() + ample);
-        if grown.is_err() && ample > missing && self.standing.writable().is_ok() {
+        if grown.is_err() && ample > missing && self.handle_state.writable().is_ok() {
             return self.grow_to(space, space.pages() + missing);
         }
         grown
@@ -366,7 +366,7 @@ impl<M: Medium> Core<M> {
         if self.class == MediumClass::PersistentMemory {
             self.file.allocate(from, to - from)?;
         }
-        self.file.sync(barriers::GROW).map_err(|error| self.standing.poison(error))?;
+        self.file.sync(barriers::GROW).map_err(|error| self.handle_state.poison(error))?;
         space.extend(pages);
         Ok(())
     }

@@ -8,9 +8,9 @@ use super::format::{MapPlace, NODES_AT, Node, PAGE, Superblock, map_sum};
 use super::space::Space;
 use super::store::Store;
 use super::{Core, Region, Settings, Slot, barriers};
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
-use crate::options::{Admission, Order};
+use crate::options::{ExclusionCheck, Order};
 use crate::storage::{self, Access, LockKind, Medium, MediumClass, MediumFile};
 
 /// Makes a store without regions. The name must be free.
@@ -48,7 +48,7 @@ impl<M: Medium> Store<M> {
         medium: Arc<M>,
         path: &Path,
         settings: Settings,
-        admission: Option<&dyn Admission>,
+        exclusion: Option<&dyn ExclusionCheck>,
     ) -> Result<Self> {
         let (access, lock) = match settings.read_only {
             true => (Access::Read, LockKind::Shared),
@@ -58,7 +58,7 @@ impl<M: Medium> Store<M> {
         if !file.try_lock(lock)? {
             return Err(Error::InUse { path: path.to_owned(), holder: "another process, or this one".to_owned() });
         }
-        admission.map_or(Ok(()), Admission::admit)?;
+        exclusion.map_or(Ok(()), ExclusionCheck::check_exclusion)?;
         file.sync(barriers::ATTACH_FILE)?;
         medium.sync_dir(barriers::ATTACH_NAME, &directory_of(path))?;
         // Who only looks changes nothing that what it sees would have to be durable for, and what cannot be dropped from a
@@ -97,23 +97,24 @@ impl<M: Medium> Store<M> {
             file.allocate(0, file.len())?;
         }
         let directory = read_directory(&file, path, &superblock, was_clean)?;
-        let standing = Standing::new(path, settings.read_only);
-        let standing = standing.map_err(|error| Error::io("prepare to open", path, error))?;
+        let handle_state = HandleState::new(path, settings.read_only);
+        let handle_state = handle_state.map_err(|error| Error::io("prepare to open", path, error))?;
         if !settings.read_only {
-            let step = admission.map_or(Ok(1), |admission| admission.succeed(&superblock.uuid, superblock.session))?;
+            let step = exclusion
+                .map_or(Ok(1), |exclusion| exclusion.take_over_session(&superblock.uuid, superblock.session))?;
             superblock.session = superblock.session.wrapping_add(step);
             // After a crash too: what is left of a torn "clean" must not be completed by a later one.
             superblock.map = None;
             superblock.write(&file)?;
             medium.fence(barriers::OPEN, &[&file])?;
-            standing.accept_writes();
+            handle_state.accept_writes();
         }
         let order = settings.order.unwrap_or(match class {
             MediumClass::PersistentMemory => Order::TwoFence,
             MediumClass::Block => Order::OneFence,
         });
         Ok(Store::new(Core {
-            standing,
+            handle_state,
             medium,
             class,
             file,

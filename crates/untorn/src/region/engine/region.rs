@@ -72,7 +72,7 @@ impl<M: Medium> Access<M> {
 
     /// The region's state, if this is a way to it now.
     fn state(&self) -> Result<MutexGuard<'_, State<M>>> {
-        self.core().standing.ours()?;
+        self.core().handle_state.ours()?;
         let state = locked(&self.region().state);
         if state.mapped != self.through_mapping {
             let holder = format!("this process, which has its region {:?} mapped", self.region().name);
@@ -90,7 +90,7 @@ impl<M: Medium> Access<M> {
         let State { loaded: Some(loaded), working, .. } = &mut *state else {
             return Err(self.invalid("the region was deleted; open or create another one"));
         };
-        act(loaded, working).map_err(|error| self.core().standing.unless_lost(error))
+        act(loaded, working).map_err(|error| self.core().handle_state.unless_lost(error))
     }
 
     /// The bytes of a page at the last commit.
@@ -132,12 +132,12 @@ impl<M: Medium> AnyRegion for Access<M> {
     }
 
     fn info(&self) -> Result<RegionInfo> {
-        self.core().standing.ours()?;
+        self.core().handle_state.ours()?;
         Ok(self.core().describe(self.region()))
     }
 
     fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64> {
-        self.core().standing.writable()?;
+        self.core().handle_state.writable()?;
         let max_pages = self.region().max_pages;
         self.with(|Loaded { table, .. }, working| {
             if count == 0 || count > max_pages {
@@ -166,7 +166,7 @@ impl<M: Medium> AnyRegion for Access<M> {
     }
 
     fn free(&self, logical: u64) -> Result<()> {
-        self.core().standing.writable()?;
+        self.core().handle_state.writable()?;
         self.with(|Loaded { table, .. }, working| {
             if !working.has(table, logical) {
                 return Err(self.absent(logical));
@@ -202,7 +202,7 @@ impl<M: Medium> AnyRegion for Access<M> {
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.core().standing.writable()?;
+        self.core().handle_state.writable()?;
         let parts: Vec<_> = self.parts(offset, src.len())?.collect();
         self.with(|Loaded { table, .. }, working| {
             // All of it or nothing.
@@ -239,8 +239,8 @@ impl<M: Medium> AnyRegion for Access<M> {
     }
 
     fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()> {
-        self.core().standing.ours()?;
-        self.core().file.read(page * PAGE, dst).map_err(|error| self.core().standing.unless_lost(error))
+        self.core().handle_state.ours()?;
+        self.core().file.read(page * PAGE, dst).map_err(|error| self.core().handle_state.unless_lost(error))
     }
 
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
@@ -251,7 +251,7 @@ impl<M: Medium> AnyRegion for Access<M> {
         let mut changes = working.changes();
         changes.add(stored);
         let result = self.core().commit(self.region(), loaded, &changes);
-        let commit = result.map_err(|error| self.core().standing.unless_lost(error))?;
+        let commit = result.map_err(|error| self.core().handle_state.unless_lost(error))?;
         working.committed();
         *summary = Some(loaded.summary());
         Ok(commit)
@@ -269,15 +269,15 @@ impl<M: Medium> AnyRegion for Access<M> {
     }
 
     fn ours(&self) -> Result<()> {
-        self.core().standing.ours()
+        self.core().handle_state.ours()
     }
 
     fn writable(&self) -> Result<()> {
-        self.core().standing.writable()
+        self.core().handle_state.writable()
     }
 
     fn map(&self) -> Result<Arc<dyn AnyRegion>> {
-        self.core().standing.writable()?;
+        self.core().handle_state.writable()?;
         let mut state = self.state()?;
         if state.working.len() > 0 {
             return Err(self.invalid("it has uncommitted changes; map it after a pmsync or rollback"));
@@ -289,7 +289,7 @@ impl<M: Medium> AnyRegion for Access<M> {
 
 impl<M: Medium> Drop for Access<M> {
     fn drop(&mut self) {
-        if !self.through_mapping || self.core().standing.ours().is_err() {
+        if !self.through_mapping || self.core().handle_state.ours().is_err() {
             return;
         }
         let mut state = locked(&self.region().state);
@@ -300,7 +300,7 @@ impl<M: Medium> Drop for Access<M> {
 
 impl<M: Medium> Drop for Handle<M> {
     fn drop(&mut self) {
-        if self.core.standing.ours().is_err() {
+        if self.core.handle_state.ours().is_err() {
             return;
         }
         let mut state = locked(&self.region.state);

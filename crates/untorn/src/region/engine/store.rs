@@ -56,7 +56,7 @@ impl<M: Medium> Store<M> {
     }
 
     fn stop_scanner(&self) {
-        if self.core.standing.ours().is_err() {
+        if self.core.handle_state.ours().is_err() {
             // The thread is the parent's, and perhaps it held the lock.
             return;
         }
@@ -92,7 +92,7 @@ impl<M: Medium> AnyStore for Store<M> {
 
     fn create_region(&self, name: &str, max_pages: u64) -> Result<Arc<dyn AnyRegion>> {
         let core = &self.core;
-        core.standing.writable()?;
+        core.handle_state.writable()?;
         let _naming = locked(&core.naming);
         if core.regions().iter().any(|region| region.name == name) {
             return Err(self.about("create the region", name, Errno::EXIST));
@@ -114,7 +114,7 @@ impl<M: Medium> AnyStore for Store<M> {
         let written = core.file.write(at, &node.encode(table.first().copied().unwrap_or(0)));
         written.inspect_err(|_| core.release_pages(table.iter().copied()))?;
         core.fence(barriers::NODE)?;
-        core.file.write(at, &VALID.to_le_bytes()).map_err(|error| core.standing.poison(error))?;
+        core.file.write(at, &VALID.to_le_bytes()).map_err(|error| core.handle_state.poison(error))?;
         core.fence(barriers::CREATED)?;
         let region = Arc::new(Region::new(NODES_AT + slot as u64, node.name, node.uid, max_pages, true));
         locked(&region.state).summary = Some((0, 0));
@@ -123,16 +123,16 @@ impl<M: Medium> AnyStore for Store<M> {
     }
 
     fn open_region(&self, name: &str) -> Result<Arc<dyn AnyRegion>> {
-        self.core.standing.ours()?;
+        self.core.handle_state.ours()?;
         let _naming = locked(&self.core.naming);
         let region = self.find(name)?;
         let access = Access::by_copies(&self.core, &region);
-        access.map_err(|error| self.core.standing.unless_lost(error))
+        access.map_err(|error| self.core.handle_state.unless_lost(error))
     }
 
     fn delete_region(&self, name: &str) -> Result<()> {
         let core = &self.core;
-        core.standing.writable()?;
+        core.handle_state.writable()?;
         let _naming = locked(&core.naming);
         let region = self.find(name)?;
         let mut state = locked(&region.state);
@@ -140,7 +140,7 @@ impl<M: Medium> AnyStore for Store<M> {
             return Err(self.in_use(format!("this process, which has its region {name:?} open")));
         }
         let loaded = core.load(&region, &mut state);
-        core.file.write(region.node * PAGE, &[0; 8]).map_err(|error| core.standing.poison(error))?;
+        core.file.write(region.node * PAGE, &[0; 8]).map_err(|error| core.handle_state.poison(error))?;
         core.fence(barriers::DELETED)?;
         state.deleted = true;
         match (loaded, state.loaded.take()) {
@@ -158,7 +158,7 @@ impl<M: Medium> AnyStore for Store<M> {
     }
 
     fn list(&self) -> Result<Vec<RegionInfo>> {
-        self.core.standing.ours()?;
+        self.core.handle_state.ours()?;
         let mut list: Vec<RegionInfo> = self.core.regions().iter().map(|region| self.core.describe(region)).collect();
         list.sort_by(|one, two| one.name.cmp(&two.name));
         Ok(list)
@@ -166,7 +166,7 @@ impl<M: Medium> AnyStore for Store<M> {
 
     fn info(&self) -> Result<StoreInfo> {
         let core = &self.core;
-        core.standing.ours()?;
+        core.handle_state.ours()?;
         let directory = locked(&core.directory);
         let damage = directory.iter().filter_map(|slot| match slot {
             Slot::Broken(what) => Some(what.clone()),
@@ -188,18 +188,18 @@ impl<M: Medium> AnyStore for Store<M> {
     }
 
     fn scan(&self) -> Result<()> {
-        self.core.standing.ours()?;
-        self.core.scan().map_err(|error| self.core.standing.unless_lost(error))
+        self.core.handle_state.ours()?;
+        self.core.scan().map_err(|error| self.core.handle_state.unless_lost(error))
     }
 
     fn audit(&self) -> Result<Audit> {
-        self.core.standing.ours()?;
-        self.core.audit().map_err(|error| self.core.standing.unless_lost(error))
+        self.core.handle_state.ours()?;
+        self.core.audit().map_err(|error| self.core.handle_state.unless_lost(error))
     }
 
     fn close(&self) -> Result<()> {
         let core = &self.core;
-        core.standing.ours()?;
+        core.handle_state.ours()?;
         let _naming = locked(&core.naming);
         let open = core.regions().into_iter().find(|region| locked(&region.state).handle.strong_count() > 0);
         if let Some(region) = open {
@@ -210,7 +210,7 @@ impl<M: Medium> AnyStore for Store<M> {
             return Ok(());
         }
         core.stop.store(false, Ordering::Release);
-        core.standing.writable()?;
+        core.handle_state.writable()?;
         if let Err(error) = core.scan() {
             // Every commit is as durable as it was; only what is free is not known, and the next open looks again.
             tracing::warn!(store = %core.path().display(), %error, "cannot write the free map at close; the next open \

@@ -121,7 +121,7 @@ impl Table {
         for (place, page) in &new {
             if let Some(at) = self.link_at(*place) {
                 // Whether a link that failed is there nobody can tell.
-                core.file.write(at, &page.to_le_bytes()).map_err(|error| core.standing.poison(error))?;
+                core.file.write(at, &page.to_le_bytes()).map_err(|error| core.handle_state.poison(error))?;
             }
         }
         for ((level, index), page) in new {

@@ -43,12 +43,12 @@ const BATCH: u64 = 64;
 ///
 /// Page *n* is always at byte 4096·*n* of an address range that is reserved once. A page is loaded into memory when the
 /// program first asks for it. Touching a page that was not loaded, or is not allocated, is a SIGSEGV. While a region is
-/// mapped, its [`Region`](crate::Region) handles refuse to read and change it.
+/// mapped, its [`Region`](crate::region::Region) handles refuse to read and change it.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// let store = untorn::RegionStore::create(dir.path().join("store"))?;
+/// let store = untorn::region::RegionStore::create(dir.path().join("store"))?;
 /// let mut tree = store.create_region("tree")?.map()?;
 /// let (root, leaf) = (tree.alloc_page()?, tree.alloc_page()?);
 /// *tree.view_mut::<u64>(root * 4096)? = leaf;
@@ -72,7 +72,7 @@ const BATCH: u64 = 64;
 /// - A forked child has a copy of the stored and uncommitted pages, and may see what the parent does in other pages.
 ///   Its stores never reach the store file, and its calls fail with [`Error::Forked`].
 /// - A page whose memory is lost reads as zeros from then on, and the next commit fails; see
-///   [`LostPage`](crate::LostPage).
+///   [`LostPage`](crate::options::LostPage).
 ///
 /// Before Linux 6.15 each run of consecutive loaded pages takes one mapping. A process can have 65,530 of them; loading
 /// a page beyond that fails with ENOMEM.
@@ -386,7 +386,7 @@ impl RegionMap {
             for run in opening.closed(first..pages.end.min(first + BATCH)) {
                 let mut bytes = vec![0; ((run.end - run.start) * PAGE) as usize];
                 self.region.read(run.start * PAGE, &mut bytes)?;
-                opening.admit(run.start, &bytes).map_err(|error| self.failed("load a page of", error))?;
+                opening.check_exclusion(run.start, &bytes).map_err(|error| self.failed("load a page of", error))?;
             }
         }
         Ok(offset..end)

@@ -21,7 +21,8 @@ const RESERVE_TO_SHARE: u64 = 1 << 32;
 /// ```
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// use untorn::{DirtyTracking, RegionMapOptions, RegionStore};
+/// use untorn::options::DirtyTracking;
+/// use untorn::region::{RegionMapOptions, RegionStore};
 /// let region = RegionStore::create(dir.path().join("store"))?.create_region("small")?;
 /// let map = RegionMapOptions::new().reserve(1 << 30).dirty_tracking(DirtyTracking::PageTable).map(&region)?;
 /// assert_eq!(map.dirty_tracking(), DirtyTracking::PageTable);

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::pages::{ALLOCATED, IN_WORD, Layout, allocated_in, let_go, pages_of};
 use crate::error::{Error, Result};
-use crate::ipc::memory::{Backing, Before, Cut, Opener, Succession, cause_of};
-use crate::options::Admission;
+use crate::ipc::memory::{Backing, Before, Cut, Opener, Takeover, cause_of};
+use crate::options::ExclusionCheck;
 use crate::region::engine::{PAGE, Page, Stored};
 use crate::region::store::{Region, RegionStore, StoreOptions};
 use crate::storage::{Identity, detect};
@@ -39,8 +39,11 @@ impl Committed {
                     .to_owned(),
             ));
         }
-        let heir = Heir { opener: self, succession: Succession::of(before) };
-        let store = StoreOptions::new().open_admitted(&self.store, &heir)?;
+        let takeover_check = TakeoverCheck { opener: self, takeover: Takeover::of(before) };
+        let store = StoreOptions::new().open_checked(&self.store, &takeover_check).map_err(|error| match error {
+            Error::InUse { path, holder } => Error::InUse { path, holder: format!("{holder}, which has it open") },
+            other => other,
+        })?;
         let len = before.map(Before::len);
         let region = match store.open_region(&self.name) {
             Err(error) if self.create && len.is_none() && error.errno() == libc::ENOENT => {
@@ -67,7 +70,7 @@ impl Committed {
             shown.allocated[(page / IN_WORD) as usize] |= ALLOCATED << (page % IN_WORD * 2);
         }
         shown.note(&region, &pages)?;
-        let (uuid, session) = heir.succession.found();
+        let (uuid, session) = takeover_check.takeover.found();
         let open = Some((region, store));
         Ok(Mapped { layout, commit: info.commit.into(), uuid, session, shown: Mutex::new(shown), open })
     }
@@ -81,22 +84,26 @@ impl Opener for Committed {
     fn part(&self) -> String {
         format!("region {:?}", self.name)
     }
+
+    fn holder_here(&self) -> &'static str {
+        "another handle of this process, which shares a region of it, and one process shares one"
+    }
 }
 
 /// Lets whoever is to serve open the store, if it is as the process left it that served before. In another session somebody
 /// may have put another region of the name in the place of this one, or made the commit that the dead process had under way.
-struct Heir<'a> {
+struct TakeoverCheck<'a> {
     opener: &'a Committed,
-    succession: Succession,
+    takeover: Takeover,
 }
 
-impl Admission for Heir<'_> {
-    fn admit(&self) -> Result<()> {
+impl ExclusionCheck for TakeoverCheck<'_> {
+    fn check_exclusion(&self) -> Result<()> {
         Ok(())
     }
 
-    fn succeed(&self, store: &[u8; 16], session: u64) -> Result<u64> {
-        self.succession.succeed(store, session).map_err(|what| self.opener.invalid(what))
+    fn take_over_session(&self, store: &[u8; 16], session: u64) -> Result<u64> {
+        self.takeover.take_over_session(store, session).map_err(|what| self.opener.invalid(what))
     }
 }
 

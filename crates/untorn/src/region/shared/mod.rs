@@ -34,14 +34,14 @@ use super::map::RegionMapOptions;
 use crate::engine::misaligned;
 use crate::error::{Error, Result};
 use crate::format::sidecar;
-use crate::ipc::memory::{Opener, WorkingCopy};
+use crate::ipc::memory::{Opener, SharedMemory};
 use crate::region::engine::PAGE;
 use crate::region::exclusion::place_of;
 use crate::region::store::RegionStore;
 use crate::storage::{self, detect};
 
 /// How long another process may take to make a store.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STORE_CREATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A region as plain memory that several processes store to at once. Each process sees the others' stores and
 /// allocations.
@@ -53,7 +53,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// A process may join and leave at any time, and may be killed at any instruction. Its stores, allocations and frees
 /// stay; the next commit includes them, or a rollback discards them. One process has the store open and serves the
-/// others. When it dies, another one takes over. See [`SharedMap`](crate::SharedMap), which does the same for a file.
+/// others. When it dies, another one takes over. See [`SharedMap`](crate::shared::SharedMap), which does the same for a file.
 ///
 /// Page *n* is always at byte 4096·*n* from [`as_ptr`](SharedRegion::as_ptr). There are no slices, because other
 /// processes store at any time.
@@ -63,7 +63,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("store");
 /// use std::sync::atomic::Ordering;
-/// use untorn::{RegionMapOptions, RegionStore, SharedRegion};
+/// use untorn::region::{RegionMapOptions, RegionStore, SharedRegion};
 /// let store = RegionStore::create(&path)?;
 /// drop(store.create_region("tickets")?);
 /// store.close()?;
@@ -97,7 +97,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// Source: the Region System paper, §II-C and §V-C; write protection replaces its interrupts to all processors.
 pub struct SharedRegion {
-    copy: WorkingCopy,
+    copy: SharedMemory,
     states: States,
     store: PathBuf,
     name: String,
@@ -127,7 +127,7 @@ impl SharedRegion {
         loop {
             match RegionStore::create(store.as_ref()).and_then(RegionStore::close) {
                 // Another process is making it.
-                Err(Error::InUse { .. }) if !store.as_ref().exists() && since.elapsed() < PATIENCE => {
+                Err(Error::InUse { .. }) if !store.as_ref().exists() && since.elapsed() < STORE_CREATION_TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 // It is there, and another process may have it open.
@@ -161,8 +161,8 @@ impl SharedRegion {
     }
 
     /// Whether this process currently has the store open and serves the others.
-    pub fn is_serving(&self) -> bool {
-        self.copy.is_serving()
+    pub fn is_owner(&self) -> bool {
+        self.copy.is_owner()
     }
 
     /// A pointer to the first byte of page 0. Its address in this process stays the same.
@@ -285,7 +285,7 @@ impl SharedRegion {
     }
 
     /// Reads up to `len` bytes from the descriptor's position and stores them from `offset` on: see
-    /// [`SharedMap::read_from`](crate::SharedMap::read_from).
+    /// [`SharedMap::read_from`](crate::shared::SharedMap::read_from).
     ///
     /// # Errors
     /// As for [`words`](SharedRegion::words), and [`Error::Io`] with the error of `read(2)`.
@@ -402,27 +402,11 @@ impl RegionMapOptions {
         let reserve = self.reserved_to_share();
         let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve };
         let place = place_of(identity);
-        let copy = WorkingCopy::open(&store, &dir, &place, with(opener), 0).map_err(|error| {
+        let copy = SharedMemory::open(&store, &dir, &place, with(opener), 0).inspect_err(|_| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);
-            explained(error)
         })?;
         let states = States::new(Layout::of_len(copy.len()));
         Ok(SharedRegion { copy, states, store, name: name.to_owned() })
-    }
-}
-
-/// Says what else may have a store in use.
-fn explained(error: Error) -> Error {
-    match error {
-        Error::InUse { path, holder } if holder == "another process, or this one" => {
-            let holder = format!("{holder}, which has it open");
-            Error::InUse { path, holder }
-        }
-        Error::InUse { path, holder } if holder == "another handle of this process" => {
-            let holder = format!("{holder}, which shares a region of it, and one process shares one");
-            Error::InUse { path, holder }
-        }
-        other => other,
     }
 }

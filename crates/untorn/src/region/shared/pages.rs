@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
-use crate::ipc::memory::{BetweenCuts, WorkingCopy};
+use crate::ipc::memory::{BetweenCuts, SharedMemory};
 use crate::region::engine::PAGE;
 use crate::sys::shared::SharedPages;
 
@@ -129,7 +129,7 @@ pub(super) enum Refused {
 }
 
 /// Has stores to a page proceed.
-fn open(copy: &WorkingCopy, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refused> {
+fn open(copy: &SharedMemory, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refused> {
     if now.open(page) {
         return Ok(());
     }
@@ -138,7 +138,7 @@ fn open(copy: &WorkingCopy, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refu
 }
 
 /// Makes a page zeros. One that nobody has loaded is, for the last commit has nothing there.
-fn clear(copy: &WorkingCopy, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refused> {
+fn clear(copy: &SharedMemory, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refused> {
     let (at, mut bytes) = ((page * PAGE) as usize, [0; PAGE as usize]);
     if copy.has(page) {
         copy.load(at, &mut bytes).map_err(Refused::Lost)?;
@@ -162,12 +162,12 @@ impl States {
         States { layout, hint: AtomicU64::new(0) }
     }
 
-    fn word<'a>(&self, copy: &'a WorkingCopy, page: u64) -> (&'a AtomicU64, u64) {
+    fn word<'a>(&self, copy: &'a SharedMemory, page: u64) -> (&'a AtomicU64, u64) {
         let (at, shift) = self.layout.place(page);
         (&copy.words(at, 1)[0], shift)
     }
 
-    pub(super) fn state(&self, copy: &WorkingCopy, page: u64) -> u64 {
+    pub(super) fn state(&self, copy: &SharedMemory, page: u64) -> u64 {
         if page >= self.layout.pages {
             return FREE;
         }
@@ -184,7 +184,7 @@ impl States {
     ///
     /// # Errors
     /// Why not.
-    pub(super) fn allocate(&self, copy: &WorkingCopy, at: Option<u64>, count: u64) -> Result<Option<u64>, Refused> {
+    pub(super) fn allocate(&self, copy: &SharedMemory, at: Option<u64>, count: u64) -> Result<Option<u64>, Refused> {
         loop {
             let first = match at {
                 Some(first) => first,
@@ -212,7 +212,7 @@ impl States {
 
     /// Takes pages that are free. All of it is between two cuts: a rollback in the middle would give the pages to somebody
     /// else, while this thread still makes them zeros.
-    fn claim(&self, copy: &WorkingCopy, first: u64, count: u64) -> Result<(), Refused> {
+    fn claim(&self, copy: &SharedMemory, first: u64, count: u64) -> Result<(), Refused> {
         let pages = first..first + count;
         let states = self.layout.states_of(&pages);
         // Before: who serves fills no page while it waits for a cut.
@@ -247,7 +247,7 @@ impl States {
     }
 
     /// The first `count` pages in a row that are free, from a page on.
-    fn vacancy(&self, copy: &WorkingCopy, from: u64, count: u64) -> Option<u64> {
+    fn vacancy(&self, copy: &SharedMemory, from: u64, count: u64) -> Option<u64> {
         let (mut first, mut next) = (from, from);
         while first.checked_add(count)? <= self.layout.pages {
             if next - first == count {
@@ -269,7 +269,7 @@ impl States {
     }
 
     /// Frees a page; false if it is not allocated.
-    pub(super) fn free(&self, copy: &WorkingCopy, page: u64) -> bool {
+    pub(super) fn free(&self, copy: &SharedMemory, page: u64) -> bool {
         if page >= self.layout.pages {
             return false;
         }
@@ -278,7 +278,7 @@ impl States {
     }
 
     /// Every page that is allocated, ascending.
-    pub(super) fn pages(&self, copy: &WorkingCopy) -> Vec<u64> {
+    pub(super) fn pages(&self, copy: &SharedMemory) -> Vec<u64> {
         let mut pages = Vec::new();
         for first in (0..self.layout.pages).step_by(IN_WORD as usize) {
             let (word, _) = self.word(copy, first);

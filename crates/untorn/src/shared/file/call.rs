@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::engine::{Info, Piece, Recovery};
 use crate::error::{Error, Result};
-use crate::ipc::rpc::{Channel, Words};
+use crate::ipc::rpc::{RequestSlot, Words};
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
@@ -68,7 +68,7 @@ pub(super) fn pieces(count: u64, bytes: &[u8]) -> Option<Vec<Piece<'_>>> {
 }
 
 /// Puts an error in place as the answer.
-pub(super) fn fail(channel: Channel<'_>, error: &Error) {
+pub(super) fn fail(request_slot: RequestSlot<'_>, error: &Error) {
     let (mut words, text) = match error {
         Error::OutOfRange { offset, len, file_len, .. } => {
             (Words { kind: OUT_OF_RANGE, a: *offset, b: *len, c: *file_len, ..Words::default() }, String::new())
@@ -81,17 +81,17 @@ pub(super) fn fail(channel: Channel<'_>, error: &Error) {
         }
         other => (Words { kind: OTHER, a: other.errno() as u64, ..Words::default() }, other.to_string()),
     };
-    words.len = channel.set_text(&text);
-    channel.set_answer(words);
+    words.len = request_slot.set_text(&text);
+    request_slot.set_answer(words);
 }
 
 /// The answer's words, or the error that it is, as one of `operation` on the file of this name.
-pub(super) fn result(channel: Channel<'_>, operation: &'static str, path: &Path) -> Result<Words> {
-    let words = channel.answered();
+pub(super) fn result(request_slot: RequestSlot<'_>, operation: &'static str, path: &Path) -> Result<Words> {
+    let words = request_slot.answered();
     if words.kind == 0 {
         return Ok(words);
     }
-    let (text, path) = (channel.text(words.len), path.to_owned());
+    let (text, path) = (request_slot.text(words.len), path.to_owned());
     Err(match words.kind {
         OUT_OF_RANGE => Error::OutOfRange { path, offset: words.a, len: words.b, file_len: words.c },
         POISONED => Error::Poisoned { path, cause: text },
@@ -141,7 +141,7 @@ pub(super) fn to_info(bytes: &[u8]) -> Option<Info> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipc::rpc::{Board, LONGEST};
+    use crate::ipc::rpc::{LONGEST, RpcArea};
     use crate::options::{Durability, EngineKind, Layout};
 
     #[test]
@@ -166,9 +166,9 @@ mod tests {
 
     #[test]
     fn errors_and_states_survive() {
-        let board = Board::create([0; 4], "").unwrap();
-        let channel = board.channel(0, 0);
-        channel.allocate(0).unwrap();
+        let rpc_area = RpcArea::create([0; 4], "").unwrap();
+        let request_slot = rpc_area.request_slot(0, 0);
+        request_slot.allocate(0).unwrap();
         let path = || PathBuf::from("/a/file");
         let errors = [
             Error::OutOfRange { path: path(), offset: 1, len: 2, file_len: 3 },
@@ -178,14 +178,14 @@ mod tests {
             Error::io("write", &path(), rustix::io::Errno::NOSPC),
         ];
         for error in errors {
-            fail(channel, &error);
-            let found = result(channel, "write", &path()).unwrap_err();
+            fail(request_slot, &error);
+            let found = result(request_slot, "write", &path()).unwrap_err();
             assert_eq!((found.to_string(), found.errno()), (error.to_string(), error.errno()));
         }
-        fail(channel, &Error::Invalid { path: path(), what: "x".repeat(2 * LONGEST) });
-        assert!(result(channel, "write", &path()).unwrap_err().to_string().ends_with("xx"));
-        channel.set_answer(Words { a: 7, ..Words::default() });
-        assert_eq!(result(channel, "sync", &path()).unwrap().a, 7);
+        fail(request_slot, &Error::Invalid { path: path(), what: "x".repeat(2 * LONGEST) });
+        assert!(result(request_slot, "write", &path()).unwrap_err().to_string().ends_with("xx"));
+        request_slot.set_answer(Words { a: 7, ..Words::default() });
+        assert_eq!(result(request_slot, "sync", &path()).unwrap().a, 7);
 
         let info = Info {
             engine: EngineKind::HybridLog,

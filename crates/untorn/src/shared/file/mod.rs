@@ -2,7 +2,7 @@
 //!
 //! # How it works
 //!
-//! 1. The processes meet in the directory of sidecars ([`Place`]). The process that holds the lock for *serving* opens
+//! 1. The processes meet in the directory of sidecars ([`Rendezvous`]). The process that holds the lock for *serving* opens
 //!    the file with its engine. The kernel releases that lock when the process ends, however it ends.
 //! 2. It creates a *board* ([`rpc`](crate::ipc::rpc)), a memory file that all of them map. Another process puts
 //!    its call there, with its bytes, and a thread of the serving process executes it. This costs two more copies than
@@ -60,8 +60,8 @@ use super::negotiated;
 use crate::engine::{Engine, Info, Piece, Recovery};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
-use crate::ipc::rendezvous::Place;
-use crate::ipc::rpc::{Channel, MOST, Words};
+use crate::ipc::rendezvous::Rendezvous;
+use crate::ipc::rpc::{MOST, RequestSlot, Words};
 use crate::options::{Durability, EngineKind, Options};
 use crate::storage::Identity;
 use crate::sys::incarnation;
@@ -70,12 +70,12 @@ use crate::sys::incarnation;
 pub(crate) type Opener = Arc<dyn Fn(&Options) -> Result<Box<dyn Engine>> + Send + Sync>;
 
 /// A file that this process shares with others.
-pub(crate) struct Together {
+pub(crate) struct RemoteFile {
     member: Arc<Member>,
     path: PathBuf,
     identity: Identity,
     /// The process that opened it. A forked child has neither the board nor the threads.
-    owner: u64,
+    process: u64,
     /// Closed or settled.
     finished: AtomicBool,
     /// The state when it was opened, for when nobody can be asked.
@@ -102,16 +102,16 @@ pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         }
         _ => {}
     }
-    let place = Place::open(path, &dir, &sidecar::meeting_place(identity, sidecar::CALLS)).map(Arc::new);
-    let joined = place.and_then(|place| member::join(path.to_owned(), place, options, opener));
+    let rendezvous = Rendezvous::open(path, &dir, &sidecar::meeting_place(identity, sidecar::CALLS)).map(Arc::new);
+    let joined = rendezvous.and_then(|rendezvous| member::join(path.to_owned(), rendezvous, options, opener));
     let member = joined.inspect_err(|_| {
         // Only if nothing is in it; if it stays, the error is the one that helps.
         let _ = std::fs::remove_dir(&dir);
     })?;
-    let identity = identity_of(member.board.identity());
+    let identity = identity_of(member.rpc_area.identity());
     let first = Info {
         engine: member.options.engine,
-        len: member.board.len(),
+        len: member.rpc_area.len(),
         commit: 0,
         durability: member.options.durability.unwrap_or(Durability::PerCommit),
         layout: None,
@@ -121,10 +121,10 @@ pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         recovery: Recovery::default(),
     };
     let (path, finished) = (path.to_owned(), AtomicBool::new(false));
-    let mut together = Together { member, path, identity, owner: incarnation(), finished, first };
+    let mut remote_file = RemoteFile { member, path, identity, process: incarnation(), finished, first };
     // If the server dies just now, the file is open all the same.
-    together.first = together.info();
-    Ok(Box::new(together))
+    remote_file.first = remote_file.info();
+    Ok(Box::new(remote_file))
 }
 
 fn words_of(identity: Identity) -> [u64; 4] {
@@ -135,7 +135,7 @@ fn identity_of([device, inode, generation, birth]: [u64; 4]) -> Identity {
     Identity { device, inode, generation, birth }
 }
 
-impl Together {
+impl RemoteFile {
     /// The open file if this process serves, or nothing if others have to be called.
     ///
     /// # Errors
@@ -151,13 +151,13 @@ impl Together {
     /// In a forked child nothing of the board can be touched.
     #[inline]
     fn is_whole(&self) -> bool {
-        self.owner == incarnation() && self.member.generation == self.member.board.generation()
+        self.process == incarnation() && self.member.generation == self.member.rpc_area.generation()
     }
 
     #[cold]
     fn refusal(&self) -> Error {
-        if self.owner == incarnation() {
-            self.member.poisoned(why_new_generation(&self.member.board))
+        if self.process == incarnation() {
+            self.member.poisoned(why_new_generation(&self.member.rpc_area))
         } else {
             Error::Forked { path: self.path.clone() }
         }
@@ -185,9 +185,9 @@ impl Together {
             if let Some(service) = self.here()? {
                 return Ok(service.engine().info());
             }
-            let take = |channel: Channel<'_>, words: Words| {
+            let take = |request_slot: RequestSlot<'_>, words: Words| {
                 let mut bytes = vec![0; (words.len as usize).min(MOST)];
-                channel.get(0, &mut bytes);
+                request_slot.get(0, &mut bytes);
                 call::to_info(&bytes)
             };
             if let Some(info) = self.member.call((Kind::Info, "examine"), (0, 0), 0, |_| 0, take)? {
@@ -204,28 +204,28 @@ impl Together {
     /// Ends this process's part. What others wrote to the open epoch is committed before the file is let go.
     fn finish(&self, end: impl FnOnce(&Service) -> Result<()>) -> Result<()> {
         // Also if it is refused: dropping the handle is what gives the locks back.
-        let standing = self.here().map(drop);
-        if self.owner != incarnation() {
-            return standing;
+        let handle_state = self.here().map(drop);
+        if self.process != incarnation() {
+            return handle_state;
         }
         self.finished.store(true, Ordering::Relaxed);
         self.member.leave();
-        let Some(service) = self.member.service() else { return standing };
+        let Some(service) = self.member.service() else { return handle_state };
         service.note_poison();
         if self.member.has_others() {
             service.sync()?;
         }
-        standing.and(end(service))
+        handle_state.and(end(service))
     }
 }
 
-impl Engine for Together {
+impl Engine for RemoteFile {
     fn path(&self) -> &Path {
         &self.path
     }
 
     fn len(&self) -> u64 {
-        if self.owner == incarnation() { self.member.board.len() } else { 0 }
+        if self.process == incarnation() { self.member.rpc_area.len() } else { 0 }
     }
 
     fn identity(&self) -> Result<Identity> {
@@ -254,8 +254,13 @@ impl Engine for Together {
             }
             self.check(offset, dst.len() as u64)?;
             let numbers = (offset, dst.len() as u64);
-            let answered =
-                self.member.call((Kind::Read, "read"), numbers, dst.len(), |_| 0, |channel, _| channel.get(0, dst))?;
+            let answered = self.member.call(
+                (Kind::Read, "read"),
+                numbers,
+                dst.len(),
+                |_| 0,
+                |request_slot, _| request_slot.get(0, dst),
+            )?;
             if answered.is_some() {
                 return Ok(());
             }
@@ -269,10 +274,10 @@ impl Engine for Together {
             }
             let table = call::table(pieces);
             let bytes = pieces.iter().fold(table.len(), |bytes, piece| bytes.saturating_add(piece.bytes.len()));
-            let put = |channel: Channel<'_>| {
-                channel.put(0, &table);
+            let put = |request_slot: RequestSlot<'_>| {
+                request_slot.put(0, &table);
                 pieces.iter().fold(table.len(), |at, piece| {
-                    channel.put(at, piece.bytes);
+                    request_slot.put(at, piece.bytes);
                     at + piece.bytes.len()
                 })
             };
@@ -306,7 +311,7 @@ impl Engine for Together {
     }
 
     fn accepts(&self, options: &Options) -> bool {
-        !options.read_only && negotiated::agree(&self.member.board.terms(), options).is_ok()
+        !options.read_only && negotiated::agree(&self.member.rpc_area.negotiated(), options).is_ok()
     }
 
     fn close(&self) -> Result<()> {
@@ -323,9 +328,9 @@ impl Engine for Together {
     }
 }
 
-impl Drop for Together {
+impl Drop for RemoteFile {
     fn drop(&mut self) {
-        if self.owner != incarnation() {
+        if self.process != incarnation() {
             // What a forked child inherited of it stays as it is.
             return std::mem::forget(Arc::clone(&self.member));
         }
@@ -344,6 +349,6 @@ impl Drop for Together {
         }
         // The file first: whoever serves next opens it.
         drop(Arc::get_mut(&mut self.member).map(Member::take_service));
-        self.member.place.serve_no_more();
+        self.member.rendezvous.give_up_ownership();
     }
 }

@@ -11,11 +11,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::service::{Service, serve};
-use crate::ipc::connection::{SHORTAGE, wait, was_rung};
+use crate::ipc::connection::{SHORTAGE, wait, was_notified};
 use crate::ipc::listener::Listener;
-use crate::ipc::message::{Came, Kind, Message, is_shortage_number, receive};
-use crate::ipc::rendezvous::{MEMBERS, Place};
-use crate::ipc::rpc::{BEGUN, Board, CHANNELS, VERSION};
+use crate::ipc::message::{Incoming, Kind, Message, is_shortage_number, receive};
+use crate::ipc::rendezvous::{MEMBERS, Rendezvous};
+use crate::ipc::rpc::{EXECUTING, REQUEST_SLOTS, RpcArea, VERSION};
 use crate::sys::socket;
 
 /// How often to look whether those are alive that take part and have no connection.
@@ -38,42 +38,42 @@ impl Drop for Peer {
 }
 
 /// The threads that do the calls of one process. Dropping it waits for the calls under way.
-struct Crew {
-    board: Arc<Board>,
+struct WorkerPool {
+    rpc_area: Arc<RpcArea>,
     slot: usize,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Crew {
-    fn new(board: &Arc<Board>, slot: usize) -> Self {
-        Crew { board: Arc::clone(board), slot, stop: Arc::default(), threads: Vec::new() }
+impl WorkerPool {
+    fn new(rpc_area: &Arc<RpcArea>, slot: usize) -> Self {
+        WorkerPool { rpc_area: Arc::clone(rpc_area), slot, stop: Arc::default(), threads: Vec::new() }
     }
 
     /// Sees to it that there is a thread for each of the first `count` channels.
     fn grow(&mut self, service: &Arc<Service>, count: usize) -> io::Result<()> {
-        for index in self.threads.len()..count.min(CHANNELS) {
-            let (board, slot, stop) = (Arc::clone(&self.board), self.slot, Arc::clone(&self.stop));
+        for index in self.threads.len()..count.min(REQUEST_SLOTS) {
+            let (rpc_area, slot, stop) = (Arc::clone(&self.rpc_area), self.slot, Arc::clone(&self.stop));
             let service = Arc::clone(service);
             let work = move || {
-                let channel = board.channel(slot, index);
+                let request_slot = rpc_area.request_slot(slot, index);
                 let mut bytes = Vec::new();
-                while channel.await_call(|| stop.load(Ordering::SeqCst)) {
+                while request_slot.await_call(|| stop.load(Ordering::SeqCst)) {
                     #[cfg(test)]
                     super::tests::dawdle(&stop);
-                    serve(&service, &board, channel, &mut bytes);
+                    serve(&service, &rpc_area, request_slot, &mut bytes);
                 }
             };
-            self.threads.push(thread::Builder::new().name("untorn-clerk".to_owned()).spawn(work)?);
+            self.threads.push(thread::Builder::new().name("untorn-worker".to_owned()).spawn(work)?);
         }
         Ok(())
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        (0..self.threads.len()).for_each(|index| self.board.channel(self.slot, index).ring());
+        (0..self.threads.len()).for_each(|index| self.rpc_area.request_slot(self.slot, index).notify());
         for thread in self.threads.drain(..) {
             // A panic in a call was caught there.
             let _ = thread.join();
@@ -83,8 +83,8 @@ impl Drop for Crew {
 
 /// The serving thread's state. When it is dropped, nobody has the service but the process itself.
 pub(super) struct Server {
-    place: Arc<Place>,
-    board: Arc<Board>,
+    rendezvous: Arc<Rendezvous>,
+    rpc_area: Arc<RpcArea>,
     service: Arc<Service>,
     listener: Listener,
     /// A connection could not be accepted just now.
@@ -92,7 +92,7 @@ pub(super) struct Server {
     peers: Vec<Peer>,
     next_token: u64,
     /// By slot.
-    crews: Vec<Option<Crew>>,
+    crews: Vec<Option<WorkerPool>>,
 }
 
 impl Drop for Server {
@@ -105,10 +105,15 @@ impl Drop for Server {
 
 impl Server {
     /// Nobody is served before [`attend`](Server::attend) and [`run`](Server::run). The place says that this process may.
-    pub(super) fn new(listener: Listener, place: &Arc<Place>, board: &Arc<Board>, service: Arc<Service>) -> Self {
+    pub(super) fn new(
+        listener: Listener,
+        rendezvous: &Arc<Rendezvous>,
+        rpc_area: &Arc<RpcArea>,
+        service: Arc<Service>,
+    ) -> Self {
         Server {
-            place: Arc::clone(place),
-            board: Arc::clone(board),
+            rendezvous: Arc::clone(rendezvous),
+            rpc_area: Arc::clone(rpc_area),
             service,
             listener,
             deaf: false,
@@ -122,14 +127,14 @@ impl Server {
     /// were changes of different pages, so their order does not matter.
     pub(super) fn finish_begun(&self) {
         let mut bytes = Vec::new();
-        for slot in (0..MEMBERS).filter(|slot| self.board.is_attached(*slot)) {
-            if !self.place.is_alive(slot) {
-                self.board.clear(slot);
+        for slot in (0..MEMBERS).filter(|slot| self.rpc_area.is_attached(*slot)) {
+            if !self.rendezvous.is_alive(slot) {
+                self.rpc_area.clear(slot);
                 continue;
             }
-            for channel in (0..CHANNELS).map(|index| self.board.channel(slot, index)) {
-                if channel.state() == BEGUN {
-                    serve(&self.service, &self.board, channel, &mut bytes);
+            for request_slot in (0..REQUEST_SLOTS).map(|index| self.rpc_area.request_slot(slot, index)) {
+                if request_slot.state() == EXECUTING {
+                    serve(&self.service, &self.rpc_area, request_slot, &mut bytes);
                 }
             }
         }
@@ -140,8 +145,8 @@ impl Server {
     /// # Errors
     /// Those of starting a thread.
     pub(super) fn attend(&mut self, slot: usize) -> io::Result<()> {
-        let crew = self.crews[slot].get_or_insert_with(|| Crew::new(&self.board, slot));
-        crew.grow(&self.service, self.board.channels(slot))
+        let workers = self.crews[slot].get_or_insert_with(|| WorkerPool::new(&self.rpc_area, slot));
+        workers.grow(&self.service, self.rpc_area.request_slots(slot))
     }
 
     /// Serves until the bell rings.
@@ -155,12 +160,12 @@ impl Server {
                 self.accept();
             }
             for token in heard {
-                self.hear(token);
+                self.recv(token);
             }
             // Ending a connection is what tells its process to come back, if it is there.
             self.peers.retain(|peer| !peer.ended);
             for slot in self.strays() {
-                if !self.place.is_alive(slot) {
+                if !self.rendezvous.is_alive(slot) {
                     self.release(slot);
                 }
             }
@@ -170,7 +175,7 @@ impl Server {
     /// Those that take part and have no connection: about to come back, about to end, or gone. A killed process may lose its
     /// connection a moment before it loses the lock that says it is alive.
     fn strays(&self) -> Vec<usize> {
-        let served = (0..MEMBERS).filter(|slot| *slot != self.place.slot() && self.crews[*slot].is_some());
+        let served = (0..MEMBERS).filter(|slot| *slot != self.rendezvous.slot() && self.crews[*slot].is_some());
         served.filter(|slot| !self.peers.iter().any(|peer| peer.slot == Some(*slot))).collect()
     }
 
@@ -186,7 +191,7 @@ impl Server {
         };
         if !wait(&mut fds, limit) {
             // None of these waits.
-            return (was_rung(stop.as_fd()), true, self.peers.iter().map(|peer| peer.token).collect());
+            return (was_notified(stop.as_fd()), true, self.peers.iter().map(|peer| peer.token).collect());
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let heard = self.peers.iter().zip(&ready[2..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
@@ -217,12 +222,12 @@ impl Server {
     }
 
     /// Takes all messages of a connection.
-    fn hear(&mut self, token: u64) {
+    fn recv(&mut self, token: u64) {
         while let Some(peer) = self.peer(token) {
             match receive(peer.socket.as_fd()) {
-                Came::Nothing => return,
-                Came::End | Came::Short(_) => peer.ended = true,
-                Came::Message(message, _) => self.handle(token, &message),
+                Incoming::Nothing => return,
+                Incoming::End | Incoming::Short(_) => peer.ended = true,
+                Incoming::Message(message, _) => self.handle(token, &message),
             }
         }
     }
@@ -231,11 +236,11 @@ impl Server {
         let slot = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS);
         match (message.kind, slot) {
             (Kind::Hello, Some(slot)) => self.welcome(token, message, slot),
-            (Kind::Attach | Kind::Return, Some(slot)) => match self.seat(token, message, slot) {
-                Ok(()) => self.say(token, &Message::new(Kind::Ready, 0, 0, 0), true),
-                Err(why) => self.say(token, &refusal(why), false),
+            (Kind::Attach | Kind::Return, Some(slot)) => match self.admit_member(token, message, slot) {
+                Ok(()) => self.send_to(token, &Message::new(Kind::Ready, 0, 0, 0), true),
+                Err(why) => self.send_to(token, &refusal(why), false),
             },
-            (Kind::Channel, Some(slot)) if self.attend(slot).is_ok() => {}
+            (Kind::RequestSlot, Some(slot)) if self.attend(slot).is_ok() => {}
             // Nobody says anything else to a server; and a process that cannot be served comes back and is told so.
             _ => self.end(token),
         }
@@ -257,27 +262,27 @@ impl Server {
             ))
         };
         if let Some(why) = refused {
-            return self.say(token, &refusal(why), false);
+            return self.send_to(token, &refusal(why), false);
         }
         // It has the slot's lock, so whoever had the slot is gone, if only since a moment ago.
         self.release(slot);
-        let board = Arc::clone(&self.board);
+        let rpc_area = Arc::clone(&self.rpc_area);
         let sent = self
             .peer(token)
-            .map(|peer| Message::new(Kind::Welcome, 0, 0, 0).send(peer.socket.as_fd(), &[board.file()]));
+            .map(|peer| Message::new(Kind::Welcome, 0, 0, 0).send(peer.socket.as_fd(), &[rpc_area.file()]));
         if !matches!(sent, Some(Ok(()))) {
             self.end(token);
         }
     }
 
     /// Gives a process its seat, or says why not.
-    fn seat(&mut self, token: u64, message: &Message, slot: usize) -> std::result::Result<(), String> {
-        if message.text != self.board.name() {
+    fn admit_member(&mut self, token: u64, message: &Message, slot: usize) -> std::result::Result<(), String> {
+        if message.text != self.rpc_area.name() {
             return Err("other processes have started to share it anew".to_owned());
         }
         if message.kind == Kind::Attach {
-            self.board.set_attached(slot, true);
-        } else if !self.board.is_attached(slot) {
+            self.rpc_area.set_attached(slot, true);
+        } else if !self.rpc_area.is_attached(slot) {
             return Err("this process was evicted".to_owned());
         }
         if let Some(peer) = self.peer(token) {
@@ -289,12 +294,12 @@ impl Server {
     /// Gives up what a process had that is gone.
     fn release(&mut self, slot: usize) {
         self.crews[slot] = None;
-        self.board.clear(slot);
+        self.rpc_area.clear(slot);
     }
 
     /// Says something to a connection, with a handle of this process if wanted: whoever has it sees when it ends, even if a
     /// forked child keeps the connection.
-    fn say(&mut self, token: u64, message: &Message, with_handle: bool) {
+    fn send_to(&mut self, token: u64, message: &Message, with_handle: bool) {
         let handle = with_handle.then(|| pidfd_open(getpid(), PidfdFlags::empty()));
         if let Some(Err(error)) = handle
             && is_shortage_number(error.raw_os_error())

@@ -9,7 +9,7 @@ use super::call::{self, Kind};
 use super::ranges::{Held, Ranges};
 use crate::engine::{Engine, Piece};
 use crate::error::{Error, Result};
-use crate::ipc::rpc::{BEGUN, Board, Channel, MOST, Words};
+use crate::ipc::rpc::{EXECUTING, MOST, RequestSlot, RpcArea, Words};
 use crate::options::Durability;
 
 /// A buffer that has become larger than this is given back after the call.
@@ -23,14 +23,14 @@ const SPOILED: &str =
 const PANICKED: &str = "a call panicked in the process that serves the shared file";
 
 /// Why those are poisoned that joined before the present generation.
-pub(super) fn why_new_generation(board: &Board) -> String {
-    if board.was_lost() { LOST } else { SPOILED }.to_owned()
+pub(super) fn why_new_generation(rpc_area: &RpcArea) -> String {
+    if rpc_area.was_lost() { LOST } else { SPOILED }.to_owned()
 }
 
 /// The engine, and what makes changes through it safe against the end of this process at any instant.
 pub(super) struct Service {
     engine: Box<dyn Engine>,
-    board: Arc<Board>,
+    rpc_area: Arc<RpcArea>,
     ranges: Ranges,
     /// Changes of the open epoch that are being made.
     under_way: AtomicU64,
@@ -52,11 +52,11 @@ impl Drop for Change<'_> {
 }
 
 impl Service {
-    pub(super) fn new(engine: Box<dyn Engine>, board: Arc<Board>) -> Self {
-        board.set_len(engine.len());
+    pub(super) fn new(engine: Box<dyn Engine>, rpc_area: Arc<RpcArea>) -> Self {
+        rpc_area.set_len(engine.len());
         let has_epoch = engine.info().durability == Durability::PerCommit;
         let (ranges, under_way, broken) = (Ranges::new(), AtomicU64::new(0), AtomicBool::new(false));
-        Service { engine, board, ranges, under_way, has_epoch, broken }
+        Service { engine, rpc_area, ranges, under_way, has_epoch, broken }
     }
 
     #[inline]
@@ -77,7 +77,7 @@ impl Service {
     #[cold]
     pub(super) fn note_poison(&self) {
         if matches!(self.engine.writable(), Err(Error::Poisoned { .. })) {
-            self.board.spoil();
+            self.rpc_area.mark_poisoned();
         }
     }
 
@@ -111,7 +111,7 @@ impl Service {
         begin();
         let _change = self.change();
         let result = self.engine.resize(len);
-        self.board.set_len(self.engine.len());
+        self.rpc_area.set_len(self.engine.len());
         self.noted(result)
     }
 
@@ -137,52 +137,52 @@ impl Service {
             return Change(None);
         }
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        self.board.begin_change();
+        self.rpc_area.begin_change();
         Change(Some(&self.under_way))
     }
 
     /// Commits the open epoch.
     pub(super) fn sync(&self) -> Result<u64> {
         // Of changes under way nobody can say yet whether they will be in.
-        let begun = self.board.begun();
+        let begun = self.rpc_area.begun();
         let covers = (self.under_way.load(Ordering::SeqCst) == 0).then_some(begun);
         let number = self.noted(self.engine.sync())?;
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Synced);
         if let Some(changes) = covers {
-            self.board.cover(changes);
+            self.rpc_area.mark_committed(changes);
         }
         Ok(number)
     }
 }
 
 /// Does a call, and gives the channel back with the answer.
-pub(super) fn serve(service: &Service, board: &Board, channel: Channel<'_>, bytes: &mut Vec<u8>) {
-    let words = channel.asked();
+pub(super) fn serve(service: &Service, rpc_area: &RpcArea, request_slot: RequestSlot<'_>, bytes: &mut Vec<u8>) {
+    let words = request_slot.asked();
     let poisoned = |cause: String| Error::Poisoned { path: service.engine.path().to_owned(), cause };
     // It keeps other changes of these pages away until the answer is in place, also while a panic unwinds.
     let mut held = None;
-    if words.generation != board.generation() {
-        call::fail(channel, &poisoned(why_new_generation(board)));
+    if words.generation != rpc_area.generation() {
+        call::fail(request_slot, &poisoned(why_new_generation(rpc_area)));
     } else if service.broken.load(Ordering::SeqCst) {
-        call::fail(channel, &poisoned(PANICKED.to_owned()));
-    } else if catch_unwind(AssertUnwindSafe(|| answer(service, channel, words, bytes, &mut held))).is_err() {
+        call::fail(request_slot, &poisoned(PANICKED.to_owned()));
+    } else if catch_unwind(AssertUnwindSafe(|| answer(service, request_slot, words, bytes, &mut held))).is_err() {
         service.broken.store(true, Ordering::SeqCst);
-        board.spoil();
-        call::fail(channel, &poisoned(PANICKED.to_owned()));
+        rpc_area.mark_poisoned();
+        call::fail(request_slot, &poisoned(PANICKED.to_owned()));
     }
     #[cfg(test)]
     {
         super::tests::reach(super::tests::Point::Answering);
-        super::tests::halt(&format!("answering-{}", channel.slot()));
+        super::tests::halt(&format!("answering-{}", request_slot.slot()));
     }
-    channel.answer();
+    request_slot.answer();
 }
 
 /// Does a call and puts the answer in place.
 fn answer<'a>(
     service: &'a Service,
-    channel: Channel<'_>,
+    request_slot: RequestSlot<'_>,
     words: Words,
     bytes: &mut Vec<u8>,
     held: &mut Option<Held<'a>>,
@@ -194,29 +194,29 @@ fn answer<'a>(
             if !engine.try_read(words.a, bytes) {
                 service.read(words.a, bytes)?;
             }
-            channel.put(0, bytes);
+            request_slot.put(0, bytes);
             number(Ok(0))
         }),
         Some(Kind::Write) => take(bytes, words.len, engine.path()).and_then(|()| {
-            channel.get(0, bytes);
+            request_slot.get(0, bytes);
             let pieces = call::pieces(words.a, bytes).ok_or_else(|| nonsense(engine.path()))?;
             // From here on until the answer it may have been done.
-            number(service.write(&pieces, held, || channel.set_state(BEGUN)).map(|()| 0))
+            number(service.write(&pieces, held, || request_slot.set_state(EXECUTING)).map(|()| 0))
         }),
-        Some(Kind::Resize) => number(service.resize(words.a, held, || channel.set_state(BEGUN)).map(|()| 0)),
+        Some(Kind::Resize) => number(service.resize(words.a, held, || request_slot.set_state(EXECUTING)).map(|()| 0)),
         Some(Kind::Deploy) => number(service.deploy(words.a, words.b).map(|()| 0)),
         Some(Kind::Sync) => number(service.sync()),
         Some(Kind::Reclaim) => number(service.reclaim()),
         Some(Kind::Info) => {
             let info = call::of_info(&engine.info());
-            channel.put(0, &info);
+            request_slot.put(0, &info);
             Ok(Words { len: info.len() as u64, ..Words::default() })
         }
         None => Err(nonsense(engine.path())),
     };
     match result {
-        Ok(words) => channel.set_answer(words),
-        Err(error) => call::fail(channel, &error),
+        Ok(words) => request_slot.set_answer(words),
+        Err(error) => call::fail(request_slot, &error),
     }
     bytes.clear();
     bytes.shrink_to(KEPT);
@@ -243,13 +243,13 @@ mod tests {
 
     #[test]
     fn a_call_that_panics_keeps_its_pages_until_it_is_answered() {
-        let (board, service) = failing(true);
-        let channel = board.channel(0, 0);
-        put_call(channel, WRITE, 0);
+        let (rpc_area, service) = failing(true);
+        let request_slot = rpc_area.request_slot(0, 0);
+        put_call(request_slot, WRITE, 0);
         let mut held = None;
-        let answered = || answer(&service, channel, channel.asked(), &mut Vec::new(), &mut held);
+        let answered = || answer(&service, request_slot, request_slot.asked(), &mut Vec::new(), &mut held);
         assert!(catch_unwind(AssertUnwindSafe(answered)).is_err());
-        assert_eq!(channel.state(), BEGUN);
+        assert_eq!(request_slot.state(), EXECUTING);
         assert!(held.is_some(), "another change of them could come between this one and its being done again");
     }
 }

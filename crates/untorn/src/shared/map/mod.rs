@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::negotiated;
-use crate::engine::exclusion::NoOthers;
+use crate::engine::exclusion::NotShared;
 use crate::engine::{self, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
-use crate::ipc::memory::{Backing, Before, Cut, Opener, Succession, WorkingCopy, cause_of};
-use crate::options::{Admission, Options};
+use crate::ipc::memory::{Backing, Before, Cut, Opener, SharedMemory, Takeover, cause_of};
+use crate::options::{ExclusionCheck, Options};
 use crate::storage::{self, Identity, detect};
 use crate::sys::sync;
 
@@ -47,7 +47,8 @@ const RESERVE: u64 = 1 << 36;
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("tickets");
 /// use std::sync::atomic::Ordering;
-/// use untorn::{AtomicFile, SharedMap};
+/// use untorn::shared::SharedMap;
+/// use untorn::AtomicFile;
 /// AtomicFile::create(&path, 1 << 20)?.settle()?;
 /// let map = match SharedMap::open(&path) { // in each process
 ///     Err(error) if error.errno() == 1 => return Ok(()), // userfaultfd is forbidden here, as `untorn doctor` says
@@ -69,7 +70,7 @@ const RESERVE: u64 = 1 << 36;
 ///
 /// Source: the Region System paper, §V-C; write protection replaces its interrupts to all processors.
 pub struct SharedMap {
-    copy: WorkingCopy,
+    copy: SharedMemory,
     path: PathBuf,
 }
 
@@ -156,7 +157,7 @@ impl SharedMap {
     /// # let (path, log) = (dir.path().join("shared"), dir.path().join("log"));
     /// # std::fs::write(&log, "what happened").unwrap();
     /// # untorn::AtomicFile::create(&path, 8192)?.settle()?;
-    /// # let map = match untorn::SharedMap::open(&path) {
+    /// # let map = match untorn::shared::SharedMap::open(&path) {
     /// #     Err(error) if error.errno() == 1 => return Ok(()),
     /// #     map => map?,
     /// # };
@@ -230,8 +231,8 @@ impl SharedMap {
     }
 
     /// Whether this process currently has the file open and serves the others.
-    pub fn is_serving(&self) -> bool {
-        self.copy.is_serving()
+    pub fn is_owner(&self) -> bool {
+        self.copy.is_owner()
     }
 
     /// Leaves the shared file. Uncommitted stores of this process stay in the memory, until the last process has left.
@@ -276,7 +277,8 @@ pub(crate) fn open(
     }
     let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
     let opener = Committed { path: path.clone(), identity, options, open };
-    let copy = WorkingCopy::open(&path, &dir, &sidecar::meeting_place(identity, sidecar::SHARE), with(opener), reserve);
+    let copy =
+        SharedMemory::open(&path, &dir, &sidecar::meeting_place(identity, sidecar::SHARE), with(opener), reserve);
     let copy = copy.inspect_err(|_| {
         // Only if nothing is in it; if it stays, the error is the one that helps.
         let _ = std::fs::remove_dir(&dir);
@@ -302,45 +304,44 @@ impl Opener for Committed {
         if detect(&self.path)?.identity != self.identity {
             return Err(another());
         }
-        let heir = Arc::new(Heir {
-            others: NoOthers::by_calls(&self.path, self.identity),
-            succession: Succession::of(before),
+        let takeover_check = Arc::new(TakeoverCheck {
+            others: NotShared::by_calls(&self.path, self.identity),
+            takeover: Takeover::of(before),
         });
-        let admission: Arc<dyn Admission> = heir.clone();
+        let exclusion: Arc<dyn ExclusionCheck> = takeover_check.clone();
         let agreed = match before {
-            Some(before) => {
-                negotiated::adopt(&before.terms(), &self.options).map_err(|what| heir.others.invalid(what))?
-            }
+            Some(before) => negotiated::adopt(&before.negotiated(), &self.options)
+                .map_err(|what| takeover_check.others.invalid(what))?,
             None => self.options.clone(),
         };
         // How this process learns of a page that its medium lost is its own affair.
-        let options = Options { admission: Some(admission), lost_page: self.options.lost_page, ..agreed };
+        let options = Options { exclusion: Some(exclusion), lost_page: self.options.lost_page, ..agreed };
         let shared = (self.open)(&self.path, &options)?;
-        let terms = negotiated::of(&options, &shared.engine.info());
+        let negotiated = negotiated::of(&options, &shared.engine.info());
         // The path may have come to name another file since it was looked at.
         if shared.engine.identity()? != self.identity {
             return Err(another());
         }
         let commit = shared.engine.info().commit;
         // It was told, or the engine would not have opened the file for writing.
-        let (sidecar, session) = heir.succession.found();
-        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session, terms }))
+        let (sidecar, session) = takeover_check.takeover.found();
+        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session, negotiated }))
     }
 }
 
 /// Lets whoever is to serve open the file, if it is as the process left it that served before.
-struct Heir {
-    others: NoOthers,
-    succession: Succession,
+struct TakeoverCheck {
+    others: NotShared,
+    takeover: Takeover,
 }
 
-impl Admission for Heir {
-    fn admit(&self) -> Result<()> {
-        self.others.admit()
+impl ExclusionCheck for TakeoverCheck {
+    fn check_exclusion(&self) -> Result<()> {
+        self.others.check_exclusion()
     }
 
-    fn succeed(&self, sidecar: &[u8; 16], session: u64) -> Result<u64> {
-        self.succession.succeed(sidecar, session).map_err(|what| self.others.invalid(what))
+    fn take_over_session(&self, sidecar: &[u8; 16], session: u64) -> Result<u64> {
+        self.takeover.take_over_session(sidecar, session).map_err(|what| self.others.invalid(what))
     }
 }
 
@@ -350,7 +351,7 @@ struct Logged {
     commit: AtomicU64,
     sidecar: [u64; 2],
     session: u64,
-    terms: String,
+    negotiated: String,
 }
 
 impl Backing for Logged {
@@ -370,8 +371,8 @@ impl Backing for Logged {
         self.session
     }
 
-    fn terms(&self) -> String {
-        self.terms.clone()
+    fn negotiated(&self) -> String {
+        self.negotiated.clone()
     }
 
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {

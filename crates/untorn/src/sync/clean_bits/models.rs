@@ -1,4 +1,4 @@
-//! Every interleaving of a reader of a calm block and those who change it, bring it home and calm it again: as the
+//! Every interleaving of a reader of a clean block and those who change it, bring it home and clean it again: as the
 //! reflection engine does, and as the hybrid log does under undo and under redo.
 
 use loom::thread;
@@ -9,9 +9,9 @@ use crate::sys::sync::{Arc, model, relax, zeroed};
 
 /// A file of one block of two words, at home and beside it. What the block's state says is 0 while all of it is at home.
 struct File {
-    moves: Moves,
+    sequence: SequenceCounter,
     len: AtomicU64,
-    blocks: CalmBlocks,
+    blocks: CleanBits,
     state: PageState,
     home: [AtomicU64; 2],
     beside: [AtomicU64; 2],
@@ -35,9 +35,9 @@ impl File {
     fn new() -> Arc<Self> {
         let words = || [(); 2].map(|()| AtomicU64::new(0));
         Arc::new(File {
-            moves: zeroed(),
+            sequence: zeroed(),
             len: AtomicU64::new(LEN),
-            blocks: CalmBlocks::new(1).unwrap(),
+            blocks: CleanBits::new(1).unwrap(),
             state: zeroed(),
             home: words(),
             beside: words(),
@@ -47,10 +47,10 @@ impl File {
     }
 
     /// A write that goes beside the file: to the reflection page, or to the log under redo.
-    fn write_beside(&self, value: u64) {
+    fn write_shared(&self, value: u64) {
         self.state.lock(false, relax);
         assert_eq!(self.state.bitmap(), 0);
-        self.blocks.stir(0);
+        self.blocks.mark_dirty(0);
         fill(&self.beside, value);
         self.entry.store(LIVE, Ordering::Release);
         self.state.publish(1, self.state.version() + 1);
@@ -60,7 +60,7 @@ impl File {
     /// A write that goes to the file itself, as under undo.
     fn write_home(&self, value: u64) {
         self.state.lock(true, relax);
-        self.blocks.stir(0);
+        self.blocks.mark_dirty(0);
         fill(&self.home, value);
         self.state.unlock_disturbed();
         self.returned.store(value, Ordering::Release);
@@ -91,11 +91,11 @@ impl File {
         }
     }
 
-    /// Lets the block count as calm if it is: what is beside the file is of no more use, and nobody has the lock.
-    fn calm(&self) {
+    /// Lets the block count as clean if it is: what is beside the file is of no more use, and nobody has the lock.
+    fn clean(&self) {
         if self.state.try_hold() {
             if self.state.bitmap() == 0 || self.entry.load(Ordering::Acquire) == GONE {
-                self.blocks.calm_down(0..1, &self.moves);
+                self.blocks.mark_clean(0..1, &self.sequence);
                 self.state.publish(0, self.state.version() + 1);
             } else {
                 self.state.unlock();
@@ -103,16 +103,16 @@ impl File {
         }
     }
 
-    /// The fast path of a read; `None` if the block is not calm or did not stay so.
+    /// The fast path of a read; `None` if the block is not clean or did not stay so.
     fn read(&self) -> Option<u64> {
         let returned = self.returned.load(Ordering::Acquire);
-        let moves = self.moves.look()?;
+        let sequence = self.sequence.read()?;
         if self.len.load(Ordering::Acquire) < LEN {
             return None;
         }
-        let glimpse = self.blocks.glimpse(0, moves)?;
+        let read_guard = self.blocks.read_guard(0, sequence)?;
         let [first, second] = [0, 1].map(|word| self.home[word].load(Ordering::Relaxed));
-        glimpse.held(&self.moves).then(|| {
+        read_guard.validate(&self.sequence).then(|| {
             assert_eq!(first, second, "a mixture of two writes");
             assert!(first >= returned, "{first}, though the write of {returned} had returned");
             first
@@ -136,9 +136,9 @@ fn beside_a_reader<const N: usize>(bodies: [fn(&File); N]) -> Arc<File> {
 fn a_calm_block_is_read_whole_and_fresh() {
     model("calm blocks: a reader and a writer that deploys", Some(4), || {
         let file = beside_a_reader([|file| {
-            file.write_beside(1);
+            file.write_shared(1);
             file.deploy();
-            file.calm();
+            file.clean();
         }]);
         assert_eq!(file.read(), Some(1));
     });
@@ -149,9 +149,9 @@ fn a_block_calmed_between_two_writes_is_read_whole_and_fresh() {
     model("calm blocks: a reader and a writer that goes on", Some(3), || {
         let file = beside_a_reader([|file| {
             for value in 1..=2 {
-                file.write_beside(value);
+                file.write_shared(value);
                 file.deploy();
-                file.calm();
+                file.clean();
             }
         }]);
         assert_eq!(file.read(), Some(2));
@@ -162,10 +162,10 @@ fn a_block_calmed_between_two_writes_is_read_whole_and_fresh() {
 fn whoever_calms_a_block_beside_its_writer_disturbs_nothing() {
     model("calm blocks: a reader, a writer, and one who calms", Some(2), || {
         let write = |file: &File| {
-            file.write_beside(1);
+            file.write_shared(1);
             file.deploy();
         };
-        let file = beside_a_reader([write, File::calm]);
+        let file = beside_a_reader([write, File::clean]);
         assert!(file.read().is_none_or(|read| read == 1));
     });
 }
@@ -175,7 +175,7 @@ fn a_block_written_in_place_is_read_whole_and_fresh() {
     model("calm blocks: a reader and a writer in place", Some(4), || {
         let file = beside_a_reader([|file| {
             file.write_home(1);
-            file.calm();
+            file.clean();
         }]);
         assert_eq!(file.read(), Some(1));
     });
@@ -187,7 +187,7 @@ fn a_block_calmed_between_two_writes_in_place_is_read_whole_and_fresh() {
         let file = beside_a_reader([|file| {
             for value in 1..=2 {
                 file.write_home(value);
-                file.calm();
+                file.clean();
             }
         }]);
         assert_eq!(file.read(), Some(2));
@@ -198,7 +198,7 @@ fn a_block_calmed_between_two_writes_in_place_is_read_whole_and_fresh() {
 fn whoever_calms_a_block_beside_a_writer_in_place_disturbs_nothing() {
     model("calm blocks: a reader, a writer in place, and one who calms", Some(2), || {
         let write = |file: &File| (1..=2).for_each(|value| file.write_home(value));
-        let file = beside_a_reader([write, File::calm]);
+        let file = beside_a_reader([write, File::clean]);
         assert!(file.read().is_none_or(|read| read == 2));
     });
 }
@@ -208,11 +208,11 @@ fn an_entry_goes_home_beside_a_reader() {
     model("calm blocks: a reader, a writer of entries, and a checkpoint", Some(2), || {
         let carry = |file: &File| {
             file.carry();
-            file.calm();
+            file.clean();
         };
-        let file = beside_a_reader([|file| file.write_beside(1), carry]);
+        let file = beside_a_reader([|file| file.write_shared(1), carry]);
         file.carry();
-        file.calm();
+        file.clean();
         assert_eq!(file.read(), Some(1));
     });
 }
@@ -225,9 +225,9 @@ fn a_block_that_is_cut_off_and_comes_back_is_read_whole() {
         let other = Arc::clone(&file);
         let resizer = thread::spawn(move || {
             let show = |len| {
-                other.moves.begin();
+                other.sequence.write_begin();
                 other.len.store(len, Ordering::Release);
-                other.moves.end();
+                other.sequence.write_end();
             };
             show(0);
             // The kernel makes zeros of what was cut off.
@@ -248,21 +248,21 @@ const TWO: [u64; 2] = [0, 64];
 fn who_sees_a_write_in_one_block_finds_no_other_of_it_calm() {
     model("calm blocks: a reader and a writer of two blocks", Some(3), || {
         let states: [PageState; 2] = [zeroed(), zeroed()];
-        let all = Arc::new((states, CalmBlocks::new(128).unwrap(), zeroed::<Moves>()));
+        let all = Arc::new((states, CleanBits::new(128).unwrap(), zeroed::<SequenceCounter>()));
         let writer = Arc::clone(&all);
         let writer = thread::spawn(move || {
             let (states, blocks, _) = &*writer;
             states.iter().for_each(|state| state.lock(false, relax));
             for (state, block) in states.iter().zip(TWO) {
                 state.begin_publishing();
-                blocks.stir(block);
+                blocks.mark_dirty(block);
             }
             states.iter().for_each(|state| state.publish(1, state.version() + 1));
         });
-        let (states, blocks, moves) = &*all;
+        let (states, blocks, sequence) = &*all;
         for (one, other) in [(0, 1), (1, 0)] {
             if states[one].bitmap() == 1 {
-                assert!(blocks.glimpse(TWO[other], moves.look().unwrap()).is_none(), "half of a write is seen");
+                assert!(blocks.read_guard(TWO[other], sequence.read().unwrap()).is_none(), "half of a write is seen");
             }
         }
         writer.join().unwrap();

@@ -1,7 +1,7 @@
 //! Group commit: threads that wait for a device flush at the same time share one.
 
 use crate::error::Result;
-use crate::sync::word_lock::Gate;
+use crate::sync::word_lock::WordLock;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed};
 
 /// Lets one flush answer for every thread that asked before it began. All zeros is the state with nothing asked.
@@ -13,7 +13,7 @@ pub(crate) struct GroupFlush {
     /// Every request up to this number is answered.
     answered: AtomicU64,
     /// Held while flushing: the threads that wait for it are the next group.
-    flushing: Gate,
+    flushing: WordLock,
 }
 
 impl GroupFlush {

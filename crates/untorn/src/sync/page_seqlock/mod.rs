@@ -28,7 +28,7 @@ pub(crate) struct PageState {
 
 /// What a reader must find unchanged after its copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Glimpse {
+pub(crate) struct ReadGuard {
     word: u64,
     pub(crate) bitmap: u64,
 }
@@ -122,27 +122,27 @@ impl PageState {
 
     /// The state to copy by; `None` while it is being changed.
     #[inline]
-    pub(crate) fn glimpse(&self) -> Option<Glimpse> {
+    pub(crate) fn read_guard(&self) -> Option<ReadGuard> {
         let word = self.word.load(Ordering::Acquire);
         if word & PUBLISHING != 0 {
             return None;
         }
-        Some(Glimpse { word, bitmap: self.bitmap.load(Ordering::Acquire) })
+        Some(ReadGuard { word, bitmap: self.bitmap.load(Ordering::Acquire) })
     }
 
     /// The state to copy by, for the holder of the lock.
-    pub(crate) fn held(&self) -> Glimpse {
-        Glimpse { word: self.word.load(Ordering::Relaxed), bitmap: self.bitmap.load(Ordering::Relaxed) }
+    pub(crate) fn read_locked(&self) -> ReadGuard {
+        ReadGuard { word: self.word.load(Ordering::Relaxed), bitmap: self.bitmap.load(Ordering::Relaxed) }
     }
 
     /// Whether what was copied since the glimpse is what it promised.
     #[inline]
-    pub(crate) fn holds(&self, glimpse: Glimpse) -> bool {
+    pub(crate) fn validate(&self, read_guard: ReadGuard) -> bool {
         // The loads of the copy must not move below the second load of the word.
         fence(Ordering::Acquire);
         let word = self.word.load(Ordering::Relaxed);
         // Whether a writer has the lock makes no difference as long as it does not publish.
-        (word ^ glimpse.word) & !LOCKED == 0
+        (word ^ read_guard.word) & !LOCKED == 0
     }
 }
 
@@ -157,27 +157,27 @@ mod tests {
     #[test]
     fn a_glimpse_survives_a_lock_but_not_a_publication() {
         let page: PageState = zeroed();
-        let glimpse = page.glimpse().unwrap();
+        let read_guard = page.read_guard().unwrap();
         page.lock(false, |_| panic!("free page must not wait"));
-        assert!(page.holds(glimpse));
+        assert!(page.validate(read_guard));
         page.begin_publishing();
-        assert!(!page.holds(glimpse));
-        assert_eq!(page.glimpse(), None);
+        assert!(!page.validate(read_guard));
+        assert_eq!(page.read_guard(), None);
         page.publish(5, 1);
-        assert!(!page.holds(glimpse));
-        assert_eq!(page.glimpse().unwrap().bitmap, 5);
+        assert!(!page.validate(read_guard));
+        assert_eq!(page.read_guard().unwrap().bitmap, 5);
     }
 
     #[test]
     fn a_version_tells_two_publications_of_one_bitmap_apart() {
         let page: PageState = zeroed();
-        let glimpse = page.glimpse().unwrap();
+        let read_guard = page.read_guard().unwrap();
         for version in 1..=2 {
             page.lock(false, |_| ());
             page.publish(version & 1, version);
         }
-        assert_eq!(page.bitmap(), glimpse.bitmap);
-        assert!(!page.holds(glimpse));
+        assert_eq!(page.bitmap(), read_guard.bitmap);
+        assert!(!page.validate(read_guard));
     }
 
     #[test]
@@ -185,10 +185,10 @@ mod tests {
         let page: PageState = zeroed();
         page.lock(false, |_| ());
         page.publish(9, 7);
-        let glimpse = page.glimpse().unwrap();
+        let read_guard = page.read_guard().unwrap();
         page.lock(true, |_| ());
         page.unlock_disturbed();
-        assert!(!page.holds(glimpse));
+        assert!(!page.validate(read_guard));
         assert_eq!(page.bitmap(), 9);
     }
 
@@ -197,11 +197,11 @@ mod tests {
         let page: PageState = zeroed();
         page.lock(false, |_| ());
         page.publish(9, 7);
-        let glimpse = page.glimpse().unwrap();
+        let read_guard = page.read_guard().unwrap();
         page.lock(true, |_| ());
-        assert_eq!(page.glimpse(), None);
+        assert_eq!(page.read_guard(), None);
         page.unlock();
-        assert_eq!(page.glimpse(), Some(glimpse));
+        assert_eq!(page.read_guard(), Some(read_guard));
         assert_eq!(page.version(), 7);
     }
 }

@@ -56,9 +56,9 @@ impl Page {
 
     /// One optimistic try.
     fn read(&self) -> Option<u64> {
-        let glimpse = self.state().glimpse()?;
-        let [first, second] = self.copy(glimpse.bitmap);
-        self.state().holds(glimpse).then(|| {
+        let read_guard = self.state().read_guard()?;
+        let [first, second] = self.copy(read_guard.bitmap);
+        self.state().validate(read_guard).then(|| {
             assert_eq!(first, second, "a mixture of two commits");
             first
         })
@@ -165,9 +165,9 @@ fn a_reader_sees_two_pages_at_one_instant() {
             others.iter().for_each(|page| page.state().begin_publishing());
             others.iter().for_each(|page| page.state().publish(1, 1));
         });
-        if let [Some(first), Some(second)] = [0, 1].map(|page| pages[page].state().glimpse()) {
+        if let [Some(first), Some(second)] = [0, 1].map(|page| pages[page].state().read_guard()) {
             let copies = [pages[0].copy(first.bitmap), pages[1].copy(second.bitmap)];
-            if pages[0].state().holds(first) && pages[1].state().holds(second) {
+            if pages[0].state().validate(first) && pages[1].state().validate(second) {
                 assert!(copies == [[0; 2]; 2] || copies == [[1; 2]; 2], "{copies:?} is no instant");
             }
         }

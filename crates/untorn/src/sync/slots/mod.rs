@@ -1,55 +1,55 @@
-//! Berths: slots from which threads change a file. One thread at a time takes a berth. A thread that needs all others
-//! to be idle takes all berths together.
+//! Thread slots, from which threads change a file. One thread at a time takes a slot. A thread that needs all others to
+//! be idle takes all slots together.
 //!
-//! A thread keeps its berth, so unrelated threads share no cache line.
+//! A thread keeps its slot, so unrelated threads share no cache line.
 
 use std::io;
 use std::ops::Deref;
 
-use super::word_lock::Gate;
+use super::word_lock::WordLock;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, thread_number};
 
-/// What a berth has of its own. Aligned to a cache line, or neighbours would share one.
-pub(crate) trait BerthState: Zeroed + Send + Sync {
-    /// Closed while somebody has the berth.
-    fn gate(&self) -> &Gate;
+/// What a thread slot has of its own. Aligned to a cache line, or neighbours would share one.
+pub(crate) trait ThreadSlotState: Zeroed + Send + Sync {
+    /// Closed while somebody has the thread slot.
+    fn word_lock(&self) -> &WordLock;
 }
 
 /// What all threads look at, in a cache line of its own.
 #[derive(Debug, Zeroed)]
 #[repr(C, align(64))]
 struct Notice {
-    /// Threads that take every berth or have them all. While there are any nobody else takes one, or busy threads would
-    /// hand the berths round among themselves for ever.
+    /// Threads that take every thread slot or have them all. While there are any nobody else takes one, or busy threads would
+    /// hand the thread slots round among themselves for ever.
     collectors: AtomicU64,
-    /// The berths below this were taken before; nobody takes another without saying so here first.
+    /// The thread slots below this were taken before; nobody takes another without saying so here first.
     reach: AtomicU64,
 }
 
-/// A power of two of berths.
-pub(crate) struct Berths<S> {
+/// A power of two of thread slots.
+pub(crate) struct ThreadSlots<S> {
     states: ZeroedArray<S>,
     notice: ZeroedBox<Notice>,
 }
 
-/// A berth held by this thread; dropping it lets it go.
+/// A thread slot held by this thread; dropping it lets it go.
 #[derive(Debug)]
-pub(crate) struct Berth<'a, S: BerthState> {
+pub(crate) struct ThreadSlot<'a, S: ThreadSlotState> {
     pub(crate) state: &'a S,
     /// Its place among all.
     pub(crate) index: usize,
 }
 
-impl<S: BerthState> Drop for Berth<'_, S> {
+impl<S: ThreadSlotState> Drop for ThreadSlot<'_, S> {
     #[inline]
     fn drop(&mut self) {
-        self.state.gate().open();
+        self.state.word_lock().release();
     }
 }
 
-impl<S: BerthState> Berths<S> {
+impl<S: ThreadSlotState> ThreadSlots<S> {
     pub(crate) fn new(count: usize) -> io::Result<Self> {
-        Ok(Berths { states: ZeroedArray::reserve(count)?, notice: ZeroedBox::new()? })
+        Ok(ThreadSlots { states: ZeroedArray::reserve(count)?, notice: ZeroedBox::new()? })
     }
 
     /// What each has, whoever holds it.
@@ -69,28 +69,28 @@ impl<S: BerthState> Berths<S> {
         thread_number() & (self.states.len() - 1)
     }
 
-    /// What this thread's own berth has, whoever holds it.
+    /// What this thread's own thread slot has, whoever holds it.
     #[inline(always)]
     pub(crate) fn mine(&self) -> &S {
         &self.states[self.home()]
     }
 
-    /// A free berth, this thread's own if it is.
+    /// A free thread slot, this thread's own if it is.
     #[inline(always)]
-    pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Berth<'_, S> {
+    pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> ThreadSlot<'_, S> {
         match self.try_acquire() {
-            Some(berth) => berth,
+            Some(thread_slot) => thread_slot,
             None => self.acquire_other(relax),
         }
     }
 
     /// This thread's own, if it is free.
     #[inline(always)]
-    pub(crate) fn try_acquire(&self) -> Option<Berth<'_, S>> {
+    pub(crate) fn try_acquire(&self) -> Option<ThreadSlot<'_, S>> {
         let index = self.home();
         self.announce(index);
         let state = &self.states[index];
-        (!self.are_collected() && state.gate().try_close()).then(|| Berth { state, index })
+        (!self.are_collected() && state.word_lock().try_acquire()).then(|| ThreadSlot { state, index })
     }
 
     #[inline(always)]
@@ -98,7 +98,7 @@ impl<S: BerthState> Berths<S> {
         self.notice.collectors.load(Ordering::SeqCst) != 0
     }
 
-    /// Says that a berth may be taken from now on. Either whoever collects them hears of it, or this thread then finds that
+    /// Says that a thread slot may be taken from now on. Either whoever collects them hears of it, or this thread then finds that
     /// they are being collected: each says what it does before it looks.
     #[inline(always)]
     fn announce(&self, index: usize) {
@@ -108,7 +108,7 @@ impl<S: BerthState> Berths<S> {
     }
 
     #[cold]
-    fn acquire_other(&self, mut relax: impl FnMut(u32)) -> Berth<'_, S> {
+    fn acquire_other(&self, mut relax: impl FnMut(u32)) -> ThreadSlot<'_, S> {
         let (home, mut round) = (self.home(), 0);
         loop {
             let steps = if self.are_collected() { 0 } else { self.states.len() };
@@ -116,8 +116,8 @@ impl<S: BerthState> Berths<S> {
                 let index = (home + step) & (self.states.len() - 1);
                 self.announce(index);
                 let state = &self.states[index];
-                if !self.are_collected() && !state.gate().is_locked() && state.gate().try_close() {
-                    return Berth { state, index };
+                if !self.are_collected() && !state.word_lock().is_locked() && state.word_lock().try_acquire() {
+                    return ThreadSlot { state, index };
                 }
             }
             relax(round);
@@ -125,43 +125,43 @@ impl<S: BerthState> Berths<S> {
         }
     }
 
-    /// Every berth: while they are held, nothing is under way from any.
-    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> All<'_, S> {
+    /// Every thread slot: while they are held, nothing is under way from any.
+    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> AllSlots<'_, S> {
         self.notice.collectors.fetch_add(1, Ordering::SeqCst);
         // This thread's own is among them, if only so that it can be worked from.
         self.announce(self.home());
         let reach = self.notice.reach.load(Ordering::SeqCst) as usize;
-        let mut all = All { berths: Vec::with_capacity(reach), notice: &self.notice };
+        let mut all = AllSlots { thread_slots: Vec::with_capacity(reach), notice: &self.notice };
         for (index, state) in self.states[..reach].iter().enumerate() {
-            state.gate().close(&mut relax);
-            all.berths.push(Berth { state, index });
+            state.word_lock().acquire(&mut relax);
+            all.thread_slots.push(ThreadSlot { state, index });
         }
         all
     }
 }
 
-/// Every berth that was ever taken; nobody takes another until this is dropped.
-pub(crate) struct All<'a, S: BerthState> {
-    berths: Vec<Berth<'a, S>>,
+/// Every thread slot that was ever taken; nobody takes another until this is dropped.
+pub(crate) struct AllSlots<'a, S: ThreadSlotState> {
+    thread_slots: Vec<ThreadSlot<'a, S>>,
     notice: &'a Notice,
 }
 
-impl<'a, S: BerthState> All<'a, S> {
+impl<'a, S: ThreadSlotState> AllSlots<'a, S> {
     /// Lets all go but one, given by its place.
-    pub(crate) fn keep(mut self, index: usize) -> Berth<'a, S> {
-        self.berths.swap_remove(index)
+    pub(crate) fn keep(mut self, index: usize) -> ThreadSlot<'a, S> {
+        self.thread_slots.swap_remove(index)
     }
 }
 
-impl<'a, S: BerthState> Deref for All<'a, S> {
-    type Target = [Berth<'a, S>];
+impl<'a, S: ThreadSlotState> Deref for AllSlots<'a, S> {
+    type Target = [ThreadSlot<'a, S>];
 
-    fn deref(&self) -> &[Berth<'a, S>] {
-        &self.berths
+    fn deref(&self) -> &[ThreadSlot<'a, S>] {
+        &self.thread_slots
     }
 }
 
-impl<S: BerthState> Drop for All<'_, S> {
+impl<S: ThreadSlotState> Drop for AllSlots<'_, S> {
     fn drop(&mut self) {
         self.notice.collectors.fetch_sub(1, Ordering::SeqCst);
     }

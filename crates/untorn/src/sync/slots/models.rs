@@ -1,4 +1,4 @@
-//! Every interleaving of threads at their berths and one that takes all.
+//! Every interleaving of threads at their thread slots and one that takes all.
 
 use loom::thread;
 
@@ -7,14 +7,14 @@ use crate::sys::sync::{Arc, model, relax};
 
 #[derive(Default)]
 struct Place {
-    gate: Gate,
+    word_lock: WordLock,
     /// Only for its holder.
     count: AtomicU64,
 }
 
-impl BerthState for Place {
-    fn gate(&self) -> &Gate {
-        &self.gate
+impl ThreadSlotState for Place {
+    fn word_lock(&self) -> &WordLock {
+        &self.word_lock
     }
 }
 
@@ -30,31 +30,31 @@ impl Place {
     }
 }
 
-fn total(all: &[Berth<'_, Place>]) -> u64 {
-    all.iter().map(|berth| berth.state.count()).sum()
+fn total(all: &[ThreadSlot<'_, Place>]) -> u64 {
+    all.iter().map(|thread_slot| thread_slot.state.count()).sum()
 }
 
 /// Returns how many there were.
-fn work_at_all(places: &Berths<Place>) -> u64 {
+fn work_at_all(places: &ThreadSlots<Place>) -> u64 {
     let all = places.acquire_all(relax);
-    all.iter().for_each(|berth| berth.state.work());
+    all.iter().for_each(|thread_slot| thread_slot.state.work());
     all.len() as u64
 }
 
-/// Two threads work, at one berth or at two, and a third takes all: it sees each one's work whole or not at all, and none
+/// Two threads work, at one thread slot or at two, and a third takes all: it sees each one's work whole or not at all, and none
 /// is lost.
 #[test]
 fn who_has_all_is_alone() {
-    for berths in [1, 2] {
+    for thread_slots in [1, 2] {
         model("berths: two at work and one that takes all", Some(1), move || {
-            let places = Arc::new(Berths::<Place>::new(berths).unwrap());
+            let places = Arc::new(ThreadSlots::<Place>::new(thread_slots).unwrap());
             let threads = [0, 1].map(|_| {
                 let places = places.clone();
                 thread::spawn(move || places.acquire(relax).state.work())
             });
             let all = places.acquire_all(relax);
             let (before, taken) = (total(&all), all.len() as u64);
-            all.iter().for_each(|berth| berth.state.work());
+            all.iter().for_each(|thread_slot| thread_slot.state.work());
             assert_eq!(total(&all), before + taken, "somebody else was at work");
             assert_eq!(places.states.iter().map(Place::count).sum::<u64>(), before + taken, "one was left out");
             drop(all);
@@ -68,7 +68,7 @@ fn who_has_all_is_alone() {
 #[test]
 fn two_that_take_all_take_turns() {
     model("berths: two that take all", Some(3), || {
-        let places = Arc::new(Berths::<Place>::new(2).unwrap());
+        let places = Arc::new(ThreadSlots::<Place>::new(2).unwrap());
         let other = {
             let places = places.clone();
             thread::spawn(move || work_at_all(&places))

@@ -7,7 +7,7 @@ use crate::sys::sync::{Arc, model};
 
 #[derive(Default)]
 struct Sleeper {
-    alarm: Alarm,
+    wake_flag: WakeFlag,
     /// Things due, of several kinds.
     due: [AtomicU64; 2],
 }
@@ -16,12 +16,12 @@ impl Sleeper {
     /// Makes something due. Whether this thread wakes the sleeper.
     fn make_due(&self, kind: usize) -> bool {
         self.due[kind].store(1, Ordering::Relaxed);
-        self.alarm.ring()
+        self.wake_flag.notify()
     }
 
     /// Which things are due when the sleeper looks for the last time before it sleeps.
     fn look_and_sleep(&self) -> [bool; 2] {
-        self.alarm.rest();
+        self.wake_flag.prepare_sleep();
         [0, 1].map(|kind| self.due[kind].load(Ordering::Relaxed) != 0)
     }
 }
@@ -31,7 +31,7 @@ fn what_becomes_due_is_found_or_wakes_the_sleeper() {
     model("alarm: one makes something due, one lies down", None, || {
         let sleeper = Arc::new(Sleeper::default());
         // It is up, after its last round.
-        assert!(sleeper.alarm.ring());
+        assert!(sleeper.wake_flag.notify());
         let other = Arc::clone(&sleeper);
         let maker = thread::spawn(move || other.make_due(0));
         let found = sleeper.look_and_sleep();
@@ -44,7 +44,7 @@ fn what_becomes_due_is_found_or_wakes_the_sleeper() {
 fn what_two_make_due_is_found_or_wakes_the_sleeper() {
     model("alarm: two make something due, one lies down twice", Some(3), || {
         let sleeper = Arc::new(Sleeper::default());
-        assert!(sleeper.alarm.ring());
+        assert!(sleeper.wake_flag.notify());
         let makers = [0, 1].map(|kind| {
             let other = Arc::clone(&sleeper);
             thread::spawn(move || other.make_due(kind))

@@ -186,7 +186,7 @@ pub(crate) fn prefetch_to_store(address: *const u8) {
 
 /// Asks the CPU for the line of a value that will be stored to.
 #[inline(always)]
-pub(crate) fn foresee<T>(value: &T) {
+pub(crate) fn prefetch_hint<T>(value: &T) {
     prefetch_to_store(ptr::from_ref(value).cast());
 }
 

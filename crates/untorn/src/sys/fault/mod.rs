@@ -3,7 +3,7 @@
 //! A page of a mapping is lost when its file was truncated underneath, when its file system has no block left for it,
 //! or when the medium cannot read it. The kernel then raises SIGBUS in the thread that touches it. The handler of this
 //! module, installed when the first mapping is watched, puts a page of zeros in the place of the lost one, so that the
-//! access goes on, and notes the offset; whoever accessed the mapping asks afterwards ([`Watch::lost`]). A SIGBUS that
+//! access goes on, and notes the offset; whoever accessed the mapping asks afterwards ([`TrackedData::lost`]). A SIGBUS that
 //! is not about a watched mapping goes to the handler that the program had installed before.
 //!
 //! # Order
@@ -13,7 +13,7 @@
 //!
 //! # Fork
 //! A child inherits mappings, watches and handler, so all goes on there as before. It may inherit a slot with a visitor
-//! whose thread it does not have; see [`Watch::withdraw`].
+//! whose thread it does not have; see [`TrackedData::withdraw`].
 
 mod signal;
 mod table;
@@ -31,7 +31,7 @@ struct Lone(AtomicUsize);
 static HARMED: Lone = Lone(AtomicUsize::new(0));
 
 /// Whether no watched mapping of this process has lost a page, this thread's accesses so far included. If not, which one
-/// it is tells [`Watch::lost`].
+/// it is tells [`TrackedData::lost`].
 ///
 /// One word for the whole process, so that the question costs two instructions, whatever the number of mappings, and no
 /// pointer has to be followed.
@@ -46,7 +46,7 @@ pub(crate) fn none_lost() -> bool {
 
 /// Serves the faults of a mapping whose pages the kernel does not hand out by itself (`userfaultfd(2)`, with
 /// UFFD_FEATURE_SIGBUS).
-pub(crate) trait Keeper: Send + Sync {
+pub(crate) trait FaultHandler: Send + Sync {
     /// Makes the page at an offset accessible, so that the access can be tried again. False if the page is lost.
     ///
     /// It runs in a signal handler, in whichever thread touched the page, with every signal blocked that the handler's
@@ -56,8 +56,8 @@ pub(crate) trait Keeper: Send + Sync {
 
 /// A mapping that the handler looks after.
 ///
-/// It must be [withdrawn](Watch::withdraw); one that is dropped otherwise keeps its slot, which only a bug does.
-pub(crate) struct Watch {
+/// It must be [withdrawn](TrackedData::withdraw); one that is dropped otherwise keeps its slot, which only a bug does.
+pub(crate) struct TrackedData {
     slot: &'static Slot,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn prepare() -> io::Result<()> {
     signal::install()
 }
 
-impl Watch {
+impl TrackedData {
     /// Watches the mapping of `len` bytes at `start`, both multiples of the page size. The whole of it belongs to the
     /// caller until the watch is withdrawn.
     ///
@@ -78,17 +78,17 @@ impl Watch {
     /// What `sigaction(2)` says when the handler cannot be installed.
     pub(crate) fn new(start: usize, len: usize, writable: bool) -> io::Result<Self> {
         signal::install()?;
-        Ok(Watch { slot: table::take(start, len, writable, None) })
+        Ok(TrackedData { slot: table::take(start, len, writable, None) })
     }
 
     /// The same for a writable mapping whose faults somebody serves. Only what the keeper gives up is lost. The keeper is
-    /// dropped with the watch, unless [`withdraw`](Watch::withdraw) fails.
+    /// dropped with the watch, unless [`withdraw`](TrackedData::withdraw) fails.
     ///
     /// # Errors
-    /// As for [`new`](Watch::new).
-    pub(crate) fn kept(start: usize, len: usize, keeper: Box<dyn Keeper>) -> io::Result<Self> {
+    /// As for [`new`](TrackedData::new).
+    pub(crate) fn kept(start: usize, len: usize, fault_handler: Box<dyn FaultHandler>) -> io::Result<Self> {
         signal::install()?;
-        Ok(Watch { slot: table::take(start, len, true, Some(keeper)) })
+        Ok(TrackedData { slot: table::take(start, len, true, Some(fault_handler)) })
     }
 
     /// The offset in the mapping of the first page lost, if one was.
@@ -123,13 +123,13 @@ mod tests {
 
     #[test]
     fn a_loss_counts_until_the_watch_is_withdrawn() {
-        let watch = Watch::new(START, 4 * PAGE, false).unwrap();
+        let watch = TrackedData::new(START, 4 * PAGE, false).unwrap();
         assert_eq!(watch.lost(), None);
         watch.note(2 * PAGE as u64);
         watch.note(PAGE as u64);
         assert_eq!(watch.lost(), Some(2 * PAGE as u64), "the first one is told");
         assert!(!none_lost());
-        let other = Watch::new(START + (1 << 20), PAGE, false).unwrap();
+        let other = TrackedData::new(START + (1 << 20), PAGE, false).unwrap();
         assert_eq!(other.lost(), None);
         assert!(watch.withdraw());
         assert_eq!(other.lost(), None);

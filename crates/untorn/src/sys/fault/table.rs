@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::thread;
 use std::time::Duration;
 
-use super::{HARMED, Keeper};
+use super::{FaultHandler, HARMED};
 
 /// Slots of a chunk: more than most programs have files open.
 const SLOTS: usize = 64;
@@ -25,7 +25,7 @@ pub(super) struct Slot {
     writable: AtomicBool,
     /// Serves the faults of the range, if somebody does. Set before the range is, and cleared after the last visitor
     /// has gone.
-    keeper: AtomicPtr<Box<dyn Keeper>>,
+    fault_handler: AtomicPtr<Box<dyn FaultHandler>>,
     start: AtomicUsize,
     /// Where the range ends; 0 if there is none. Set last, and cleared first.
     end: AtomicUsize,
@@ -48,7 +48,7 @@ impl Slot {
         Slot {
             taken: AtomicBool::new(false),
             writable: AtomicBool::new(false),
-            keeper: AtomicPtr::new(ptr::null_mut()),
+            fault_handler: AtomicPtr::new(ptr::null_mut()),
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
@@ -74,10 +74,11 @@ impl Slot {
         address < self.end.load(Ordering::SeqCst) && address >= self.start.load(Ordering::SeqCst)
     }
 
-    fn fill(&self, start: usize, len: usize, writable: bool, keeper: Option<Box<dyn Keeper>>) {
+    fn fill(&self, start: usize, len: usize, writable: bool, fault_handler: Option<Box<dyn FaultHandler>>) {
         self.writable.store(writable, Ordering::Relaxed);
-        let keeper = keeper.map_or(ptr::null_mut(), |keeper| Box::into_raw(Box::new(keeper)));
-        self.keeper.store(keeper, Ordering::Relaxed);
+        let fault_handler =
+            fault_handler.map_or(ptr::null_mut(), |fault_handler| Box::into_raw(Box::new(fault_handler)));
+        self.fault_handler.store(fault_handler, Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
         self.end.store(start + len, Ordering::SeqCst);
     }
@@ -98,10 +99,10 @@ impl Slot {
         if self.lost.swap(0, Ordering::SeqCst) != 0 {
             HARMED.0.fetch_sub(1, Ordering::SeqCst);
         }
-        let keeper = self.keeper.swap(ptr::null_mut(), Ordering::Acquire);
-        if !keeper.is_null() {
+        let fault_handler = self.fault_handler.swap(ptr::null_mut(), Ordering::Acquire);
+        if !fault_handler.is_null() {
             // SAFETY: it came from a box in `fill`, the swap gives it to nobody else, and the last visitor has gone.
-            drop(unsafe { Box::from_raw(keeper) });
+            drop(unsafe { Box::from_raw(fault_handler) });
         }
         self.taken.store(false, Ordering::Release);
         true
@@ -140,13 +141,18 @@ impl Chunk {
 }
 
 /// A slot for the range.
-pub(super) fn take(start: usize, len: usize, writable: bool, keeper: Option<Box<dyn Keeper>>) -> &'static Slot {
+pub(super) fn take(
+    start: usize,
+    len: usize,
+    writable: bool,
+    fault_handler: Option<Box<dyn FaultHandler>>,
+) -> &'static Slot {
     let mut chunk = &FIRST;
     loop {
         let free =
             |slot: &&Slot| slot.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if let Some(slot) = chunk.slots.iter().find(free) {
-            slot.fill(start, len, writable, keeper);
+            slot.fill(start, len, writable, fault_handler);
             return slot;
         }
         chunk = chunk.next_or_new();
@@ -170,8 +176,8 @@ impl Visit {
     pub(super) fn serve(&self, address: usize) -> bool {
         // SAFETY: null, or a box that `fill` leaked before it set the range, and that `give_back` leaves alone as long as
         // this visit lasts.
-        let keeper = unsafe { self.slot.keeper.load(Ordering::Acquire).cast_const().as_ref() };
-        keeper.is_some_and(|keeper| keeper.serve((address - self.start) as u64))
+        let fault_handler = unsafe { self.slot.fault_handler.load(Ordering::Acquire).cast_const().as_ref() };
+        fault_handler.is_some_and(|fault_handler| fault_handler.serve((address - self.start) as u64))
     }
 }
 

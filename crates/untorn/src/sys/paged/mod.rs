@@ -257,10 +257,10 @@ impl Opening<'_> {
     /// # Errors
     /// Those of `ftruncate(2)`, `pwrite(2)`, `madvise(2)` and `mprotect(2)`, ENOMEM among them when the process has as many
     /// mappings as the kernel grants. The pages are closed then.
-    pub(crate) fn admit(&mut self, first: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn check_exclusion(&mut self, first: u64, bytes: &[u8]) -> io::Result<()> {
         let Paged { file, memory, .. } = self.memory;
         let pages = first..first + bytes.len() as u64 / PAGE;
-        let admitted = self.open.admit(file, memory, pages.clone(), bytes);
+        let admitted = self.open.check_exclusion(file, memory, pages.clone(), bytes);
         if admitted.is_err() {
             self.open.drop_bytes(file, pages);
         }
@@ -269,8 +269,8 @@ impl Opening<'_> {
 }
 
 impl Open {
-    /// [`Opening::admit`], but that a failure may leave bytes in the file.
-    fn admit(&mut self, file: &OwnedFd, memory: &FileMap, pages: Range<u64>, bytes: &[u8]) -> io::Result<()> {
+    /// [`Opening::check_exclusion`], but that a failure may leave bytes in the file.
+    fn check_exclusion(&mut self, file: &OwnedFd, memory: &FileMap, pages: Range<u64>, bytes: &[u8]) -> io::Result<()> {
         let end = pages.end.next_multiple_of(CHUNK) * PAGE;
         if self.len < end {
             rustix::fs::ftruncate(file, end)?;

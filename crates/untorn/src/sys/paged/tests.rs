@@ -27,7 +27,7 @@ fn open(memory: &Paged, pages: Range<u64>, byte: u8) {
     let mut opening = memory.opening();
     for run in opening.closed(pages) {
         let bytes = vec![byte; ((run.end - run.start) * PAGE) as usize];
-        opening.admit(run.start, &bytes).unwrap();
+        opening.check_exclusion(run.start, &bytes).unwrap();
     }
 }
 
@@ -149,7 +149,7 @@ fn a_page_that_could_not_be_opened_leaves_nothing_behind() {
         };
         cover(&obstacle, MapFlags::SHARED);
         let pages = CHUNK - 1..CHUNK + 1;
-        assert!(memory.opening().admit(pages.start, &[7; 2 * PAGE as usize]).is_err());
+        assert!(memory.opening().check_exclusion(pages.start, &[7; 2 * PAGE as usize]).is_err());
         assert_eq!(memory.all_open(), []);
         cover(&memory.file, MapFlags::PRIVATE | MapFlags::NORESERVE);
         open(&memory, pages.clone(), 0);

@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use untorn_ring::Ledger;
+use untorn_ring::SharedState;
 
 use super::coalesce::{self, Run};
 use super::file::{Managed, shared};
@@ -64,8 +64,8 @@ impl Drain {
     }
 
     /// Those of them that this process placed.
-    fn stuck_of_writers(&self, ledger: &Ledger<'_>) -> u64 {
-        self.stuck.iter().filter(|item| !ledger.is_beside(item.position)).map(|item| item.parts).sum()
+    fn stuck_of_writers(&self, shared_state: &SharedState<'_>) -> u64 {
+        self.stuck.iter().filter(|item| !shared_state.is_beside(item.position)).map(|item| item.parts).sum()
     }
 }
 
@@ -83,7 +83,7 @@ impl<M: Medium> Cache<M> {
             if self.ring.claim(entries, most) {
                 return Ok(true);
             }
-            self.standing.writable()?;
+            self.handle_state.writable()?;
             let Some(mut drain) = self.drain.try_hold() else {
                 // Somebody else drains. As soon as that sync is done there may be room; the next one, to which the drain's own thread
                 // goes on at once, is not to be waited for.
@@ -107,7 +107,7 @@ impl<M: Medium> Cache<M> {
                 // What was moved is passed over, all of it, however much that is: else it would be moved on and on.
                 self.deliver(&mut drain, u64::MAX, u64::MAX)?;
                 // Nothing that can be drained makes room for it.
-                if drain.stuck_of_writers(&self.ring.ledger()) + entries > most {
+                if drain.stuck_of_writers(&self.ring.shared_state()) + entries > most {
                     return Ok(false);
                 }
             }
@@ -127,7 +127,7 @@ impl<M: Medium> Cache<M> {
     /// Drains a batch, if there is one.
     pub(crate) fn drain_some(&self) -> Result<()> {
         let mut drain = self.drain.hold();
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         let advanced = self.deliver(&mut drain, u64::MAX, self.settings.batch_max)?;
         self.settle(&mut drain, false)?;
         drop(drain);
@@ -136,28 +136,28 @@ impl<M: Medium> Cache<M> {
 
     /// Drains all that is in the log now.
     pub(crate) fn drain_all(&self) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         self.drain_to(self.ring.head())?;
         let files = locked(&self.registry).all();
-        files.iter().try_for_each(|file| file.standing())
+        files.iter().try_for_each(|file| file.check_usable())
     }
 
     /// Drains all that the log has of a file, whose gate the caller holds.
     pub(super) fn drain_file(&self, file: &Managed) -> Result<()> {
-        file.standing()?;
+        file.check_usable()?;
         self.drain_to(self.last(file))?;
         if file.new.load(Ordering::Acquire) {
             // It has a number, and the log never had anything of it. What comes now the log will not have.
             self.sync_file(file)?;
         }
-        file.standing()
+        file.check_usable()
     }
 
     pub(super) fn drain_to(&self, position: u64) -> Result<()> {
         let mut round = 0;
         while self.ring.tail() < position {
             let mut drain = self.drain.hold();
-            self.standing.writable()?;
+            self.handle_state.writable()?;
             let advanced = self.deliver(&mut drain, position, self.settings.batch_max)?;
             let in_the_way = drain.stuck.first().is_some_and(|item| item.position < position);
             let all = in_the_way && drain.delivered >= position;
@@ -173,17 +173,17 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Hands all that the log has of a file to the kernel, where other programs see it, without waiting for the device.
-    pub(crate) fn hand_over(&self, file: &Managed) -> Result<()> {
-        self.standing.writable()?;
-        file.standing()?;
-        if file.through {
+    pub(crate) fn write_to_kernel(&self, file: &Managed) -> Result<()> {
+        self.handle_state.writable()?;
+        file.check_usable()?;
+        if file.write_through {
             return Ok(());
         }
         let position = file.last.load(Ordering::Acquire);
         let mut round = 0;
         loop {
             let mut drain = self.drain.hold();
-            self.standing.writable()?;
+            self.handle_state.writable()?;
             if drain.delivered >= position {
                 break;
             }
@@ -194,19 +194,19 @@ impl<M: Medium> Cache<M> {
                 round = round.saturating_add(1);
             }
         }
-        file.standing()
+        file.check_usable()
     }
 
     /// Flushes a file on its own device, with its name if that is not known to be durable.
     pub(crate) fn sync_file(&self, file: &Managed) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         // Nothing is settled meanwhile: of a page that did not get to the device the kernel tells the first who asks, and to a
         // drain that asks next it would say that all is well, and what it had delivered would be freed.
         let _drain = self.drain.hold();
-        file.standing()?;
+        file.check_usable()?;
         file.slow.sync(barriers::FILE).inspect_err(|error| self.fail(file, error))?;
         self.name_new(std::iter::once(file))?;
-        file.standing()
+        file.check_usable()
     }
 
     /// Gives the kernel what is complete before a position, so many entries at most. False if there was nothing.
@@ -217,7 +217,7 @@ impl<M: Medium> Cache<M> {
         let mut items = Vec::new();
         let mut data = Vec::new();
         while at < end && at - start < most && ring.is_complete(at) {
-            if ring.ledger().is_void(at) {
+            if ring.shared_state().is_void(at) {
                 at += 1;
                 continue;
             }
@@ -247,13 +247,13 @@ impl<M: Medium> Cache<M> {
                 Entry::Vacant(new) => drop(new.insert((self.file_of(uid)?, vec![item]))),
             }
         }
-        if !ring.is_per_write() && by_file.values().any(|(file, _)| !file.through) {
+        if !ring.is_per_write() && by_file.values().any(|(file, _)| !file.write_through) {
             // What reaches the file by halves must be whole in the log.
             ring.persist(barriers::AHEAD).map_err(|error| self.poison(error))?;
         }
         for (uid, (file, items)) in by_file {
             // What is written through was with the kernel before it was complete.
-            let done = file.has_failed() || file.through;
+            let done = file.has_failed() || file.write_through;
             let delivered = if done { Ok(()) } else { self.deliver_to(&file, &items) };
             if let Err(error) = delivered {
                 self.fail(&file, &error);
@@ -275,7 +275,7 @@ impl<M: Medium> Cache<M> {
         let found = locked(&self.registry).of(uid);
         found.ok_or_else(|| {
             let what = format!("a log entry names file number {uid}, which is not open");
-            let path = self.standing.path().to_owned();
+            let path = self.handle_state.path().to_owned();
             self.poison(Error::Corrupt { path, offset: None, what })
         })
     }
@@ -348,7 +348,7 @@ impl<M: Medium> Cache<M> {
         // The overlay goes before any tail passes its entries, which others then write over, and after the files have what it
         // shows.
         for item in &settled {
-            if let Some(file) = dirty.get(&item.operation.uid).filter(|file| !file.through) {
+            if let Some(file) = dirty.get(&item.operation.uid).filter(|file| !file.write_through) {
                 match item.operation.kind {
                     Kind::Write => {
                         file.forget_changes(item.position);
@@ -365,7 +365,7 @@ impl<M: Medium> Cache<M> {
         }
         let tail = drain.stuck.first().map_or(delivered, |item| item.position.min(delivered));
         self.pass(drain, tail)?;
-        self.ring.ledger().settle(delivered);
+        self.ring.shared_state().settle(delivered);
         let mut done: Vec<Arc<Managed>> = dirty.into_values().collect();
         if std::mem::replace(&mut drain.held_up, !drain.stuck.is_empty()) {
             // What had entries behind those of a file that failed could not be forgotten when it was drained.
@@ -417,7 +417,7 @@ impl<M: Medium> Cache<M> {
         drain.tails += 1;
         let put = |copy: u64| {
             let at = ring.geometry.tail_at(copy);
-            ring.file.write(at, &format::encode_tail(ring.seal, at, tail))
+            ring.file.write(at, &format::encode_tail(ring.checksum_seed, at, tail))
         };
         // As for a line of the file table: the first must be whole before the second, which is durable some time later.
         put(drain.tails % 2)
@@ -436,12 +436,12 @@ impl<M: Medium> Cache<M> {
             self.pass(drain, item.position)?;
             // Writers leave as much room as the longest operation takes. It is the only one that has positions twice, for the tail has
             // passed those of the one before.
-            let ledger = self.ring.ledger();
-            let beside = ledger.is_beside(item.position);
+            let shared_state = self.ring.shared_state();
+            let beside = shared_state.is_beside(item.position);
             if !beside && !self.ring.claim(item.parts, self.ring.for_all()) {
                 return Ok(());
             }
-            let first = if beside { ledger.place_again(item.parts) } else { self.ring.place(item.parts) };
+            let first = if beside { shared_state.place_again(item.parts) } else { self.ring.place(item.parts) };
             let mut all = Vec::new();
             for position in item.positions() {
                 self.ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
@@ -459,7 +459,7 @@ impl<M: Medium> Cache<M> {
             }
             drain.stuck.remove(0);
             if beside {
-                ledger.complete_beside(first, item.parts);
+                shared_state.complete_beside(first, item.parts);
             } else {
                 self.ring.complete(first, item.parts);
             }

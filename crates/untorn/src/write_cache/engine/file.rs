@@ -12,16 +12,16 @@ use super::ring::Operation;
 use super::table::Line;
 use super::{Cache, barriers};
 use crate::error::{Error, Result};
-use crate::storage::{Identity, MadeLike, Medium};
-use crate::write_cache::backing::SlowFile;
+use crate::storage::{CreateAttrs, Identity, Medium};
+use crate::write_cache::backing::BackingFile;
 
 /// One inode that has, or may have, entries in the log.
 pub(crate) struct Managed {
-    pub(super) slow: Arc<dyn SlowFile>,
+    pub(super) slow: Arc<dyn BackingFile>,
     pub(super) identity: Identity,
     pub(super) names: RwLock<Names>,
     /// Whether it has every write as soon as the log has: see [`write_through`](super::write_through).
-    pub(super) through: bool,
+    pub(super) write_through: bool,
     /// Held shared by whoever goes through the log, exclusively by who goes past it.
     pub(super) gate: RwLock<()>,
     pub(super) length: RwLock<Length>,
@@ -33,7 +33,7 @@ pub(crate) struct Managed {
     /// No crash brings it back any more.
     pub(super) gone: AtomicBool,
     /// What the line says it is to be like if it has to be made again, as long as that is to be done.
-    pub(super) like: OnceLock<MadeLike>,
+    pub(super) like: OnceLock<CreateAttrs>,
     pub(super) new: AtomicBool,
     /// The number that its entries have; 0 without a line.
     pub(super) uid: AtomicU64,
@@ -78,7 +78,13 @@ pub(super) fn exclusive<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 }
 
 impl Managed {
-    pub(super) fn new(slow: Arc<dyn SlowFile>, identity: Identity, path: PathBuf, len: u64, through: bool) -> Self {
+    pub(super) fn new(
+        slow: Arc<dyn BackingFile>,
+        identity: Identity,
+        path: PathBuf,
+        len: u64,
+        write_through: bool,
+    ) -> Self {
         Managed {
             slow,
             identity,
@@ -87,7 +93,7 @@ impl Managed {
             gone: AtomicBool::new(false),
             like: OnceLock::new(),
             new: AtomicBool::new(false),
-            through,
+            write_through,
             gate: RwLock::default(),
             length: RwLock::new(Length { len, changes: VecDeque::new() }),
             overlay: Overlay::default(),
@@ -105,7 +111,7 @@ impl Managed {
 
     /// # Errors
     /// The first failure of the slow file, to every call from then on.
-    pub(super) fn standing(&self) -> Result<()> {
+    pub(super) fn check_usable(&self) -> Result<()> {
         match self.failed.get() {
             None => Ok(()),
             Some(cause) => Err(Error::Poisoned { path: self.path().to_path_buf(), cause: cause.clone() }),
@@ -168,8 +174,8 @@ impl Managed {
 
 impl<M: Medium> Cache<M> {
     pub(crate) fn len(&self, file: &Managed) -> Result<u64> {
-        self.standing.ours()?;
-        if file.through || file.is_demoted() {
+        self.handle_state.ours()?;
+        if file.write_through || file.is_demoted() {
             return file.slow.len();
         }
         Ok(shared(&file.length).len)
@@ -177,14 +183,14 @@ impl<M: Medium> Cache<M> {
 
     /// Fills `dst` from `offset` as far as the file goes. No allocation, and nothing of the log's but locks.
     pub(crate) fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        self.standing.ours()?;
+        self.handle_state.ours()?;
         file.check(offset, dst.len())?;
         let _gate = shared(&file.gate);
         if file.is_demoted() {
             return file.slow.read(offset, dst);
         }
         let length = shared(&file.length);
-        if file.through {
+        if file.write_through {
             return file.slow.read(offset, dst);
         }
         let there = length.len.saturating_sub(offset).min(dst.len() as u64);
@@ -222,8 +228,8 @@ impl<M: Medium> Cache<M> {
     ///
     /// What goes past the log or through it may be a part of it, of as many bytes as are returned too.
     pub(crate) fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)> {
-        self.standing.writable()?;
-        file.standing()?;
+        self.handle_state.writable()?;
+        file.check_usable()?;
         if let At::Offset(offset) = at {
             file.check(offset, src.len())?;
         }
@@ -243,7 +249,7 @@ impl<M: Medium> Cache<M> {
             drop((gate, claim));
             return self.write_past(file, at, src);
         }
-        if file.through {
+        if file.write_through {
             return self.write_through(file, claim, at, src);
         }
         let uid = self.number(file)?;
@@ -281,7 +287,7 @@ impl<M: Medium> Cache<M> {
         stored.map_err(|error| self.poison(error))?;
         if let Some(number) = file.turn() {
             // Before anybody is told that it was done: the next sync is to flush it.
-            self.ring.ledger().turn(number).change();
+            self.ring.shared_state().turn(number).change();
         }
         let parts = self.ring.geometry.parts(data.len());
         file.last.fetch_max(first + parts, Ordering::AcqRel);
@@ -295,8 +301,8 @@ impl<M: Medium> Cache<M> {
 
     /// Changes the length.
     pub(crate) fn set_len(&self, file: &Managed, len: u64) -> Result<()> {
-        self.standing.writable()?;
-        file.standing()?;
+        self.handle_state.writable()?;
+        file.check_usable()?;
         file.check(len, 0)?;
         if file.is_demoted() || !self.claim(1)? {
             return self.set_len_past(file, len);
@@ -307,7 +313,7 @@ impl<M: Medium> Cache<M> {
             drop((gate, claim));
             return self.set_len_past(file, len);
         }
-        if file.through {
+        if file.write_through {
             return self.set_len_through(file, claim, len);
         }
         let uid = self.number(file)?;
@@ -325,7 +331,7 @@ impl<M: Medium> Cache<M> {
 
     /// What goes past the log goes to the slow file when the log has nothing of it, and is durable there before the call
     /// returns, where that was promised.
-    fn past<T>(&self, file: &Managed, act: impl FnOnce(&dyn SlowFile) -> Result<T>) -> Result<T> {
+    fn past<T>(&self, file: &Managed, act: impl FnOnce(&dyn BackingFile) -> Result<T>) -> Result<T> {
         let _gate = exclusive(&file.gate);
         let _turn = self.hold(file)?;
         let demoted = file.is_demoted();
@@ -352,7 +358,7 @@ impl<M: Medium> Cache<M> {
                 At::End => slow.len()?,
             };
             file.check(offset, src.len())?;
-            if file.through {
+            if file.write_through {
                 return slow.write_some(offset, src).map(|count| (offset, count));
             }
             slow.write(offset, src).map(|()| (offset, src.len()))
@@ -366,14 +372,14 @@ impl<M: Medium> Cache<M> {
 
     /// Makes durable what was written to the file so far.
     pub(crate) fn sync(&self, file: &Managed) -> Result<()> {
-        self.standing.writable()?;
-        file.standing()?;
+        self.handle_state.writable()?;
+        file.check_usable()?;
         if file.is_demoted() {
             return file.slow.sync(barriers::PAST).inspect_err(|error| self.fail(file, error));
         }
         // What is shown of a write of which a process died may be less than a replay would leave, or more.
         self.mend_left(file)?;
-        file.standing()?;
+        file.check_usable()?;
         if !self.ring.is_per_write() {
             self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))?;
         }
@@ -382,11 +388,11 @@ impl<M: Medium> Cache<M> {
 
     /// Drains the file and lets it go past the log from now on: then others may open it.
     pub(crate) fn demote(&self, file: &Managed) -> Result<()> {
-        self.standing.writable()?;
-        file.standing()?;
+        self.handle_state.writable()?;
+        file.check_usable()?;
         let _gate = exclusive(&file.gate);
         if !file.demoted.load(Ordering::Acquire) {
-            self.keep_out(file)?;
+            self.revoke_writers(file)?;
             self.drain_file(file)?;
             // Whoever renames or removes it has it demoted before.
             self.be_uncertain(file);
@@ -398,9 +404,9 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Hands what the log has of the file to the kernel and looks at the length anew: another program may have changed it.
-    pub(crate) fn refresh(&self, file: &Managed) -> Result<()> {
-        self.standing.writable()?;
-        file.standing()?;
+    pub(crate) fn reload_len(&self, file: &Managed) -> Result<()> {
+        self.handle_state.writable()?;
+        file.check_usable()?;
         let _gate = exclusive(&file.gate);
         // Of what a process left the tail has passed nothing yet.
         drop(self.hold(file)?);

@@ -13,8 +13,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::{Error, Result};
-use crate::format::record::Seal;
-use crate::storage::{Identity, MadeLike, MediumFile};
+use crate::format::record::ChecksumSeed;
+use crate::storage::{CreateAttrs, Identity, MediumFile};
 
 const SECTOR: u64 = 512;
 const MAGIC: [u8; 8] = *b"WRCACHE\n";
@@ -121,8 +121,8 @@ const _: () = {
 };
 
 impl Superblock {
-    pub(super) fn seal(&self) -> Seal {
-        Seal::new(&self.uuid, self.session)
+    pub(super) fn checksum_seed(&self) -> ChecksumSeed {
+        ChecksumSeed::new(&self.uuid, self.session)
     }
 
     /// Stores the copy whose turn it is, durable at the next fence or sync.
@@ -198,20 +198,22 @@ pub(super) fn is_log(start: &[u8]) -> bool {
 }
 
 /// The bytes of a tail line for this place.
-pub(super) fn encode_tail(seal: Seal, at: u64, tail: u64) -> [u8; 64] {
+pub(super) fn encode_tail(checksum_seed: ChecksumSeed, at: u64, tail: u64) -> [u8; 64] {
     let mut raw = RawTail { tail: tail.into(), reserved: [0; 48], check: 0.into() };
-    raw.check = sum(seal.at(at), &raw.as_bytes()[..56]).into();
+    raw.check = sum(checksum_seed.at(at), &raw.as_bytes()[..56]).into();
     zerocopy::transmute!(raw)
 }
 
 /// The tail: of two lines the valid one that says more; 0 in a session without any.
-pub(super) fn read_tail<F: MediumFile>(file: &F, seal: Seal, geometry: Geometry) -> Result<u64> {
+pub(super) fn read_tail<F: MediumFile>(file: &F, checksum_seed: ChecksumSeed, geometry: Geometry) -> Result<u64> {
     let mut tail = 0;
     for copy in 0..2 {
         let at = geometry.tail_at(copy);
         let mut bytes = [0; 64];
         file.read(at, &mut bytes)?;
-        let raw = RawTail::read_from_bytes(&bytes).ok().filter(|raw| raw.check.get() == sum(seal.at(at), &bytes[..56]));
+        let raw = RawTail::read_from_bytes(&bytes)
+            .ok()
+            .filter(|raw| raw.check.get() == sum(checksum_seed.at(at), &bytes[..56]));
         if let Some(raw) = raw.filter(|raw| raw.tail.get() < MAX_NUMBER) {
             tail = tail.max(raw.tail.get());
         }
@@ -232,7 +234,7 @@ pub(super) struct TableLine {
     pub(super) leaving: bool,
     /// The log has all that it was ever written, and its name need not be durable: a replay that does not find it makes one like this,
     /// and one that does begins with nothing in it.
-    pub(super) new: Option<MadeLike>,
+    pub(super) new: Option<CreateAttrs>,
     /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file system goes; 0
     /// where there is none. If the file is not found, they say whether that is because its file system is not there.
     pub(super) parents: [u64; PARENTS],
@@ -279,7 +281,7 @@ impl TableLine {
     }
 
     /// Its bytes for this place. The names fit, which is seen to when a file is attached or gets another.
-    pub(super) fn encode(&self, seal: Seal, at: u64) -> [u8; PAGE as usize] {
+    pub(super) fn encode(&self, checksum_seed: ChecksumSeed, at: u64) -> [u8; PAGE as usize] {
         let path = self.path.as_os_str().as_bytes();
         let path = &path[..path.len().min(MAX_PATH)];
         let before = self.before.as_ref().map_or(&[][..], |before| before.path.as_os_str().as_bytes());
@@ -318,19 +320,23 @@ impl TableLine {
         raw.path[..path.len()].copy_from_slice(path);
         raw.path[path.len()..path.len() + before.len()].copy_from_slice(before);
         let mut bytes: [u8; PAGE as usize] = zerocopy::transmute!(raw);
-        let check = sum(seal.at(at), &bytes);
+        let check = sum(checksum_seed.at(at), &bytes);
         bytes[88..96].copy_from_slice(&check.to_le_bytes());
         bytes
     }
 
-    fn decode(seal: Seal, at: u64, bytes: &[u8; PAGE as usize]) -> Option<Self> {
+    fn decode(checksum_seed: ChecksumSeed, at: u64, bytes: &[u8; PAGE as usize]) -> Option<Self> {
         let raw = RawFile::read_from_bytes(bytes).ok()?;
         let mut blank = *bytes;
         blank[88..96].fill(0);
         let (path, rest) = raw.path.split_at_checked(raw.path_len.get() as usize)?;
         let before = rest.get(..raw.before_len.get() as usize)?;
         let known = (LIVE..=NEW_LEAVING + TWO_NAMES).contains(&raw.state.get());
-        if raw.uid.get() == 0 || !known || raw.seq.get() >= MAX_NUMBER || sum(seal.at(at), &blank) != raw.check.get() {
+        if raw.uid.get() == 0
+            || !known
+            || raw.seq.get() >= MAX_NUMBER
+            || sum(checksum_seed.at(at), &blank) != raw.check.get()
+        {
             return None;
         }
         let identity = Identity {
@@ -355,7 +361,7 @@ impl TableLine {
             over: Some(over).filter(|over| over.inode != 0),
         });
         let (replayed, leaving) = (state == REPLAYED, matches!(state, LEAVING | NEW_LEAVING));
-        let like = || MadeLike { mode: raw.mode.get(), uid: raw.uid_of.get(), gid: raw.gid_of.get() };
+        let like = || CreateAttrs { mode: raw.mode.get(), uid: raw.uid_of.get(), gid: raw.gid_of.get() };
         let new = matches!(state, NEW | NEW_LEAVING).then(like);
         let (parents, path, named) = (raw.parents.map(U64::get), to_path(path), raw.named.get());
         Some(TableLine { uid, seq, identity, replayed, leaving, new, parents, path, named, before })
@@ -364,7 +370,7 @@ impl TableLine {
     /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.
     pub(super) fn read<F: MediumFile>(
         file: &F,
-        seal: Seal,
+        checksum_seed: ChecksumSeed,
         geometry: Geometry,
         slot: u32,
     ) -> Result<Option<(u64, Self)>> {
@@ -373,7 +379,7 @@ impl TableLine {
         for copy in 0..2 {
             let at = geometry.table_at(slot, copy);
             file.read(at, &mut bytes)?;
-            if let Some(line) = TableLine::decode(seal, at, &bytes)
+            if let Some(line) = TableLine::decode(checksum_seed, at, &bytes)
                 && found.as_ref().is_none_or(|(_, other)| other.seq < line.seq)
             {
                 found = Some((copy, line));
@@ -386,7 +392,7 @@ impl TableLine {
 /// The entry at a place with the bytes of its data, if both arrived whole. `data` has room for an entry's data.
 pub(super) fn read_entry<F: MediumFile>(
     file: &F,
-    seal: Seal,
+    checksum_seed: ChecksumSeed,
     geometry: Geometry,
     at: u64,
     data: &mut Vec<u8>,
@@ -396,5 +402,5 @@ pub(super) fn read_entry<F: MediumFile>(
     let Some(entry) = Entry::decode(&header, geometry, at) else { return Ok(None) };
     data.resize(entry.len as usize, 0);
     file.read(at + HEADER, data)?;
-    Ok(Some(entry).filter(|_| Entry::is_whole(&header, seal.at(at), data)))
+    Ok(Some(entry).filter(|_| Entry::is_whole(&header, checksum_seed.at(at), data)))
 }

@@ -98,16 +98,16 @@ use self::draining::Draining;
 pub(crate) use self::file::{At, Managed};
 pub(crate) use self::format::Geometry;
 pub(crate) use self::open::create;
-pub use self::replay::{Fate, Replay, ReplayedFile};
+pub use self::replay::{Replay, ReplayOutcome, ReplayedFile};
 use self::ring::Ring;
 use self::table::Registry;
-use self::wakeup::Bell;
+use self::wakeup::Wakeup;
 use self::worker::Worker;
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::error::Result;
 use crate::options::{Durability, ProgressFn};
 use crate::storage::{Identity, Medium, MediumFile};
-use crate::write_cache::backing::{SlowFile, SlowPlace};
+use crate::write_cache::backing::{BackingDir, BackingFile};
 
 /// The barriers of the write cache.
 pub(crate) mod barriers {
@@ -212,17 +212,17 @@ pub(crate) struct Settings {
 
 /// An open log, with the files behind it.
 pub(crate) struct Cache<M: Medium> {
-    standing: Standing,
+    handle_state: HandleState,
     /// The log's own.
     identity: Identity,
-    place: Arc<dyn SlowPlace>,
+    place: Arc<dyn BackingDir>,
     settings: Settings,
     durability: Durability,
     ring: Ring<M>,
     registry: Mutex<Registry>,
     drain: Draining,
     worker: Worker,
-    bell: Bell,
+    bell: Wakeup,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -253,30 +253,30 @@ pub(crate) struct Open<M: Medium>(pub(crate) Arc<Cache<M>>);
 /// What handles ask of a cache, whatever its medium.
 pub(crate) trait AnyCache: Send + Sync {
     fn path(&self) -> &Path;
-    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>>;
+    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, write_through: bool) -> Result<Arc<Managed>>;
     fn detach(&self, file: &Arc<Managed>);
     fn len(&self, file: &Managed) -> Result<u64>;
     fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize>;
     fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)>;
     fn set_len(&self, file: &Managed, len: u64) -> Result<()>;
     fn sync(&self, file: &Managed) -> Result<()>;
-    fn hand_over(&self, file: &Managed) -> Result<()>;
+    fn write_to_kernel(&self, file: &Managed) -> Result<()>;
     fn sync_file(&self, file: &Managed) -> Result<()>;
-    fn refresh(&self, file: &Managed) -> Result<()>;
+    fn reload_len(&self, file: &Managed) -> Result<()>;
     fn demote(&self, file: &Managed) -> Result<()>;
-    fn leave(&self, file: &Managed) -> Result<bool>;
-    fn move_to(&self, file: &Managed, to: &Path) -> Result<bool>;
-    fn moved(&self, file: &Managed, done: bool) -> Result<()>;
-    fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool>;
+    fn prepare_unlink(&self, file: &Managed) -> Result<bool>;
+    fn begin_rename(&self, file: &Managed, to: &Path) -> Result<bool>;
+    fn end_rename(&self, file: &Managed, done: bool) -> Result<()>;
+    fn dir_is_durable(&self, dir: &Path, names: &[OsString]) -> Result<bool>;
     fn is_settled(&self, file: &Managed) -> bool;
     fn shared(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)>;
-    fn let_in(&self, file: &Managed, durable: bool);
-    fn keep_out(&self, file: &Managed) -> Result<()>;
-    fn counts_beside(&self, file: &Managed) -> [u64; 3];
-    fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>>;
+    fn allow_writers(&self, file: &Managed, durable: bool);
+    fn revoke_writers(&self, file: &Managed) -> Result<()>;
+    fn counts_shared(&self, file: &Managed) -> [u64; 3];
+    fn change_shared(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>>;
     fn flush_log(&self) -> Result<()>;
-    fn sync_beside(&self, file: &Managed) -> Result<bool>;
-    fn standing(&self, file: &Managed) -> Result<()>;
+    fn sync_shared(&self, file: &Managed) -> Result<bool>;
+    fn check_usable(&self, file: &Managed) -> Result<()>;
     fn mend_left(&self, file: &Managed) -> Result<()>;
     fn drain(&self) -> Result<()>;
     fn drain_some(&self) -> Result<()>;
@@ -286,11 +286,11 @@ pub(crate) trait AnyCache: Send + Sync {
 
 impl<M: Medium> AnyCache for Open<M> {
     fn path(&self) -> &Path {
-        self.0.standing.path()
+        self.0.handle_state.path()
     }
 
-    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>> {
-        self.0.attach(slow, path, through)
+    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, write_through: bool) -> Result<Arc<Managed>> {
+        self.0.attach(slow, path, write_through)
     }
 
     fn detach(&self, file: &Arc<Managed>) {
@@ -317,36 +317,36 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.sync(file)
     }
 
-    fn hand_over(&self, file: &Managed) -> Result<()> {
-        self.0.hand_over(file)
+    fn write_to_kernel(&self, file: &Managed) -> Result<()> {
+        self.0.write_to_kernel(file)
     }
 
     fn sync_file(&self, file: &Managed) -> Result<()> {
         self.0.sync_file(file)
     }
 
-    fn refresh(&self, file: &Managed) -> Result<()> {
-        self.0.refresh(file)
+    fn reload_len(&self, file: &Managed) -> Result<()> {
+        self.0.reload_len(file)
     }
 
     fn demote(&self, file: &Managed) -> Result<()> {
         self.0.demote(file)
     }
 
-    fn leave(&self, file: &Managed) -> Result<bool> {
-        self.0.leave(file)
+    fn prepare_unlink(&self, file: &Managed) -> Result<bool> {
+        self.0.prepare_unlink(file)
     }
 
-    fn move_to(&self, file: &Managed, to: &Path) -> Result<bool> {
-        self.0.move_to(file, to)
+    fn begin_rename(&self, file: &Managed, to: &Path) -> Result<bool> {
+        self.0.begin_rename(file, to)
     }
 
-    fn moved(&self, file: &Managed, done: bool) -> Result<()> {
-        self.0.moved(file, done)
+    fn end_rename(&self, file: &Managed, done: bool) -> Result<()> {
+        self.0.end_rename(file, done)
     }
 
-    fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
-        self.0.keeps_names(dir, names)
+    fn dir_is_durable(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
+        self.0.dir_is_durable(dir, names)
     }
 
     fn is_settled(&self, file: &Managed) -> bool {
@@ -357,37 +357,37 @@ impl<M: Medium> AnyCache for Open<M> {
         Some((self.0.ring.shared()?.file(), self.0.ring.file.descriptor()?))
     }
 
-    fn let_in(&self, file: &Managed, durable: bool) {
-        self.0.let_in(file, durable);
+    fn allow_writers(&self, file: &Managed, durable: bool) {
+        self.0.allow_writers(file, durable);
     }
 
-    fn keep_out(&self, file: &Managed) -> Result<()> {
-        self.0.keep_out(file)
+    fn revoke_writers(&self, file: &Managed) -> Result<()> {
+        self.0.revoke_writers(file)
     }
 
-    fn counts_beside(&self, file: &Managed) -> [u64; 3] {
-        self.0.counts_beside(file)
+    fn counts_shared(&self, file: &Managed) -> [u64; 3] {
+        self.0.counts_shared(file)
     }
 
-    fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
-        self.0.change_beside(file, change, src, until)
+    fn change_shared(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
+        self.0.change_shared(file, change, src, until)
     }
 
     fn flush_log(&self) -> Result<()> {
         self.0.flush_log()
     }
 
-    fn sync_beside(&self, file: &Managed) -> Result<bool> {
-        self.0.sync_beside(file)
+    fn sync_shared(&self, file: &Managed) -> Result<bool> {
+        self.0.sync_shared(file)
     }
 
-    fn standing(&self, file: &Managed) -> Result<()> {
-        self.0.standing.writable()?;
-        file.standing()
+    fn check_usable(&self, file: &Managed) -> Result<()> {
+        self.0.handle_state.writable()?;
+        file.check_usable()
     }
 
     fn mend_left(&self, file: &Managed) -> Result<()> {
-        self.0.standing.writable()?;
+        self.0.handle_state.writable()?;
         self.0.mend_left(file)
     }
 
@@ -410,8 +410,8 @@ impl<M: Medium> AnyCache for Open<M> {
 
 impl<M: Medium> Drop for Open<M> {
     fn drop(&mut self) {
-        if self.0.standing.ours().is_ok() {
-            Bell::stop(&self.0);
+        if self.0.handle_state.ours().is_ok() {
+            Wakeup::stop(&self.0);
             self.0.worker.stop();
         }
     }
@@ -420,7 +420,7 @@ impl<M: Medium> Drop for Open<M> {
 impl<M: Medium> Cache<M> {
     /// Makes durable what was written to any file so far.
     fn sync_all(&self) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         // What is shown of a write of which a process died may be less than a replay would leave, or more.
         self.mend_all()?;
         let files = locked(&self.registry).all();
@@ -428,7 +428,7 @@ impl<M: Medium> Cache<M> {
             self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))?;
         }
         for file in files {
-            file.standing()?;
+            file.check_usable()?;
             if file.is_demoted() {
                 self.sync(&file)?;
             }
@@ -437,7 +437,7 @@ impl<M: Medium> Cache<M> {
     }
 
     fn info(&self) -> Result<CacheInfo> {
-        self.standing.ours()?;
+        self.handle_state.ours()?;
         let stuck = self.drain.hold().stuck();
         // The tail first: others write and drain meanwhile, and it never goes beyond a later head.
         let tail = self.ring.tail();
@@ -455,7 +455,7 @@ impl<M: Medium> Cache<M> {
 /// Brings what is in a log to the files; `look` only says what that would be.
 pub(crate) fn replay<M: Medium>(
     medium: &M,
-    place: &dyn SlowPlace,
+    place: &dyn BackingDir,
     path: &Path,
     look: bool,
     progress: Option<&ProgressFn>,

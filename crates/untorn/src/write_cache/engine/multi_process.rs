@@ -4,7 +4,7 @@
 //! # Invariants
 //!
 //! 1. The process that changes a file holds its turn, from the entry's place in the log until the kernel has the
-//!    change. So these processes are ordered like the threads of this process (`through`, 1).
+//!    change. So these processes are ordered like the threads of this process (`write_through`, 1).
 //! 2. A file has a turn only while its number means something, and it is neither demoted nor failed. Before a file is
 //!    demoted, the server takes its turn away; the last holder has finished then.
 //! 3. The server completes or voids the unfinished change of a dead process before any other process gets the turn. It
@@ -32,8 +32,8 @@ impl<M: Medium> Cache<M> {
     /// Has all later calls fail, and other processes ask for it.
     #[cold]
     pub(super) fn poison(&self, error: Error) -> Error {
-        self.ring.ledger().close();
-        self.standing.poison(error)
+        self.ring.shared_state().close();
+        self.handle_state.poison(error)
     }
 
     /// Ends all draining of a file, and has other processes ask for it.
@@ -43,7 +43,7 @@ impl<M: Medium> Cache<M> {
         // One of the two sees the other: this the turn that was given, or who gives it the failure.
         fence(Ordering::SeqCst);
         if let Some(number) = file.turn() {
-            self.ring.ledger().turn(number).serve();
+            self.ring.shared_state().turn(number).serve();
         }
     }
 
@@ -53,7 +53,7 @@ impl<M: Medium> Cache<M> {
     /// Those of the log, if a process left something of which it has to be sure.
     pub(super) fn hold(&self, file: &Managed) -> Result<Option<Locked<'_>>> {
         while let Some(number) = file.turn() {
-            let Some(turn) = self.ring.ledger().turn(number).lock() else {
+            let Some(turn) = self.ring.shared_state().turn(number).lock() else {
                 let what = "the lock that several processes share for this file is in an unrecoverable \
                             state"
                     .to_owned();
@@ -78,18 +78,18 @@ impl<M: Medium> Cache<M> {
         let geometry = ring.geometry;
         let mut data = Vec::new();
         let mut entry = |position: u64| -> Option<Entry> {
-            let found = read_entry(&ring.file, ring.seal, geometry, geometry.entry_at(position), &mut data);
+            let found = read_entry(&ring.file, ring.checksum_seed, geometry, geometry.entry_at(position), &mut data);
             // What cannot be read did not arrive.
             found.ok().flatten().filter(|entry| entry.position == position)
         };
         let ended = match left(turn, file.uid.load(Ordering::Acquire), &mut entry) {
             Left::Nothing { ended } => ended,
             Left::Void { first, parts } => {
-                ring.ledger().leave_void(first, parts);
+                ring.shared_state().leave_void(first, parts);
                 first + parts
             }
             Left::Short { first, parts } => {
-                ring.ledger().complete_beside(first, parts);
+                ring.shared_state().complete_beside(first, parts);
                 self.take_back(file, first + parts)?;
                 first + parts
             }
@@ -103,7 +103,7 @@ impl<M: Medium> Cache<M> {
                 }
                 ring.persist(barriers::MENDED).map_err(|error| self.poison(error))?;
                 let done = redo(file, change, &bytes);
-                ring.ledger().complete_beside(first, parts);
+                ring.shared_state().complete_beside(first, parts);
                 if !matches!(done, Ok(true)) {
                     let path = file.path();
                     let path = path.display();
@@ -128,7 +128,7 @@ impl<M: Medium> Cache<M> {
         for file in files {
             if self.mend_left(&file).is_err() {
                 // A file that fails is told so itself, and holds nobody else up.
-                self.standing.writable()?;
+                self.handle_state.writable()?;
             }
         }
         Ok(())
@@ -138,27 +138,27 @@ impl<M: Medium> Cache<M> {
     pub(super) fn mend_left(&self, file: &Managed) -> Result<()> {
         let Some(number) = file.turn() else { return Ok(()) };
         // Whoever has it mends it himself.
-        let Some(turn) = self.ring.ledger().turn(number).try_lock() else { return Ok(()) };
+        let Some(turn) = self.ring.shared_state().turn(number).try_lock() else { return Ok(()) };
         if file.turn() == Some(number) && turn.is_broken() { self.mend(file, &turn) } else { Ok(()) }
     }
 
     /// Lets other processes append for a file, once the log has a number for it; `durable` is whether all that was written to the
     /// file is as durable as a sync would make it.
-    pub(crate) fn let_in(&self, file: &Managed, durable: bool) {
-        let ledger = self.ring.ledger();
+    pub(crate) fn allow_writers(&self, file: &Managed, durable: bool) {
+        let shared_state = self.ring.shared_state();
         // Nobody demotes it meanwhile, nor lets others in.
         let _gate = shared(&file.gate);
         let _length = exclusive(&file.length);
         if let Some(number) = file.turn() {
-            return ledger.turn(number).set_durable(durable);
+            return shared_state.turn(number).set_durable(durable);
         }
         let uid = file.uid.load(Ordering::Acquire);
-        if self.ring.shared().is_none() || uid == 0 || !file.through || file.is_demoted() || file.has_failed() {
+        if self.ring.shared().is_none() || uid == 0 || !file.write_through || file.is_demoted() || file.has_failed() {
             return;
         }
         let (device, inode) = (file.identity.device, file.identity.inode);
         // Without one that is free it is served, as before.
-        let Some(turn) = ledger.take_turn(device, inode) else { return };
+        let Some(turn) = shared_state.take_turn(device, inode) else { return };
         if let Some(turn) = turn.lock() {
             turn.begin(device, inode, uid, durable);
             file.set_turn(Some(turn.turn().number()));
@@ -170,7 +170,7 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Takes the turn away from other processes: the file is this one's alone.
-    pub(crate) fn keep_out(&self, file: &Managed) -> Result<()> {
+    pub(crate) fn revoke_writers(&self, file: &Managed) -> Result<()> {
         let Some(turn) = self.hold(file)? else { return Ok(()) };
         file.add_counts(turn.turn().take_counts());
         file.set_turn(None);
@@ -180,31 +180,31 @@ impl<M: Medium> Cache<M> {
 
     /// Every entry of the file has a position below.
     pub(super) fn last(&self, file: &Managed) -> u64 {
-        let ledger = self.ring.ledger();
-        let beside = file.turn().map_or(0, |number| ledger.turn(number).ended());
+        let shared_state = self.ring.shared_state();
+        let beside = file.turn().map_or(0, |number| shared_state.turn(number).ended());
         // Others have the word in their memory, too; and what has no position yet nobody waits for.
-        file.last.load(Ordering::Acquire).max(beside.min(ledger.head()))
+        file.last.load(Ordering::Acquire).max(beside.min(shared_state.head()))
     }
 
     /// The writes, bytes and syncs of other processes since the last call.
-    pub(crate) fn counts_beside(&self, file: &Managed) -> [u64; 3] {
+    pub(crate) fn counts_shared(&self, file: &Managed) -> [u64; 3] {
         if let Some(number) = file.turn() {
-            file.add_counts(self.ring.ledger().turn(number).take_counts());
+            file.add_counts(self.ring.shared_state().turn(number).take_counts());
         }
         file.take_counts()
     }
 
     /// Changes a file as another process does, up to a step, where it dies: for simulators. How many bytes the kernel took; `None` if it
     /// has to be done otherwise. What goes to the end goes to where that is.
-    pub(crate) fn change_beside(
+    pub(crate) fn change_shared(
         &self,
         file: &Managed,
         mut change: Change,
         src: &[u8],
         until: Option<Step>,
     ) -> Result<Option<usize>> {
-        let ledger = self.ring.ledger();
-        let Some(turn) = ledger.turn_of(file.identity.device, file.identity.inode) else { return Ok(None) };
+        let shared_state = self.ring.shared_state();
+        let Some(turn) = shared_state.turn_of(file.identity.device, file.identity.inode) else { return Ok(None) };
         let Some(turn) = turn.lock().filter(|turn| turn.turn().is_writable()) else { return Ok(None) };
         if let Change::Write(Write { offset, at_end: true, .. }) = &mut change {
             *offset = file.slow.len()?;
@@ -212,12 +212,12 @@ impl<M: Medium> Cache<M> {
         match change {
             Change::Write(write) => file.check(write.offset, src.len())?,
             // It may have to be durable in the log before the kernel does it.
-            Change::Length(_) if ledger.way() == Way::Written => return Ok(None),
+            Change::Length(_) if shared_state.way() == Way::Written => return Ok(None),
             Change::Length(len) => file.check(len, 0)?,
         };
-        let mut beside = Beside { cache: self, file, src, until, failed: None, refused: None };
-        let outcome = append(&turn, change, &mut beside);
-        if let Some(error) = beside.failed {
+        let mut appender = SharedAppend { cache: self, file, src, until, failed: None, refused: None };
+        let outcome = append(&turn, change, &mut appender);
+        if let Some(error) = appender.failed {
             return Err(self.poison(error));
         }
         match outcome {
@@ -227,9 +227,9 @@ impl<M: Medium> Cache<M> {
                 let count = usize::try_from(said).unwrap_or(0);
                 if said != src.len() as isize {
                     drop(self.hold(file)?);
-                    file.standing()?;
+                    file.check_usable()?;
                 }
-                beside.refused.map_or(Ok(Some(count)), Err)
+                appender.refused.map_or(Ok(Some(count)), Err)
             }
             Outcome::Dead => {
                 turn.break_it();
@@ -240,22 +240,22 @@ impl<M: Medium> Cache<M> {
 
     /// Flushes the log, on which other processes are to be given a hold: of what failed before they would not be told.
     pub(crate) fn flush_log(&self) -> Result<()> {
-        self.standing.writable()?;
+        self.handle_state.writable()?;
         self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))
     }
 
     /// Syncs a file as another process does: for simulators. False if it would ask for it to be synced.
-    pub(crate) fn sync_beside(&self, file: &Managed) -> Result<bool> {
-        let ledger = self.ring.ledger();
+    pub(crate) fn sync_shared(&self, file: &Managed) -> Result<bool> {
+        let shared_state = self.ring.shared_state();
         let (device, inode) = (file.identity.device, file.identity.inode);
-        let Some(turn) = ledger.turn_of(device, inode) else { return Ok(false) };
-        let is_logged = || turn.is_of(device, inode) && turn.is_durable() && ledger.is_open();
+        let Some(turn) = shared_state.turn_of(device, inode) else { return Ok(false) };
+        let is_logged = || turn.is_of(device, inode) && turn.is_durable() && shared_state.is_open();
         if !is_logged() {
             return Ok(false);
         }
-        if ledger.way() == Way::Written {
+        if shared_state.way() == Way::Written {
             let mut flusher = Flushing { cache: self, failed: None };
-            let flushed = ledger.sync(turn, is_logged, &mut flusher);
+            let flushed = shared_state.sync(turn, is_logged, &mut flusher);
             if let Some(error) = flusher.failed {
                 return Err(self.poison(error));
             }
@@ -287,7 +287,7 @@ fn redo(file: &Managed, change: Change, bytes: &[u8]) -> Result<bool> {
 }
 
 /// A process that is none.
-struct Beside<'a, M: Medium> {
+struct SharedAppend<'a, M: Medium> {
     cache: &'a Cache<M>,
     file: &'a Managed,
     src: &'a [u8],
@@ -298,7 +298,7 @@ struct Beside<'a, M: Medium> {
     refused: Option<Error>,
 }
 
-impl<M: Medium> Beside<'_, M> {
+impl<M: Medium> SharedAppend<'_, M> {
     fn note(&mut self, result: Result<()>) -> bool {
         match result {
             Ok(()) => true,
@@ -310,7 +310,7 @@ impl<M: Medium> Beside<'_, M> {
     }
 }
 
-impl<M: Medium> Appender for Beside<'_, M> {
+impl<M: Medium> Appender for SharedAppend<'_, M> {
     fn fill(&mut self, at: u64, from: usize, len: usize) -> bool {
         let stored = self.cache.ring.file.store(at, &self.src[from..from + len]);
         self.note(stored)
@@ -334,7 +334,7 @@ impl<M: Medium> Appender for Beside<'_, M> {
 
     fn fence(&mut self) -> bool {
         let ring = &self.cache.ring;
-        let fenced = match ring.ledger().way() {
+        let fenced = match ring.shared_state().way() {
             Way::Written => {
                 ring.medium.order();
                 Ok(())

@@ -161,8 +161,8 @@ impl<M: Medium> Cache<M> {
     ///
     /// A file with a line is found or made again, and has its name by right: what had it before is superseded, or was seen to when the
     /// line was given. Of a name that nothing has the log knows only that it was given up where the file that had it was renamed.
-    pub(crate) fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
-        self.standing.writable()?;
+    pub(crate) fn dir_is_durable(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
+        self.handle_state.writable()?;
         let files = locked(&self.registry).all();
         let mut named = 0;
         for name in names {
@@ -182,7 +182,7 @@ impl<M: Medium> Cache<M> {
         }
         // What says so is in the log, and is to be there after a crash, too. The sync of a file, by whichever process, may have made all of it
         // durable meanwhile.
-        if !self.ring.is_per_write() && !self.ring.ledger().is_answered(named) {
+        if !self.ring.is_per_write() && !self.ring.shared_state().is_answered(named) {
             self.ring.persist(barriers::NAMES).map_err(|error| self.poison(error))?;
         }
         Ok(true)

@@ -12,14 +12,14 @@ use super::replay::{self, Replay};
 use super::ring::Ring;
 use super::scan::{Scan, scan};
 use super::table::Registry;
-use super::wakeup::Bell;
+use super::wakeup::Wakeup;
 use super::worker::Worker;
 use super::{Cache, Settings, barriers};
-use crate::engine::handle_state::Standing;
+use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::options::{Durability, ProgressFn};
 use crate::storage::{self, Access, LockKind, Medium, MediumClass, MediumFile};
-use crate::write_cache::backing::SlowPlace;
+use crate::write_cache::backing::BackingDir;
 
 /// Makes an empty log. The name must be free.
 ///
@@ -107,11 +107,11 @@ impl<M: Medium> Cache<M> {
     /// Opens a log, and brings what a dead owner left in it to the files first.
     ///
     /// # Errors
-    /// [`Error::InUse`] while somebody has it; [`Error::Unreplayed`] if not all of it could be brought to its file, and the
+    /// [`Error::InUse`] while somebody has it; [`Error::ReplayIncomplete`] if not all of it could be brought to its file, and the
     /// log is kept; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no log that this code knows.
     pub(crate) fn open(
         medium: Arc<M>,
-        place: Arc<dyn SlowPlace>,
+        place: Arc<dyn BackingDir>,
         path: &Path,
         settings: &Settings,
         progress: Option<&ProgressFn>,
@@ -119,7 +119,7 @@ impl<M: Medium> Cache<M> {
         let Found { file, mut superblock, scan } = find(&*medium, path)?;
         let replay = replay::apply(&*medium, &file, path, scan, &*place, progress)?;
         if !replay.is_complete() {
-            return Err(Error::Unreplayed { path: path.to_owned(), what: replay.left() });
+            return Err(Error::ReplayIncomplete { path: path.to_owned(), what: replay.left() });
         }
         let durability = settings.durability.unwrap_or(match medium.class() {
             MediumClass::PersistentMemory => Durability::PerWrite,
@@ -128,8 +128,8 @@ impl<M: Medium> Cache<M> {
         superblock.per_write = durability == Durability::PerWrite;
         superblock.begin(&*medium, &file)?;
         let failed = |error| Error::io("prepare to open", path, error);
-        let standing = Standing::new(path, false).map_err(failed)?;
-        standing.accept_writes();
+        let handle_state = HandleState::new(path, false).map_err(failed)?;
+        handle_state.accept_writes();
         let identity = file.identity()?;
         let geometry = superblock.geometry;
         // Other processes promise for each write, or each sync, what this one does.
@@ -141,17 +141,17 @@ impl<M: Medium> Cache<M> {
             _ => None,
         };
         let way = way.filter(|_| settings.shared && geometry.slots < MOST_SHARED);
-        let seal = superblock.seal();
-        let ring = Ring::new(medium, file, path, geometry, seal, durability, way.is_some()).map_err(failed)?;
+        let checksum_seed = superblock.checksum_seed();
+        let ring = Ring::new(medium, file, path, geometry, checksum_seed, durability, way.is_some()).map_err(failed)?;
         let (batch, max_age) = settings.patience(ring.medium.class(), geometry);
         // What one batch leaves is as old as it was.
         let batch = batch.clamp(1, ring.for_writers()).min(settings.batch_max);
         if let Some(way) = way {
             // Before the thread says there what it does.
-            ring.ledger().prepare(way, batch).map_err(failed)?;
+            ring.shared_state().prepare(way, batch).map_err(failed)?;
         }
         let cache = Arc::new(Cache {
-            standing,
+            handle_state,
             identity,
             place,
             settings: *settings,
@@ -159,14 +159,14 @@ impl<M: Medium> Cache<M> {
             registry: Mutex::new(Registry::new(geometry.files)),
             drain: Draining::default(),
             worker: Worker::new(batch, max_age),
-            bell: Bell::default(),
+            bell: Wakeup::default(),
             ring,
         });
         if settings.background {
             Worker::start(&cache).map_err(failed)?;
         }
         if way.is_some()
-            && let Err(error) = Bell::start(&cache)
+            && let Err(error) = Wakeup::start(&cache)
         {
             // Else it would have the log for as long as this process lives.
             cache.worker.stop();

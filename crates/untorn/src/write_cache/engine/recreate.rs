@@ -21,11 +21,11 @@ use std::sync::Arc;
 
 use super::format::TableLine;
 use super::rename::is_named;
-use super::replay::{Fate, is_same};
+use super::replay::{ReplayOutcome, is_same};
 use crate::error::Result;
-use crate::format::record::Seal;
-use crate::storage::{Identity, MadeLike};
-use crate::write_cache::backing::{SlowFile, SlowPlace};
+use crate::format::record::ChecksumSeed;
+use crate::storage::{CreateAttrs, Identity};
+use crate::write_cache::backing::{BackingDir, BackingFile};
 
 /// What has the name of a file that is to be made again.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,8 +47,8 @@ pub(super) const NO_DIRECTORY: &str = "its directory is missing or is a differen
 pub(super) const ANOTHER: &str = "another file has its name now";
 
 /// The name by which a file is made, which no other log gives.
-pub(super) fn temporary(seal: Seal, line: &TableLine) -> PathBuf {
-    line.path.with_file_name(format!(".untorn-replay-{:016x}-{}", seal.at(0), line.uid))
+pub(super) fn temporary(checksum_seed: ChecksumSeed, line: &TableLine) -> PathBuf {
+    line.path.with_file_name(format!(".untorn-replay-{:016x}-{}", checksum_seed.at(0), line.uid))
 }
 
 /// Whether a file that was let leave has no right to its name any more: another one had it later.
@@ -78,7 +78,11 @@ fn was_renamed(identity: &Identity, line: &TableLine, other: &TableLine) -> bool
 }
 
 /// What has the file's name, which is not this file.
-pub(super) fn in_the_way<'a>(place: &dyn SlowPlace, line: &TableLine, lines: &[&'a TableLine]) -> Result<InTheWay<'a>> {
+pub(super) fn in_the_way<'a>(
+    place: &dyn BackingDir,
+    line: &TableLine,
+    lines: &[&'a TableLine],
+) -> Result<InTheWay<'a>> {
     if !place.exists(&line.path)? {
         return Ok(InTheWay::Nothing);
     }
@@ -98,11 +102,11 @@ pub(super) fn in_the_way<'a>(place: &dyn SlowPlace, line: &TableLine, lines: &[&
 
 /// Makes an empty file in the place of one that is gone, by its temporary name.
 pub(super) fn make(
-    place: &dyn SlowPlace,
+    place: &dyn BackingDir,
     line: &TableLine,
-    like: &MadeLike,
+    like: &CreateAttrs,
     temporary: &Path,
-) -> Result<Arc<dyn SlowFile>> {
+) -> Result<Arc<dyn BackingFile>> {
     if place.exists(temporary)? {
         // A replay was cut short before the log knew of it.
         place.remove(temporary)?;
@@ -115,14 +119,14 @@ pub(super) fn make(
 ///
 /// # Errors
 /// Those of looking at it.
-pub(super) fn has_directory(place: &dyn SlowPlace, line: &TableLine) -> Result<bool> {
+pub(super) fn has_directory(place: &dyn BackingDir, line: &TableLine) -> Result<bool> {
     let Some(dir) = line.path.parent() else { return Ok(false) };
     Ok(place.directory(dir)?.is_some_and(|found| found.inode == line.parents[0]))
 }
 
 /// What became of those that had the name of a file.
 #[derive(Debug, Default)]
-pub(super) struct Aside {
+pub(super) struct SidecarRedundancy {
     /// Where one is of which the log knows nothing.
     pub(super) beside: Option<PathBuf>,
     /// Numbers of those that were renamed once more.
@@ -132,12 +136,12 @@ pub(super) struct Aside {
 /// Gives a file its name that has another one yet: that by which it was made again, or the one from before a rename. What has the name
 /// is removed if it was to be, or gets the one that it had by then, or else one beside.
 pub(super) fn put_in_place(
-    place: &dyn SlowPlace,
+    place: &dyn BackingDir,
     line: &TableLine,
     so_far: &Path,
     lines: &[&TableLine],
-) -> Result<std::result::Result<Aside, Fate>> {
-    let mut aside = Aside::default();
+) -> Result<std::result::Result<SidecarRedundancy, ReplayOutcome>> {
+    let mut in_sidecar_page = SidecarRedundancy::default();
     let mut row = vec![(line, so_far)];
     while let Some(&(last, _)) = row.last() {
         match in_the_way(place, last, lines)? {
@@ -151,21 +155,21 @@ pub(super) fn put_in_place(
             InTheWay::Older => {
                 let name = free_beside(place, &last.path)?;
                 place.rename(&last.path, &name)?;
-                aside.beside = Some(name);
+                in_sidecar_page.beside = Some(name);
                 break;
             }
-            InTheWay::SomethingElse => return Ok(Err(Fate::Missing(ANOTHER.to_owned()))),
+            InTheWay::SomethingElse => return Ok(Err(ReplayOutcome::Missing(ANOTHER.to_owned()))),
         }
     }
     for (line, so_far) in row.iter().rev() {
         place.rename(so_far, &line.path)?;
     }
-    aside.renamed = row.iter().skip(1).map(|(line, _)| line.uid).collect();
-    Ok(Ok(aside))
+    in_sidecar_page.renamed = row.iter().skip(1).map(|(line, _)| line.uid).collect();
+    Ok(Ok(in_sidecar_page))
 }
 
 /// A free name for what has one that another file is to have.
-fn free_beside(place: &dyn SlowPlace, path: &Path) -> Result<PathBuf> {
+fn free_beside(place: &dyn BackingDir, path: &Path) -> Result<PathBuf> {
     let mut number = 1;
     loop {
         let mut name: OsString = path.file_name().unwrap_or_default().to_owned();

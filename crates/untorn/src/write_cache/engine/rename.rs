@@ -27,9 +27,9 @@ struct Target {
 
 impl<M: Medium> Cache<M> {
     /// Notes, durably, that the file is about to be renamed. False if that is for the caller to see to, by demoting it.
-    pub(crate) fn move_to(&self, file: &Managed, to: &Path) -> Result<bool> {
-        self.standing.writable()?;
-        file.standing()?;
+    pub(crate) fn begin_rename(&self, file: &Managed, to: &Path) -> Result<bool> {
+        self.handle_state.writable()?;
+        file.check_usable()?;
         let from = file.path();
         let told_apart = file.identity.generation != 0 && file.identity.birth != 0;
         let fits = from.as_os_str().len() + to.as_os_str().len() <= MAX_PATH;
@@ -61,8 +61,8 @@ impl<M: Medium> Cache<M> {
         // Only then: what is to be replaced is missed by nobody if it was, and by that the log knows it.
         if let Some(known) = &target.known {
             exclusive(&known.names).replaced_from = Some(parent(&from).to_owned());
-            if !self.leave(known)? {
-                self.moved(file, false)?;
+            if !self.prepare_unlink(known)? {
+                self.end_rename(file, false)?;
                 return Ok(false);
             }
         }
@@ -137,7 +137,7 @@ impl<M: Medium> Cache<M> {
         let (dir, name) = (parent(to), to.file_name().unwrap_or_default());
         let found = self.place.directory(dir)?;
         let holder = target.identity.as_ref();
-        if locked(&self.registry).certain.is_held(dir, found, name, holder) {
+        if locked(&self.registry).synced_dirs.is_held(dir, found, name, holder) {
             return Ok(true);
         }
         self.look_at_names(dir, None, barriers::TARGET)?;
@@ -145,14 +145,14 @@ impl<M: Medium> Cache<M> {
             if !matches!(self.place.named(to)?, Named::File(now) if is_named(holder, &now)) {
                 return Ok(false);
             }
-            locked(&self.registry).certain.hold(dir, name, Some(*holder));
+            locked(&self.registry).synced_dirs.hold(dir, name, Some(*holder));
         }
         Ok(true)
     }
 
     /// A rename that was announced was done, or was not. Does nothing if none was.
-    pub(crate) fn moved(&self, file: &Managed, done: bool) -> Result<()> {
-        self.standing.writable()?;
+    pub(crate) fn end_rename(&self, file: &Managed, done: bool) -> Result<()> {
+        self.handle_state.writable()?;
         let Some(moving) = shared(&file.names).moving.clone().filter(|moving| !moving.done) else { return Ok(()) };
         if !done {
             return self.stayed(file, &moving);
@@ -161,7 +161,7 @@ impl<M: Medium> Cache<M> {
         if file.is_demoted() {
             return Ok(());
         }
-        file.standing()?;
+        file.check_usable()?;
         if !self.claim(1)? {
             // Files that failed have all the room.
             return self.name_at_once(file);
@@ -175,7 +175,7 @@ impl<M: Medium> Cache<M> {
         let operation = Operation { uid: file.uid.load(Ordering::Acquire), kind: Kind::Move, value: moving.number };
         let first = self.log(file, claim, operation, &[])?;
         self.completed(first, 1);
-        file.is_named_by(self.ring.ledger().ask_for_flush());
+        file.is_named_by(self.ring.shared_state().ask_for_flush());
         file.move_is_logged(moving.number);
         Ok(())
     }
@@ -206,14 +206,14 @@ impl<M: Medium> Cache<M> {
     /// Makes the names of a file durable, where somebody waits for that.
     fn name_at_once(&self, file: &Managed) -> Result<()> {
         let drain = self.drain.hold();
-        self.standing.writable()?;
-        file.standing()?;
+        self.handle_state.writable()?;
+        file.check_usable()?;
         if file.new.load(Ordering::Acquire) {
             drop(drain);
             return self.sync_file(file);
         }
         self.name_moved(std::iter::once(file));
-        file.standing()
+        file.check_usable()
     }
 
     /// Makes renames durable, before the tail passes what says that they were done. A file that fails says so itself.

@@ -13,7 +13,7 @@ use super::barriers;
 use super::format::{Kind, TableLine};
 use super::names::parent;
 use super::recreate;
-use super::replay::{Fate, Replayer, Target, is_same};
+use super::replay::{ReplayOutcome, Replayer, Target, is_same};
 use super::scan::Operation;
 use crate::error::Result;
 use crate::storage::{Barrier, Identity, Medium};
@@ -100,7 +100,7 @@ impl<M: Medium> Replayer<'_, M> {
 
     /// Files that are whole now.
     fn replayed(&self) -> impl Iterator<Item = u64> {
-        self.targets.iter().filter(|(_, target)| target.fate == Fate::Replayed).map(|(&uid, _)| uid)
+        self.targets.iter().filter(|(_, target)| target.fate == ReplayOutcome::Replayed).map(|(&uid, _)| uid)
     }
 
     /// Has the log take files that were made again, and are synced, for those that are gone.
@@ -133,17 +133,17 @@ impl<M: Medium> Replayer<'_, M> {
             let placed = match self.at(so_far, &line.identity) {
                 Ok(Some(_)) => recreate::put_in_place(self.place, line, so_far, &self.all_lines()),
                 // Another file of a forged log came between, or somebody did: the name is not to be taken from what has it now.
-                Ok(None) => Ok(Err(Fate::Missing(recreate::ANOTHER.to_owned()))),
+                Ok(None) => Ok(Err(ReplayOutcome::Missing(recreate::ANOTHER.to_owned()))),
                 Err(error) => Err(error),
             };
             let Some(target) = self.targets.get_mut(&uid) else { continue };
             match placed {
-                Ok(Ok(aside)) => {
-                    target.moved_aside = aside.beside;
-                    self.renamed_too(&aside.renamed);
+                Ok(Ok(in_sidecar_page)) => {
+                    target.moved_aside = in_sidecar_page.beside;
+                    self.renamed_too(&in_sidecar_page.renamed);
                 }
                 Ok(Err(fate)) => target.fate = fate,
-                Err(error) => target.fate = Fate::Failed(error.to_string()),
+                Err(error) => target.fate = ReplayOutcome::Failed(error.to_string()),
             }
         }
     }

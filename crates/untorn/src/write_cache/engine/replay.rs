@@ -16,12 +16,12 @@ use super::scan::{Operation, Scan};
 use crate::error::{Error, Result};
 use crate::options::{Progress, ProgressFn};
 use crate::storage::{Identity, Medium, MediumFile};
-use crate::write_cache::backing::{SlowFile, SlowPlace};
+use crate::write_cache::backing::{BackingDir, BackingFile};
 
 /// What happened to the entries of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Fate {
+pub enum ReplayOutcome {
     /// The file durably has them; or would have them, if the log was only inspected.
     Replayed,
     /// An earlier replay brought them to the file, but could not replay all other files.
@@ -34,10 +34,10 @@ pub enum Fate {
     Failed(String),
 }
 
-impl Fate {
+impl ReplayOutcome {
     /// Whether nothing is left to do for the file.
     pub fn is_final(&self) -> bool {
-        matches!(self, Fate::Replayed | Fate::Already | Fate::Removed)
+        matches!(self, ReplayOutcome::Replayed | ReplayOutcome::Already | ReplayOutcome::Removed)
     }
 }
 
@@ -54,7 +54,7 @@ pub struct ReplayedFile {
     /// The bytes that these operations write.
     pub bytes: u64,
     /// What happened to them.
-    pub fate: Fate,
+    pub fate: ReplayOutcome,
     /// The new name of an older file. It is set if the file was new, a crash took it, and the replay created it again
     /// under a name that the older file had.
     pub moved_aside: Option<PathBuf>,
@@ -88,7 +88,7 @@ impl Replay {
         let mut left = self.files.iter().filter(|file| !file.fate.is_final());
         let Some(first) = left.next() else { return "nothing".to_owned() };
         let why = match &first.fate {
-            Fate::Missing(why) | Fate::Failed(why) => why.as_str(),
+            ReplayOutcome::Missing(why) | ReplayOutcome::Failed(why) => why.as_str(),
             _ => "",
         };
         let operations = first.operations;
@@ -110,10 +110,10 @@ pub(super) fn is_same(one: &Identity, other: &Identity) -> bool {
 
 /// A file on its way through a replay.
 pub(super) struct Target {
-    pub(super) slow: Option<Arc<dyn SlowFile>>,
+    pub(super) slow: Option<Arc<dyn BackingFile>>,
     identity: Identity,
     pub(super) path: PathBuf,
-    pub(super) fate: Fate,
+    pub(super) fate: ReplayOutcome,
     operations: u64,
     bytes: u64,
     /// It is made again.
@@ -130,7 +130,7 @@ impl Target {
             slow: None,
             identity: line.identity,
             path: line.path.clone(),
-            fate: Fate::Replayed,
+            fate: ReplayOutcome::Replayed,
             operations: 0,
             bytes: 0,
             made: false,
@@ -144,7 +144,7 @@ pub(super) struct Replayer<'a, M: Medium> {
     pub(super) medium: &'a M,
     pub(super) log: &'a M::File,
     path: &'a Path,
-    pub(super) place: &'a dyn SlowPlace,
+    pub(super) place: &'a dyn BackingDir,
     pub(super) scan: Scan,
     /// Only looks.
     dry: bool,
@@ -159,7 +159,7 @@ pub(super) fn apply<M: Medium>(
     log: &M::File,
     path: &Path,
     scan: Scan,
-    place: &dyn SlowPlace,
+    place: &dyn BackingDir,
     progress: Option<&ProgressFn>,
 ) -> Result<Replay> {
     run(Replayer::new(medium, log, path, scan, place, false), progress)
@@ -171,7 +171,7 @@ pub(super) fn look<M: Medium>(
     log: &M::File,
     path: &Path,
     scan: Scan,
-    place: &dyn SlowPlace,
+    place: &dyn BackingDir,
 ) -> Result<Replay> {
     run(Replayer::new(medium, log, path, scan, place, true), None)
 }
@@ -210,13 +210,13 @@ fn run<M: Medium>(mut replayer: Replayer<'_, M>, progress: Option<&ProgressFn>) 
 }
 
 impl<'a, M: Medium> Replayer<'a, M> {
-    fn new(medium: &'a M, log: &'a M::File, path: &'a Path, scan: Scan, place: &'a dyn SlowPlace, dry: bool) -> Self {
+    fn new(medium: &'a M, log: &'a M::File, path: &'a Path, scan: Scan, place: &'a dyn BackingDir, dry: bool) -> Self {
         Replayer { medium, log, path, place, scan, dry, targets: BTreeMap::new(), others: HashMap::new() }
     }
 
     pub(super) fn fail(&mut self, uid: u64, error: &Error) {
-        if let Some(target) = self.targets.get_mut(&uid).filter(|target| target.fate == Fate::Replayed) {
-            target.fate = Fate::Failed(error.to_string());
+        if let Some(target) = self.targets.get_mut(&uid).filter(|target| target.fate == ReplayOutcome::Replayed) {
+            target.fate = ReplayOutcome::Failed(error.to_string());
         }
     }
 
@@ -228,20 +228,20 @@ impl<'a, M: Medium> Replayer<'a, M> {
         let Some((_, _, line)) = self.scan.table.get(&uid) else { return };
         let mut target = Target::of(line);
         if line.replayed {
-            target.fate = Fate::Already;
+            target.fate = ReplayOutcome::Already;
         } else if let Err(error) = self.find(line, &mut target) {
-            target.fate = Fate::Failed(error.to_string());
+            target.fate = ReplayOutcome::Failed(error.to_string());
         }
         self.targets.insert(uid, target);
     }
 
     /// Finds the file of a line, or what became of it.
     fn find(&self, line: &TableLine, target: &mut Target) -> Result<()> {
-        let temporary = recreate::temporary(self.scan.seal, line);
+        let temporary = recreate::temporary(self.scan.checksum_seed, line);
         match (self.search(line)?, &line.new) {
             (Some((path, _)), _) if self.is_name(line, &path) && recreate::is_superseded(line, self.lines()) => {
                 self.remove(&path)?;
-                target.fate = Fate::Removed;
+                target.fate = ReplayOutcome::Removed;
             }
             (Some((path, slow)), new) => {
                 if new.is_some() && !self.dry {
@@ -263,12 +263,12 @@ impl<'a, M: Medium> Replayer<'a, M> {
                 target.fate = self.removed(line);
             }
             (None, Some(_)) if !recreate::has_directory(self.place, line)? => {
-                target.fate = Fate::Missing(NO_DIRECTORY.to_owned());
+                target.fate = ReplayOutcome::Missing(NO_DIRECTORY.to_owned());
             }
             (None, Some(_))
                 if recreate::in_the_way(self.place, line, &self.all_lines())? == InTheWay::SomethingElse =>
             {
-                target.fate = Fate::Missing(ANOTHER.to_owned());
+                target.fate = ReplayOutcome::Missing(ANOTHER.to_owned());
             }
             (None, Some(like)) if !self.dry => {
                 target.slow = Some(recreate::make(self.place, line, like, &temporary)?);
@@ -299,11 +299,11 @@ impl<'a, M: Medium> Replayer<'a, M> {
     }
 
     /// What became of a file that was about to be removed, and is not found.
-    fn removed(&self, line: &TableLine) -> Fate {
+    fn removed(&self, line: &TableLine) -> ReplayOutcome {
         let elsewhere = self.sync_elsewhere(line);
         elsewhere
             .and_then(|()| self.look_for_removal(&line.path, &line.parents))
-            .unwrap_or_else(|error| Fate::Failed(error.to_string()))
+            .unwrap_or_else(|error| ReplayOutcome::Failed(error.to_string()))
     }
 
     /// Syncs the other directories that have to do with it that a file is gone: that of its other name, and those from which one came
@@ -325,7 +325,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
     /// directory, or none. One that was removed too has to have been in the one above it.
     ///
     /// The file must not be back after a crash, when the log may have nothing of it.
-    fn look_for_removal(&self, path: &Path, parents: &[u64]) -> Result<Fate> {
+    fn look_for_removal(&self, path: &Path, parents: &[u64]) -> Result<ReplayOutcome> {
         for (dir, parent) in path.ancestors().skip(1).zip(parents) {
             let found = self.place.directory(dir)?;
             if *parent == 0 || found.is_some_and(|found| found.inode != *parent) {
@@ -335,22 +335,22 @@ impl<'a, M: Medium> Replayer<'a, M> {
                 self.place.sync_dir(barriers::GONE, dir)?;
             }
             if found.is_some() {
-                return Ok(Fate::Removed);
+                return Ok(ReplayOutcome::Removed);
             }
         }
-        Ok(Fate::Missing(NO_DIRECTORY.to_owned()))
+        Ok(ReplayOutcome::Missing(NO_DIRECTORY.to_owned()))
     }
 
-    fn missing(&self, path: &Path) -> Fate {
+    fn missing(&self, path: &Path) -> ReplayOutcome {
         match self.place.exists(path) {
-            Ok(true) => Fate::Missing(ANOTHER.to_owned()),
-            Ok(false) => Fate::Missing("it is neither at its path nor elsewhere in that directory".to_owned()),
-            Err(error) => Fate::Failed(error.to_string()),
+            Ok(true) => ReplayOutcome::Missing(ANOTHER.to_owned()),
+            Ok(false) => ReplayOutcome::Missing("it is neither at its path nor elsewhere in that directory".to_owned()),
+            Err(error) => ReplayOutcome::Failed(error.to_string()),
         }
     }
 
     /// The file of this identity at this path.
-    pub(super) fn at(&self, path: &Path, identity: &Identity) -> Result<Option<Arc<dyn SlowFile>>> {
+    pub(super) fn at(&self, path: &Path, identity: &Identity) -> Result<Option<Arc<dyn BackingFile>>> {
         match self.place.open(path)? {
             Some(file) if is_same(&file.identity()?, identity) => Ok(Some(file)),
             _ => Ok(None),
@@ -362,7 +362,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
         path == line.path || self.others.get(&line.uid).is_some_and(|other| path == other)
     }
 
-    pub(super) fn search(&self, line: &TableLine) -> Result<Option<(PathBuf, Arc<dyn SlowFile>)>> {
+    pub(super) fn search(&self, line: &TableLine) -> Result<Option<(PathBuf, Arc<dyn BackingFile>)>> {
         let names = || std::iter::once(&line.path).chain(self.others.get(&line.uid));
         for path in names() {
             if let Some(file) = self.at(path, &line.identity)? {
@@ -383,12 +383,12 @@ impl<'a, M: Medium> Replayer<'a, M> {
 
     /// Stores a line of the table, in the copy that does not count and then in the other.
     pub(super) fn write_line(&mut self, uid: u64) -> Result<()> {
-        let (geometry, seal) = (self.scan.geometry, self.scan.seal);
+        let (geometry, checksum_seed) = (self.scan.geometry, self.scan.checksum_seed);
         if let Some((slot, copy, line)) = self.scan.table.get_mut(&uid) {
             line.seq += 1;
             *copy = 1 - *copy;
             let at = geometry.table_at(*slot, *copy);
-            self.log.write(at, &line.encode(seal, at))?;
+            self.log.write(at, &line.encode(checksum_seed, at))?;
         }
         Ok(())
     }
@@ -399,7 +399,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
         if operation.kind == Kind::Write {
             target.bytes += operation.len;
         }
-        if self.dry || target.fate != Fate::Replayed {
+        if self.dry || target.fate != ReplayOutcome::Replayed {
             return Ok(());
         }
         match operation.kind {
@@ -430,19 +430,19 @@ impl<'a, M: Medium> Replayer<'a, M> {
 
     /// Makes everything durable; if that is not all the log has, the log says for which files it is done.
     fn finish(&mut self) -> Result<()> {
-        for target in self.targets.values_mut().filter(|target| target.fate == Fate::Replayed) {
+        for target in self.targets.values_mut().filter(|target| target.fate == ReplayOutcome::Replayed) {
             if let Some(file) = &target.slow
                 && let Err(error) = file.sync(if target.made { barriers::AGAIN } else { barriers::REPLAYED_FILE })
             {
-                target.fate = Fate::Failed(error.to_string());
+                target.fate = ReplayOutcome::Failed(error.to_string());
             }
         }
         self.name_files()?;
-        let fates = |target: &Target| matches!(target.fate, Fate::Missing(_) | Fate::Failed(_));
+        let fates = |target: &Target| matches!(target.fate, ReplayOutcome::Missing(_) | ReplayOutcome::Failed(_));
         if !self.targets.values().any(fates) {
             return Ok(());
         }
-        let done = |(&uid, target): (&u64, &Target)| (target.fate == Fate::Replayed).then_some(uid);
+        let done = |(&uid, target): (&u64, &Target)| (target.fate == ReplayOutcome::Replayed).then_some(uid);
         let done: Vec<u64> = self.targets.iter().filter_map(done).collect();
         // Twice: in the second copy for the day when the first is damaged.
         for _ in 0..2 {

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use untorn_ring::{Ledger, Terms};
+use untorn_ring::{SharedState, Terms};
 
 use super::barriers;
 use super::format::{Entry, Geometry, HEADER, Kind, read_entry};
 use crate::error::{Error, Result};
-use crate::format::record::Seal;
+use crate::format::record::ChecksumSeed;
 use crate::options::Durability;
 use crate::storage::{Barrier, Medium, MediumClass, MediumFile};
 use crate::sync::group_commit::GroupFlush;
@@ -32,7 +32,7 @@ pub(super) struct Ring<M: Medium> {
     pub(super) file: M::File,
     path: PathBuf,
     pub(super) geometry: Geometry,
-    pub(super) seal: Seal,
+    pub(super) checksum_seed: ChecksumSeed,
     durability: Durability,
     /// Entries that this process claimed and that are not free again.
     claimed: AtomicU64,
@@ -62,7 +62,7 @@ impl<M: Medium> Ring<M> {
         file: M::File,
         path: &Path,
         geometry: Geometry,
-        seal: Seal,
+        checksum_seed: ChecksumSeed,
         durability: Durability,
         shared: bool,
     ) -> io::Result<Self> {
@@ -71,7 +71,7 @@ impl<M: Medium> Ring<M> {
             true => ((geometry.files as usize).next_power_of_two().min(MOST_TURNS), geometry.slots / 2),
             false => (0, 0),
         };
-        let terms = Terms { geometry, seal: seal.number(), turns, limit };
+        let terms = Terms { geometry, checksum_seed: checksum_seed.number(), turns, limit };
         let words = terms.words().ok_or(rustix::io::Errno::OVERFLOW)?;
         let memory = match shared {
             false => Memory::Own(ZeroedArray::reserve(words)?),
@@ -86,17 +86,28 @@ impl<M: Medium> Ring<M> {
         };
         let group = ZeroedBox::new()?;
         let path = path.to_owned();
-        Ok(Ring { medium, file, path, geometry, seal, durability, claimed: AtomicU64::new(0), terms, memory, group })
+        Ok(Ring {
+            medium,
+            file,
+            path,
+            geometry,
+            checksum_seed,
+            durability,
+            claimed: AtomicU64::new(0),
+            terms,
+            memory,
+            group,
+        })
     }
 
     /// Which positions are given, complete and free.
     #[inline]
-    pub(super) fn ledger(&self) -> Ledger<'_> {
+    pub(super) fn shared_state(&self) -> SharedState<'_> {
         let words = match &self.memory {
             Memory::Own(words) => words,
             Memory::Shared(pages) => pages.words(0, pages.reserved() / size_of::<u64>()),
         };
-        Ledger::of(words, self.terms)
+        SharedState::of(words, self.terms)
     }
 
     /// The memory of a ledger that processes share.
@@ -108,11 +119,11 @@ impl<M: Medium> Ring<M> {
     }
 
     pub(super) fn head(&self) -> u64 {
-        self.ledger().head()
+        self.shared_state().head()
     }
 
     pub(super) fn tail(&self) -> u64 {
-        self.ledger().tail()
+        self.shared_state().tail()
     }
 
     /// Entries that writers of this process may have at most: the rest is for moving entries that are in the way, and for other
@@ -139,7 +150,7 @@ impl<M: Medium> Ring<M> {
 
     /// Turns a claim into positions, and returns the first.
     pub(super) fn place(&self, entries: u64) -> u64 {
-        self.ledger().place(entries)
+        self.shared_state().place(entries)
     }
 
     /// Stores an operation at its positions. Durable after [`persist`](Ring::persist).
@@ -158,7 +169,7 @@ impl<M: Medium> Ring<M> {
             let Operation { uid, kind, .. } = operation;
             let (len, part, parts) = (data.len() as u32, part as u32, parts as u32);
             let entry = Entry { position, order: order + u64::from(part), uid, value, len, kind, part, parts };
-            self.file.write_parts(at, &[&entry.encode(self.seal.at(at), data), data])?;
+            self.file.write_parts(at, &[&entry.encode(self.checksum_seed.at(at), data), data])?;
         }
         Ok(())
     }
@@ -192,11 +203,11 @@ impl<M: Medium> Ring<M> {
 
     /// Marks entries complete: they may be drained.
     pub(super) fn complete(&self, first: u64, parts: u64) {
-        self.ledger().complete(first, parts);
+        self.shared_state().complete(first, parts);
     }
 
     pub(super) fn is_complete(&self, position: u64) -> bool {
-        self.ledger().is_complete(position)
+        self.shared_state().is_complete(position)
     }
 
     /// Reads some of the data of an entry that is complete and not free.
@@ -207,7 +218,7 @@ impl<M: Medium> Ring<M> {
     /// The header and data of a complete entry, verified once more: what goes to the file must be what was written.
     pub(super) fn entry(&self, position: u64, data: &mut Vec<u8>) -> Result<Entry> {
         let at = self.geometry.entry_at(position);
-        let found = read_entry(&self.file, self.seal, self.geometry, at, data)?;
+        let found = read_entry(&self.file, self.checksum_seed, self.geometry, at, data)?;
         found.filter(|entry| entry.position == position).ok_or_else(|| self.odd(position))
     }
 
@@ -220,7 +231,7 @@ impl<M: Medium> Ring<M> {
 
     /// Everything below is free: the log says so durably.
     pub(super) fn free(&self, upto: u64) {
-        let own = self.ledger().free(upto);
+        let own = self.shared_state().free(upto);
         // Whose the positions were is in memory that others have, too.
         let _ = self.claimed.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |all| Some(all.saturating_sub(own)));
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::format::{Entry, Geometry, Kind, Superblock, TableLine, read_entry, read_tail};
 use crate::error::{Error, Result};
-use crate::format::record::Seal;
+use crate::format::record::ChecksumSeed;
 use crate::storage::MediumFile;
 
 /// An operation that arrived whole.
@@ -23,7 +23,7 @@ pub(super) struct Operation {
 /// What is in a log.
 pub(super) struct Scan {
     pub(super) geometry: Geometry,
-    pub(super) seal: Seal,
+    pub(super) checksum_seed: ChecksumSeed,
     /// In the order in which they are to be done.
     pub(super) operations: Vec<Operation>,
     /// By number: the slot, the copy that counts, and what it says.
@@ -33,12 +33,12 @@ pub(super) struct Scan {
 
 /// Reads a log through.
 pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock) -> Result<Scan> {
-    let (geometry, seal) = (superblock.geometry, superblock.seal());
-    let tail = read_tail(file, seal, geometry)?;
+    let (geometry, checksum_seed) = (superblock.geometry, superblock.checksum_seed());
+    let tail = read_tail(file, checksum_seed, geometry)?;
     let mut entries = BTreeMap::new();
     let mut data = Vec::new();
     for slot in 0..geometry.slots {
-        if let Some(entry) = read_entry(file, seal, geometry, geometry.entry_at(slot), &mut data)?
+        if let Some(entry) = read_entry(file, checksum_seed, geometry, geometry.entry_at(slot), &mut data)?
             && (tail..tail + geometry.slots).contains(&entry.position)
         {
             entries.insert(entry.position, entry);
@@ -73,7 +73,7 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
     let mut table = HashMap::new();
     if !operations.is_empty() {
         for slot in 0..geometry.files {
-            if let Some((copy, line)) = TableLine::read(file, seal, geometry, slot)? {
+            if let Some((copy, line)) = TableLine::read(file, checksum_seed, geometry, slot)? {
                 table.insert(line.uid, (slot, copy, line));
             }
         }
@@ -91,5 +91,5 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         let offset = Some(geometry.entry_at(stray.position));
         return Err(Error::Corrupt { path: path.to_owned(), offset, what });
     }
-    Ok(Scan { geometry, seal, operations, table, incomplete: end - tail - whole.min(end - tail) })
+    Ok(Scan { geometry, checksum_seed, operations, table, incomplete: end - tail - whole.min(end - tail) })
 }

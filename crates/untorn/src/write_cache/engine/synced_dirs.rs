@@ -22,9 +22,9 @@ struct Directory {
 
 /// Directories that were synced.
 #[derive(Default)]
-pub(super) struct Certain(HashMap<PathBuf, Directory>);
+pub(super) struct SyncedDirs(HashMap<PathBuf, Directory>);
 
-impl Certain {
+impl SyncedDirs {
     /// Whether a directory, which is this one now, is there for good, and a name in it nobody else's.
     pub(super) fn is_free(&self, dir: &Path, found: Option<Identity>, name: &OsStr) -> bool {
         self.0.get(dir).is_some_and(|known| found == Some(known.identity) && !known.taken.contains_key(name))
@@ -71,26 +71,31 @@ mod tests {
     #[test]
     fn a_name_is_free_in_the_directory_that_was_synced_until_somebody_has_it() {
         let identity = |inode| Some(Identity { device: 1, inode, generation: 0, birth: 3 });
-        let (dir, mut certain) = (Path::new("/dir"), Certain::default());
-        let is_free = |certain: &Certain, inode, name: &str| certain.is_free(dir, identity(inode), OsStr::new(name));
-        assert!(!is_free(&certain, 1, "a"));
-        certain.note(dir, identity(1), HashSet::from([OsString::from("there")]));
-        assert!(is_free(&certain, 1, "a") && !is_free(&certain, 1, "there") && !is_free(&certain, 2, "a"));
-        certain.hold(dir, OsStr::new("a"), None);
-        assert!(!is_free(&certain, 1, "a") && is_free(&certain, 1, "b"));
-        let is_held = |certain: &Certain, name: &str, holder: Option<&Identity>| {
-            certain.is_held(dir, identity(1), OsStr::new(name), holder)
+        let (dir, mut synced_dirs) = (Path::new("/dir"), SyncedDirs::default());
+        let is_free =
+            |synced_dirs: &SyncedDirs, inode, name: &str| synced_dirs.is_free(dir, identity(inode), OsStr::new(name));
+        assert!(!is_free(&synced_dirs, 1, "a"));
+        synced_dirs.note(dir, identity(1), HashSet::from([OsString::from("there")]));
+        assert!(is_free(&synced_dirs, 1, "a") && !is_free(&synced_dirs, 1, "there") && !is_free(&synced_dirs, 2, "a"));
+        synced_dirs.hold(dir, OsStr::new("a"), None);
+        assert!(!is_free(&synced_dirs, 1, "a") && is_free(&synced_dirs, 1, "b"));
+        let is_held = |synced_dirs: &SyncedDirs, name: &str, holder: Option<&Identity>| {
+            synced_dirs.is_held(dir, identity(1), OsStr::new(name), holder)
         };
         let (one, other) = (identity(5).unwrap(), identity(6).unwrap());
-        assert!(is_held(&certain, "b", None) && !is_held(&certain, "a", None) && !is_held(&certain, "a", Some(&one)));
-        assert!(!is_held(&certain, "b", Some(&one)), "it came without a word");
-        certain.hold(dir, OsStr::new("a"), Some(one));
-        assert!(is_held(&certain, "a", Some(&one)) && !is_held(&certain, "a", Some(&other)));
-        certain.forget(dir);
-        assert!(!is_free(&certain, 1, "b"));
-        certain.note(dir, identity(1), (0..=MOST_NAMES).map(|n| n.to_string().into()).collect());
-        assert!(!is_free(&certain, 1, "b"), "it has too many");
-        certain.note(dir, None, HashSet::new());
-        assert!(!certain.is_free(dir, None, OsStr::new("b")), "it is not there");
+        assert!(
+            is_held(&synced_dirs, "b", None)
+                && !is_held(&synced_dirs, "a", None)
+                && !is_held(&synced_dirs, "a", Some(&one))
+        );
+        assert!(!is_held(&synced_dirs, "b", Some(&one)), "it came without a word");
+        synced_dirs.hold(dir, OsStr::new("a"), Some(one));
+        assert!(is_held(&synced_dirs, "a", Some(&one)) && !is_held(&synced_dirs, "a", Some(&other)));
+        synced_dirs.forget(dir);
+        assert!(!is_free(&synced_dirs, 1, "b"));
+        synced_dirs.note(dir, identity(1), (0..=MOST_NAMES).map(|n| n.to_string().into()).collect());
+        assert!(!is_free(&synced_dirs, 1, "b"), "it has too many");
+        synced_dirs.note(dir, None, HashSet::new());
+        assert!(!synced_dirs.is_free(dir, None, OsStr::new("b")), "it is not there");
     }
 }

@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use super::file::{Managed, exclusive};
 use super::format::{Lines, MAX_PATH, PARENTS, TableLine};
 use super::names::{Said, parent};
-use super::synced_dirs::Certain;
+use super::synced_dirs::SyncedDirs;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
-use crate::storage::{Barrier, Identity, MadeLike, Medium, MediumFile};
-use crate::write_cache::backing::SlowFile;
+use crate::storage::{Barrier, CreateAttrs, Identity, Medium, MediumFile};
+use crate::write_cache::backing::BackingFile;
 
 /// Where a file's line is, and how often it was written.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Registry {
     by_uid: HashMap<u64, Arc<Managed>>,
     /// Lines nobody has, with the sequence number that each had last.
     free: Vec<Line>,
-    pub(super) certain: Certain,
+    pub(super) synced_dirs: SyncedDirs,
     /// The last number that was given, to a file or to a rename.
     pub(super) last_uid: u64,
 }
@@ -67,8 +67,8 @@ impl Registry {
 
 impl<M: Medium> Cache<M> {
     /// A handle of a file, which may be known already.
-    pub(crate) fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>> {
-        self.standing.writable()?;
+    pub(crate) fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, write_through: bool) -> Result<Arc<Managed>> {
+        self.handle_state.writable()?;
         if path.as_os_str().len() > MAX_PATH || !path.is_absolute() {
             let what = format!(
                 "the log takes only absolute paths of at most {MAX_PATH} bytes; open this file without \
@@ -91,7 +91,7 @@ impl<M: Medium> Cache<M> {
                 return Err(Error::Invalid { path: path.to_owned(), what });
             }
             let file = match &known {
-                Some(file) if file.through != through => {
+                Some(file) if file.write_through != write_through => {
                     let what = "it is already attached with the other write mode (cached or write-through); use one \
                                 mode for all handles of a file"
                         .to_owned();
@@ -99,7 +99,8 @@ impl<M: Medium> Cache<M> {
                 }
                 Some(file) => file,
                 None => {
-                    let file = Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?, through));
+                    let file =
+                        Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?, write_through));
                     registry.files.entry(key(&identity)).or_insert(file)
                 }
             };
@@ -111,7 +112,7 @@ impl<M: Medium> Cache<M> {
 
     /// One handle less. A file without handles and without entries is forgotten.
     pub(crate) fn detach(&self, file: &Arc<Managed>) {
-        if self.standing.ours().is_err() {
+        if self.handle_state.ours().is_err() {
             return;
         }
         let is_last = {
@@ -123,7 +124,7 @@ impl<M: Medium> Cache<M> {
         }
         // Without the lock, for what a process left may have to be mended; until then the file is not forgotten. A handle that comes
         // meanwhile lets them in again.
-        if let Err(error) = self.keep_out(file) {
+        if let Err(error) = self.revoke_writers(file) {
             tracing::error!(path = %file.path().display(), %error, "cannot finish the writes of other processes; they \
                                                                     stay in the log until a replay");
         }
@@ -167,10 +168,10 @@ impl<M: Medium> Cache<M> {
                 // Who removes it from now on need not say so. What else had its name before it, no crash brings back, if its own is
                 // durable.
                 let paths = file.paths();
-                let certain = paths.len() == 1 && !file.new.load(Ordering::Acquire);
+                let synced_dirs = paths.len() == 1 && !file.new.load(Ordering::Acquire);
                 for path in paths {
                     let name = path.file_name().unwrap_or_default();
-                    registry.certain.hold(parent(&path), name, Some(file.identity).filter(|_| certain));
+                    registry.synced_dirs.hold(parent(&path), name, Some(file.identity).filter(|_| synced_dirs));
                 }
             }
             // Without a handle nobody else asks for the line.
@@ -221,7 +222,7 @@ impl<M: Medium> Cache<M> {
         let whole = || if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) };
         self.put_lines(file, line, uid, whole)?;
         *own = Some(line);
-        file.is_named_by(self.ring.ledger().ask_for_flush());
+        file.is_named_by(self.ring.shared_state().ask_for_flush());
         let mut registry = locked(&self.registry);
         if let Some(file) = registry.files.get(&key(&file.identity)).cloned() {
             registry.by_uid.insert(uid, file);
@@ -250,9 +251,9 @@ impl<M: Medium> Cache<M> {
 
     /// What a file is like that a replay could make again with nothing but what the log is going to have of it. Only what is written
     /// through: nobody else writes to it then.
-    fn is_new(&self, file: &Managed) -> Result<Option<MadeLike>> {
+    fn is_new(&self, file: &Managed) -> Result<Option<CreateAttrs>> {
         let told_apart = file.identity.generation != 0 && file.identity.birth != 0;
-        if file.through && told_apart && file.slow.len()? == 0 { file.slow.made_like() } else { Ok(None) }
+        if file.write_through && told_apart && file.slow.len()? == 0 { file.slow.create_attrs() } else { Ok(None) }
     }
 
     /// Makes it durable that the directory of a new file is there, and that nothing else has its name, unless both are known to be.
@@ -260,7 +261,7 @@ impl<M: Medium> Cache<M> {
         let path = file.path();
         let (dir, name) = (parent(&path), path.file_name().unwrap_or_default());
         let found = self.place.directory(dir)?;
-        if locked(&self.registry).certain.is_free(dir, found, name) {
+        if locked(&self.registry).synced_dirs.is_free(dir, found, name) {
             return Ok(());
         }
         self.look_at_names(dir, Some(name), barriers::NAME)
@@ -283,14 +284,14 @@ impl<M: Medium> Cache<M> {
         if let Some(own) = own {
             taken.remove(own);
         }
-        registry.certain.note(dir, found, taken);
+        registry.synced_dirs.note(dir, found, taken);
         Ok(())
     }
 
     /// Names in the directory of a file are about to change, of which the log keeps nothing.
     pub(super) fn be_uncertain(&self, file: &Managed) {
         let mut registry = locked(&self.registry);
-        file.dirs().iter().for_each(|dir| registry.certain.forget(dir));
+        file.dirs().iter().for_each(|dir| registry.synced_dirs.forget(dir));
     }
 
     /// Makes the names of files durable that a replay would have to make again, and has the log say so, before it can do without
@@ -344,9 +345,9 @@ impl<M: Medium> Cache<M> {
     /// Notes, durably, that the file's last name is about to be removed. Its entries stay, for the name may be back after a crash;
     /// if it is not, a replay does without the file. False if that is for the caller to see to, by demoting it: the log has
     /// nothing of it, or the next file with its inode number could be taken for it.
-    pub(crate) fn leave(&self, file: &Managed) -> Result<bool> {
-        self.standing.writable()?;
-        file.standing()?;
+    pub(crate) fn prepare_unlink(&self, file: &Managed) -> Result<bool> {
+        self.handle_state.writable()?;
+        file.check_usable()?;
         let mut own = locked(&file.line);
         let Some(line) = *own else { return Ok(false) };
         if file.is_demoted() || file.identity.generation == 0 {
@@ -397,7 +398,7 @@ impl<M: Medium> Cache<M> {
             before,
         };
         let at = self.ring.geometry.table_at(line.slot, copy % 2);
-        self.ring.file.write(at, &entry.encode(self.ring.seal, at)).map_err(|error| self.poison(error))
+        self.ring.file.write(at, &entry.encode(self.ring.checksum_seed, at)).map_err(|error| self.poison(error))
     }
 
     /// Whether the tail has passed all that the log had of a file.

@@ -57,12 +57,12 @@ impl Worker {
 
 impl<M: Medium> Cache<M> {
     fn work(&self) {
-        let (worker, ledger) = (&self.worker, self.ring.ledger());
+        let (worker, shared_state) = (&self.worker, self.ring.shared_state());
         // Whether there was nothing to be done: what waits is not complete, and when it will be is for others to say.
         let mut in_vain = false;
         loop {
             let mut stop = locked(&worker.stop);
-            ledger.set_phase(Phase::Idle);
+            shared_state.set_phase(Phase::Idle);
             while !*stop && self.waiting() == 0 {
                 stop = if self.ring.shared().is_some() {
                     let waited = worker.wake.wait_timeout(stop, LOOK).unwrap_or_else(PoisonError::into_inner);
@@ -70,24 +70,24 @@ impl<M: Medium> Cache<M> {
                 } else {
                     worker.wake.wait(stop).unwrap_or_else(PoisonError::into_inner)
                 };
-                ledger.set_phase(Phase::Idle);
+                shared_state.set_phase(Phase::Idle);
             }
-            ledger.set_phase(Phase::Gathering);
+            shared_state.set_phase(Phase::Gathering);
             if !*stop && (in_vain || self.waiting() < worker.batch) {
                 let waited = worker.wake.wait_timeout(stop, worker.max_age).unwrap_or_else(PoisonError::into_inner);
                 stop = waited.0;
             }
-            ledger.set_phase(Phase::Awake);
+            shared_state.set_phase(Phase::Awake);
             if *stop {
                 return;
             }
             drop(stop);
-            let before = ledger.settled();
+            let before = shared_state.settled();
             let drained = self.drain_some();
-            in_vain = ledger.settled() == before;
+            in_vain = shared_state.settled() == before;
             if let Err(error) = drained {
                 // Poisoned: every call says so, and the log is left to a replay.
-                tracing::error!(path = %self.standing.path().display(), %error, "draining failed and has ended; the \
+                tracing::error!(path = %self.handle_state.path().display(), %error, "draining failed and has ended; the \
                                                                                  log keeps its writes until a replay");
                 return;
             }
@@ -97,13 +97,13 @@ impl<M: Medium> Cache<M> {
     /// Entries that are not in their files yet, and are not stuck.
     pub(super) fn waiting(&self) -> u64 {
         // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
-        let settled = self.ring.ledger().settled();
+        let settled = self.ring.shared_state().settled();
         self.ring.head().saturating_sub(settled)
     }
 
     /// Wakes the thread if there is enough for it.
     pub(super) fn note(&self) {
-        if self.ring.ledger().rouses(self.worker.batch) {
+        if self.ring.shared_state().rouses(self.worker.batch) {
             self.worker.wake();
         }
     }

@@ -83,6 +83,6 @@ impl<M: Medium> Cache<M> {
     pub(super) fn take_back(&self, file: &Managed, position: u64) -> Result<()> {
         self.drain_to(position)?;
         // Else its entries are still there, and so is the one.
-        file.standing()
+        file.check_usable()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use untorn::Durability;
-use untorn::storage::{Barrier, Medium, MediumClass};
+use untorn::testing::storage::{Barrier, Medium, MediumClass};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};

@@ -28,18 +28,18 @@ const SPINS: u32 = 3000;
 impl Control {
     /// Counts this thread in as one of `slot` that makes `page` writable, as soon as no cut forbids it. It must
     /// [`leave`](Control::leave). One whose process is cut off does not wait: perhaps nobody is left to open the gate. It
-    /// must not go on to what a cut forbids, so it looks at `cut_off` again.
-    pub(in super::super) fn enter(&self, slot: usize, page: u64, cut_off: &AtomicBool) {
-        self.enter_unless(slot, cut_off, |gate| self.keeps_out(gate, page));
+    /// must not go on to what a cut forbids, so it looks at `evicted` again.
+    pub(in super::super) fn enter(&self, slot: usize, page: u64, evicted: &AtomicBool) {
+        self.enter_unless(slot, evicted, |gate| self.keeps_out(gate, page));
     }
 
     /// The same for any page, as soon as no cut is being made at all. None is begun then before it leaves.
-    pub(in super::super) fn enter_between_cuts(&self, slot: usize, cut_off: &AtomicBool) {
-        self.enter_unless(slot, cut_off, |gate| gate & PHASE != OPEN);
+    pub(in super::super) fn enter_between_cuts(&self, slot: usize, evicted: &AtomicBool) {
+        self.enter_unless(slot, evicted, |gate| gate & PHASE != OPEN);
     }
 
-    fn enter_unless(&self, slot: usize, cut_off: &AtomicBool, keeps_out: impl Fn(u32) -> bool) {
-        let keeps_out = |gate| keeps_out(gate) && !cut_off.load(Ordering::SeqCst);
+    fn enter_unless(&self, slot: usize, evicted: &AtomicBool, keeps_out: impl Fn(u32) -> bool) {
+        let keeps_out = |gate| keeps_out(gate) && !evicted.load(Ordering::SeqCst);
         let gate = self.half(GATE);
         loop {
             self.active(slot).fetch_add(1, Ordering::SeqCst);
@@ -111,16 +111,16 @@ mod tests {
     /// As where the process that served was killed in the middle of a rollback, and none can take its place.
     #[test]
     fn who_is_cut_off_does_not_wait_for_a_gate_that_nobody_opens() {
-        let (control, cut_off) = (Control::create(PAGE as u64, 1).unwrap(), AtomicBool::new(false));
+        let (control, evicted) = (Control::create(PAGE as u64, 1).unwrap(), AtomicBool::new(false));
         control.set_gate(CLOSED);
         std::thread::scope(|scope| {
             let threads = [
-                scope.spawn(|| control.enter(3, 0, &cut_off)),
-                scope.spawn(|| control.enter_between_cuts(3, &cut_off)),
+                scope.spawn(|| control.enter(3, 0, &evicted)),
+                scope.spawn(|| control.enter_between_cuts(3, &evicted)),
             ];
             std::thread::sleep(Duration::from_millis(50));
             assert!(!threads.iter().any(|thread| thread.is_finished()), "the gate is closed");
-            cut_off.store(true, Ordering::SeqCst);
+            evicted.store(true, Ordering::SeqCst);
         });
         assert_eq!(control.active(3).load(Ordering::SeqCst), 2);
     }

@@ -62,8 +62,8 @@ const WORD_SESSIONS: usize = 12;
 const WORD_POISONED: usize = 15;
 const WORD_CAUSE: usize = 16;
 const CAUSE_WORDS: usize = 64;
-const WORD_TERMS: usize = WORD_CAUSE + CAUSE_WORDS;
-const TERMS_WORDS: usize = 128;
+const WORD_NEGOTIATED: usize = WORD_CAUSE + CAUSE_WORDS;
+const NEGOTIATED_WORDS: usize = 128;
 const BITMAPS_AT: usize = WORDS_AT + PAGE;
 
 /// The block.
@@ -307,15 +307,15 @@ impl Control {
     }
 
     /// On what terms the process that came first opened the backing.
-    pub(super) fn terms(&self) -> String {
-        let len = self.words()[WORD_TERMS].load(Ordering::Relaxed) as usize;
-        self.text(WORD_TERMS + 1, TERMS_WORDS, len)
+    pub(super) fn negotiated(&self) -> String {
+        let len = self.words()[WORD_NEGOTIATED].load(Ordering::Relaxed) as usize;
+        self.text(WORD_NEGOTIATED + 1, NEGOTIATED_WORDS, len)
     }
 
     /// Notes them, before anybody else takes part.
-    pub(super) fn set_terms(&self, terms: &str) {
-        self.set_text(WORD_TERMS + 1, TERMS_WORDS, terms);
-        self.words()[WORD_TERMS].store(terms.len() as u64, Ordering::Relaxed);
+    pub(super) fn set_negotiated(&self, negotiated: &str) {
+        self.set_text(WORD_NEGOTIATED + 1, NEGOTIATED_WORDS, negotiated);
+        self.words()[WORD_NEGOTIATED].store(negotiated.len() as u64, Ordering::Relaxed);
     }
 
     /// `len` bytes in words from `at` on, of which there are `room`.

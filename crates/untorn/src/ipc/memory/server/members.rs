@@ -14,7 +14,7 @@ use crate::ipc::rendezvous::MEMBERS;
 use crate::sys::userfault::Userfault;
 
 /// A process that takes part.
-pub(in super::super) struct Seat {
+pub(in super::super) struct MemberSlot {
     pub(in super::super) tracker: Userfault,
     /// Where it has the memory.
     pub(in super::super) base: usize,
@@ -38,7 +38,7 @@ impl Server {
             None => None,
         };
         if let Some(why) = refused {
-            return self.say(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]);
+            return self.send_to(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]);
         }
         if let Some(slot) = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS) {
             // It has the slot's lock, so whoever had the seat is dead, if only since a moment ago. From now on this process
@@ -48,11 +48,11 @@ impl Server {
         let control = Arc::clone(&self.control);
         let welcome = Message::new(Kind::Welcome, 0, control.reserved(), 0);
         let Ok(pages) = self.view.file().try_clone_to_owned() else { return self.end_for_want(token) };
-        self.say(token, &welcome, &[control.file(), pages.as_fd()]);
+        self.send_to(token, &welcome, &[control.file(), pages.as_fd()]);
     }
 
     /// Gives a process its seat, or says why not.
-    pub(super) fn seat(
+    pub(super) fn admit_member(
         &mut self,
         token: u64,
         message: &Message,
@@ -87,7 +87,7 @@ impl Server {
             }
             self.control.set_attached(slot, true);
         }
-        if let Some(before) = self.seats[slot].replace(Seat { tracker, base, token }) {
+        if let Some(before) = self.seats[slot].replace(MemberSlot { tracker, base, token }) {
             // Its process has left that line, and asks on this one for what it was not answered.
             self.forget(before.token);
         }
@@ -102,15 +102,15 @@ impl Server {
     }
 
     /// Whether the connection of a seat has ended.
-    pub(super) fn is_lonely(&self, seat: &Seat) -> bool {
-        !self.peers.iter().any(|peer| peer.token == seat.token && !peer.ended)
+    pub(super) fn is_lonely(&self, admit_member: &MemberSlot) -> bool {
+        !self.peers.iter().any(|peer| peer.token == admit_member.token && !peer.ended)
     }
 
     /// Gives up the seats of the dead.
-    pub(super) fn bury(&mut self) {
+    pub(super) fn remove_dead(&mut self) {
         for slot in 0..MEMBERS {
-            let lonely = self.seats[slot].as_ref().is_some_and(|seat| self.is_lonely(seat));
-            if lonely && !self.place.is_alive(slot) {
+            let lonely = self.seats[slot].as_ref().is_some_and(|admit_member| self.is_lonely(admit_member));
+            if lonely && !self.rendezvous.is_alive(slot) {
                 self.release(slot);
             }
         }
@@ -122,7 +122,7 @@ impl Server {
             if !self.control.attached(slot) || self.seats[slot].is_some() {
                 return true;
             }
-            let alive = self.place.is_alive(slot);
+            let alive = self.rendezvous.is_alive(slot);
             if !alive {
                 self.release(slot);
             }

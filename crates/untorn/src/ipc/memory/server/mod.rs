@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use self::members::Seat;
+use self::members::MemberSlot;
 use self::requests::Request;
 use super::backing::{Backing, Cut};
 use super::committer::Committer;
 use super::control::Control;
 use crate::error::{Error, Result};
-use crate::ipc::connection::{SHORTAGE, wait, was_rung};
+use crate::ipc::connection::{SHORTAGE, wait, was_notified};
 use crate::ipc::listener::Listener;
-use crate::ipc::message::{Came, Kind, Message, is_shortage, is_shortage_number, receive};
-use crate::ipc::rendezvous::{MEMBERS, Place};
+use crate::ipc::message::{Incoming, Kind, Message, is_shortage, is_shortage_number, receive};
+use crate::ipc::rendezvous::{MEMBERS, Rendezvous};
 use crate::sys::shared::SharedPages;
 use crate::sys::socket;
 use crate::sys::userfault::Userfault;
@@ -56,7 +56,7 @@ impl Drop for Peer {
 
 /// The serving thread's state.
 pub(super) struct Server {
-    pub(super) place: Arc<Place>,
+    pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) control: Arc<Control>,
     /// The memory once more, where nothing is protected: for copying it, and for filling its pages.
     pub(super) view: SharedPages,
@@ -70,7 +70,7 @@ pub(super) struct Server {
     /// Bytes that the working copy is to have once the commit under way is durable: nobody is shown them before.
     growing: Option<u64>,
     /// The seats, by slot.
-    pub(super) seats: Vec<Option<Seat>>,
+    pub(super) seats: Vec<Option<MemberSlot>>,
     /// Buffers for the next cut.
     pub(super) spare: Cut,
     #[cfg(test)]
@@ -99,14 +99,14 @@ impl Server {
     /// # Errors
     /// [`Error::Io`].
     pub(super) fn new(
-        place: &Arc<Place>,
+        rendezvous: &Arc<Rendezvous>,
         control: Arc<Control>,
         view: SharedPages,
         backing: std::result::Result<Arc<dyn Backing>, String>,
         part: String,
         (stop, resigned): (Arc<OwnedFd>, Arc<AtomicBool>),
     ) -> Result<Self> {
-        let failed = |error| Error::io("serve the processes that share", place.path(), error);
+        let failed = |error| Error::io("serve the processes that share", rendezvous.path(), error);
         let filler = Userfault::filling().map_err(failed)?;
         filler.register_missing(view.address(), view.reserved()).map_err(failed)?;
         let committer = match &backing {
@@ -116,12 +116,12 @@ impl Server {
         Ok(Server {
             committed_len: backing.as_ref().map_or(0, |backing| backing.len()),
             growing: None,
-            listener: Listener::new(place)?,
+            listener: Listener::new(rendezvous)?,
             deaf: false,
             stranded: None,
             short: false,
             resigned,
-            place: Arc::clone(place),
+            rendezvous: Arc::clone(rendezvous),
             control,
             view,
             filler,
@@ -142,13 +142,13 @@ impl Server {
 
     /// Serves until the bell rings, and gives the part back.
     pub(super) fn serve(mut self) {
-        let (place, control) = (Arc::clone(&self.place), Arc::clone(&self.control));
+        let (rendezvous, control) = (Arc::clone(&self.rendezvous), Arc::clone(&self.control));
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
             control.poison("the thread that serves the shared file panicked");
         }
         // In this order: who takes over listens at the same name, and opens the same backing.
         drop(self);
-        place.serve_no_more();
+        rendezvous.give_up_ownership();
     }
 
     fn run(&mut self) {
@@ -169,9 +169,9 @@ impl Server {
                 self.accept();
             }
             for token in heard {
-                self.hear(token);
+                self.recv(token);
             }
-            self.bury();
+            self.remove_dead();
             self.advance();
             // Before the next wait: closing a connection is what tells its process to come back.
             self.peers.retain(|peer| !peer.ended);
@@ -191,8 +191,8 @@ impl Server {
 
     /// Waits for something to do: to stop, a new connection, a commit done, connections with messages.
     fn wait(&self) -> (bool, bool, bool, Vec<u64>) {
-        let bell = self.committer.as_ref().map_or(self.stop.as_fd(), Committer::bell);
-        let mut fds: Vec<PollFd<'_>> = [self.stop.as_fd(), self.listener.as_fd(), bell]
+        let event = self.committer.as_ref().map_or(self.stop.as_fd(), Committer::event);
+        let mut fds: Vec<PollFd<'_>> = [self.stop.as_fd(), self.listener.as_fd(), event]
             .into_iter()
             .chain(self.peers.iter().map(|peer| peer.socket.as_fd()))
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -202,13 +202,13 @@ impl Server {
             fds[1] = PollFd::new(&self.listener, PollFlags::empty());
         }
         // While somebody is dying, or has yet to come back, time itself is something to do.
-        let waits = self.seats.iter().flatten().any(|seat| self.is_lonely(seat));
+        let waits = self.seats.iter().flatten().any(|admit_member| self.is_lonely(admit_member));
         let waits = waits || (self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back()));
         let limit = if waits { Some(Duration::from_millis(2)) } else { self.deaf.then_some(SHORTAGE) };
         if !wait(&mut fds, limit) {
             // None of these waits.
             let heard = self.peers.iter().map(|peer| peer.token).collect();
-            return (was_rung(self.stop.as_fd()), true, self.committer.is_some(), heard);
+            return (was_notified(self.stop.as_fd()), true, self.committer.is_some(), heard);
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let heard = self.peers.iter().zip(&ready[3..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
@@ -229,7 +229,7 @@ impl Server {
             self.next_token += 1;
             let mine = rustix::process::geteuid().as_raw();
             #[cfg(test)]
-            if self.bug == Some(super::tests::Bug::Heir) {
+            if self.bug == Some(super::tests::Bug::TakeoverCheck) {
                 // Without close-on-exec.
                 std::mem::forget((rustix::io::dup(&socket), rustix::io::dup(&self.listener)));
             }
@@ -264,13 +264,13 @@ impl Server {
     }
 
     /// Takes all messages of a connection.
-    fn hear(&mut self, token: u64) {
+    fn recv(&mut self, token: u64) {
         while let Some(peer) = self.peer(token) {
             match receive(peer.socket.as_fd()) {
-                Came::Nothing => return,
-                Came::End => peer.ended = true,
-                Came::Short(_) => (peer.ended, self.short) = (true, true),
-                Came::Message(message, fds) => self.handle(token, message, fds),
+                Incoming::Nothing => return,
+                Incoming::End => peer.ended = true,
+                Incoming::Short(_) => (peer.ended, self.short) = (true, true),
+                Incoming::Message(message, fds) => self.handle(token, message, fds),
             }
         }
     }
@@ -280,27 +280,29 @@ impl Server {
             Kind::Fill => self.fill(message.a),
             Kind::Commit | Kind::RollBack | Kind::Grow => self.queue.push_back(Request { token, message }),
             Kind::Leave => {
-                let slot = self.seats.iter().position(|seat| seat.as_ref().is_some_and(|seat| seat.token == token));
+                let slot = self.seats.iter().position(|admit_member| {
+                    admit_member.as_ref().is_some_and(|admit_member| admit_member.token == token)
+                });
                 if let Some(slot) = slot {
                     self.release(slot);
                 }
                 self.answer(&Request { token, message }, &Ok(self.control.commit()));
             }
             Kind::Hello => self.welcome(token, &message),
-            Kind::Attach | Kind::Return => match self.seat(token, &message, fds) {
+            Kind::Attach | Kind::Return => match self.admit_member(token, &message, fds) {
                 Ok(()) => {
                     // Of this process: whoever has it sees when it ends, even if a forked child keeps the connection.
                     match pidfd_open(getpid(), PidfdFlags::empty()) {
-                        Ok(handle) => self.say(token, &Message::new(Kind::Ready, 0, 0, 0), &[handle.as_fd()]),
+                        Ok(handle) => self.send_to(token, &Message::new(Kind::Ready, 0, 0, 0), &[handle.as_fd()]),
                         Err(error) if is_shortage_number(error.raw_os_error()) => self.end_for_want(token),
                         // It is told by there being none.
-                        Err(_) => self.say(token, &Message::new(Kind::Ready, 0, 0, 0), &[]),
+                        Err(_) => self.send_to(token, &Message::new(Kind::Ready, 0, 0, 0), &[]),
                     }
                 }
-                Err(why) => self.say(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]),
+                Err(why) => self.send_to(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]),
             },
             // Nobody says these to a server.
-            Kind::Welcome | Kind::Ready | Kind::Refused | Kind::Done | Kind::Failed | Kind::Channel => {
+            Kind::Welcome | Kind::Ready | Kind::Refused | Kind::Done | Kind::Failed | Kind::RequestSlot => {
                 if let Some(peer) = self.peer(token) {
                     peer.ended = true;
                 }
@@ -326,7 +328,7 @@ impl Server {
 
     /// Says something to a connection. One that does not listen is closed: its process comes back and asks again. That would
     /// help nobody where this one is short of what it takes to hand descriptors on.
-    fn say(&mut self, token: u64, message: &Message, fds: &[BorrowedFd<'_>]) {
+    fn send_to(&mut self, token: u64, message: &Message, fds: &[BorrowedFd<'_>]) {
         if let Some(peer) = self.peer(token)
             && let Err(error) = message.send(peer.socket.as_fd(), fds)
         {

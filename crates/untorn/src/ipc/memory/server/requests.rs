@@ -85,7 +85,7 @@ impl Server {
                 "cannot resize to {len} bytes: a shared map can only grow, from its {before} bytes to the \
                          {room} bytes of address space reserved for it"
             );
-            return Err(Error::Invalid { path: self.place.path().to_owned(), what });
+            return Err(Error::Invalid { path: self.rendezvous.path().to_owned(), what });
         }
         let pages = len.div_ceil(PAGE as u64);
         let grown = self.control.allocate(pages).and_then(|()| {
@@ -149,6 +149,6 @@ impl Server {
             Err(Error::Invalid { what, .. }) => Message::new(Kind::Failed, id, 0, INVALID).text(what),
             Err(error) => Message::new(Kind::Failed, id, error.errno() as u64, 0).text(error.to_string()),
         };
-        self.say(request.token, &answer, &[]);
+        self.send_to(request.token, &answer, &[]);
     }
 }

@@ -4,17 +4,17 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::super::{Opener, PAGE, WorkingCopy};
+use super::super::{Opener, PAGE, SharedMemory};
 use super::{backing, child_of, open, spawn, unavailable};
 use crate::error::Error;
 
 const PAGES: usize = 100;
 
-fn set(copy: &WorkingCopy, page: usize, value: u64) {
+fn set(copy: &SharedMemory, page: usize, value: u64) {
     copy.words(page * PAGE, 1)[0].store(value, SeqCst);
 }
 
-fn get(copy: &WorkingCopy, page: usize) -> u64 {
+fn get(copy: &SharedMemory, page: usize) -> u64 {
     copy.words(page * PAGE, 1)[0].load(SeqCst)
 }
 
@@ -26,7 +26,7 @@ fn what_is_committed_stays_and_the_rest_goes_with_the_last_process() {
     let dir = tempfile::tempdir().unwrap();
     let copy = open(dir.path(), PAGES);
     assert_eq!((copy.len(), copy.reserved(), copy.last_commit()), ((PAGES * PAGE) as u64, 1 << 30, 0));
-    assert!(copy.is_serving() && !copy.address().is_null());
+    assert!(copy.is_owner() && !copy.address().is_null());
     assert_eq!((0..PAGES).map(|page| get(&copy, page)).sum::<u64>(), 0);
     assert_eq!(copy.commit().unwrap(), 0, "there was nothing to commit");
     set(&copy, 3, 33);
@@ -69,7 +69,7 @@ fn two_processes_see_one_memory_that_grows_for_both() {
     }
     if let Some((dir, _)) = child_of(TEST) {
         let copy = open(&dir, PAGES);
-        assert!(!copy.is_serving());
+        assert!(!copy.is_owner());
         assert_eq!(get(&copy, 1), 5, "a store that nobody has committed yet");
         set(&copy, 2, 6);
         copy.grow((200 * PAGE + 10) as u64).unwrap();
@@ -130,9 +130,9 @@ fn the_serving_process_may_leave() {
     }
     if let Some((dir, _)) = child_of(TEST) {
         let copy = open(&dir, PAGES);
-        assert!(!copy.is_serving());
+        assert!(!copy.is_owner());
         set(&copy, 0, 1);
-        while !copy.is_serving() {
+        while !copy.is_owner() {
             set(&copy, 1, get(&copy, 1) + 1);
             copy.commit().unwrap();
         }
@@ -210,7 +210,7 @@ fn if_the_file_cannot_be_opened_again_nobody_waits_and_nothing_is_committed() {
     }
     if let Some((dir, _)) = child_of(TEST) {
         let copy = open(&dir, PAGES);
-        assert!(copy.is_serving());
+        assert!(copy.is_owner());
         set(&copy, 0, 1);
         copy.commit().unwrap();
         loop {
@@ -261,7 +261,7 @@ fn one_handle_a_process_and_an_error_of_the_file_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let try_open = || {
         let opener: Arc<dyn Opener> = Arc::new(backing::Journal::opener(dir.path(), PAGES));
-        WorkingCopy::open(&dir.path().join("data"), dir.path(), "meeting", opener, 1 << 20)
+        SharedMemory::open(&dir.path().join("data"), dir.path(), "meeting", opener, 1 << 20)
     };
     fs::write(dir.path().join("broken"), "a reason").unwrap();
     for _ in 0..2 {
@@ -312,7 +312,7 @@ fn another_user_is_told_that_it_cannot_share() {
     }
     if let Some((dir, _)) = child_of(TEST) {
         let opener: Arc<dyn Opener> = Arc::new(|| panic!("it began a second working copy"));
-        let error = WorkingCopy::open(&dir.join("data"), &dir, "meeting", opener, 1 << 20).err().unwrap();
+        let error = SharedMemory::open(&dir.join("data"), &dir, "meeting", opener, 1 << 20).err().unwrap();
         return fs::write(dir.join("said"), error.to_string()).unwrap();
     }
     if !rustix::process::geteuid().is_root() {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::{PAGE, WorkingCopy};
+use super::super::{PAGE, SharedMemory};
 use super::{Children, child_of, command_in, notes, open, spawn, unavailable, words};
 
 pub(crate) const PAGES: usize = 4 * 64;
@@ -48,7 +48,7 @@ fn micros(since: Instant) -> f64 {
     since.elapsed().as_nanos() as f64 / 1000.0
 }
 
-fn store(copy: &WorkingCopy, page: usize, value: u64) {
+fn store(copy: &SharedMemory, page: usize, value: u64) {
     copy.words(page * PAGE, 1)[0].store(value, SeqCst);
 }
 
@@ -85,7 +85,7 @@ fn the_first_store_after_a_commit() {
 }
 
 /// Children 1 and up store; child 0 commits.
-pub(crate) fn work(copy: &WorkingCopy, dir: &Path, me: usize, stride: usize) {
+pub(crate) fn work(copy: &SharedMemory, dir: &Path, me: usize, stride: usize) {
     let notes = notes(dir);
     let shared = words(&notes);
     while me == 0 && shared[STOP].load(SeqCst) == 0 {
@@ -172,7 +172,7 @@ fn the_time_that_a_takeover_takes() {
     if let Some((dir, _)) = child_of(TEST) {
         let (copy, notes) = (open(&dir, PAGES), notes(&dir));
         copy.commit().unwrap();
-        assert!(copy.is_serving());
+        assert!(copy.is_owner());
         words(&notes)[SERVING].store(1, SeqCst);
         // Until it is killed; not for ever, for this test may end otherwise.
         thread::sleep(Duration::from_secs(600));
@@ -194,7 +194,7 @@ fn the_time_that_a_takeover_takes() {
         child.kill().unwrap();
         assert_eq!(copy.commit().unwrap(), before + 1);
         times.push(micros(since));
-        assert!(copy.is_serving());
+        assert!(copy.is_owner());
         child.wait().unwrap();
     }
     assert!(report("from the kill of the server to the next commit", times) < most(1e6));

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::{PAGE, WorkingCopy};
+use super::super::{PAGE, SharedMemory};
 use super::{Children, DIE_AT, EXCHANGES, HALT, Point, child_of, notes, open, patience, spawn, unavailable, words};
 use crate::ipc::message::Kind;
 
@@ -19,7 +19,7 @@ const HEIR: usize = 10;
 const JOINED: usize = 11;
 const STOP: usize = 12;
 
-fn word(copy: &WorkingCopy, page: usize) -> &std::sync::atomic::AtomicU64 {
+fn word(copy: &SharedMemory, page: usize) -> &std::sync::atomic::AtomicU64 {
     &copy.words(page * PAGE, 1)[0]
 }
 
@@ -39,7 +39,7 @@ fn die(dir: &Path, point: Point) {
     let (copy, notes) = (open(dir, PAGES), notes(dir));
     (0..8).for_each(|page| word(&copy, page).store(1, SeqCst));
     copy.commit().unwrap();
-    assert!(copy.is_serving());
+    assert!(copy.is_owner());
     words(&notes)[READY].store(1, SeqCst);
     await_word(&notes, GO);
     DIE_AT.store(point as u32, SeqCst);
@@ -66,7 +66,7 @@ fn survive(test: &str, point: Point) {
     let mut child = spawn("crash_points", test, dir.path(), 0, None);
     await_word(&notes, READY);
     let copy = open(dir.path(), PAGES);
-    assert!(!copy.is_serving());
+    assert!(!copy.is_owner());
     let before = copy.last_commit();
     assert_eq!((before, word(&copy, 7).load(SeqCst)), (1, 1));
     word(&copy, SURVIVORS).store(7, SeqCst);
@@ -83,7 +83,7 @@ fn survive(test: &str, point: Point) {
     assert_eq!(word(&copy, FRESH + 20).load(SeqCst), 0);
     let number = copy.commit().unwrap();
     assert!(since.elapsed() < patience(), "it took {:?}", since.elapsed());
-    assert!(copy.is_serving());
+    assert!(copy.is_owner());
     // What the survivor stored, or the rolling back took away, is what is committed.
     assert_eq!(number, if rolled_back { 1 } else { number.max(2) });
     for page in (0..8).chain([SURVIVORS]) {
@@ -133,7 +133,7 @@ fn that_was_making_it_longer() {
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(9), "not killed");
         word(&copy, 0).store(1, SeqCst);
         let first = copy.commit().unwrap();
-        assert_eq!((copy.len(), copy.is_serving()), (len, true), "{point:?}");
+        assert_eq!((copy.len(), copy.is_owner()), (len, true), "{point:?}");
         copy.grow(LONGER).unwrap();
         for round in 1..3 {
             let before = copy.commit().unwrap();
@@ -179,7 +179,7 @@ fn when_a_rollback_was_about_to_be_asked_for() {
         let before = EXCHANGES.load(SeqCst);
         children.0[0].kill().unwrap();
         children.0[0].wait().unwrap();
-        while !copy.is_serving() || EXCHANGES.load(SeqCst) == before {
+        while !copy.is_owner() || EXCHANGES.load(SeqCst) == before {
             thread::sleep(Duration::from_millis(1));
         }
         // As long as somebody else who sent it would need.
@@ -218,17 +218,17 @@ fn that_left_an_heir_of_its_sockets() {
         copy.commit().unwrap();
         words(&notes)[READY].store(1, SeqCst);
         await_word(&notes, GO);
-        let mut heir = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        words(&notes)[HEIR].store(heir.id().into(), SeqCst);
+        let mut takeover_check = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        words(&notes)[HEIR].store(takeover_check.id().into(), SeqCst);
         DIE_AT.store(Point::Protected as u32, SeqCst);
         word(&copy, 0).store(2, SeqCst);
         copy.commit().unwrap();
-        heir.wait().unwrap();
+        takeover_check.wait().unwrap();
         unreachable!("it survived");
     }
     let dir = tempfile::tempdir().unwrap();
     let notes = notes(dir.path());
-    let mut child = spawn("crash_points", TEST, dir.path(), 0, Some(super::Bug::Heir));
+    let mut child = spawn("crash_points", TEST, dir.path(), 0, Some(super::Bug::TakeoverCheck));
     await_word(&notes, READY);
     let mut sibling = spawn("crash_points", TEST, dir.path(), 1, None);
     await_word(&notes, JOINED);
@@ -241,12 +241,13 @@ fn that_left_an_heir_of_its_sockets() {
     let took = since.elapsed();
     words(&notes)[STOP].store(1, SeqCst);
     assert!(sibling.wait().unwrap().success());
-    let heir = words(&notes)[HEIR].load(SeqCst);
-    let sockets =
-        std::fs::read_dir(format!("/proc/{heir}/fd")).unwrap().filter_map(|fd| fd.unwrap().path().read_link().ok());
+    let takeover_check = words(&notes)[HEIR].load(SeqCst);
+    let sockets = std::fs::read_dir(format!("/proc/{takeover_check}/fd"))
+        .unwrap()
+        .filter_map(|fd| fd.unwrap().path().read_link().ok());
     assert!(sockets.filter(|link| link.to_string_lossy().starts_with("socket:")).count() >= 2, "it inherited none");
     rustix::process::kill_process(
-        rustix::process::Pid::from_raw(i32::try_from(heir).unwrap()).unwrap(),
+        rustix::process::Pid::from_raw(i32::try_from(takeover_check).unwrap()).unwrap(),
         rustix::process::Signal::KILL,
     )
     .unwrap();
@@ -258,7 +259,7 @@ fn that_left_an_heir_of_its_sockets() {
 fn a_third_process() {
     let Some((dir, _)) = child_of("a_third_process") else { return };
     let copy = open(&dir, PAGES);
-    assert!(!copy.is_serving());
+    assert!(!copy.is_owner());
     assert_eq!(word(&copy, 7).load(SeqCst), 12);
     word(&copy, 5).store(55, SeqCst);
     copy.commit().unwrap();

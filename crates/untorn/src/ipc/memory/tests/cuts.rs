@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::super::{Backing, Opener, PAGE, WorkingCopy};
+use super::super::{Backing, Opener, PAGE, SharedMemory};
 use super::backing::Journal;
 use super::open_with;
 use super::rig::{COMMON, Judged, PAGES, Subject, bugs, cuts, judge};
@@ -28,7 +28,7 @@ fn the_judge_convicts() {
     assert!(judge(&image).unwrap().contains("has ticket 0"));
 }
 
-impl Subject for WorkingCopy {
+impl Subject for SharedMemory {
     const WHAT: &'static str = "working copy";
     const MODULE: &'static str = "ipc::memory::tests::cuts";
 
@@ -41,19 +41,19 @@ impl Subject for WorkingCopy {
         });
         open_with(dir, opener)
     }
-    fn copy(&self) -> &WorkingCopy {
+    fn copy(&self) -> &SharedMemory {
         self
     }
     fn commit(&self) -> Result<u64> {
-        WorkingCopy::commit(self)
+        SharedMemory::commit(self)
     }
     fn leave(self) -> Result<()> {
-        WorkingCopy::leave(self)
+        SharedMemory::leave(self)
     }
 }
 
 cuts! {
-    WorkingCopy;
+    SharedMemory;
     two_processes_never_see_a_torn_cut: 2, 500, None;
     four_processes_never_see_a_torn_cut: 4, 500, None;
     two_processes_of_which_one_dies: 2, 500, Some(50);
@@ -61,7 +61,7 @@ cuts! {
 }
 
 bugs! {
-    WorkingCopy;
+    SharedMemory;
     a_cut_without_protection_is_convicted: NoProtection;
     a_cut_that_lets_stores_through_too_early_is_convicted: EarlyGate;
 }

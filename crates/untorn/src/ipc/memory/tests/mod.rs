@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Opener, PAGE, WorkingCopy};
+use super::{Opener, PAGE, SharedMemory};
 use crate::ipc::message::Kind;
 use crate::sys::shared::SharedPages;
 
@@ -30,7 +30,7 @@ pub(crate) enum Bug {
     /// A cut lets stores to its pages through before they are copied.
     EarlyGate,
     /// No bug of ours: the program has a child that inherits the sockets of the serving thread and outlives it.
-    Heir,
+    TakeoverCheck,
 }
 
 /// When a connection could not be accepted, in this process.
@@ -114,7 +114,7 @@ impl Bug {
     /// The bug of this process.
     pub(super) fn planted() -> Option<Self> {
         let name = std::env::var(BUG).ok()?;
-        [Bug::NoProtection, Bug::EarlyGate, Bug::Heir].into_iter().find(|bug| format!("{bug:?}") == name)
+        [Bug::NoProtection, Bug::EarlyGate, Bug::TakeoverCheck].into_iter().find(|bug| format!("{bug:?}") == name)
     }
 }
 
@@ -175,12 +175,12 @@ pub(crate) fn block(identity: [u64; 2], session: u64) -> super::Before {
     super::Before::new(&control)
 }
 
-fn open(dir: &Path, pages: usize) -> WorkingCopy {
+fn open(dir: &Path, pages: usize) -> SharedMemory {
     open_with(dir, Arc::new(backing::Journal::opener(dir, pages)))
 }
 
-fn open_with(dir: &Path, opener: Arc<dyn Opener>) -> WorkingCopy {
-    WorkingCopy::open(&dir.join("data"), dir, "meeting", opener, 1 << 30).unwrap()
+fn open_with(dir: &Path, opener: Arc<dyn Opener>) -> SharedMemory {
+    SharedMemory::open(&dir.join("data"), dir, "meeting", opener, 1 << 30).unwrap()
 }
 
 /// The children of a test, which end with it however it ends.

@@ -64,7 +64,7 @@ fn who_cannot_be_let_in_just_now_is_let_in_later() {
     let mut child = spawn("resource_limits", TEST, dir.path(), 0, None);
     await_word(&notes, READY);
     let copy = open(dir.path(), PAGES);
-    assert!(!copy.is_serving());
+    assert!(!copy.is_owner());
     assert_eq!(copy.words(0, 1)[0].load(SeqCst), 1);
     words(&notes)[STOP].store(1, SeqCst);
     assert!(child.wait().unwrap().success());
@@ -84,7 +84,7 @@ fn who_is_not_wanted_gives_up_and_the_others_go_on() {
         await_word(&notes, GO);
         copy.words(0, 1)[0].store(1, SeqCst);
         assert_eq!(copy.commit().unwrap(), 1);
-        assert!(copy.is_serving());
+        assert!(copy.is_owner());
         words(&notes)[DONE].store(1, SeqCst);
         return await_word(&notes, STOP);
     }
@@ -94,7 +94,7 @@ fn who_is_not_wanted_gives_up_and_the_others_go_on() {
     await_word(&notes, READY);
     let copy = open(dir.path(), PAGES);
     let since = Instant::now();
-    copy.member.control.set_attached(copy.member.place.slot(), false);
+    copy.member.control.set_attached(copy.member.rendezvous.slot(), false);
     socket::shut_down(copy.member.line.as_fd());
     for _ in 0..2 {
         let error = copy.commit().unwrap_err();
@@ -179,12 +179,12 @@ fn who_lacks_descriptors_when_it_is_to_serve_gives_up_and_another_one_serves() {
         let files = exhaust();
         words(&notes)[GO].store(1, SeqCst);
         await_word(&notes, DEAD);
-        let cut_off = copy.commit().unwrap_err();
+        let evicted = copy.commit().unwrap_err();
         assert!(
-            matches!(&cut_off, Error::Poisoned { cause, .. } if cause.contains("Too many open files")),
-            "{cut_off}"
+            matches!(&evicted, Error::Poisoned { cause, .. } if cause.contains("Too many open files")),
+            "{evicted}"
         );
-        assert!(!copy.is_serving());
+        assert!(!copy.is_owner());
         // Its calls fail for good, descriptors or not.
         drop(files);
         assert!(copy.commit().is_err() && copy.roll_back().is_err());
@@ -296,13 +296,13 @@ fn who_cannot_let_the_others_come_back_leaves_the_serving_to_them() {
         // Itself only.
         ACCEPTS.store(1, SeqCst);
         words(&notes)[GO].store(1, SeqCst);
-        while !copy.is_serving() {
+        while !copy.is_owner() {
             thread::sleep(Duration::from_millis(1));
         }
         words(&notes)[CUT_OFF].store(1, SeqCst);
         copy.words(PAGE, 1)[0].store(2, SeqCst);
         copy.commit().unwrap();
-        assert!(!copy.is_serving());
+        assert!(!copy.is_owner());
         words(&notes)[DONE].store(1, SeqCst);
         return await_word(&notes, STOP);
     }
@@ -321,7 +321,7 @@ fn who_cannot_let_the_others_come_back_leaves_the_serving_to_them() {
     copy.words(2 * PAGE, 1)[0].store(3, SeqCst);
     assert!(copy.commit().unwrap() >= 2);
     await_word(&notes, DONE);
-    assert!(copy.is_serving());
+    assert!(copy.is_owner());
     words(&notes)[STOP].store(1, SeqCst);
     assert!(children.0[1].wait().unwrap().success());
     copy.leave().unwrap();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::super::{Backing, Cut, PAGE, WorkingCopy};
+use super::super::{Backing, Cut, PAGE, SharedMemory};
 use super::{Bug, Children, child_of, command_in, notes, patience, unavailable, words};
 use crate::error::Result;
 use crate::sys::shared::SharedPages;
@@ -49,7 +49,7 @@ pub(crate) trait Subject: Sync + Sized {
     fn make(dir: &Path);
     /// Takes part. What is committed must be [`Judged`].
     fn open(dir: &Path) -> Self;
-    fn copy(&self) -> &WorkingCopy;
+    fn copy(&self) -> &SharedMemory;
     /// What a thread does again and again: it stores a ticket, to begin with.
     fn act(&self, notes: &SharedPages, owner: usize, _turn: u64) {
         step(self.copy(), notes, owner);
@@ -62,7 +62,7 @@ pub(crate) trait Subject: Sync + Sized {
 
 /// Stores the next ticket. The stores of all processes are totally ordered: nobody stores ticket t + 1 before ticket t is
 /// stored, and it does not matter who stores it, so nobody has to wait for one that was killed.
-pub(crate) fn step(copy: &WorkingCopy, notes: &SharedPages, me: usize) {
+pub(crate) fn step(copy: &SharedMemory, notes: &SharedPages, me: usize) {
     let page = |page: usize| &copy.words(page * PAGE, 1)[0];
     let tickets = &words(notes)[TICKETS];
     let ticket = tickets.load(SeqCst) + 1;
@@ -157,8 +157,8 @@ impl<B: Backing + ?Sized> Backing for Judged<B> {
     fn session(&self) -> u64 {
         self.inner.session()
     }
-    fn terms(&self) -> String {
-        self.inner.terms()
+    fn negotiated(&self) -> String {
+        self.inner.negotiated()
     }
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.inner.fill(offset, into)
@@ -204,7 +204,7 @@ fn work<S: Subject>(dir: &Path, me: usize) {
             });
         }
         while goes_on() {
-            if subject.copy().is_serving() {
+            if subject.copy().is_owner() {
                 shared[SERVER].store(me as u64 + 1, SeqCst);
             }
             let before = shared[TICKETS].load(SeqCst);

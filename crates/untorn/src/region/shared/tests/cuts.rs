@@ -5,7 +5,7 @@ use super::super::backing::{Committed, Mapped};
 use super::super::pages::{IN_WORD, allocated_in, pages_of};
 use super::*;
 use crate::ipc::memory::tests::rig::{Judged, OWNERS, Outcome, PAGES as ORDERED, Subject, bugs, cuts, step};
-use crate::ipc::memory::{Backing, Before, Opener, WorkingCopy};
+use crate::ipc::memory::{Backing, Before, Opener, SharedMemory};
 
 /// Pages with what the threads link, one for each.
 const LINKS: u64 = ORDERED as u64;
@@ -99,7 +99,7 @@ impl Subject for SharedRegion {
         let judging = |opener| -> Arc<dyn Opener> { Arc::new(Judging(opener, dir.to_owned())) };
         RegionMapOptions::new().shared_region(&dir.join("store"), "r", false, judging).unwrap()
     }
-    fn copy(&self) -> &WorkingCopy {
+    fn copy(&self) -> &SharedMemory {
         &self.copy
     }
     fn act(&self, notes: &SharedPages, owner: usize, turn: u64) {

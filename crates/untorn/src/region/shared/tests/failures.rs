@@ -166,7 +166,7 @@ fn one_region_of_a_store_is_shared_at_a_time() {
     }
     go.store(true, SeqCst);
     assert!(children.0[1].wait().unwrap().success());
-    assert!(region.pmsync().unwrap() == 2 && region.is_serving());
+    assert!(region.pmsync().unwrap() == 2 && region.is_owner());
     region.close().unwrap();
     assert_eq!(committed(&path), BTreeMap::from([(0, 5), (1, 7)]));
 }

@@ -259,7 +259,7 @@ fn who_takes_over_has_the_same_pages_as_the_dead() {
         let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), point as usize, None).spawn().unwrap()]);
         await_word(&notes, READY);
         let region = share(&path);
-        assert!(!region.is_serving());
+        assert!(!region.is_owner());
         assert_eq!(region.alloc_page().unwrap(), 4);
         word(&region, 4).store(14, SeqCst);
         words(&notes)[GO].store(1, SeqCst);
@@ -267,7 +267,7 @@ fn who_takes_over_has_the_same_pages_as_the_dead() {
         let since = Instant::now();
         assert_eq!(region.pages().unwrap(), [0, 1, 3, 4, 5], "{point:?}");
         region.pmsync().unwrap();
-        assert!(since.elapsed() < patience() && region.is_serving());
+        assert!(since.elapsed() < patience() && region.is_owner());
         assert_eq!(region.alloc_page().unwrap(), 2, "{point:?}: a freed page is nobody's for ever");
         assert_eq!(word(&region, 2).load(SeqCst), 0);
         word(&region, 2).store(12, SeqCst);

@@ -16,17 +16,17 @@ use super::call::{self, Kind};
 use super::server::Server;
 use super::service::Service;
 use crate::error::{Error, Result};
-use crate::ipc::connection::{SHORTAGE, Trouble, ask, bell, connect, ring, with_handle};
+use crate::ipc::connection::{ConnectError, SHORTAGE, ask, connect, event, notify, with_handle};
 use crate::ipc::listener::Listener;
 use crate::ipc::message::{Kind as Says, Message};
-use crate::ipc::rendezvous::Place;
-use crate::ipc::rpc::{Board, CHANNELS, Channel, FREE, MOST, VERSION, Words};
+use crate::ipc::rendezvous::Rendezvous;
+use crate::ipc::rpc::{FREE, MOST, REQUEST_SLOTS, RequestSlot, RpcArea, VERSION, Words};
 use crate::options::Options;
 use crate::shared::negotiated;
 use crate::sys::socket;
 
 /// How long to look for a server when there seems to be one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SERVER_SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_micros(500);
 /// Memory that a channel has from the first call on, and what it keeps after a longer one.
@@ -36,8 +36,8 @@ const KEPT: usize = 1 << 20;
 /// What a process that takes part has.
 pub(super) struct Member {
     pub(super) path: PathBuf,
-    pub(super) place: Arc<Place>,
-    pub(super) board: Arc<Board>,
+    pub(super) rendezvous: Arc<Rendezvous>,
+    pub(super) rpc_area: Arc<RpcArea>,
     /// That of the board when this process joined.
     pub(super) generation: u64,
     /// Those agreed on.
@@ -50,7 +50,7 @@ pub(super) struct Member {
     /// The connection to the process that serves.
     line: Mutex<Option<Arc<OwnedFd>>>,
     /// Why there will be no answers any more.
-    cut_off: OnceLock<String>,
+    evicted: OnceLock<String>,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -62,7 +62,7 @@ struct Pool {
     free: Vec<usize>,
     opened: usize,
     /// Bytes that there is memory for.
-    allocated: [usize; CHANNELS],
+    allocated: [usize; REQUEST_SLOTS],
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -75,116 +75,121 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// # Errors
 /// [`Error::InUse`] if the processes there cannot be joined, or do not agree with the options; those of the opener;
 /// [`Error::Io`].
-pub(super) fn join(path: PathBuf, place: Arc<Place>, options: &Options, opener: Opener) -> Result<Arc<Member>> {
+pub(super) fn join(
+    path: PathBuf,
+    rendezvous: Arc<Rendezvous>,
+    options: &Options,
+    opener: Opener,
+) -> Result<Arc<Member>> {
     let in_use = |why: String| {
-        let number = place.server();
+        let number = rendezvous.server();
         let process = if number == 0 { "another process".to_owned() } else { format!("process {number}") };
         Error::InUse { path: path.clone(), holder: format!("{process}, and this process cannot join it ({why})") }
     };
     let since = Instant::now();
     loop {
-        if place.try_serve()? {
+        if rendezvous.try_own()? {
             // Others who take part have calls on their board: one of them will serve.
-            let begun = if place.has_others() { None } else { Some(begin(&path, &place, options, &opener)) };
+            let begun = if rendezvous.has_others() { None } else { Some(begin(&path, &rendezvous, options, &opener)) };
             match begun {
                 Some(Ok(member)) => return Ok(member),
                 Some(Err(error)) => {
-                    place.serve_no_more();
+                    rendezvous.give_up_ownership();
                     return Err(error);
                 }
-                None => place.serve_no_more(),
+                None => rendezvous.give_up_ownership(),
             }
         }
-        match attempt(&path, &place, options, &opener) {
+        match attempt(&path, &rendezvous, options, &opener) {
             Ok(member) => return Ok(member),
-            Err(Trouble::Again(_)) if since.elapsed() < PATIENCE => thread::sleep(PAUSE),
-            Err(Trouble::Short(_)) if since.elapsed() < PATIENCE => thread::sleep(SHORTAGE),
-            Err(Trouble::Again(why) | Trouble::Short(why) | Trouble::Never(why)) => return Err(in_use(why)),
+            Err(ConnectError::Again(_)) if since.elapsed() < SERVER_SEARCH_TIMEOUT => thread::sleep(PAUSE),
+            Err(ConnectError::Short(_)) if since.elapsed() < SERVER_SEARCH_TIMEOUT => thread::sleep(SHORTAGE),
+            Err(ConnectError::Again(why) | ConnectError::Short(why) | ConnectError::Never(why)) => {
+                return Err(in_use(why));
+            }
         }
     }
 }
 
 /// Opens the file for others to join.
-fn begin(path: &Path, place: &Arc<Place>, options: &Options, opener: &Opener) -> Result<Arc<Member>> {
+fn begin(path: &Path, rendezvous: &Arc<Rendezvous>, options: &Options, opener: &Opener) -> Result<Arc<Member>> {
     let failed = |error: std::io::Error| Error::io("share", path, error);
     let engine = opener(options)?;
-    let terms = negotiated::of(options, &engine.info());
-    let agreed = negotiated::agree(&terms, options).map_err(|what| Error::Invalid { path: path.to_owned(), what })?;
+    let negotiated = negotiated::of(options, &engine.info());
+    let agreed =
+        negotiated::agree(&negotiated, options).map_err(|what| Error::Invalid { path: path.to_owned(), what })?;
     let identity = super::words_of(engine.identity()?);
-    let board = Arc::new(Board::create(identity, &terms).map_err(failed)?);
-    let service = Arc::new(Service::new(engine, Arc::clone(&board)));
-    let server = Server::new(Listener::new(place)?, place, &board, Arc::clone(&service));
-    place.attach()?;
-    board.set_attached(place.slot(), true);
-    let member = Member::new(path, place, board, agreed, opener).map_err(failed)?;
+    let rpc_area = Arc::new(RpcArea::create(identity, &negotiated).map_err(failed)?);
+    let service = Arc::new(Service::new(engine, Arc::clone(&rpc_area)));
+    let server = Server::new(Listener::new(rendezvous)?, rendezvous, &rpc_area, Arc::clone(&service));
+    rendezvous.attach()?;
+    rpc_area.set_attached(rendezvous.slot(), true);
+    let member = Member::new(path, rendezvous, rpc_area, agreed, opener).map_err(failed)?;
     let _ = member.service.set(service);
     let part = Part::Serve(server);
-    member.start(part).inspect_err(|_| place.detach()).map_err(failed)?;
+    member.start(part).inspect_err(|_| rendezvous.detach()).map_err(failed)?;
     Ok(member)
 }
 
 fn attempt(
     path: &Path,
-    place: &Arc<Place>,
+    rendezvous: &Arc<Rendezvous>,
     options: &Options,
     opener: &Opener,
-) -> std::result::Result<Arc<Member>, Trouble> {
-    let fatal = |error: std::io::Error| Trouble::here(error.to_string(), &error);
-    let socket = connect(place)?;
-    let hello = Message::new(Says::Hello, place.slot() as u64, VERSION, 0);
+) -> std::result::Result<Arc<Member>, ConnectError> {
+    let fatal = |error: std::io::Error| ConnectError::here(error.to_string(), &error);
+    let socket = connect(rendezvous)?;
+    let hello = Message::new(Says::Hello, rendezvous.slot() as u64, VERSION, 0);
     let (_, fds) = ask(&socket, &hello, &[], Says::Welcome, None)?;
-    let file = fds.into_iter().next().ok_or_else(|| {
-        Trouble::Never(
-            "the process that serves the file sent no shared \
-                                                                    memory"
-                .to_owned(),
-        )
-    })?;
-    let board = Arc::new(Board::join(file).map_err(fatal)?);
-    let agreed = negotiated::agree(&board.terms(), options).map_err(Trouble::Never)?;
-    let name = board.name();
-    let member = Member::new(path, place, board, agreed, opener).map_err(fatal)?;
+    let file = fds
+        .into_iter()
+        .next()
+        .ok_or_else(|| ConnectError::Never("the process that serves the file sent no shared memory".to_owned()))?;
+    let rpc_area = Arc::new(RpcArea::join(file).map_err(fatal)?);
+    let agreed = negotiated::agree(&rpc_area.negotiated(), options).map_err(ConnectError::Never)?;
+    let name = rpc_area.name();
+    let member = Member::new(path, rendezvous, rpc_area, agreed, opener).map_err(fatal)?;
     // From here on nobody begins anew, even if this server dies before it has answered.
-    place.attach().map_err(|error| Trouble::Never(error.to_string()))?;
-    let attach = Message::new(Says::Attach, place.slot() as u64, 0, 0).text(name);
+    rendezvous.attach().map_err(|error| ConnectError::Never(error.to_string()))?;
+    let attach = Message::new(Says::Attach, rendezvous.slot() as u64, 0, 0).text(name);
     let joined = ask(&socket, &attach, &[], Says::Ready, None).and_then(|ready| with_handle(socket, ready));
     let started = joined.and_then(|connection| {
         let part = member.listen_to(connection);
         member.start(part).map_err(fatal)
     });
     // Nothing of it was used.
-    started.inspect_err(|_| place.detach())?;
+    started.inspect_err(|_| rendezvous.detach())?;
     Ok(member)
 }
 
 impl Member {
     fn new(
         path: &Path,
-        place: &Arc<Place>,
-        board: Arc<Board>,
+        rendezvous: &Arc<Rendezvous>,
+        rpc_area: Arc<RpcArea>,
         options: Options,
         opener: &Opener,
     ) -> std::io::Result<Arc<Self>> {
         Ok(Arc::new(Member {
             path: path.to_owned(),
-            place: Arc::clone(place),
-            generation: board.generation(),
-            board,
+            rendezvous: Arc::clone(rendezvous),
+            generation: rpc_area.generation(),
+            rpc_area,
             options,
             opener: Arc::clone(opener),
             service: OnceLock::new(),
             pool: Mutex::default(),
             freed: Condvar::new(),
             line: Mutex::new(None),
-            cut_off: OnceLock::new(),
-            stop: bell()?,
+            evicted: OnceLock::new(),
+            stop: event()?,
             thread: Mutex::new(None),
         }))
     }
 
     fn start(self: &Arc<Self>, part: Part) -> std::io::Result<()> {
         let member = Arc::clone(self);
-        let thread = thread::Builder::new().name("untorn-sharer".to_owned()).spawn(move || member.live(part))?;
+        let thread = thread::Builder::new().name("untorn-member".to_owned()).spawn(move || member.live(part))?;
         *lock(&self.thread) = Some(thread);
         Ok(())
     }
@@ -201,14 +206,14 @@ impl Member {
     }
 
     /// Why calls fail from now on, if they do.
-    pub(super) fn cut_off(&self) -> Option<&String> {
-        self.cut_off.get()
+    pub(super) fn evicted(&self) -> Option<&String> {
+        self.evicted.get()
     }
 
     /// Whether other processes take part.
     pub(super) fn has_others(&self) -> bool {
-        let others = (0..crate::ipc::rendezvous::MEMBERS).filter(|slot| *slot != self.place.slot());
-        others.into_iter().any(|slot| self.board.is_attached(slot) && self.place.is_alive(slot))
+        let others = (0..crate::ipc::rendezvous::MEMBERS).filter(|slot| *slot != self.rendezvous.slot());
+        others.into_iter().any(|slot| self.rpc_area.is_attached(slot) && self.rendezvous.is_alive(slot))
     }
 
     /// Calls the process that serves: puts the call's bytes into the channel, at most so many and no longer answer, and
@@ -222,8 +227,8 @@ impl Member {
         (kind, operation): (Kind, &'static str),
         (a, b): (u64, u64),
         bytes: usize,
-        put: impl FnOnce(Channel<'_>) -> usize,
-        take: impl FnOnce(Channel<'_>, Words) -> R,
+        put: impl FnOnce(RequestSlot<'_>) -> usize,
+        take: impl FnOnce(RequestSlot<'_>, Words) -> R,
     ) -> Result<Option<R>> {
         if bytes > MOST {
             let what = format!(
@@ -233,32 +238,32 @@ impl Member {
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
         let Some(index) = self.acquire()? else { return Ok(None) };
-        let channel = self.board.channel(self.place.slot(), index);
+        let request_slot = self.rpc_area.request_slot(self.rendezvous.slot(), index);
         let mut allocated = lock(&self.pool).allocated[index];
         let wanted = bytes.max(ROOM);
         if wanted > allocated {
-            if let Err(error) = channel.allocate(wanted) {
+            if let Err(error) = request_slot.allocate(wanted) {
                 self.give_back(index, allocated);
                 return Err(Error::io("allocate shared memory for a call on", &self.path, error));
             }
             allocated = wanted;
         }
-        let len = put(channel) as u64;
-        channel.ask(Words { kind: kind as u64, a, b, c: 0, len, generation: self.generation });
-        channel.call();
-        if !channel.await_answer(|| self.cut_off().is_some()) {
+        let len = put(request_slot) as u64;
+        request_slot.ask(Words { kind: kind as u64, a, b, c: 0, len, generation: self.generation });
+        request_slot.call();
+        if !request_slot.await_answer(|| self.evicted().is_some()) {
             // The channel is not used again.
-            channel.withdraw();
-            return Err(self.poisoned(self.cut_off().cloned().unwrap_or_default()));
+            request_slot.withdraw();
+            return Err(self.poisoned(self.evicted().cloned().unwrap_or_default()));
         }
-        let result = call::result(channel, operation, &self.path).map(|words| take(channel, words));
-        if let Some(why) = self.cut_off() {
+        let result = call::result(request_slot, operation, &self.path).map(|words| take(request_slot, words));
+        if let Some(why) = self.evicted() {
             // Whoever serves may have taken this process for gone, and the answer's bytes away while they were read.
             return Err(self.poisoned(why.clone()));
         }
-        channel.set_state(FREE);
+        request_slot.set_state(FREE);
         if allocated > KEPT {
-            channel.release(KEPT);
+            request_slot.release(KEPT);
             allocated = KEPT;
         }
         self.give_back(index, allocated);
@@ -273,7 +278,7 @@ impl Member {
     fn acquire(&self) -> Result<Option<usize>> {
         let mut pool = lock(&self.pool);
         loop {
-            if let Some(why) = self.cut_off() {
+            if let Some(why) = self.evicted() {
                 return Err(self.poisoned(why.clone()));
             }
             if self.service.get().is_some() {
@@ -282,11 +287,11 @@ impl Member {
             if let Some(index) = pool.free.pop() {
                 return Ok(Some(index));
             }
-            if pool.opened < CHANNELS {
+            if pool.opened < REQUEST_SLOTS {
                 let index = pool.opened;
                 pool.opened += 1;
                 // First on the board, where the next server looks, then said to the one there is.
-                self.board.set_channels(self.place.slot(), pool.opened);
+                self.rpc_area.set_request_slots(self.rendezvous.slot(), pool.opened);
                 drop(pool);
                 self.announce();
                 return Ok(Some(index));
@@ -306,7 +311,7 @@ impl Member {
     /// Tells the server of a new channel. If it is gone the next one looks for itself.
     fn announce(&self) {
         let line = lock(&self.line).clone();
-        let message = Message::new(Says::Channel, self.place.slot() as u64, 0, 0);
+        let message = Message::new(Says::RequestSlot, self.rendezvous.slot() as u64, 0, 0);
         while let Some(line) = &line
             && let Err(error) = message.send(line.as_fd(), &[])
             && error.raw_os_error() == Some(Errno::AGAIN.raw_os_error())
@@ -321,14 +326,14 @@ impl Member {
 
     /// Leaves: when it returns, no thread of this process serves any more or watches.
     pub(super) fn leave(&self) {
-        ring(&self.stop);
+        notify(&self.stop);
         if let Some(thread) = lock(&self.thread).take() {
             // A panic in it was caught there.
             let _ = thread.join();
         }
         if self.service.get().is_none() {
             // No call is under way any more. First this, for the server looks whether it was so when the line ends.
-            self.place.detach();
+            self.rendezvous.detach();
         }
         self.hang_up();
     }

@@ -9,9 +9,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::{Member, lock};
 use crate::error::Error;
-use crate::ipc::connection::{Connection, Trouble, ask, connect, timespec, with_handle};
+use crate::ipc::connection::{ConnectError, Connection, ask, connect, timespec, with_handle};
 use crate::ipc::listener::Listener;
-use crate::ipc::message::{Came, Kind as Says, Message, receive};
+use crate::ipc::message::{Incoming, Kind as Says, Message, receive};
 use crate::ipc::rendezvous::MEMBERS;
 use crate::shared::file::server::Server;
 use crate::shared::file::service::Service;
@@ -80,7 +80,7 @@ impl Row {
 
 /// What the thread of a process does.
 pub(super) enum Part {
-    Watch(Arc<OwnedFd>, OwnedFd),
+    TrackedData(Arc<OwnedFd>, OwnedFd),
     Serve(Server),
 }
 
@@ -92,7 +92,7 @@ impl Member {
         *lock(&self.line) = Some(Arc::clone(&line));
         // A channel that was opened since the server looked at the board, and before there was a line to say so.
         self.announce();
-        Part::Watch(line, connection.server)
+        Part::TrackedData(line, connection.server)
     }
 
     /// What the thread of a process does until the process leaves, or is cut off.
@@ -107,7 +107,7 @@ impl Member {
         loop {
             match part {
                 Part::Serve(server) => return server.run(&self.stop),
-                Part::Watch(line, server) => {
+                Part::TrackedData(line, server) => {
                     if self.watch(&line, &server) {
                         return;
                     }
@@ -123,13 +123,13 @@ impl Member {
     /// After a panic. All that a panic unwinds leaves in order what the other processes see.
     fn go_on(&self) {
         let Some(service) = self.service.get() else {
-            self.cut(PANICKED.to_owned());
-            return self.place.serve_no_more();
+            self.evict(PANICKED.to_owned());
+            return self.rendezvous.give_up_ownership();
         };
         // It has the file open, and as long as it has handles of it nobody else can: it goes on serving.
         while !self.is_leaving(REST) {
-            if let Ok(listener) = Listener::new(&self.place) {
-                let mut server = Server::new(listener, &self.place, &self.board, Arc::clone(service));
+            if let Ok(listener) = Listener::new(&self.rendezvous) {
+                let mut server = Server::new(listener, &self.rendezvous, &self.rpc_area, Arc::clone(service));
                 self.attend_all(&mut server);
                 return server.run(&self.stop);
             }
@@ -151,7 +151,7 @@ impl Member {
                 return stop;
             }
             // A server says nothing unasked.
-            if line_ready && !matches!(receive(line.as_fd()), Came::Nothing) {
+            if line_ready && !matches!(receive(line.as_fd()), Incoming::Nothing) {
                 return false;
             }
         }
@@ -167,18 +167,17 @@ impl Member {
             let may = !tests::abstains();
             #[cfg(not(test))]
             let may = true;
-            if may && self.place.try_serve().unwrap_or(false) {
+            if may && self.rendezvous.try_own().unwrap_or(false) {
                 match self.take_over() {
                     Ok(server) => return Some(Part::Serve(server)),
                     Err(Failure { why, hope }) => {
                         let enough = failed.is_enough(hope);
                         if enough {
-                            self.cut(format!(
-                                "the process that served the file ended, and this process cannot take \
-                                              over: {why}"
+                            self.evict(format!(
+                                "the process that served the file ended, and this process cannot take over: {why}"
                             ));
                         }
-                        self.place.serve_no_more();
+                        self.rendezvous.give_up_ownership();
                         if enough {
                             return None;
                         }
@@ -189,12 +188,12 @@ impl Member {
             }
             match self.come_back() {
                 Ok(part) => return Some(part),
-                Err(Trouble::Again(_)) => refused = Row::default(),
-                Err(Trouble::Never(why) | Trouble::Short(why)) if refused.is_enough(HOPE) => {
-                    self.cut(why);
+                Err(ConnectError::Again(_)) => refused = Row::default(),
+                Err(ConnectError::Never(why) | ConnectError::Short(why)) if refused.is_enough(HOPE) => {
+                    self.evict(why);
                     return None;
                 }
-                Err(Trouble::Never(_) | Trouble::Short(_)) => rest = rest.max(refused.rest()),
+                Err(ConnectError::Never(_) | ConnectError::Short(_)) => rest = rest.max(refused.rest()),
             }
             if self.is_leaving(rest) {
                 return None;
@@ -209,18 +208,18 @@ impl Member {
     }
 
     /// Ends all waiting for answers, and this process's part: it will never serve, so nobody is to wait for that.
-    fn cut(&self, why: String) {
+    fn evict(&self, why: String) {
         let pool = lock(&self.pool);
-        let _ = self.cut_off.set(why);
+        let _ = self.evicted.set(why);
         self.freed.notify_all();
         drop(pool);
         // Last: what stands in its channels may be taken away from now on.
-        self.place.detach();
+        self.rendezvous.detach();
     }
 
-    fn come_back(&self) -> std::result::Result<Part, Trouble> {
-        let socket = connect(&self.place)?;
-        let back = Message::new(Says::Return, self.place.slot() as u64, 0, 0).text(self.board.name());
+    fn come_back(&self) -> std::result::Result<Part, ConnectError> {
+        let socket = connect(&self.rendezvous)?;
+        let back = Message::new(Says::Return, self.rendezvous.slot() as u64, 0, 0).text(self.rpc_area.name());
         let ready = ask(&socket, &back, &[], Says::Ready, Some(self.stop.as_fd()))?;
         Ok(self.listen_to(with_handle(socket, ready)?))
     }
@@ -228,24 +227,24 @@ impl Member {
     /// Takes the place of a process that served. The place says that this one may.
     fn take_over(&self) -> std::result::Result<Server, Failure> {
         // Before anybody is served: what the open epoch held was in the memory of that process.
-        self.board.lose_epoch();
+        self.rpc_area.lose_epoch();
         #[cfg(test)]
         tests::reach(tests::Point::Lost);
         // First what may fail for want of something, for opening the file may take long. Who connects meanwhile waits.
-        let listener = Listener::new(&self.place).map_err(Failure::shortage)?;
+        let listener = Listener::new(&self.rendezvous).map_err(Failure::shortage)?;
         let service = self.reopen()?;
         #[cfg(test)]
         tests::reach(tests::Point::Reopened);
         if self.is_leaving(Duration::ZERO) {
             return Err(Failure::shortage("this process is leaving the shared file"));
         }
-        let mut server = Server::new(listener, &self.place, &self.board, Arc::clone(&service));
+        let mut server = Server::new(listener, &self.rendezvous, &self.rpc_area, Arc::clone(&service));
         server.finish_begun();
         #[cfg(test)]
         tests::reach(tests::Point::Finished);
         // The calls that this process itself left: a thread opens no more channels once it serves.
         let pool = lock(&self.pool);
-        if let Err(error) = server.attend(self.place.slot()) {
+        if let Err(error) = server.attend(self.rendezvous.slot()) {
             // What was begun has been answered, and is for the next one to find.
             drop((pool, service.sync()));
             return Err(Failure::shortage(format!("cannot start a thread: {error}")));
@@ -254,14 +253,14 @@ impl Member {
         drop(pool);
         self.freed.notify_all();
         #[cfg(test)]
-        tests::reach(tests::Point::Serving);
+        tests::reach(tests::Point::Owner);
         self.attend_all(&mut server);
         Ok(server)
     }
 
     /// Goes on with the calls of all who take part.
     fn attend_all(&self, server: &mut Server) {
-        for slot in (0..MEMBERS).filter(|slot| self.board.is_attached(*slot)) {
+        for slot in (0..MEMBERS).filter(|slot| self.rpc_area.is_attached(*slot)) {
             // Those that cannot be served now are when they come back, or are told.
             let _ = server.attend(slot);
         }
@@ -272,7 +271,7 @@ impl Member {
         let failed = |error: Error| Failure::of_opening(&error);
         let is_it = |found: Identity| {
             let why = || "another file has replaced it".to_owned();
-            let same = words_of(found) == self.board.identity();
+            let same = words_of(found) == self.rpc_area.identity();
             if same { Ok(()) } else { Err(Failure { why: why(), hope: Duration::ZERO }) }
         };
         // Before the engine looks at it, which would give a file without a sidecar one, and a mark.
@@ -282,6 +281,6 @@ impl Member {
         let engine = (self.opener)(&self.options).map_err(failed)?;
         // It may have been replaced in between.
         is_it(engine.identity().map_err(failed)?)?;
-        Ok(Arc::new(Service::new(engine, Arc::clone(&self.board))))
+        Ok(Arc::new(Service::new(engine, Arc::clone(&self.rpc_area))))
     }
 }

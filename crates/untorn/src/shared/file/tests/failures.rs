@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::engine::{Engine, Info, Piece, Recovery};
-use crate::ipc::rpc::{Board, Channel, DONE, Words};
+use crate::ipc::rpc::{DONE, RequestSlot, RpcArea, Words};
 use crate::shared::file::service::{Service, serve};
 use crate::storage::Identity;
 
@@ -53,16 +53,16 @@ fn where_nobody_can_listen_every_call_ends() {
     let (path, [first, mut second, mut third]) = three(&dir, EngineKind::Reflection);
     std::fs::remove_file(path.with_extension("abstain")).unwrap();
     // Something that cannot be removed stands at the name of the socket.
-    let place = crate::format::sidecar::meeting_place(
+    let rendezvous = crate::format::sidecar::meeting_place(
         crate::storage::detect(&path).unwrap().identity,
         crate::format::sidecar::CALLS,
     );
-    let socket = dir.path().join(format!(".untorn/{place}.sock"));
+    let socket = dir.path().join(format!(".untorn/{rendezvous}.sock"));
     std::fs::remove_file(&socket).unwrap();
     std::fs::create_dir_all(socket.join("in the way")).unwrap();
     drop(first);
-    second.say("write 2");
-    third.say("read");
+    second.send_to("write 2");
+    third.send_to("read");
     assert_eq!(second.answer().as_deref(), Some("poisoned"));
     assert_eq!(third.answer().as_deref(), Some("poisoned"));
     std::fs::remove_dir_all(&socket).unwrap();
@@ -75,7 +75,7 @@ fn who_panics_with_the_file_open_goes_on_serving() {
     for engine in ENGINES {
         let dir = memory_dir();
         let (_, [first, mut second, mut third]) = three(&dir, engine);
-        second.tell(&format!("panic-at {}", Point::Serving as u32)).unwrap();
+        second.tell(&format!("panic-at {}", Point::Owner as u32)).unwrap();
         drop(first);
         for number in [2, 3] {
             assert_eq!(third.tell(&format!("write {number}")).as_deref(), Some("0"), "{engine}");
@@ -201,29 +201,35 @@ impl Engine for Failing {
     }
 }
 
-pub(in crate::shared::file) fn failing(panics: bool) -> (Arc<Board>, Service) {
-    let board = Arc::new(Board::create([0; 4], "").unwrap());
+pub(in crate::shared::file) fn failing(panics: bool) -> (Arc<RpcArea>, Service) {
+    let rpc_area = Arc::new(RpcArea::create([0; 4], "").unwrap());
     let engine = Box::new(Failing { panics, poisoned: AtomicBool::new(false) });
-    (Arc::clone(&board), Service::new(engine, board))
+    (Arc::clone(&rpc_area), Service::new(engine, rpc_area))
 }
 
 /// Puts a call in place, as another process would.
-pub(in crate::shared::file) fn put_call(channel: Channel<'_>, kind: u64, generation: u64) {
+pub(in crate::shared::file) fn put_call(request_slot: RequestSlot<'_>, kind: u64, generation: u64) {
     let table = crate::shared::file::call::table(&[Piece { offset: 0, bytes: b"x" }]);
-    channel.allocate(4096).unwrap();
-    channel.put(0, &table);
-    channel.put(table.len(), b"x");
+    request_slot.allocate(4096).unwrap();
+    request_slot.put(0, &table);
+    request_slot.put(table.len(), b"x");
     let (a, len) = if kind == 2 { (1, table.len() as u64 + 1) } else { (0, 0) };
-    channel.ask(Words { kind, a, len, generation, ..Words::default() });
-    channel.call();
+    request_slot.ask(Words { kind, a, len, generation, ..Words::default() });
+    request_slot.call();
 }
 
 /// Has a call done; the error it ends with, if it does.
-fn call(service: &Service, board: &Board, channel: Channel<'_>, kind: u64, generation: u64) -> crate::Result<u64> {
-    put_call(channel, kind, generation);
-    serve(service, board, channel, &mut Vec::new());
-    assert_eq!(channel.state(), DONE);
-    crate::shared::file::call::result(channel, "write", Path::new("/a/file")).map(|words| words.a)
+fn call(
+    service: &Service,
+    rpc_area: &RpcArea,
+    request_slot: RequestSlot<'_>,
+    kind: u64,
+    generation: u64,
+) -> crate::Result<u64> {
+    put_call(request_slot, kind, generation);
+    serve(service, rpc_area, request_slot, &mut Vec::new());
+    assert_eq!(request_slot.state(), DONE);
+    crate::shared::file::call::result(request_slot, "write", Path::new("/a/file")).map(|words| words.a)
 }
 
 pub(in crate::shared::file) const WRITE: u64 = 2;
@@ -231,31 +237,31 @@ const SYNC: u64 = 4;
 
 #[test]
 fn a_flush_that_failed_begins_a_new_generation() {
-    let (board, service) = failing(false);
-    let channel = board.channel(3, 0);
-    assert!(call(&service, &board, channel, SYNC, 0).is_ok());
-    board.lose_epoch();
-    assert_eq!(board.generation(), 0, "nothing has failed");
-    assert!(matches!(call(&service, &board, channel, WRITE, 0), Err(Error::Io { .. })));
+    let (rpc_area, service) = failing(false);
+    let request_slot = rpc_area.request_slot(3, 0);
+    assert!(call(&service, &rpc_area, request_slot, SYNC, 0).is_ok());
+    rpc_area.lose_epoch();
+    assert_eq!(rpc_area.generation(), 0, "nothing has failed");
+    assert!(matches!(call(&service, &rpc_area, request_slot, WRITE, 0), Err(Error::Io { .. })));
     drop(service);
-    board.lose_epoch();
-    assert_eq!((board.generation(), board.was_lost()), (1, false));
-    board.lose_epoch();
-    assert_eq!(board.generation(), 1, "once is enough");
+    rpc_area.lose_epoch();
+    assert_eq!((rpc_area.generation(), rpc_area.was_lost()), (1, false));
+    rpc_area.lose_epoch();
+    assert_eq!(rpc_area.generation(), 1, "once is enough");
     let (_, sound) = failing(false);
-    let refused = call(&sound, &board, channel, SYNC, 0).unwrap_err();
+    let refused = call(&sound, &rpc_area, request_slot, SYNC, 0).unwrap_err();
     assert!(refused.to_string().contains("a flush of the file failed"), "{refused}");
-    assert!(call(&sound, &board, channel, SYNC, 1).is_ok());
+    assert!(call(&sound, &rpc_area, request_slot, SYNC, 1).is_ok());
 }
 
 #[test]
 fn after_a_panic_nothing_more_is_done() {
-    let (board, service) = failing(true);
-    let channel = board.channel(3, 0);
+    let (rpc_area, service) = failing(true);
+    let request_slot = rpc_area.request_slot(3, 0);
     for kind in [WRITE, SYNC, WRITE] {
-        let refused = call(&service, &board, channel, kind, 0).unwrap_err();
+        let refused = call(&service, &rpc_area, request_slot, kind, 0).unwrap_err();
         assert!(matches!(&refused, Error::Poisoned { cause, .. } if cause.contains("panicked")), "{refused}");
     }
-    board.lose_epoch();
-    assert_eq!(board.generation(), 1);
+    rpc_area.lose_epoch();
+    assert_eq!(rpc_area.generation(), 1);
 }

@@ -29,7 +29,7 @@ pub(super) enum Point {
     /// It has done what had been begun.
     Finished,
     /// It does its own calls itself.
-    Serving,
+    Owner,
 }
 
 const POINTS: [Point; 8] = [
@@ -40,25 +40,25 @@ const POINTS: [Point; 8] = [
     Point::Lost,
     Point::Reopened,
     Point::Finished,
-    Point::Serving,
+    Point::Owner,
 ];
 
 /// Where a process waits while a file with this ending is there; it says that it has come there with another one.
 static STAGE: OnceLock<PathBuf> = OnceLock::new();
 
 /// Says that this process has come so far, if that is what the parent waits for.
-pub(super) fn note(place: &str) {
+pub(super) fn note(rendezvous: &str) {
     if let Some(file) = STAGE.get() {
-        std::fs::File::create(file.with_extension(format!("{place}-reached"))).unwrap();
+        std::fs::File::create(file.with_extension(format!("{rendezvous}-reached"))).unwrap();
     }
 }
 
 /// The same, and waits until it may go on.
-pub(super) fn halt(place: &str) {
-    if let Some(file) = STAGE.get().map(|file| file.with_extension(place))
+pub(super) fn halt(rendezvous: &str) {
+    if let Some(file) = STAGE.get().map(|file| file.with_extension(rendezvous))
         && file.exists()
     {
-        note(place);
+        note(rendezvous);
         await_change(|| !file.exists());
     }
 }
@@ -81,7 +81,7 @@ static PANIC_AT: AtomicU32 = AtomicU32::new(0);
 
 /// Ends this process if it is to end here, and tells the parent that it serves, if that is what it waits for.
 pub(super) fn reach(point: Point) {
-    if point == Point::Serving
+    if point == Point::Owner
         && let Some(file) = DAWDLES.get()
     {
         std::fs::File::create(file.with_extension("serving")).unwrap();
@@ -170,7 +170,7 @@ impl Puppet {
         puppet
     }
 
-    fn say(&mut self, words: &str) {
+    fn send_to(&mut self, words: &str) {
         writeln!(self.stdin, "{words}").unwrap();
     }
 
@@ -184,7 +184,7 @@ impl Puppet {
     }
 
     fn tell(&mut self, words: &str) -> Option<String> {
-        self.say(words);
+        self.send_to(words);
         self.answer()
     }
 
@@ -308,7 +308,7 @@ fn a_call_is_done_once_wherever_the_serving_processes_die() {
             assert_eq!(third.tell("write 1").as_deref(), Some("0"));
             assert_eq!(first.tell("read").as_deref(), Some("1"));
             // A point of the second kind is reached by the one that takes over, and then the third has to.
-            let takes_over = matches!(point, Point::Lost | Point::Reopened | Point::Finished | Point::Serving);
+            let takes_over = matches!(point, Point::Lost | Point::Reopened | Point::Finished | Point::Owner);
             let (die, abstain) = (format!("die-at {}", point as u32), path.with_extension("abstain"));
             if takes_over {
                 std::fs::File::create(&abstain).unwrap();
@@ -318,7 +318,7 @@ fn a_call_is_done_once_wherever_the_serving_processes_die() {
             } else {
                 first.tell(&die).unwrap();
             }
-            third.say(if point == Point::Synced { "sync" } else { "write 2" });
+            third.send_to(if point == Point::Synced { "sync" } else { "write 2" });
             first.ended();
             if takes_over {
                 second.ended();
@@ -354,9 +354,9 @@ fn a_lost_epoch_is_told_to_all_until_they_open_the_file_again() {
             first.tell(&format!("die-at {}", point as u32)).unwrap();
             if point == Point::Synced {
                 second.tell("write 2").unwrap();
-                second.say("sync");
+                second.send_to("sync");
             } else {
-                second.say("write 2");
+                second.send_to("write 2");
             }
             first.ended();
             assert_eq!(second.answer().as_deref(), Some("poisoned"), "{engine} {point:?}");
@@ -427,7 +427,7 @@ fn what_a_dead_server_had_begun_comes_before_all_else() {
         third.tell("abstain").unwrap();
         second.tell("dawdle").unwrap();
         first.tell(&format!("die-at {}", Point::Written as u32)).unwrap();
-        third.say("write 2");
+        third.send_to("write 2");
         first.ended();
         // Not sooner, or its own call is one that it found on the board, and is not done before the others.
         await_change(|| path.with_extension("serving").exists());
@@ -457,9 +457,9 @@ fn changes_of_one_page_wait_for_the_answer_to_the_earlier_one() {
             first.tell("stage").unwrap();
             // Slots are given in the order in which they come.
             std::fs::File::create(path.with_extension("answering-2")).unwrap();
-            third.say("write 2");
+            third.send_to("write 2");
             await_change(|| path.with_extension("answering-2-reached").exists());
-            second.say("write 3");
+            second.send_to("write 3");
             // With the bug it is acknowledged now. Without, it waits, here or for the next server.
             if forgets {
                 assert_eq!(second.answer().as_deref(), Some("0"));
@@ -490,13 +490,13 @@ fn a_channel_opened_between_two_servers_is_served() {
         third.tell("stage").unwrap();
         first.tell("dawdle").unwrap();
         second.tell("dawdle").unwrap();
-        third.say("also write 2");
+        third.send_to("also write 2");
         let announced = path.with_extension("announced-reached");
         assert!(!announced.exists(), "it has its first channel since it joined");
         drop(first);
         // The new server has looked how many channels it has, and it has no line yet over which to tell of another one.
         await_change(|| path.with_extension("seated-reached").exists());
-        third.say("also read");
+        third.send_to("also read");
         await_change(|| announced.exists());
         std::fs::remove_file(path.with_extension("seated")).unwrap();
         std::fs::remove_file(path.with_extension("dawdle")).unwrap();

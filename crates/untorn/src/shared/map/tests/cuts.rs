@@ -24,7 +24,7 @@ impl Subject for SharedMap {
         let judging = |opener| -> Arc<dyn Opener> { Arc::new(Judging(opener, dir.to_owned())) };
         super::super::open(&Options::new(), &dir.join("file"), crate::open::open, judging).unwrap()
     }
-    fn copy(&self) -> &WorkingCopy {
+    fn copy(&self) -> &SharedMemory {
         &self.copy
     }
     fn commit(&self) -> Result<u64> {

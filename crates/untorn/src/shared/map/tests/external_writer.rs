@@ -3,8 +3,9 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use crate::AtomicMap;
 use crate::ipc::memory::tests::{Children, DIE_AT, Point, await_flag, await_word, notes, words};
-use crate::{AtomicMap, Trust};
+use crate::options::Prefer;
 
 const MODULE: &str = "shared::map::tests::external_writer";
 
@@ -53,15 +54,15 @@ fn without_a_server(test: &str, dir: &Path, options: &Options) -> (SharedMap, Ar
 /// Lets anybody in, as a program would that does not know of sharing.
 struct Unaware;
 
-impl Admission for Unaware {
-    fn admit(&self) -> Result<()> {
+impl ExclusionCheck for Unaware {
+    fn check_exclusion(&self) -> Result<()> {
         Ok(())
     }
 }
 
 /// Opens the file as such a program would.
 fn unaware(path: &Path) -> Result<sync::Arc<Shared>> {
-    crate::open::open(path, &Options::new().for_map(path)?.admitted_by(Unaware))
+    crate::open::open(path, &Options::new().for_map(path)?.checked_by(Unaware))
 }
 
 fn committed(path: &Path) -> [u64; 2] {
@@ -152,10 +153,10 @@ fn an_heir_that_trusted_one_side_when_it_joined_keeps_what_was_committed() {
     if let Some((dir, _)) = child_of(TEST) {
         return serve(&dir);
     }
-    for side in [Trust::File, Trust::Sidecar] {
+    for side in [Prefer::File, Prefer::Sidecar] {
         let dir = tempfile::tempdir().unwrap();
         let options =
-            Options::new().trust(side).adopt(true).progress(|_| panic!("the heir reports what nobody asked for"));
+            Options::new().prefer(side).adopt(true).progress(|_| panic!("the heir reports what nobody asked for"));
         let (map, go) = without_a_server(TEST, dir.path(), &options);
         go.store(true, SeqCst);
         // The dead process had 1 committed, and 7 stored.
@@ -183,7 +184,7 @@ fn what_the_first_process_said_of_the_log_counts_for_all() {
     let (map, go) = without_a_server(TEST, dir.path(), &Options::new().log_size(1 << 20));
     go.store(true, SeqCst);
     map.grow(4 << 20).unwrap();
-    assert!(map.is_serving());
+    assert!(map.is_owner());
     map.write_at(&vec![5; 4 << 20], 0).unwrap();
     // A log of 1 MiB has no room for it.
     map.commit().unwrap();
@@ -194,14 +195,17 @@ fn what_the_first_process_said_of_the_log_counts_for_all() {
 #[test]
 fn sessions_that_heirs_began_are_no_strangers() {
     let copy = crate::ipc::memory::tests::block([7, 8], 5);
-    assert!(copy.succeed([7, 9], 5).unwrap_err().contains("replaced"));
-    let begun = 5 + copy.succeed([7, 8], 5).unwrap();
+    assert!(copy.take_over_session([7, 9], 5).unwrap_err().contains("replaced"));
+    let begun = 5 + copy.take_over_session([7, 8], 5).unwrap();
     // It died before the session began, or after.
-    let again = 5 + copy.succeed([7, 8], 5).unwrap();
-    let after = again + copy.succeed([7, 8], again).unwrap();
+    let again = 5 + copy.take_over_session([7, 8], 5).unwrap();
+    let after = again + copy.take_over_session([7, 8], again).unwrap();
     assert!(begun > 6 && again > 6 && after > again + 1);
     for stranger in [4, 6, 7, again + 1, after + 1] {
-        assert!(copy.succeed([7, 8], stranger).unwrap_err().contains("another process opened it"), "{stranger}");
+        assert!(
+            copy.take_over_session([7, 8], stranger).unwrap_err().contains("another process opened it"),
+            "{stranger}"
+        );
     }
-    assert!(copy.succeed([7, 8], after).is_ok());
+    assert!(copy.take_over_session([7, 8], after).is_ok());
 }

@@ -17,24 +17,24 @@ use crate::sys::{fault, incarnation};
 const HOPELESS: u32 = 10_000;
 
 /// Serves the faults of one process.
-pub(super) struct Keeper {
+pub(super) struct FaultHandler {
     pub(super) control: Arc<Control>,
     pub(super) tracker: Arc<Userfault>,
     /// The process. One forked from it has neither the memory nor the control block.
-    pub(super) owner: u64,
+    pub(super) process: u64,
     /// Where the process has the working copy.
     pub(super) base: usize,
     pub(super) slot: usize,
     pub(super) line: Arc<Line>,
     /// The process has lost touch with the others for good.
-    pub(super) cut_off: Arc<AtomicBool>,
+    pub(super) evicted: Arc<AtomicBool>,
     /// Faults in a row that found nothing to do.
     pub(super) idle: AtomicU32,
 }
 
-impl fault::Keeper for Keeper {
+impl fault::FaultHandler for FaultHandler {
     fn serve(&self, offset: u64) -> bool {
-        if self.owner != incarnation() {
+        if self.process != incarnation() {
             return false;
         }
         let page = offset / PAGE as u64;
@@ -48,7 +48,7 @@ impl fault::Keeper for Keeper {
     }
 }
 
-impl Keeper {
+impl FaultHandler {
     /// Has the serving process fill a page.
     pub(super) fn fetch(&self, page: u64) -> bool {
         for round in 0_u32.. {
@@ -56,7 +56,7 @@ impl Keeper {
             if self.control.present().get(page) {
                 break;
             }
-            if self.control.lost() == Some(page) || self.cut_off.load(Ordering::Relaxed) {
+            if self.control.lost() == Some(page) || self.evicted.load(Ordering::Relaxed) {
                 return false;
             }
             // Said again from time to time, for the one it was said to may have gone.
@@ -70,10 +70,10 @@ impl Keeper {
 
     /// Lets stores of this process to a page through. False if that is not to be had.
     pub(super) fn open(&self, page: u64) -> bool {
-        if self.cut_off.load(Ordering::Relaxed) {
+        if self.evicted.load(Ordering::Relaxed) {
             return false;
         }
-        self.control.enter(self.slot, page, &self.cut_off);
+        self.control.enter(self.slot, page, &self.evicted);
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Entered);
         let (done, was_writable) = self.let_through(page);
@@ -88,7 +88,7 @@ impl Keeper {
     /// The same for a thread that has passed the gate; and whether they were let through before.
     fn let_through(&self, page: u64) -> (bool, bool) {
         // A process that is cut off waits for nobody who has passed the gate, but what follows needs memory that it still has.
-        if self.cut_off.load(Ordering::SeqCst) {
+        if self.evicted.load(Ordering::SeqCst) {
             return (false, false);
         }
         // Both before the first store can proceed: see the control block.
@@ -105,13 +105,13 @@ impl Keeper {
     /// Does something while no cut is being made, and none begun; if the process is cut off, at once, and then no page can
     /// be opened for it.
     pub(super) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
-        self.control.enter_between_cuts(self.slot, &self.cut_off);
+        self.control.enter_between_cuts(self.slot, &self.evicted);
         act(&BetweenCuts(self))
     }
 }
 
 /// The time between two cuts, which lasts as long as this does: nothing is committed, and nothing rolled back.
-pub(crate) struct BetweenCuts<'a>(&'a Keeper);
+pub(crate) struct BetweenCuts<'a>(&'a FaultHandler);
 
 impl BetweenCuts<'_> {
     /// Lets stores of this process to a page through. False if that is not to be had.

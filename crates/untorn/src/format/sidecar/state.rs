@@ -4,43 +4,48 @@ use super::barriers;
 use super::retirement::Retirement;
 use super::superblock::{Left, Superblock};
 use crate::error::Result;
-use crate::format::record::Seal;
+use crate::format::record::ChecksumSeed;
 use crate::storage::{Barrier, Medium, MediumFile, Stamp};
 
 /// The superblock and the retirement line of an open sidecar.
-pub(crate) struct Ledger {
+pub(crate) struct SidecarState {
     pub(crate) superblock: Superblock,
     pub(crate) retirement: Retirement,
     /// The file was let go; nothing is written any more.
     pub(crate) closed: bool,
 }
 
-impl Ledger {
+impl SidecarState {
     /// Writes one copy of each line, durable at the next fence.
     pub(crate) fn write<F: MediumFile>(&mut self, side: &F) -> Result<()> {
         self.superblock.write(side)?;
-        self.write_cut(side)
+        self.write_checkpoint(side)
     }
 
     /// Writes one copy of the retirement line, durable at the next fence.
-    pub(crate) fn write_cut<F: MediumFile>(&mut self, side: &F) -> Result<()> {
+    pub(crate) fn write_checkpoint<F: MediumFile>(&mut self, side: &F) -> Result<()> {
         self.retirement.write(side, &self.superblock.uuid)
     }
 
     /// Says, durably, that the file is open, in a session of its own: nothing sealed in an earlier one counts any more. The
     /// length and the cut that it starts from are set. What is stored in `data` is durable with it.
-    pub(crate) fn start_session<M: Medium>(&mut self, medium: &M, data: &M::File, side: &M::File) -> Result<Seal> {
+    pub(crate) fn start_session<M: Medium>(
+        &mut self,
+        medium: &M,
+        data: &M::File,
+        side: &M::File,
+    ) -> Result<ChecksumSeed> {
         let fresh = self.superblock.left == Left::Fresh;
         self.superblock.left = Left::Open;
         self.retirement.session += 1;
         if fresh {
             // The length was read from the data file just now; "open" must not become durable without it.
-            self.write_cut(side)?;
+            self.write_checkpoint(side)?;
             medium.fence(barriers::OPEN, &[side])?;
         }
         self.write(side)?;
         medium.fence(barriers::OPEN, &[data, side])?;
-        Ok(Seal::new(&self.superblock.uuid, self.retirement.session))
+        Ok(ChecksumSeed::new(&self.superblock.uuid, self.retirement.session))
     }
 
     /// Says, durably, that the file was closed cleanly when the data file stood at this stamp.
