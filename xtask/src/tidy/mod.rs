@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 mod barriers;
 mod extract;
+mod fields;
 mod headers;
 mod language;
 mod layers;
@@ -122,6 +123,7 @@ pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
     let tree = Tree::read(root)?;
     let rules = [
         layers::check,
+        fields::check,
         lazy::check,
         text::check,
         unsafety::check,

@@ -57,6 +57,11 @@ impl DamageNotifier {
 }
 
 impl<M: Medium> Redundancy<M> {
+    /// See [`RedundancyService::set_listener`](super::RedundancyService::set_listener).
+    pub(super) fn set_listener(&self, listener: Option<DamageSender>) {
+        self.notifier.set_listener(listener);
+    }
+
     /// Notes damage there from now on: a file keeps its listener when another length gives it other redundancy.
     pub(super) fn notify_through(&mut self, notifier: &std::sync::Arc<DamageNotifier>) {
         self.notifier.waiting().into_iter().for_each(|damage| notifier.notify(damage));

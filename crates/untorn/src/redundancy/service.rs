@@ -75,7 +75,7 @@ impl<M: Medium> RedundancyService for Redundancy<M> {
     }
 
     fn set_listener(&self, listener: Option<DamageSender>) {
-        self.notifier.set_listener(listener);
+        Redundancy::set_listener(self, listener);
     }
 
     fn coverage(&self) -> Result<Coverage> {

@@ -182,18 +182,18 @@ impl CachedFile {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger.new"));
     /// use std::sync::Arc;
-    /// use untorn::testing::storage::Descriptor;
+    /// use untorn::write_cache::Descriptor;
     /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
-    /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// let file = cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
     /// file.write_at(b"paid: 100", 0)?;
     /// let to = path.with_extension("");
-    /// if !file.move_to(&to)? {
+    /// if !file.begin_rename(&to)? {
     ///     file.demote()?;
     /// }
     /// let renamed = std::fs::rename(&path, &to);
-    /// file.moved(renamed.is_ok())?;
+    /// file.end_rename(renamed.is_ok())?;
     /// # renamed.map_err(io)?;
     /// # Ok(()) }
     /// ```

@@ -63,6 +63,11 @@ pub struct WriteCache {
 }
 
 impl WriteCache {
+    /// The engine that keeps the log.
+    fn engine(&self) -> &dyn AnyCache {
+        &*self.cache
+    }
+
     /// The path of the log.
     pub fn path(&self) -> &Path {
         self.cache.path()
@@ -122,11 +127,11 @@ impl WriteCache {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
     /// use std::sync::Arc;
-    /// use untorn::testing::storage::Descriptor;
+    /// use untorn::write_cache::Descriptor;
     /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
-    /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// let file = cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
     /// file.write_at(b"paid: 100", 0)?;
     /// assert_eq!(std::fs::read(&path).map_err(io)?, b"paid: 100");
     /// # Ok(()) }
@@ -147,14 +152,14 @@ impl WriteCache {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
     /// use std::sync::Arc;
-    /// use untorn::testing::storage::Descriptor;
+    /// use untorn::write_cache::Descriptor;
     /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
-    /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
-    /// assert!(!cache.keeps_names(dir.path(), &["ledger".into()])?); // a directory to sync
+    /// let file = cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// assert!(!cache.dir_is_durable(dir.path(), &["ledger".into()])?); // a directory to sync
     /// file.write_at(b"paid: 100", 0)?;
-    /// assert!(cache.keeps_names(dir.path(), &["ledger".into()])?);
+    /// assert!(cache.dir_is_durable(dir.path(), &["ledger".into()])?);
     /// # Ok(()) }
     /// ```
     ///

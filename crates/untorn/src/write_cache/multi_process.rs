@@ -55,7 +55,7 @@ impl WriteCache {
     /// # Ok(()) }
     /// ```
     pub fn shared(&self) -> Option<SharedLog<'_>> {
-        self.cache.shared().map(|(shared_state, log)| SharedLog { shared_state, log })
+        self.engine().shared().map(|(shared_state, log)| SharedLog { shared_state, log })
     }
 
     /// Opens the log again and flushes it, for a process that [writes](untorn_ring::Way::Written) to it and flushes it.
@@ -66,10 +66,10 @@ impl WriteCache {
     /// Errors of opening a file by `/proc/self/fd`. [`Error::Poisoned`](crate::Error::Poisoned) if a flush of the log
     /// failed, now or before. [`Error::Io`](crate::Error::Io) with EINVAL if the log is not shared.
     pub fn open_shared(&self) -> Result<OwnedFd> {
-        let failed = |error| Error::io("reopen", self.cache.path(), error);
+        let failed = |error| Error::io("reopen", self.engine().path(), error);
         let log = self.shared().ok_or_else(|| failed(Errno::INVAL.into()))?.log.as_raw_fd();
         let opened = File::options().read(true).write(true).open(format!("/proc/self/fd/{log}")).map_err(failed)?;
-        self.cache.flush_log()?;
+        self.engine().flush_log()?;
         Ok(opened.into())
     }
 }

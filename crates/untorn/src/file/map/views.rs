@@ -56,7 +56,7 @@ impl AtomicMap {
     }
 
     fn range_of(&self, offset: u64, len: usize) -> Result<Range<usize>> {
-        check_range(self.path(), offset, len as u64, self.len)?;
+        check_range(self.path(), offset, len as u64, self.len() as u64)?;
         Ok(offset as usize..offset as usize + len)
     }
 
