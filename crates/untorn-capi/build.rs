@@ -1,5 +1,5 @@
-//! Gives the shared library its SONAME: `libuntorn.so`, or what `UNTORN_SONAME` says, for packages that install it under
-//! a versioned name. And it stays loaded once it is: the process may come to its handler of SIGBUS at any time.
+//! Gives the shared library its SONAME: `libuntorn.so`, or what `UNTORN_SONAME` says, for packages that install it
+//! under a versioned name. And it stays loaded once it is: the process may come to its handler of SIGBUS at any time.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

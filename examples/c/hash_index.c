@@ -206,7 +206,8 @@ int main(int argc, char **argv) {
     struct index *index = map_index(path);
     torn += !is_whole(index);
     printf("%u kills, %u torn states, %u lost commits; ", kills, torn, lost);
-    printf("%" PRIu64 " keys in %" PRIu64 " slots after %" PRIu64 " events\n", index->keys, index->slots, index->events);
+    printf("%" PRIu64 " keys in %" PRIu64 " slots after %" PRIu64 " events\n",
+           index->keys, index->slots, index->events);
     /* Leave a plain file behind. */
     if (untorn_map_settle(index)) give_up("settle");
     return torn || lost ? 1 : 0;

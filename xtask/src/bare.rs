@@ -9,12 +9,12 @@ use clap::Args;
 
 use crate::nightly::UNAVAILABLE;
 
-/// The user of the minimal root who is not root.
+/// The user of the minimal root that is not root.
 const ORDINARY: &str = "1000:1000";
 const ROOT: &str = "0:0";
 
-/// Run `cargo run --release -- demo` and `cargo test --workspace` in a minimal Debian root with a Rust toolchain, gcc and
-/// nothing else: as an ordinary user, then as root, without a network.
+/// Run `cargo run --release -- demo` and `cargo test --workspace` in a minimal Debian root with a Rust toolchain, gcc
+/// and nothing else: as an ordinary user, then as root, without a network.
 ///
 /// Exit codes: 0 both commands passed for both users; 1 one failed; 69 something is missing to make the root with.
 #[derive(Args)]
@@ -93,7 +93,7 @@ fn make_root(bare: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A clone of what is committed, and the sources of its dependencies, for a user.
+/// A clone of the commit, and the sources of its dependencies, for a user.
 fn bring_project(root: &Path, bare: &Path, user: &str) -> io::Result<()> {
     said(Command::new("cargo").args(["fetch", "--locked"]).current_dir(root))?;
     let (home, project) = (bare.join("untorn/home/.cargo"), bare.join("untorn/project"));
@@ -116,7 +116,7 @@ fn missing(what: &str) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(io::ErrorKind::Unsupported, format!("a minimal root needs {what}: {error}"))
 }
 
-/// What a command prints; one that fails is an error with its words.
+/// The output of a command; one that fails is an error with its words.
 fn said(command: &mut Command) -> io::Result<String> {
     let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {

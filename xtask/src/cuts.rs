@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 /// Arguments of `cargo xtask cuts`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// What the processes share [default: all three]
+    /// Kind of memory that the processes share [default: all three]
     #[arg(value_enum)]
     what: Option<What>,
     /// Number of commits per run
@@ -96,7 +96,7 @@ struct Report<'a> {
     torn: u64,
     /// The longest wait of any process, in milliseconds.
     longest: f64,
-    /// Not a run that is to hold but one that must be convicted.
+    /// Whether the run has a planted bug, and so must be convicted.
     planted: bool,
 }
 
@@ -161,8 +161,9 @@ mod tests {
 
     #[test]
     fn what_a_run_says_is_understood() {
-        let said = "cuts of a region: 2 processes, 10003 commits in 12.5 s, 4711 tickets, 200 kills (101 of the server, 3 of \
-                    one about to join), 0 torn None; longest store 7.5 ms, commit 41.0 ms, gap between commits 30.2 ms";
+        let said = "cuts of a region: 2 processes, 10003 commits in 12.5 s, 4711 tickets, 200 kills (101 of the \
+                    server, 3 of one about to join), 0 torn None; longest store 7.5 ms, commit 41.0 ms, gap between \
+                    commits 30.2 ms";
         let expected = Report { text: said, commits: 10_003, kills: 200, torn: 0, longest: 41.0, planted: false };
         let line = format!("..{said}");
         assert_eq!(report(&line), Some(expected));

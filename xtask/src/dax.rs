@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// Let the writer store into a mapped region of a store, which has its own engine, and commit with pmsync
     #[arg(long, conflicts_with_all = ["map", "engine"])]
     region: bool,
-    /// What the hybrid log logs: undo, redo or hybrid [default: hybrid]
+    /// Logging policy of the hybrid log: undo, redo or hybrid [default: hybrid]
     #[arg(long, value_name = "POLICY", value_parser = log_policy)]
     log_policy: Option<LogPolicy>,
     /// Maximum size of the hybrid log in bytes, to make it fill up; all writes of one commit must fit

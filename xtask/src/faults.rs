@@ -58,7 +58,8 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         }
     }
     println!(
-        "tried {} of {} cases (call, number, failure): {} told of, {} got over, {} violations; {} did not come about; {seconds:.0} s",
+        "tried {} of {} cases (call, number, failure): {} told of, {} got over, {} violations; {} did not come \
+         about; {seconds:.0} s",
         outcome.tried,
         outcome.total,
         outcome.told,

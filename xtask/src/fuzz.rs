@@ -151,7 +151,7 @@ impl std::fmt::Display for Outcome {
 }
 
 fn fuzz_one(fuzz: &Path, dir: &Path, name: &str, arguments: &Arguments) -> io::Result<Outcome> {
-    // What a run learns goes beside what is built; the committed corpus is read only.
+    // The inputs that a run finds go beside the build; the committed corpus is only read.
     let learnt = dir.join("learnt").join(name);
     let artifacts = dir.join("artifacts").join(name);
     if arguments.plant && learnt.exists() {
@@ -194,7 +194,7 @@ fn executions(said: &str) -> u64 {
     counted.chain(progress).filter_map(|number| number.trim().parse().ok()).max().unwrap_or(0)
 }
 
-/// The line that says what was found, and the file the input was written to.
+/// The line that reports the finding, and the file that the input was written to.
 fn what_died(said: &str) -> (String, Option<PathBuf>) {
     let lines = || said.lines();
     let panic = lines().position(|line| line.contains("panicked at"));

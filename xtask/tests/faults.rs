@@ -1,5 +1,5 @@
-//! Failing system calls in small: a sample of the cases of `cargo xtask faults`. Passed over, and said so, where a process
-//! may not be traced; on other processors than x86-64 there is no such rig.
+//! Failing system calls in small: a sample of the cases of `cargo xtask faults`. Passed over, and said so, where a
+//! process may not be traced; on other processors than x86-64 there is no such rig.
 #![cfg(target_arch = "x86_64")]
 
 use std::process::Command;

@@ -124,7 +124,7 @@ pub struct Args {
     pub workloads: Vec<Workload>,
     /// Seconds between passes in `redundancy`. Default 1 and 30; for random stores 1 and 60.
     pub periods: Vec<f64>,
-    /// Which pages share a parity page in `redundancy`. Default: consecutive ones.
+    /// The pages that share a parity page in `redundancy`. Default: consecutive ones.
     pub stripe_layout: untorn::redundancy::StripeLayout,
     /// Operations per second at which the processors are saturated in `redundancy`'s key-value workload; 0 means no
     /// work besides the accesses. Default 20000.

@@ -1,8 +1,9 @@
 //! Side-by-side benchmarks: the cost of failure atomicity compared with the raw limit of the same medium.
 //!
-//! A single number says little on a shared machine. So every benchmark measures two or three *arms* interleaved in
-//! short slices, and reports the median of the ratios of neighbouring slices. A separate pass runs the same workload on
-//! [`Counting`], a medium that counts fences, flushes and bytes, so that counting does not slow the timed pass.
+//! A single number says little on a shared machine. Every benchmark therefore measures two or three *arms*
+//! interleaved in short slices, and reports the median of the ratios of neighbouring slices. A separate pass runs the
+//! same workload on [`Counting`], a medium that counts fences, flushes and bytes, so that counting does not slow the
+//! timed pass.
 //!
 //! | benchmark | compares | with |
 //! |---|---|---|
@@ -10,7 +11,7 @@
 //! | `atomic-commit` | the same, with a commit every N writes | copies with a locked instruction each, and a fence |
 //! | `atomic-read` | [`AtomicFile::read_at`](untorn::AtomicFile::read_at) | memcpy from an identical mapping |
 //! | `commit-time` | one commit after 10 to 100,000 written blocks | a fence after the same number of raw copies |
-//! | `map-commit` | plain stores and [`AtomicMap::commit`](untorn::AtomicMap::commit) | the same and `msync`, or a flush of the pages' lines |
+//! | `map-commit` | plain stores and a [commit](untorn::AtomicMap::commit) | the same and `msync`, or line flushes |
 //! | `hybrid-policy` | reads and writes under undo, redo and hybrid logging | each other, and raw copies |
 //! | `idle` | an open but unused file | a processor's time |
 //! | `redundancy` | a protected mapping or map | the same without protection |

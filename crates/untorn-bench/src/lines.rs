@@ -38,7 +38,8 @@ pub struct Line {
 /// use untorn_bench::{Line, Lines, svg_of_lines};
 ///
 /// let line = Line { name: "log".to_owned(), points: vec![(0.0, 90.0), (1.0, 20.0)] };
-/// let lines = Lines { caption: "a burst".to_owned(), y: "MB a second".to_owned(), lines: vec![line], ..Lines::default() };
+/// let (caption, y) = ("a burst".to_owned(), "MB a second".to_owned());
+/// let lines = Lines { caption, y, lines: vec![line], ..Lines::default() };
 /// assert!(svg_of_lines(&[lines]).starts_with("<svg"));
 /// ```
 pub fn svg_of_lines(plots: &[Lines]) -> String {

@@ -79,8 +79,8 @@ impl<R: Raw> Model<R> {
         self.alternate(home, old, bytes, offset)
     }
 
-    /// A write of the hybrid log under redo: bytes and a header into the log, its place into the index under the block's lock.
-    /// Another thread runs the checkpoint.
+    /// A write of the hybrid log under redo: bytes and a header into the log, its place into the index under the
+    /// block's lock. Another thread runs the checkpoint.
     #[inline]
     pub(crate) fn log(&self, bytes: &[u8], offset: u64) -> untorn::Result<()> {
         let share = self.len / LANES;

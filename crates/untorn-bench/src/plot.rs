@@ -162,7 +162,7 @@ fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one:
     }
     let centred = ("sans-serif", 15).into_text_style(area).pos(Pos::new(HPos::Center, VPos::Top));
     for (index, group) in groups.iter().enumerate() {
-        // In the whole document, of which the area is a part.
+        // Coordinates are those of the whole document; the area is a part of it.
         let (x, y) = chart.backend_coord(&(index as f64 + 0.5, 0.0));
         let (left, top) = area.get_base_pixel();
         area.draw(&Text::new((*group).to_owned(), (x - left, y - top + 8), centred.clone()))?;

@@ -1,4 +1,4 @@
-//! What C programs are compiled against: numbers and struct layouts. They may be added to and never change.
+//! The numbers and struct layouts that C programs are compiled against. They may be added to and never change.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -237,11 +237,11 @@ pub struct untorn_coverage {
     pub is_scrubbed: u32,
     /// Pages of the file.
     pub pages: u64,
-    /// Of these, stored to since they were covered.
+    /// Pages that were stored to since they were covered.
     pub uncovered: u64,
     /// Stripes.
     pub stripes: u64,
-    /// Of these, with an uncovered page.
+    /// Stripes with an uncovered page.
     pub vulnerable_stripes: u64,
     /// Pages that differed when the file was protected.
     pub unknown: u64,

@@ -1,4 +1,4 @@
-//! `untorn/acumen.h`: the functions of the Acumen paper (§IV-A). What each does, returns and expects is written there.
+//! `untorn/acumen.h`: the functions of the Acumen paper (§IV-A). The header says what each does, returns and expects.
 #![allow(clippy::missing_safety_doc, reason = "acumen.h says what each function expects of its arguments")]
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crate::descriptor::FileId;
 use crate::errors::{Failure, Result};
 use crate::mapping::{self, Ranges, Request, copy, no_mapping_at, with_errno};
 
-/// What mapping and unmapping keep in mind. Reads and writes never look here.
+/// The state of mapping and unmapping. Reads and writes never look here.
 #[derive(Default)]
 struct Mapped {
     ranges: Ranges,
@@ -28,8 +28,8 @@ struct Unmap {
     spatial: bool,
 }
 
-/// Locked while a file is mapped or unmapped, so that settling a file and mapping it anew do not meet. A panic in between
-/// leaves at most a file that is counted once too often and so never settled.
+/// Locked while a file is mapped or unmapped, so that settling a file and mapping it anew do not meet. A panic in
+/// between leaves at most a file that is counted once too often and so never settled.
 static MAPPED: PerProcess<Mutex<Mapped>> = PerProcess::new();
 
 /// Whether a mapping of a process that this one was forked from starts there.

@@ -72,7 +72,7 @@ pub(crate) unsafe fn explain<T>(result: &Result<T>, err: *mut untorn_error) {
 /// The path at `pointer`.
 ///
 /// # Safety
-/// `pointer` is null or points to a string that ends with a zero and that nobody changes or frees during `'a`.
+/// `pointer` is null or points to a string that ends with a zero, and no thread changes or frees it during `'a`.
 pub(crate) unsafe fn path_at<'a>(pointer: *const c_char) -> Result<&'a Path> {
     if pointer.is_null() {
         return Err(null("path"));
@@ -85,7 +85,7 @@ pub(crate) unsafe fn path_at<'a>(pointer: *const c_char) -> Result<&'a Path> {
 /// The object at `pointer`; `name` is what an error calls it.
 ///
 /// # Safety
-/// `pointer` is null or points to a `T` that nobody changes or frees during `'a`.
+/// `pointer` is null or points to a `T` that no thread changes or frees during `'a`.
 pub(crate) unsafe fn shared<'a, T>(pointer: *const T, name: &str) -> Result<&'a T> {
     // SAFETY: not null where it is dereferenced, and the caller vouches for the rest.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(name))
@@ -94,7 +94,7 @@ pub(crate) unsafe fn shared<'a, T>(pointer: *const T, name: &str) -> Result<&'a 
 /// The object at `pointer`, to change.
 ///
 /// # Safety
-/// `pointer` is null or points to a `T` that nobody else uses during `'a`.
+/// `pointer` is null or points to a `T` that no other code uses during `'a`.
 pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T> {
     // SAFETY: not null where it is dereferenced, and the caller vouches for the rest.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(name))
@@ -103,7 +103,7 @@ pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &str) -> Result<&'a
 /// The `n` bytes at `pointer`.
 ///
 /// # Safety
-/// `pointer` is null or the bytes may be read, and nobody changes them during `'a`.
+/// `pointer` is null or the bytes may be read, and no thread changes them during `'a`.
 pub(crate) unsafe fn source<'a>(pointer: *const c_void, n: usize, name: &str) -> Result<&'a [u8]> {
     check(pointer, n, name)?;
     // SAFETY: not null, not longer than a slice may be, and the caller vouches that the bytes are there and stay. Any
@@ -114,10 +114,10 @@ pub(crate) unsafe fn source<'a>(pointer: *const c_void, n: usize, name: &str) ->
 /// The `n` bytes at `pointer`, to fill.
 ///
 /// # Safety
-/// `pointer` is null or the bytes may be written, and nobody else uses them during `'a`.
+/// `pointer` is null or the bytes may be written, and no other code uses them during `'a`.
 pub(crate) unsafe fn target<'a>(pointer: *mut c_void, n: usize, name: &str) -> Result<&'a mut [u8]> {
     check(pointer, n, name)?;
-    // SAFETY: as in `source`, and the caller vouches that nobody else uses the bytes.
+    // SAFETY: as in `source`, and the caller vouches that no other code uses the bytes.
     Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), n) })
 }
 
@@ -135,8 +135,8 @@ fn check(pointer: *const c_void, n: usize, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The standard library prints every panic before it unwinds. Panics that this file turns into an error are not printed;
-/// all others, of Rust code this library is linked into statically, are handled as before.
+/// The standard library prints every panic before it unwinds. Panics that this file turns into an error are not
+/// printed; all others, of Rust code this library is linked into statically, are handled as before.
 fn keep_panics_quiet() {
     static ONCE: OnceForAll = OnceForAll::new();
     // A thread that unwinds may not change the hook; the next call will.

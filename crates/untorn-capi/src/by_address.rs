@@ -1,4 +1,4 @@
-//! What this process has open, found by the address that the program has.
+//! The open handles of this process, found by the address that the program has.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -9,19 +9,19 @@ use untorn_core::testing::PerProcess;
 use crate::abi::{UNTORN_EOWNERDEAD, UNTORN_EPOISONED};
 use crate::errors::{Failure, Result};
 
-/// One that is open, until the call that ends it takes it out.
+/// An open handle, until the call that ends it takes it out.
 type Slot<T> = Arc<RwLock<Option<T>>>;
 
-/// What errors say of the things of one family.
+/// The words for the handles of one family in error messages.
 pub(crate) struct Words {
     pub(crate) noun: &'static str,
-    /// Which address to pass.
+    /// The address to pass.
     pub(crate) pass: &'static str,
-    /// What to do where it cannot be used any more.
+    /// The remedy for a handle that cannot be used any more.
     pub(crate) anew: &'static str,
 }
 
-/// Those that the calls of one family have opened in this process.
+/// The handles that the calls of one family have opened in this process.
 pub(crate) struct ByAddress<T: 'static> {
     words: Words,
     /// Held for as long as a look takes, never during a call.
@@ -33,7 +33,7 @@ impl<T: Send + Sync> ByAddress<T> {
         ByAddress { words, open: PerProcess::new() }
     }
 
-    /// Why there is none of this process at the address.
+    /// Explains why this process has no handle at the address.
     fn none_at(&self, address: usize) -> Failure {
         let Words { noun, pass, anew } = &self.words;
         if address == 0 {
@@ -89,7 +89,7 @@ impl<T: Send + Sync> ByAddress<T> {
     pub(crate) fn take(&self, address: *mut c_void) -> Result<T> {
         let address = address.addr();
         let slot = self.open.lock().remove(&address).ok_or_else(|| self.none_at(address))?;
-        // One that a call left in the middle can still be ended: the file is that of the last commit.
+        // A handle whose call panicked can still be ended: the file is that of the last commit.
         let one = slot.write().unwrap_or_else(PoisonError::into_inner).take();
         one.ok_or_else(|| self.none_at(address))
     }
@@ -106,7 +106,8 @@ mod tests {
     use super::*;
     use crate::abi::UNTORN_EINVAL;
 
-    /// Maps of one test alone: the tests of a process run at once, and where one has ended a map another may put its own.
+    /// Maps of one test alone: the tests of a process run at once, and where one has ended a map another may put its
+    /// own.
     fn apart() -> ByAddress<AtomicMap> {
         ByAddress::new(Words { noun: "map", pass: "pass another", anew: "map the file anew" })
     }

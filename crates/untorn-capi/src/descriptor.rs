@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use crate::errors::{Failure, Result};
 
-/// What tells one file from another: device and inode.
+/// The identity of a file: device and inode.
 pub(crate) type FileId = (u64, u64);
 
-/// What a descriptor of a regular file refers to.
+/// The file that a descriptor of a regular file refers to.
 pub(crate) struct Described {
     pub(crate) path: PathBuf,
     pub(crate) id: FileId,
@@ -43,7 +43,7 @@ pub(crate) fn describe(fd: c_int) -> Result<Described> {
     }
     let path = fs::read_link(&link).map_err(|error| Failure::system(&what(), &error))?;
     let id = (open.dev(), open.ino());
-    // Of a removed file the link says "name (deleted)", which may even be the name of another one.
+    // For a removed file the link says "name (deleted)", which may even be the name of another file.
     match fs::metadata(&path) {
         Ok(named) if (named.dev(), named.ino()) == id => {}
         _ => {

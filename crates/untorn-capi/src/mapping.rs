@@ -15,7 +15,7 @@ use crate::boundary::{guarded, source, target};
 use crate::descriptor::{Described, FileId, describe};
 use crate::errors::{Failure, Result};
 
-/// Flags of mmap that ask for speed or for memory to be set aside, neither of which a mapping by name has a use for.
+/// Flags of mmap that ask for speed or for memory to be set aside. A mapping by name uses neither.
 pub(crate) const HINTS: c_int = libc::MAP_POPULATE
     | libc::MAP_NONBLOCK
     | libc::MAP_NORESERVE
@@ -208,7 +208,7 @@ pub(crate) fn read(place: &Place<'_>, n: usize) -> Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// Copies from, to or between mapped files and memory; with `eager`, what is written is deployed.
+/// Copies from, to or between mapped files and memory; with `eager`, deploys the bytes that it writes.
 pub(crate) fn copy(dst: *mut c_void, src: *const c_void, n: usize, eager: bool) -> Result<()> {
     if n == 0 {
         return Ok(());

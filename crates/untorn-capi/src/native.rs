@@ -1,4 +1,4 @@
-//! `untorn.h`: the native C functions. What each does, returns and expects is written there.
+//! `untorn.h`: the native C functions. The header says what each does, returns and expects.
 #![allow(clippy::missing_safety_doc, reason = "untorn.h says what each function expects of its arguments")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -182,7 +182,7 @@ fn take(handle: *mut untorn_t) -> Result<AtomicFile> {
     }
     // SAFETY: not null, from untorn_open, and `open` is not used after this.
     let handle = unsafe { Box::from_raw(handle) };
-    // Only untorn_begin makes a second reference, and nobody may call it with this handle any more.
+    // Only untorn_begin makes a second reference, and the program may not call it with this handle any more.
     Arc::into_inner(handle.file).ok_or_else(|| {
         Failure::new(
             UNTORN_ETXOPEN,

@@ -1,4 +1,5 @@
-//! `untorn/nvmmio.h`: the functions of the Libnvmmio paper (§3.1). What each does, returns and expects is written there.
+//! `untorn/nvmmio.h`: the functions of the Libnvmmio paper (§3.1). The header says what each does, returns and
+//! expects.
 #![allow(clippy::missing_safety_doc, reason = "nvmmio.h says what each function expects of its arguments")]
 
 use std::borrow::Cow;
@@ -17,13 +18,14 @@ use crate::mapping::{
     self, Ranges, Request, copy, errno, filled, fits, not_null, page_size, read, with_errno, writable,
 };
 
-/// What a comparison that failed returns: not 0, so that it is never taken for "equal", and no result of one that did not.
+/// The result of a comparison that failed. It is not 0, so that it is never taken for "equal", and a comparison that
+/// succeeds never returns it.
 const FAILED: c_int = c_int::MIN;
 
 /// Bytes of a string that are read at first; most end within them.
 const STRING_PIECE: usize = 256;
 
-/// Reads and writes never look here. A panic while it is locked leaves at most a range that nobody can unmap.
+/// Reads and writes never look here. A panic while it is locked leaves at most a range that no call can unmap.
 static MAPPED: PerProcess<Mutex<Ranges>> = PerProcess::new();
 
 fn map(request: &Request) -> Result<usize> {
@@ -74,7 +76,7 @@ fn set(dst: *mut c_void, byte: u8, n: usize) -> Result<()> {
 /// The `n` bytes at an address: of a mapped file, read atomically; of memory, where they are.
 ///
 /// # Safety
-/// Where no file is mapped, the bytes may be read and nobody changes them as long as the result is in use.
+/// Where no file is mapped, the bytes may be read, and no thread changes them as long as the result is in use.
 unsafe fn bytes(view: &View, addr: *const c_void, n: usize) -> Result<Cow<'_, [u8]>> {
     not_null(addr)?;
     match view.find(addr.addr()) {
@@ -87,7 +89,7 @@ unsafe fn bytes(view: &View, addr: *const c_void, n: usize) -> Result<Cow<'_, [u
 /// The string at an address, without the zero at its end; of a mapped file, read atomically.
 ///
 /// # Safety
-/// Where no file is mapped, there is a string that nobody changes as long as the result is in use.
+/// Where no file is mapped, there is a string that no thread changes as long as the result is in use.
 unsafe fn string(view: &View, addr: *const c_char) -> Result<Cow<'_, [u8]>> {
     not_null(addr.cast())?;
     match view.find(addr.addr()) {
@@ -151,7 +153,7 @@ pub unsafe extern "C" fn nvmsync(addr: *mut c_void, length: usize, flags: c_int)
 /// Fills a range.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmemset(dst: *mut c_void, c: c_int, n: usize) -> *mut c_void {
-    // As in memset, the byte is what is left of the number.
+    // As in memset, the byte is the low byte of the number.
     with_errno(|| set(dst, c as u8, n)).map_or(ptr::null_mut(), |()| dst)
 }
 

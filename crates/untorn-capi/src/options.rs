@@ -21,22 +21,23 @@ const FIRST_SIZE: usize = offset_of!(untorn_options, max_len) + size_of::<u64>()
 /// The options that a C program gives; none are the defaults.
 ///
 /// # Safety
-/// `opts` is null or points to a struct that begins with its size and that nobody changes during the call.
+/// `opts` is null or points to a struct that begins with its size and that no thread changes during the call.
 pub(crate) unsafe fn given(opts: *const untorn_options) -> Result<untorn_options> {
     if opts.is_null() {
         return Ok(untorn_options::default());
     }
-    // SAFETY: not null, and the caller vouches that the size is there; a read of four bytes needs no alignment this way.
+    // SAFETY: not null, and the caller vouches that the size is there; a read of four bytes needs no alignment this
+    // way.
     let size = unsafe { opts.cast::<u32>().read_unaligned() } as usize;
     if size > LARGEST {
         return Err(Failure::invalid("untorn_options.size is not set; start from UNTORN_OPTIONS_INIT"));
     }
-    // SAFETY: the struct is as long as its size field says, and nobody changes it during the call.
+    // SAFETY: the struct is as long as its size field says, and no thread changes it during the call.
     decode(unsafe { source(opts.cast(), size, "opts") }?)
 }
 
-/// The options in `bytes`, which are as many as its size field says. Fields a newer header added must be zero: a program
-/// that sets one wants something this library cannot do.
+/// The options in `bytes`, which are as many as its size field says. Fields a newer header added must be zero: a
+/// program that sets one wants something this library cannot do.
 fn decode(bytes: &[u8]) -> Result<untorn_options> {
     if bytes.len() < FIRST_SIZE {
         return Err(Failure::invalid(format!(
@@ -50,7 +51,7 @@ fn decode(bytes: &[u8]) -> Result<untorn_options> {
             "untorn_options sets a field that this version of libuntorn does not know; install a newer libuntorn",
         ));
     }
-    // What an older header did not have yet is zero, its default.
+    // A field that an older header does not have is zero, its default.
     let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
     let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| byte(at + index)));
     let long = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| byte(at + index)));

@@ -1,4 +1,4 @@
-//! `untorn.h`: plain loads and stores. What each function does, returns and expects is written there.
+//! `untorn.h`: plain loads and stores. The header says what each function does, returns and expects.
 #![allow(clippy::missing_safety_doc, reason = "untorn.h says what each function expects of its arguments")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn untorn_map_commit(map: *mut c_void) -> c_int {
     })
 }
 
-/// Discards what is not committed.
+/// Discards uncommitted stores.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_rollback(map: *mut c_void) -> c_int {
     code(|| MAPS.with_mut(map, |map| Ok(map.rollback()?)))
@@ -74,13 +74,13 @@ pub unsafe extern "C" fn untorn_map_len(map: *mut c_void) -> u64 {
     guarded(|| MAPS.with_mut(map, |map| Ok(map.len() as u64))).unwrap_or(0)
 }
 
-/// Discards what is not committed, and closes.
+/// Discards uncommitted stores, and closes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_unmap(map: *mut c_void) -> c_int {
     code(|| Ok(MAPS.take(map)?.discard()?))
 }
 
-/// Discards what is not committed, brings everything home, removes the sidecar and closes.
+/// Discards uncommitted stores, brings everything home, removes the sidecar and closes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_settle(map: *mut c_void) -> c_int {
     code(|| {

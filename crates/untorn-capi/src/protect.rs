@@ -1,5 +1,5 @@
-//! `untorn/protect.h`: checksums and parity of a mapping that the program made itself. What each function does, returns and
-//! expects is written there.
+//! `untorn/protect.h`: checksums and parity of a mapping that the program made itself. The header says what each
+//! function does, returns and expects.
 #![allow(clippy::missing_safety_doc, reason = "untorn/protect.h says what each function expects of its arguments")]
 
 use std::ffi::{c_int, c_void};
@@ -29,29 +29,30 @@ const OLDEST_COVERAGE: usize = size_of::<untorn_coverage>();
 /// The options at `opts`.
 ///
 /// # Safety
-/// `opts` is null or points to a struct that begins with its size and that nobody changes during the call.
+/// `opts` is null or points to a struct that begins with its size and that no thread changes during the call.
 unsafe fn given(opts: *const untorn_redundancy_options) -> Result<untorn_redundancy_options> {
     if opts.is_null() {
         return Ok(untorn_redundancy_options::default());
     }
-    // SAFETY: not null, and the caller vouches that the size is there; a read of four bytes needs no alignment this way.
+    // SAFETY: not null, and the caller vouches that the size is there; a read of four bytes needs no alignment this
+    // way.
     let size = unsafe { opts.cast::<u32>().read_unaligned() } as usize;
     let known = size_of::<untorn_redundancy_options>();
     if !(OLDEST..=4096).contains(&size) {
         let message = "untorn_redundancy_options.size is not set; start from UNTORN_REDUNDANCY_OPTIONS_INIT";
         return Err(Failure::invalid(message));
     }
-    // SAFETY: the struct is as long as its size field says, and nobody changes it during the call.
+    // SAFETY: the struct is as long as its size field says, and no thread changes it during the call.
     let bytes = unsafe { source(opts.cast(), size, "opts") }?;
     if bytes.iter().skip(known).any(|&byte| byte != 0) {
-        let message = "untorn_redundancy_options sets a field that this version of libuntorn does not know; install a newer \
-             libuntorn";
+        let message = "untorn_redundancy_options sets a field that this version of libuntorn does not know; install a \
+                       newer libuntorn";
         return Err(Failure::new(abi::UNTORN_EOPNOTSUPP, message));
     }
     let mut given = untorn_redundancy_options::default();
-    // SAFETY: no more bytes than both structs have, which do not overlap. A struct of the program's has in each field it has what
-    // that may have: numbers, and for on_damage null or a function, as untorn/protect.h asks. Copied as bytes, pointers stay
-    // what they were.
+    // SAFETY: no more bytes than both structs have, which do not overlap. A struct of the program's has in each field
+    // it has what that may have: numbers, and for on_damage null or a function, as untorn/protect.h asks. Copied as
+    // bytes, pointers stay what they were.
     unsafe { std::ptr::copy_nonoverlapping(opts.cast::<u8>(), (&raw mut given).cast::<u8>(), size.min(known)) };
     Ok(given)
 }
@@ -77,8 +78,8 @@ impl Teller {
             // A mapping has no sidecar.
             _ => return,
         };
-        // SAFETY: a function of this type and its context, both of which untorn/protect.h asks to stay until untorn_unprotect
-        // has returned, which waits for the thread that calls this.
+        // SAFETY: a function of this type and its context. untorn/protect.h asks that both stay until
+        // untorn_unprotect has returned, and that waits for the thread that calls this.
         unsafe { (self.on_damage)(self.context, what as u32, at, length) };
     }
 }
@@ -157,14 +158,15 @@ pub unsafe extern "C" fn untorn_redundancy_sync(addr: *mut c_void) -> c_int {
     code(|| PROTECTED.with(addr, |protected| Ok(protected.sync()?)))
 }
 
-/// What is covered.
+/// Fills in how much of the mapping is covered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_coverage(addr: *mut c_void, coverage: *mut untorn_coverage) -> c_int {
     code(|| {
         if coverage.is_null() {
             return Err(Failure::invalid("coverage is NULL; pass the struct to fill"));
         }
-        // SAFETY: not null, and untorn/protect.h asks that the size is there; a read of four bytes needs no alignment this way.
+        // SAFETY: not null, and untorn/protect.h asks that the size is there; a read of four bytes needs no alignment
+        // this way.
         let size = unsafe { coverage.cast::<u32>().read_unaligned() } as usize;
         if !(OLDEST_COVERAGE..=4096).contains(&size) {
             let message = "untorn_coverage.size is not set; start from UNTORN_COVERAGE_INIT";
@@ -188,7 +190,8 @@ pub unsafe extern "C" fn untorn_redundancy_coverage(addr: *mut c_void, coverage:
             repaired: now.history.repaired,
         };
         let known = size.min(size_of::<untorn_coverage>());
-        // SAFETY: no more bytes than both have, the program's by its size; a struct of this call's overlaps none of the program's.
+        // SAFETY: no more bytes than both have, the program's by its size; a struct of this call's overlaps none of
+        // the program's.
         unsafe { std::ptr::copy_nonoverlapping((&raw const told).cast::<u8>(), coverage.cast::<u8>(), known) };
         Ok(())
     })

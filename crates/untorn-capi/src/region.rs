@@ -1,5 +1,5 @@
-//! `untorn/region.h`: the functions of the Region System paper (Table II). What each does, returns and expects is written
-//! there.
+//! `untorn/region.h`: the functions of the Region System paper (Table II). The header says what each does, returns
+//! and expects.
 #![allow(clippy::missing_safety_doc, reason = "region.h says what each function expects of its arguments")]
 
 use std::env;

@@ -1,5 +1,5 @@
-//! `untorn/shared.h`: plain loads and stores of several processes. What each function does, returns and expects is written
-//! there.
+//! `untorn/shared.h`: plain loads and stores of several processes. The header says what each function does, returns
+//! and expects.
 #![allow(clippy::missing_safety_doc, reason = "untorn/shared.h says what each function expects of its arguments")]
 
 use std::ffi::{c_char, c_int, c_void};

@@ -1,4 +1,4 @@
-//! Forged companion files: those of a protected file with changes, sealed as somebody would who knows the format.
+//! Forged companion files: those of a protected file with changes, sealed as the format requires.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -94,7 +94,7 @@ fn companion(medium: &SimMedium) -> Result<PathBuf> {
     Ok(PathBuf::from(format!("/.untorn/{inode}.redundancy")))
 }
 
-/// Changes something. Whether no seal was forged, so that no changed block or superblock can be believed.
+/// Changes something. Returns whether no seal was forged, so that no changed block or superblock can be believed.
 fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     match input.byte() % 5 {
         0 => {
@@ -121,8 +121,9 @@ fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     }
 }
 
-/// Forges a companion file as the input says. An error is a right answer to it. What is not an error neither panics nor
-/// changes a page that it does not call repaired; and where no seal was forged it changes none, for all are good.
+/// Forges a companion file as the input says. An error is a right answer to it. A call that succeeds neither panics
+/// nor changes a page that it does not report as repaired. If no seal was forged, it changes no page, for all are
+/// good.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
@@ -134,7 +135,7 @@ pub(crate) fn run(input: &[u8]) {
     replace(&medium, &place, &honest.side, &side).expect("the simulated medium accepts any bytes");
     let contents = || plain(&medium).expect("the file exists");
     match input.byte() % 8 {
-        // Seldom, for who reads amid writes tries again after a pause.
+        // This is rare, because a reader amid writes tries again after a pause.
         1 => drop(untorn::redundancy::recorded_on(&medium, PATH)),
         2 | 3 => return with_engine(&medium, honest, unforged),
         _ => {}
@@ -169,8 +170,8 @@ pub(crate) fn run(input: &[u8]) {
     assert!(!unforged || contents() == honest.data, "an undamaged page was changed");
 }
 
-/// Opens the file with an engine, which keeps the redundancy that it has. It stores nothing, so the file stays as it is, but for
-/// pages that a forged checksum has given back.
+/// Opens the file with an engine, which keeps the redundancy that it has. It stores nothing, so the file stays as it
+/// is, but for pages that a forged checksum has given back.
 fn with_engine(medium: &SimMedium, honest: &Honest, unforged: bool) {
     let options = Options::new().engine(EngineKind::Reflection).record_area(2, 8);
     if let Ok(file) = options.open_on(medium.clone(), PATH) {

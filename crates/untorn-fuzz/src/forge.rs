@@ -1,4 +1,4 @@
-//! Forged sidecars: honest ones with changes, sealed as somebody would who knows the format.
+//! Forged sidecars: honest ones with changes, sealed as the format requires.
 
 use twox_hash::XxHash3_64;
 
@@ -85,7 +85,7 @@ pub(crate) fn run(bytes: &[u8], pairs: &[Pair], kinds: &[Kind]) {
     // A session set back lets records count again that an earlier one discarded, as soon as an open counts it up. An
     // honest sidecar's never goes back, so of such a one only that nothing panics is asked.
     let session = |side: &[u8]| [0, 1].map(|copy| word(side, retirement_at(copy) + 24));
-    // One that counts to the last number a reader believes is read now and, counted up, not the next time.
+    // A reader accepts a number at its limit now, but not the next time, after it was counted up.
     let heads = (0..2).flat_map(|copy| [copy * PAGE + 56, retirement_at(copy), retirement_at(copy) + 8]);
     let lines = (0..LANES * SLOTS).map(|slot| LANES_AT + 64 * slot);
     let epochs = hybrid::lines(&forged.side).flat_map(|line| [line, line + 48]);
@@ -168,8 +168,8 @@ pub(crate) fn raw(bytes: &mut [u8], from: usize, to: usize, input: &mut Input<'_
     }
 }
 
-/// Forges in so many steps, or until the input is used up. Whether each step says that it sealed nothing anew, so that
-/// nothing that was changed can be believed.
+/// Forges in `count` steps, or until the input is used up. Returns whether every step reports that it sealed nothing
+/// anew, so that no change can be believed.
 pub(crate) fn changes(input: &mut Input<'_>, count: u64, mut change: impl FnMut(&mut Input<'_>) -> bool) -> bool {
     let mut unforged = true;
     for _ in 0..count {
@@ -181,7 +181,8 @@ pub(crate) fn changes(input: &mut Input<'_>, count: u64, mut change: impl FnMut(
     unforged
 }
 
-/// Puts any number into one of these fields, offset and width each, of one of two copies or both, and seals them anew or not.
+/// Puts any number into one of these fields, offset and width each, of one of two copies or both, and seals them anew
+/// or not.
 pub(crate) fn field(
     bytes: &mut [u8],
     fields: &[(usize, usize)],
@@ -219,7 +220,7 @@ pub(crate) fn newer_retirement(side: &[u8]) -> usize {
     (0..2).map(retirement_at).max_by_key(|&at| word(side, at)).unwrap_or_default()
 }
 
-/// What lines that stand here are sealed with, in the session that counts.
+/// The seed that seals lines at this offset, in the session that counts.
 pub(crate) fn seed_at(side: &[u8], at: usize) -> u64 {
     let session = word(side, newer_retirement(side) + 24);
     let uuid = side.get(UUID_AT..UUID_AT + 16).unwrap_or(&[0; 16]);
@@ -242,7 +243,7 @@ struct Record {
     seq: Result<u64, u64>,
     flags: u16,
     reserved: u16,
-    /// As many as there are entries, or any number.
+    /// The count to store; `None` for the number of entries.
     count: Option<u64>,
     entries: Vec<[u64; 3]>,
     sum: u64,
@@ -327,7 +328,7 @@ mod tests {
     use super::*;
     use crate::pair::{PAIRS, PATH};
 
-    /// How many records recovery applied and discarded; the error's text where it refused.
+    /// The numbers of records that recovery applied and discarded, or the error's text if it refused.
     fn opened(pair: &Pair, forged: &Forged) -> Result<(u64, u64), String> {
         let file = pair.options.open_on(pair.with(forged).unwrap(), PATH).map_err(|error| error.to_string())?;
         let recovery = file.info().recovery;
@@ -346,7 +347,7 @@ mod tests {
     fn a_forged_record_with_a_right_seal_counts() {
         for pair in PAIRS.iter() {
             let (before, _) = opened(pair, &pair.forged()).unwrap();
-            // In both superblocks the byte that tells how the sidecar was left.
+            // This byte of both superblocks tells how the sidecar was left.
             let closed = pair.side[111] == 3 && pair.side[PAGE + 111] == 3;
             for flags in [0, 1, 2, 3] {
                 let entries = vec![[1, 0, 1], [2, 0, 0], [4, 0, 3]];

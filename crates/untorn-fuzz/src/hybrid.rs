@@ -38,7 +38,7 @@ fn record_at(epoch: u64) -> usize {
     LANES_AT + (epoch % RECORDS as u64) as usize * 64
 }
 
-/// Where a log has lines: records and headers.
+/// The offsets of a log's lines: records and headers.
 pub(crate) fn lines(side: &[u8]) -> impl Iterator<Item = usize> + use<> {
     (0..RECORDS).map(|n| LANES_AT + n * 64).chain(headers(side))
 }
@@ -83,7 +83,8 @@ pub(crate) fn epoch(forged: &mut Forged, input: &mut Input<'_>) {
     let shape = input.byte();
     let proves = if shape & 1 == 0 { cut } else { epoch.wrapping_sub(1 + u64::from(shape / 64)) };
     let places: Vec<usize> = headers(side).collect();
-    // Of an epoch before it, which is known to have been durable, nothing may be missing: most stand where there was none.
+    // An earlier epoch is known to have been durable, so none of its lines may be missing: most new lines go to free
+    // places.
     let free: Vec<usize> = places.iter().copied().filter(|&at| word(side, at) == 0).collect();
     for _ in 0..input.below(6) {
         if places.is_empty() {
@@ -151,7 +152,7 @@ mod tests {
             for seed in 0..60 {
                 let mut choices = vec![0; 60];
                 untorn_sim::Rng::new(seed).fill(&mut choices);
-                // One that proves all before it, with a record.
+                // This choice makes an epoch with a record that proves all epochs before it.
                 choices[..2].copy_from_slice(&[0, 3]);
                 let mut forged = pair.forged();
                 epoch(&mut forged, &mut Input::new(&choices));

@@ -3,7 +3,7 @@
 /// Reads an input from its start; past its end every byte is 0.
 pub(crate) struct Input<'a>(&'a [u8]);
 
-/// Where sums overflow, shifts lose bits and limits lie.
+/// Numbers at which sums overflow, shifts lose bits and limits lie.
 const EXTREMES: [u64; 16] = [
     63,
     64,

@@ -1,4 +1,4 @@
-//! Opens whatever is there, and holds untorn to what it then says.
+//! Opens any file, and checks untorn against what it then says.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ enum End {
 
 const ENDS: [End; 4] = [End::Closed, End::Dropped, End::Killed, End::PowerCut];
 
-/// The whole file. `None` if it cannot be read, which forged bytes may bring about.
+/// The whole file. It is `None` if it cannot be read, which forged bytes may cause.
 fn contents(file: &AtomicFile) -> Option<Vec<u8>> {
     let mut bytes = vec![0; file.len() as usize];
     file.read_at(&mut bytes, 0).ok().map(|()| bytes)
@@ -45,9 +45,9 @@ fn end(end: End, medium: &SimMedium, file: AtomicFile, rng: &mut Rng) -> Option<
     }
 }
 
-/// Opens the file of a machine. An error is a right answer. Where it opens, it can be read as far as it says, and it
-/// holds the same when it is opened again, however it was left; the same once more after it was changed. Unless it
-/// `agrees` with itself over time, only that nothing panics is asked of it.
+/// Opens the file of a machine. An error is a right answer. A file that opens can be read up to the length that it
+/// reports. It holds the same bytes when it is opened again, however it was left, and this holds once more after it
+/// was changed. Unless it `agrees` with itself over time, the judge only asks that nothing panics.
 pub(crate) fn judge(medium: SimMedium, options: &Options, agrees: bool, input: &mut Input<'_>) {
     let mut rng = Rng::new(u64::from(input.byte()));
     let first = *input.pick(&ENDS);
@@ -83,8 +83,8 @@ fn open_again(medium: &SimMedium, options: &Options) -> AtomicFile {
         .unwrap_or_else(|error| panic!("the file was opened once, but the next open failed: {error}"))
 }
 
-/// Changes the file in every way, and returns what it holds then. An error may come from what was forged; nothing is
-/// known of the contents then.
+/// Changes the file in every way, and returns its contents. An error may come from forged bytes, and the contents are
+/// then unknown.
 fn change(file: &AtomicFile, mut expected: Vec<u8>, input: &mut Input<'_>) -> Result<Vec<u8>> {
     let len = expected.len();
     let at = input.below(len as u64 + 1) as usize;
@@ -94,7 +94,7 @@ fn change(file: &AtomicFile, mut expected: Vec<u8>, input: &mut Input<'_>) -> Re
     file.sync()?;
     let new_len = input.below(8 * 4096);
     file.resize(new_len)?;
-    // What a forged sidecar holds beyond the end of the file comes to light when it grows.
+    // When the file grows, it shows the bytes that a forged sidecar holds beyond its end.
     expected.truncate(new_len as usize);
     file.deploy(0, new_len / 2)?;
     file.reclaim()?;

@@ -12,7 +12,7 @@ use crate::pair::{PAGE, PATH};
 const START: usize = 2 * PAGE + 300;
 const MAX: u64 = 12 * PAGE as u64;
 
-/// The file and what it must hold.
+/// The file and the content that it must have.
 struct Run {
     medium: SimMedium,
     options: Options,
@@ -101,7 +101,7 @@ impl Run {
         (at, (0..len).map(|n| self.writes.wrapping_add((n / 7) as u8)).collect())
     }
 
-    /// Whether a piece lies within the file; if so the bytes are put into `bytes`.
+    /// Returns whether a piece lies within the file; if so, puts the bytes into `bytes`.
     fn put(bytes: &mut [u8], at: usize, piece: &[u8]) -> bool {
         let place = bytes.get_mut(at..at + piece.len());
         place.map(|place| place.copy_from_slice(piece)).is_some()

@@ -103,17 +103,17 @@ pub(crate) fn bytes(medium: &SimMedium, path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Where the sidecar of the data file is.
+/// The path of the data file's sidecar.
 pub(crate) fn sidecar(medium: &SimMedium) -> Result<PathBuf> {
     let inode = medium.open(Path::new(PATH), Access::Read, 0)?.identity()?.inode;
     Ok(PathBuf::from(format!("/.untorn/{inode}")))
 }
 
-/// What is put in the place of a pair.
+/// The forged bytes that replace a pair.
 pub(crate) struct Forged {
     pub(crate) side: Vec<u8>,
     pub(crate) data: Vec<u8>,
-    /// Bytes of the spill file; none, and there is none.
+    /// Bytes of the spill file; if there are none, there is no spill file.
     pub(crate) spill: Vec<u8>,
     /// `Some(None)`: no mark.
     pub(crate) mark: Option<Option<[u8; 16]>>,
@@ -134,7 +134,7 @@ impl Pair {
         let medium = boot(&self.state);
         let place = sidecar(&medium)?;
         replace(&medium, &place, &self.side, &forged.side)?;
-        // Not touched where nothing changes: the time of the last change is part of what is checked.
+        // Unchanged data is not written, because the check looks at the time of the last change, too.
         if forged.data != self.data {
             replace(&medium, Path::new(PATH), &self.data, &forged.data)?;
         }

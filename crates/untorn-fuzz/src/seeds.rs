@@ -5,7 +5,8 @@ use untorn_sim::Rng;
 
 use crate::forge::Kind;
 
-/// For each honest sidecar, of either engine: one left as it is, one with a single change of each kind, and one with many.
+/// For each honest sidecar, of either engine: one left as it is, one with a single change of each kind, and one with
+/// many.
 pub(crate) fn forged(chosen: u64, kinds: &[Kind]) -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     let mut rng = Rng::new(chosen);

@@ -1,4 +1,4 @@
-//! How a process appends, and what it leaves if it dies meanwhile.
+//! Appends by a process, and what it leaves behind if it dies meanwhile.
 
 use crate::entry::{Entry, Geometry, HEADER, Kind, place_seed};
 use crate::turn::Locked;
@@ -58,9 +58,9 @@ impl From<Write> for Change {
     }
 }
 
-/// Of a noted change, beside its number of entries: the length is what changes.
+/// A flag of a noted change, beside its number of entries: the change sets the length.
 const LENGTH: u64 = 1 << 32;
-/// The same: the bytes go to the end.
+/// Another flag: the bytes go to the end.
 const AT_END: u64 = 1 << 33;
 
 impl Change {
@@ -84,7 +84,7 @@ impl Change {
         }
     }
 
-    /// Where it is done, or how long the file is to be.
+    /// The offset of the write, or the new length of the file.
     fn value(&self) -> u64 {
         match *self {
             Change::Write(write) => write.offset,
@@ -92,7 +92,7 @@ impl Change {
         }
     }
 
-    /// As it is noted, with its number of entries.
+    /// The words in which it is noted, with its number of entries.
     fn noted(&self, parts: u64) -> [u64; 3] {
         let flags = match self {
             Change::Write(Write { at_end: true, .. }) => AT_END,
@@ -102,7 +102,8 @@ impl Change {
         [parts | flags, self.value(), self.len() as u64]
     }
 
-    /// What was noted, and its number of entries. Words that anybody may have written: `None` for those that no change leaves.
+    /// The change that was noted, and its number of entries. Any process may have written these words: the result is
+    /// `None` for words that no change leaves.
     fn of([parts, value, len]: [u64; 3], geometry: Geometry) -> Option<(Self, u64)> {
         let len = usize::try_from(len).ok()?;
         let (flags, parts) = (parts & (LENGTH | AT_END), parts & !(LENGTH | AT_END));
@@ -118,7 +119,7 @@ impl Change {
     }
 }
 
-/// What an append works with: the bytes of the log, those of the program, and the kernel.
+/// The parts that an append works with: the bytes of the log, those of the program, and the kernel.
 pub trait Appender {
     /// Copies `len` bytes of the write, from its byte `from` on, to byte `at` of the log. False if some of them cannot
     /// be read.
@@ -152,7 +153,7 @@ pub trait Appender {
 pub enum Outcome {
     /// The log has no room now.
     Full,
-    /// The program's memory cannot be read, or the log cannot be written to. Nothing was done.
+    /// The program's memory cannot be read, or the log cannot be written to. The call had no effect.
     Nothing,
     /// The kernel made the change and returned `said`: bytes, 0 for a length, or minus the errno. If the kernel took
     /// less than the log has before `end`, the file belongs to the server until no replay can write the rest.
@@ -221,7 +222,7 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
             part: part as u32,
             parts: parts as u32,
         };
-        // Over what is in the log, whatever the program has in its memory by now.
+        // The seal covers the bytes in the log, whatever the program has in its memory by now.
         let header = by.with(data_at, len, |data| entry.encode(place_seed(terms.checksum_seed, at), data));
         by.store(at, &header);
         by.flush(at, HEADER + len as u64);
@@ -231,11 +232,11 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
         return Outcome::Dead;
     }
     if !by.fence() {
-        // Of what is in them the log may have all, a part or nothing, as of those of a holder that died.
+        // The log may have all, a part or nothing of the entries' content, as with a holder that died.
         turn.break_it();
         return Outcome::Nothing;
     }
-    // Before the kernel shows it to anybody: the next sync is to flush it.
+    // This comes before the kernel shows the write to any process, so that the next sync flushes it.
     turn.turn().change();
     if !by.reaches(Step::Durable) {
         return Outcome::Dead;
@@ -248,8 +249,8 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
         turn.count_write(said.max(0) as u64);
     }
     if said != len as isize {
-        // Not complete, and nobody's turn: whoever wrote next would be told by the kernel of an end of the file, or of bytes, that a
-        // replay of all that the log has would not leave.
+        // The entries stay incomplete, and no process gets the turn. The kernel would show the next writer a file
+        // length or bytes that differ from what a replay of the whole log leaves.
         turn.fall_short();
         return if by.reaches(Step::Completed) { Outcome::Written { said, end } } else { Outcome::Dead };
     }
@@ -261,7 +262,7 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
     Outcome::Written { said, end }
 }
 
-/// What a dead holder of a turn left.
+/// The state that a dead holder of a turn left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Everything before this position is complete.
@@ -273,29 +274,29 @@ pub enum Left {
     Void {
         /// The first of them.
         first: u64,
-        /// How many.
+        /// The number of positions.
         parts: u64,
     },
     /// The log has all of it, and the kernel less; the program may have been told so.
     Short {
         /// The first position.
         first: u64,
-        /// How many.
+        /// The number of positions.
         parts: u64,
     },
     /// The log has all of it, as durable as the caches are, and the kernel may have it or not.
     Whole {
         /// The first position.
         first: u64,
-        /// How many.
+        /// The number of positions.
         parts: u64,
         /// The change.
         change: Change,
     },
 }
 
-/// Finds what the last holder of this turn left for the file number `uid`: a holder that died, or one for which the
-/// kernel took less than the log has. `entry` reads the entry at a position, if it is whole.
+/// Finds what the last holder of this turn left for the file number `uid`. That holder died, or the kernel took less
+/// from it than the log has. `entry` reads the entry at a position, if it is whole.
 pub fn left(turn: &Locked<'_>, uid: u64, mut entry: impl FnMut(u64) -> Option<Entry>) -> Left {
     let ledger = turn.turn().ledger();
     let geometry = ledger.terms().geometry;
@@ -307,7 +308,7 @@ pub fn left(turn: &Locked<'_>, uid: u64, mut entry: impl FnMut(u64) -> Option<En
         (placed > ended && first >= ended).then_some((change, parts, first))
     });
     let Some((change, parts, first)) = under_way else { return Left::Nothing { ended: ended.max(placed) } };
-    // The tail does not pass what is not complete, so what it has not passed was not used again.
+    // The tail does not pass incomplete entries, so positions that it has not passed were not used again.
     if ledger.tail() > first || ledger.is_complete(first) {
         return Left::Nothing { ended: placed };
     }

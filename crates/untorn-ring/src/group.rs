@@ -4,11 +4,11 @@
 //!
 //! 1. A flush answers all requests made before it began: a process that requests it has written everything to the log,
 //!    as far as the kernel is concerned.
-//! 2. The kernel reports a failed write once per open file description of the log that existed before. So each process
-//!    flushes by its own description. It gets that before it writes anything, and after the server has flushed the log
-//!    by its own description, the oldest one. The server knows of any failure before that, and then gives no
-//!    description out. So no flush that answers for others misses a failure of theirs, and a process that dies with
-//!    such news takes nothing along that the others are not told.
+//! 2. The kernel reports a failed write once per open file description of the log that existed before. Each process
+//!    therefore flushes by its own description. It gets that before it writes anything, and after the server has
+//!    flushed the log by its own description, the oldest one. The server knows of any failure before that, and then
+//!    gives no description out. Therefore no flush that answers for others misses a failure of theirs. If a process
+//!    dies after it alone saw a failure, the others still learn of it.
 //! 3. A sync of a file needs no flush if nothing of the file was put into the log since a flush began. Entries are
 //!    counted before their operation is reported as done, and a process that flushes reads the count before.
 //! 4. A failed flush ends all appending. The server, which is asked then, gets the failure too.
@@ -25,15 +25,16 @@ const ASKED: usize = GROUP;
 const ANSWERED: usize = GROUP + 1;
 /// Changed, as half a word, whenever the lock was given up.
 const ROUND: usize = GROUP + 2;
-/// How many wait for the lock to be given up. One that dies meanwhile counts for good, and costs a call for each flush.
+/// The number of processes that wait for the release of the lock. A process that dies meanwhile stays in the count,
+/// and costs one call for each flush.
 const WAITING: usize = GROUP + 3;
-/// The round in which somebody waited in vain, plus one: nobody else waits in that.
+/// The round in which a process waited in vain, plus one: no other process waits in that round.
 const STALLED: usize = GROUP + 4;
 
-/// How often somebody looks again whether the lock is free: he who has it may have been stopped.
+/// The number of times that a waiter checks again whether the lock is free: its holder may have been stopped.
 const LOOKS_BEFORE_SLEEP: u32 = 1000;
 
-/// What a process needs to flush the log.
+/// The operations that a process needs to flush the log.
 pub trait Flusher {
     /// Flushes the log's device; [`Flushed::Elsewhere`] if this process has no way to do that.
     fn flush(&mut self) -> Flushed;
@@ -63,16 +64,16 @@ impl SharedState<'_> {
         let round = robust::half(self.word(ROUND));
         let is_answered = || self.is_answered(mine);
         for _ in 0..LOOKS_BEFORE_SLEEP {
-            // Before it is looked at: what changes later changes the round, too.
+            // The round is read before the answer is checked: any later change also changes the round.
             let seen = round.load(Ordering::SeqCst);
             if is_answered() {
                 return Flushed::Done;
             }
-            // A holder that died leaves nothing behind: what it was about to flush is flushed now.
+            // A holder that died leaves nothing behind: this flush covers what it was about to flush.
             if robust::try_lock(self.lock_words(FLUSHING), || ()) {
                 let outcome = if is_answered() { Flushed::Done } else { self.flush_for_all(by) };
                 robust::unlock(self.lock_words(FLUSHING));
-                // In this order: who finds the lock taken has seen a round that is over soon.
+                // The order matters: a process that finds the lock taken has seen a round that is over soon.
                 round.fetch_add(1, Ordering::SeqCst);
                 if self.word(WAITING).load(Ordering::SeqCst) != 0 {
                     by.wake(round);

@@ -10,7 +10,8 @@ use crate::turn::{self, FileLock};
 /// Says that memory is a ledger of this form.
 const MAGIC: u64 = 0x756e_746f_726e_0004;
 
-// Words that do not change are together; of those that do, each has a cache line of its own, or shares one with what changes with it.
+// Words that do not change are together; of those that do, each has a cache line of its own, or shares one with what
+// changes with it.
 const SLOTS: usize = 1;
 const ENTRY: usize = 2;
 const FILES: usize = 3;
@@ -32,15 +33,15 @@ const SERVED: usize = 40;
 const FREED: usize = 48;
 /// Every entry before is in its file, or stuck.
 const SETTLED: usize = 56;
-/// What the draining thread does.
+/// The state of the draining thread.
 const PHASE: usize = 64;
 /// Rung to wake it; seen as half a word only, for that is what the kernel waits for.
 const BELL: usize = 65;
 /// A lock that the server has as long as it lives.
 const ALIVE: usize = 72;
-/// A lock: whoever flushes the log for all who wait has it.
+/// A lock: the process that flushes the log for all waiting processes holds it.
 pub(crate) const FLUSHING: usize = 80;
-/// What `group` keeps.
+/// The words that `group` keeps.
 pub(crate) const GROUP: usize = 88;
 const FIXED: usize = 96;
 
@@ -56,7 +57,7 @@ const MARKS: u64 = BESIDE | VOID;
 /// Turns that a ledger has at most: their numbers share a word with a position.
 const MOST_TURNS: usize = 4096;
 
-/// What the draining thread is doing.
+/// The state of the draining thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Phase {
@@ -245,7 +246,7 @@ impl<'a> SharedState<'a> {
         if self.terms.turns == 0 {
             return 0;
         }
-        // In this order: the head that is seen has at least what the others count.
+        // The order matters: the head that is seen includes at least the positions that the other two count.
         let (freed, served) = (self.words[FREED].load(Ordering::Acquire), self.words[SERVED].load(Ordering::Acquire));
         self.head().saturating_sub(served).saturating_sub(freed)
     }
@@ -257,7 +258,8 @@ impl<'a> SharedState<'a> {
             return self.words[HEAD].fetch_add(entries << OWNER_BITS, Ordering::SeqCst) >> OWNER_BITS;
         }
         let first = self.place_again(entries);
-        // After the positions are taken: to others it looks meanwhile as if processes had them, of which they may have fewer.
+        // This comes after the positions are taken. Until then other processes count them as placed by processes, and
+        // so see less room.
         self.words[SERVED].fetch_add(entries, Ordering::Release);
         first
     }
@@ -283,7 +285,8 @@ impl<'a> SharedState<'a> {
         let mut head = self.words[HEAD].load(Ordering::SeqCst);
         loop {
             let first = head >> OWNER_BITS;
-            // After the head: the exchange below fails if that is no longer the head that they go with.
+            // The counts are read after the head: the exchange below fails if the head that they belong to has
+            // changed.
             let served = self.words[SERVED].load(Ordering::Acquire);
             let used = first.saturating_sub(served).saturating_sub(self.words[FREED].load(Ordering::Acquire));
             if used.saturating_add(entries) > self.terms.limit {
@@ -298,7 +301,8 @@ impl<'a> SharedState<'a> {
         }
     }
 
-    /// Before the head is another one: whoever was given the last positions was given them, should he die without having said so.
+    /// Records, before the head changes, which positions its last owner was given, in case that process dies before
+    /// it records this itself.
     #[inline]
     fn note_owner(&self, head: u64) {
         let owner = (head & OWNER) as usize;
@@ -307,7 +311,7 @@ impl<'a> SharedState<'a> {
         }
     }
 
-    /// Up to where a turn was given positions.
+    /// The position up to which a turn was given positions.
     pub(crate) fn placed(&self, turn: usize) -> u64 {
         self.note_owner(self.words[HEAD].load(Ordering::SeqCst));
         self.word(Self::turn_at(turn) + turn::PLACED).load(Ordering::SeqCst)
@@ -319,7 +323,7 @@ impl<'a> SharedState<'a> {
     }
 
     fn mark(&self, first: u64, parts: u64, marks: u64) {
-        // The first comes last: who sees it sees all.
+        // The first comes last: a process that sees it sees all.
         for position in (first..first + parts).rev() {
             self.complete_at(position).store((position + 1) | marks, Ordering::Release);
         }
@@ -391,13 +395,14 @@ impl<'a> SharedState<'a> {
     /// Whether the draining thread must be woken for what waits now; true for one caller only.
     #[inline]
     pub fn rouses(&self, batch: u64) -> bool {
-        // The entries were placed before this load, and the thread looks for entries after it has stored its phase: one of the two
-        // sees the other.
+        // The entries were placed before this load, and the thread looks for entries after it has stored its phase:
+        // one of the two sees the other.
         let phase = self.words[PHASE].load(Ordering::SeqCst);
         if phase == Phase::Awake as u64 {
             return false;
         }
-        // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
+        // The order matters: other processes write and drain between the two loads, and the settled position never
+        // goes beyond a later head.
         let settled = self.settled();
         if phase == Phase::Gathering as u64 && self.head().saturating_sub(settled) < batch {
             return false;

@@ -9,18 +9,18 @@
 //! # Invariants
 //!
 //! 1. A process appends for a file only while it holds that file's [turn](FileLock), a robust lock: the kernel reports if
-//!    its holder died. So the operations of a file have one order, in the log and in the kernel.
+//!    its holder died. The operations of a file therefore have one order, in the log and in the kernel.
 //! 2. Positions are allocated from one atomic word that also names the previous owner. Each process that allocates
-//!    positions first records that owner's. So for a dead process it is known for certain whether it had been given
-//!    any.
+//!    positions first records that owner's. The server therefore knows for certain whether a dead process had been
+//!    given any.
 //! 3. Entries are durable before the kernel has the bytes (on a disk with durability per sync: they are in the log),
 //!    and complete when it has them. Only complete entries are drained, and drained entries are synced. The server
 //!    repeats what a dead process has not completed, or declares it void if the log does not have all of it; then the
 //!    kernel has nothing of it.
 //! 4. If the kernel takes less than the log has, the turn belongs to the server alone until the tail has passed the
 //!    entry, so that no process builds on bytes that a replay would not leave.
-//! 5. A part of the log's entries is for processes, the rest for the server, each with its own count. So neither waits
-//!    for the other's claims.
+//! 5. A part of the log's entries is for processes, the rest for the server, each with its own count. Processes and
+//!    the server therefore never wait for each other's claims.
 
 mod append;
 mod entry;

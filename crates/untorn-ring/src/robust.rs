@@ -17,7 +17,7 @@ const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= WORDS * 8 && align_o
 
 // SAFETY: the C library's, with these signatures.
 unsafe extern "C" {
-    // Not every version of the bindings has it for every C library.
+    // Some versions of the bindings lack it for some C libraries.
     fn pthread_mutexattr_setrobust(attributes: *mut libc::pthread_mutexattr_t, robust: libc::c_int) -> libc::c_int;
     fn pthread_mutex_consistent(lock: *mut libc::pthread_mutex_t) -> libc::c_int;
 }
@@ -58,7 +58,7 @@ pub(crate) fn keep(words: &[AtomicU64]) -> io::Result<()> {
         0 => Ok(()),
         errno => {
             if errno == libc::EOWNERDEAD {
-                // Not made consistent: nobody ever gets it again.
+                // The lock is not made consistent, so no thread ever gets it again.
                 unlock(words);
             }
             checked(errno)
@@ -69,13 +69,14 @@ pub(crate) fn keep(words: &[AtomicU64]) -> io::Result<()> {
 /// Whether the thread that keeps a lock lives.
 #[inline]
 pub(crate) fn is_kept(words: &[AtomicU64]) -> bool {
-    // The kernel's word of a robust lock, which is the first of the C library's: the thread that has it, and whether that has died
-    // (`Documentation/locking/robust-futex-ABI.rst`). Looked at and not tried, so that it may be done anywhere.
+    // The kernel's word of a robust lock, which is the first of the C library's: the thread that has it, and whether
+    // that has died (`Documentation/locking/robust-futex-ABI.rst`). Looked at and not tried, so that it may be done
+    // anywhere.
     let word = half(&words[0]).load(Ordering::Acquire);
     word & OWNER_DIED == 0 && word & THREAD != 0
 }
 
-/// Whether the thread that had a lock died with it, and nobody has taken it since.
+/// Whether the thread that had a lock died with it, and no thread has taken it since.
 #[inline]
 pub(crate) fn has_died(words: &[AtomicU64]) -> bool {
     // As above.
@@ -84,11 +85,12 @@ pub(crate) fn has_died(words: &[AtomicU64]) -> bool {
 
 /// Half a word that is never looked at as a whole.
 pub(crate) fn half(word: &AtomicU64) -> &AtomicU32 {
-    // SAFETY: aligned and valid for as long, atomic, and of this size to everybody who looks at it.
+    // SAFETY: aligned and valid for as long, atomic, and of this size for every thread that looks at it.
     unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
 }
 
-/// Waits for a lock. `died` runs before it can be anybody else's if its last holder died with it. False for one that is of no more use.
+/// Waits for a lock. If its last holder died with it, `died` runs before any other thread can get it. False for one
+/// that is of no more use.
 #[inline]
 pub(crate) fn lock(words: &[AtomicU64], died: impl FnOnce()) -> bool {
     // SAFETY: a lock that was made.
@@ -96,7 +98,7 @@ pub(crate) fn lock(words: &[AtomicU64], died: impl FnOnce()) -> bool {
     locked(words, outcome, died)
 }
 
-/// The same without waiting: false too if somebody has it.
+/// The same without waiting: false too if another thread has it.
 #[inline]
 pub(crate) fn try_lock(words: &[AtomicU64], died: impl FnOnce()) -> bool {
     // SAFETY: as above.

@@ -6,29 +6,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::ledger::SharedState;
 use crate::robust;
 
-/// What processes may do for the file.
+/// The permission of processes for the file.
 const STATE: usize = 8;
 const DEVICE: usize = 9;
 const INODE: usize = 10;
 const UID: usize = 11;
-/// Up to where it was given positions, as far as anybody noted that.
+/// The position up to which it was given positions, as far as a process recorded that.
 pub(crate) const PLACED: usize = 12;
-/// Up to where they are complete.
+/// The position up to which they are complete.
 const ENDED: usize = 13;
-/// The operation under way: how many entries of which kind, where in the file or up to where, how many bytes.
+/// The operation under way: the number and kind of its entries, its offset or the new length, its number of bytes.
 const PARTS: usize = 14;
 const OFFSET: usize = 15;
 const LEN: usize = 16;
-/// A holder died, and nobody looked at what it left.
+/// A holder died, and no process has looked at what it left.
 const BROKEN: usize = 17;
 const WRITES: usize = 18;
 const BYTES: usize = 19;
 const SYNCS: usize = 20;
 /// The kernel took less of the operation under way than the log has.
 const SHORT: usize = 21;
-/// Counts what was put into the log for the file, before anybody is told that it was done.
+/// Counts the changes that were put into the log for the file, before they are reported as done.
 const CHANGES: usize = 22;
-/// So many of those a flush of the log made durable.
+/// The number of these changes that a flush of the log made durable.
 const FLUSHED: usize = 23;
 /// Words of a turn.
 pub(crate) const WORDS: usize = 24;
@@ -53,7 +53,7 @@ pub struct FileLock<'a> {
 /// A turn that this thread holds until it is dropped. A forgotten one stays locked until the thread ends.
 pub struct Locked<'a> {
     turn: FileLock<'a>,
-    /// It is unlocked by the thread that locked it.
+    /// The thread that locked it must unlock it.
     of_thread: PhantomData<*mut ()>,
 }
 
@@ -114,7 +114,7 @@ impl<'a> FileLock<'a> {
     /// handled it or not.
     #[inline]
     pub fn is_durable(&self) -> bool {
-        // In this order: whoever takes the lock of one that died says at once that the turn is broken.
+        // The order matters: a process that takes the lock of a dead holder says at once that the turn is broken.
         !robust::has_died(self.ledger.lock_words(self.at)) && self.get(STATE) == DURABLE && self.get(BROKEN) == 0
     }
 
@@ -142,12 +142,12 @@ impl<'a> FileLock<'a> {
         self.word(CHANGES).fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The count of what was put into the log for the file.
+    /// The count of changes that were put into the log for the file.
     pub fn changes(&self) -> u64 {
         self.word(CHANGES).load(Ordering::SeqCst)
     }
 
-    /// Whether so much of that is durable.
+    /// Whether this number of changes is durable.
     pub(crate) fn is_flushed(&self, changes: u64) -> bool {
         self.word(FLUSHED).load(Ordering::SeqCst) >= changes
     }
@@ -167,7 +167,7 @@ impl<'a> FileLock<'a> {
         [WRITES, BYTES, SYNCS].map(|word| self.word(word).swap(0, Ordering::Relaxed))
     }
 
-    /// Waits for the turn. `None` if the lock is in an unrecoverable state.
+    /// Waits for the turn. The result is `None` if the lock is in an unrecoverable state.
     #[inline]
     pub fn lock(&self) -> Option<Locked<'a>> {
         let locked = robust::lock(self.ledger.lock_words(self.at), || self.set(BROKEN, 1));
@@ -193,7 +193,8 @@ impl<'a> Locked<'a> {
         self.turn.set(DEVICE, device);
         self.turn.set(INODE, inode);
         self.turn.set(UID, uid);
-        // Of what the log has of it nobody knows whether it is durable; nor is it whoever had the turn before.
+        // It is unknown whether the file's changes in the log are durable: the counts so far are those of the turn's
+        // previous file.
         self.turn.change();
         self.turn.set(STATE, if durable { DURABLE } else { WRITABLE });
     }
@@ -227,7 +228,7 @@ impl<'a> Locked<'a> {
 
     /// The kernel took less than the log has: the file is the server's until the log has nothing of it any more.
     pub(crate) fn fall_short(&self) {
-        // In this order: who dies in between leaves what is done once more.
+        // The order matters: a process that dies in between leaves work that is done once more.
         self.turn.set(SHORT, 1);
         self.turn.set(BROKEN, 1);
     }
@@ -246,7 +247,7 @@ impl<'a> Locked<'a> {
         self.turn.set(LEN, len);
     }
 
-    /// What was intended last.
+    /// The operation that was intended last.
     pub(crate) fn intended(&self) -> [u64; 3] {
         [PARTS, OFFSET, LEN].map(|word| self.turn.get(word))
     }

@@ -68,7 +68,7 @@ pub(crate) fn lose(log: &mut Log, volatile: &Content, durable: &mut Content, see
     log.settle(volatile, durable, |effect| pending(effect).is_some_and(|sector| written(sector).is_some()));
 }
 
-/// A store to a part of a sector makes all of it dirty: what was forgotten there will be written after all.
+/// A store to a part of a sector makes all of it dirty: bytes that were forgotten there will be written after all.
 pub(crate) fn redirty(log: &mut Log, call: u64, volatile: &Content, at: u64, len: u64) {
     let sectors: Vec<u64> = log.forgotten.range(at / SECTOR..(at + len).div_ceil(SECTOR)).copied().collect();
     for sector in sectors {
@@ -80,7 +80,8 @@ pub(crate) fn redirty(log: &mut Log, call: u64, volatile: &Content, at: u64, len
     }
 }
 
-/// Before a range is cut out of the file: what was forgotten in it is gone, and the sectors at its edges become dirty.
+/// Runs before a range is cut out of the file: bytes that were forgotten in it are gone, and the sectors at its edges
+/// become dirty.
 pub(crate) fn cut_out(log: &mut Log, call: u64, volatile: &Content, at: u64, len: u64) {
     let (start, end) = (at, at.saturating_add(len));
     for edge in [start, end] {

@@ -70,7 +70,7 @@ impl Choice {
                 choice = Choice::nothing(units);
                 choice.kept[one] = 1 + rng.below(u64::from(units[one].versions - 1)) as u16;
             }
-            // What came before an instant survives, or what came after it.
+            // The effects before an instant survive, or those after it.
             5 | 6 => {
                 let before = rng.one_in(2);
                 for (kept, unit) in choice.kept.iter_mut().zip(units) {
@@ -104,7 +104,8 @@ impl Choice {
                     };
                 }
             }
-            // What the muted barrier did not make certain is lost, whole or in part, and all else is kept.
+            // The effects that the muted barrier did not make certain are lost, whole or in part, and all else is
+            // kept.
             100 => {
                 let part = rng.one_in(2);
                 for (kept, unit) in choice.kept.iter_mut().zip(units).filter(|(_, unit)| unit.stale) {
@@ -117,7 +118,7 @@ impl Choice {
                 }
             }
         }
-        // Or it is lost together with some of the rest: what it was to precede may have arrived in part.
+        // Or it is lost together with some of the rest: the effects that it was to precede may have arrived in part.
         if stale && rng.one_in(2) {
             for (kept, _) in choice.kept.iter_mut().zip(units).filter(|(_, unit)| unit.stale) {
                 *kept = 0;

@@ -1,4 +1,4 @@
-//! What one file holds: copy-on-write pages, a length, a mark.
+//! The content of one file: copy-on-write pages, a length, a mark.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -146,7 +146,7 @@ impl Content {
         }
     }
 
-    /// Changes the length. What lies beyond it is gone, also when the file grows again.
+    /// Changes the length. Bytes beyond it are gone, also when the file grows again.
     pub(crate) fn set_len(&mut self, len: u64) {
         self.len = len;
         self.cut();

@@ -16,7 +16,7 @@ use crate::pmem::LINE;
 use crate::rng::{Rng, mix};
 use crate::world::{Inode, World};
 
-/// Which unit decides over an effect, and above which value of it the effect survives. `None`: it always survives.
+/// The unit that decides over an effect, and the value above which the effect survives. `None`: it always survives.
 type Decided = Option<(usize, u16)>;
 
 /// A machine at the instant of a crash: what is durable, and the effects that each may survive or not.
@@ -172,7 +172,7 @@ impl CrashState {
         Image::new(self.class, self.muted, self.clock, self.next_dir, tree, files)
     }
 
-    /// Which changes of names a choice keeps.
+    /// The changes of names that a choice keeps.
     fn names_kept(&self, choice: &Choice) -> Vec<bool> {
         self.names.kept(|index| choice.keeps(self.name_units[index]))
     }
@@ -206,7 +206,7 @@ impl CrashState {
         SimMedium::of(world)
     }
 
-    /// What a choice keeps and loses, one line for each call with something pending, for reports.
+    /// The effects that a choice keeps and loses, one line for each call with something pending, for reports.
     pub fn describe(&self, choice: &Choice) -> String {
         let mut text = String::new();
         for ((change, decided), kept) in self.names.log.iter().zip(&self.name_units).zip(self.names_kept(choice)) {

@@ -1,8 +1,8 @@
-//! Pending effects: what was done to a file and may still be lost.
+//! Pending effects: changes of a file that may still be lost.
 //!
-//! Every change of a file enters its *log* in program order. A barrier makes some effects *certain*; they move into the
-//! durable view and leave the log, unless an earlier effect that is still pending touches the same bytes, for then the
-//! order of the two must be kept: they stay, marked certain, and every crash image applies them.
+//! Every change of a file enters its *log* in program order. A barrier makes some effects *certain*: they move into
+//! the durable view and leave the log. If an earlier effect that is still pending touches the same bytes, the order
+//! of the two must be kept. A certain effect then stays in the log, marked certain, and every crash image applies it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct Effect {
     pub(crate) what: What,
 }
 
-/// What an effect does.
+/// The change that an effect makes.
 #[derive(Clone, Debug)]
 pub(crate) enum What {
     /// Persistent memory: a store of at most eight bytes within one aligned word, whole or lost.
@@ -59,7 +59,7 @@ impl What {
         }
     }
 
-    /// Of a store to a block device, the page that it is to.
+    /// The page that a store to a block device changes.
     pub(crate) fn page(&self) -> Option<u64> {
         match *self {
             What::Piece { at, .. } => Some(at / PAGE),

@@ -50,7 +50,7 @@ impl SimFile {
         }
     }
 
-    /// Reads what is in the cache, or what the device has. Memory has no cache that would hide it.
+    /// Reads the bytes in the cache, or those of the device. Memory has no cache that would hide it.
     fn get(&self, offset: u64, dst: &mut [u8], stored: bool) -> Result<()> {
         let mut world = self.medium.enter(Step::Read, None, &self.path)?;
         self.check(&mut world, offset, dst.len() as u64)?;
@@ -137,7 +137,7 @@ impl MediumFile for SimFile {
     }
 
     fn prefetch(&self, _: u64) {
-        // Nothing is stored, but the engine foresees here what it is about to do: others may do something first.
+        // This stores nothing, but here the engine announces what it is about to do, and other threads may act first.
         schedule::point();
     }
 

@@ -1,4 +1,4 @@
-//! What a hook sees: the instant before a call of the medium takes effect.
+//! The instant before a call of the medium takes effect, which a hook sees.
 
 use std::path::Path;
 
@@ -73,7 +73,7 @@ pub struct Instant<'a> {
 }
 
 impl Instant<'_> {
-    /// What a crash at this instant could leave.
+    /// The state that a crash at this instant could leave.
     pub fn crash_state(&self) -> CrashState {
         CrashState::of(self.world)
     }
@@ -84,7 +84,7 @@ impl Instant<'_> {
     }
 }
 
-/// What becomes of a call: how failures are injected.
+/// The fate of a call: a hook injects failures with it.
 #[derive(Debug)]
 pub enum Verdict {
     /// It takes place.
@@ -93,18 +93,19 @@ pub enum Verdict {
     Refuse(Error),
     /// A write or store that fails after its first bytes took effect. Any other call has no effect.
     WriteSome {
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
-        /// What the call returns.
+        /// The error that the call returns.
         error: Error,
     },
-    /// A fence or sync of a block device that fails as writeback does: of the sectors not yet durable some were written,
-    /// some stay dirty, and the rest are called clean all the same. Reads still show these, later flushes pass over them,
-    /// and the medium does not have them. Which sector fares how follows from the seed. Any other call has no effect.
+    /// A fence or sync of a block device that fails as writeback does: of the sectors not yet durable some were
+    /// written, some stay dirty, and the rest are called clean all the same. Reads still show these, later flushes
+    /// pass over them, and the medium does not have them. The seed decides what happens to each sector. Any other
+    /// call has no effect.
     LoseDirty {
         /// Decides.
         seed: u64,
-        /// What the call returns.
+        /// The error that the call returns.
         error: Error,
     },
 }

@@ -1,9 +1,9 @@
 //! A simulated medium that knows what a crash could take, and an explorer that takes it.
 //!
 //! [`SimMedium`] is a file system in memory with the loss model of persistent memory or of a block device. At any
-//! instant its [`CrashState`] enumerates what a crash could leave; each [`Image`] boots as a machine of its own, on
-//! which an engine recovers. [`explore`] drives the engines through operations, crashes them everywhere, and checks
-//! every recovered state against a reference model. [`schedule`] interleaves threads deterministically.
+//! instant its [`CrashState`] enumerates the states that a crash could leave; each [`Image`] boots as a machine of
+//! its own, on which an engine recovers. [`explore`] drives the engines through operations, crashes them everywhere,
+//! and checks every recovered state against a reference model. [`schedule`] interleaves threads deterministically.
 //!
 //! Every random decision follows from a seed that is printed, so every finding can be run again.
 #![forbid(unsafe_code)]

@@ -101,7 +101,7 @@ impl SimMedium {
         self.lock().hook = None;
     }
 
-    /// What was done since the start.
+    /// The operations since the start.
     pub fn counters(&self) -> Counters {
         self.lock().counters
     }
@@ -116,7 +116,7 @@ impl SimMedium {
         self.lock().reached.clone()
     }
 
-    /// What a crash now could leave.
+    /// The state that a crash now could leave.
     pub fn crash_state(&self) -> CrashState {
         CrashState::of(&self.lock())
     }
@@ -133,8 +133,8 @@ impl SimMedium {
         self.lock().install(path.as_ref(), content);
     }
 
-    /// Damages a file at rest: its bytes are others from now on, in every crash too, and its time stays. No such file, no
-    /// damage. What was stored there and is pending is left as it is.
+    /// Damages a file at rest: its bytes are others from now on, in every crash too, and its time stays. No such
+    /// file, no damage. Pending stores there are left as they are.
     pub fn rot(&self, path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
         let mut world = self.lock();
         let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
@@ -144,8 +144,9 @@ impl SimMedium {
         world.version += 1;
     }
 
-    /// Has the medium lose the page of a file that has this byte: it cannot be read from now on, until it is written whole, which
-    /// gives it another place, or until a power cut, after which it reads as garbage. No such file, no loss.
+    /// Makes the medium lose the page of a file that has this byte. From now on the page cannot be read until it is
+    /// written whole, which gives it another place, or until a power cut, after which it reads as garbage. No such
+    /// file, no loss.
     pub fn lose(&self, path: impl AsRef<Path>, offset: u64) {
         let from = offset / 4096 * 4096;
         let Some(bytes) = self.peek(&path) else { return };
@@ -158,17 +159,17 @@ impl SimMedium {
         world.inode(number).bad.insert(from / 4096);
     }
 
-    /// Has the device take nothing for the page of a file that has this byte: on a disk the cache takes it, and each flush of it
-    /// fails. A power cut forgets it. No such file, no refusal.
+    /// Has the device take nothing for the page of a file that has this byte: on a disk the cache takes it, and each
+    /// flush of it fails. A power cut forgets it. No such file, no refusal.
     pub fn refuse(&self, path: impl AsRef<Path>, offset: u64) {
         let mut world = self.lock();
         let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
         world.inode(number).refused.insert(offset / 4096);
     }
 
-    /// Has the device write nothing more to the page of a file that has this byte, and say that it did: the cache shows what is
-    /// written from now on, and [`read_stored`](untorn::testing::storage::MediumFile::read_stored) what the page has now. Memory, which
-    /// has no such cache, shows that to all. A power cut forgets it. No such file, no wear.
+    /// Makes the device write nothing more to the page of a file that has this byte, and report success. The cache
+    /// shows later writes, and [`read_stored`](untorn::testing::storage::MediumFile::read_stored) shows the page's present
+    /// bytes. Memory, which has no such cache, shows that to all. A power cut forgets it. No such file, no wear.
     pub fn wear(&self, path: impl AsRef<Path>, offset: u64) {
         let from = offset / 4096 * 4096;
         let Some(bytes) = self.peek(&path) else { return };
@@ -339,7 +340,7 @@ impl Medium for SimMedium {
     }
 
     fn order(&self) {
-        // Nothing is stored, so no hook is called; it is a place where another thread may come in all the same.
+        // This stores nothing and calls no hook, but another thread may run here all the same.
         schedule::point();
         self.lock().order(schedule::thread());
     }

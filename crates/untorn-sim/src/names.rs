@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// The root directory, which always exists.
 pub(crate) const ROOT: u64 = 0;
 
-/// What a name stands for.
+/// The node that a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Node {
     File(u64),
@@ -94,7 +94,7 @@ impl Tree {
         Some(Place { dir, name: last?.to_owned() })
     }
 
-    /// What a path stands for.
+    /// The node that a path stands for.
     pub(crate) fn find(&self, path: &Path) -> Option<Node> {
         match self.locate(path) {
             Some(place) => self.get(place.dir, &place.name),
@@ -176,7 +176,8 @@ impl Names {
         }
     }
 
-    /// Which changes a crash keeps, of those that it may keep: a journal has a rename wherever it has a later change of one of its names.
+    /// The changes that a crash keeps, of those that it may keep: a journal that has a later change of one of a
+    /// rename's names also has the rename.
     pub(crate) fn kept(&self, chosen: impl Fn(usize) -> bool) -> Vec<bool> {
         let mut kept: Vec<bool> = (0..self.log.len()).map(chosen).collect();
         for (index, change) in self.log.iter().enumerate().rev().filter(|(_, change)| change.sets.len() > 1) {

@@ -59,7 +59,7 @@ pub(crate) fn fences(thread: u64, pending: &[Flush], effect: &Effect) -> bool {
 }
 
 /// Whether the end of a process makes the effect certain. Leaving user mode for good drains the write-combining
-/// buffers and completes flushes that were started; lines nobody flushed stay in the cache.
+/// buffers and completes flushes that were started; lines that no thread flushed stay in the cache.
 pub(crate) fn drained(pending: &[Flush], effect: &Effect) -> bool {
     match effect.what {
         What::Word { cached: false, .. } => true,

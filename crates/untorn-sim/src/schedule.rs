@@ -1,8 +1,8 @@
 //! Virtual threads: operating-system threads of which one runs at a time, in an order that follows from a seed.
 //!
 //! A thread started by [`run`] holds a token while it runs. At every call of a simulated medium it may hand the token
-//! to another, and whenever it waits ([`Medium::relax`](untorn::testing::storage::Medium::relax)) it does. So an interleaving at
-//! the granularity of medium calls is a function of the seed and can be run again.
+//! to another, and whenever it waits ([`Medium::relax`](untorn::testing::storage::Medium::relax)) it does. An interleaving at
+//! the granularity of medium calls is therefore a function of the seed and can be run again.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -46,7 +46,7 @@ pub(crate) fn thread() -> u64 {
     })
 }
 
-/// A place where another virtual thread may be let in. Nothing on a thread that is none.
+/// A place where another virtual thread may be let in. The call does nothing on a thread that is not virtual.
 pub(crate) fn point() {
     SEAT.with_borrow(|seat| {
         if let Some((schedule, me)) = seat {
@@ -58,13 +58,15 @@ pub(crate) fn point() {
 /// A wait for another thread: always lets another in.
 ///
 /// # Panics
-/// When nobody can be waited for: every thread waits, or there is no other. That is an engine's deadlock.
+/// Panics if there is no thread to wait for: every thread waits, or there is no other. The engine then has a
+/// deadlock.
 pub(crate) fn relax(round: u32) {
     SEAT.with_borrow(|seat| match seat {
         Some((schedule, me)) => schedule.wait(*me),
         None => {
             assert!(round < 1 << 22, "waits for a thread that never signals it");
-            // One that is not running now may have to wait for a CPU: minutes, before it is taken for one that never comes.
+            // A thread that is not running now may have to wait for a CPU, so it gets minutes before it counts as one
+            // that never comes.
             if round < 1 << 12 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
         }
     });

@@ -36,7 +36,7 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// What a machine's media operations cost, counted since it started.
+/// The cost of a machine's media operations, counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -65,11 +65,11 @@ pub struct Counters {
 pub(crate) struct Inode {
     pub(crate) generation: u64,
     pub(crate) birth: u64,
-    /// What programs see.
+    /// The content that programs see.
     pub(crate) volatile: Content,
-    /// What every crash keeps.
+    /// The content that every crash keeps.
     pub(crate) durable: Content,
-    /// What lies between the two.
+    /// The effects between the two.
     pub(crate) log: Log,
     pub(crate) flushes: Vec<Flush>,
     pub(crate) modified: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Inode {
     pub(crate) handles: u32,
     /// Pages that cannot be read until they are written whole. A power cut does not remember them.
     pub(crate) bad: BTreeSet<u64>,
-    /// What the device has of pages to which it writes nothing any more. A power cut does not remember them.
+    /// The bytes of worn pages, to which the device writes nothing any more. A power cut does not remember them.
     pub(crate) worn: BTreeMap<u64, Vec<u8>>,
     /// Pages that the device does not take: a flush of one fails. A power cut does not remember them.
     pub(crate) refused: BTreeSet<u64>,
@@ -106,7 +106,7 @@ impl Inode {
         }
     }
 
-    /// Puts what the device has of worn pages in the place of what was read from the cache.
+    /// Replaces the bytes of worn pages that were read from the cache by those of the device.
     pub(crate) fn show_worn(&self, offset: u64, dst: &mut [u8]) {
         let end = offset + dst.len() as u64;
         for (page, held) in self.worn.range(offset / PAGE..end.div_ceil(PAGE)) {
@@ -136,8 +136,8 @@ impl Inode {
         len > 0 && self.bad.range(offset / PAGE..(offset + len).div_ceil(PAGE)).next().is_some()
     }
 
-    /// Stores to these bytes: what is written whole can be read again. False if a page is to be stored to in part that cannot
-    /// be read.
+    /// Stores to these bytes: a page that is written whole can be read again. False if the store is to a part of a
+    /// page that cannot be read.
     pub(crate) fn overwrite(&mut self, offset: u64, len: u64) -> bool {
         let end = offset + len;
         let file_len = self.volatile.len;
@@ -148,8 +148,8 @@ impl Inode {
         all
     }
 
-    /// Makes everything durable but what waits in another thread's write-combining buffers, of which the kernel knows
-    /// nothing.
+    /// Makes everything durable except stores in another thread's write-combining buffers, which the kernel does not
+    /// know.
     fn sync(&mut self, thread: u64) {
         let Inode { log, volatile, durable, .. } = self;
         log.settle(volatile, durable, |effect| !pmem::buffered_elsewhere(thread, effect));
@@ -323,7 +323,7 @@ impl World {
     }
 
     pub(crate) fn distrust_cache(&mut self, number: u64, barrier: Barrier, offset: u64, len: u64) {
-        // Where nothing was forgotten, as ever on persistent memory, a mutant leaves nothing undone.
+        // If nothing was forgotten, as always on persistent memory, a mutant leaves nothing undone.
         if self.inode(number).log.forgotten.is_empty() || !self.passes(barrier) {
             return;
         }
@@ -331,7 +331,7 @@ impl World {
         let inode = self.inode(number);
         let Inode { log, volatile, durable, .. } = inode;
         if block::distrust(log, call, volatile, durable, offset, len) {
-            // What stayed was written again, and all of it made durable: the file's time with it.
+            // The bytes that stayed were written again and made durable, and so was the file's time.
             inode.modified = call;
             inode.durable_modified = call;
             self.version += 1;
@@ -409,8 +409,8 @@ impl World {
         self.version += 1;
     }
 
-    /// The same machine after every process was killed at this instant, with no power cut: programs see what they saw,
-    /// locks are free, and what was pending still is.
+    /// The same machine after every process was killed at this instant, with no power cut: programs see what they
+    /// saw, locks are free, and pending effects stay pending.
     pub(crate) fn end_processes(&mut self) {
         for inode in self.files.values_mut() {
             inode.locks.clear();

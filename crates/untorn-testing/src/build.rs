@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The directory that has `untorn`, `libuntorn.so`, `libuntorn.a` and `libuntorn_preload.so`, in the profile of the calling
-/// test.
+/// The directory that has `untorn`, `libuntorn.so`, `libuntorn.a` and `libuntorn_preload.so`, in the profile of the
+/// calling test.
 ///
 /// # Panics
 ///

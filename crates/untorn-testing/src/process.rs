@@ -50,7 +50,8 @@ pub fn in_crate(path: &'static str) -> &'static str {
 }
 
 /// A command that runs one test of the calling binary in a new process. `test` is the test's full name, as
-/// `cargo test -- --list` prints it. Its output isn't captured; a test that the new process skips is recorded as skipped.
+/// `cargo test -- --list` prints it. Its output isn't captured; a test that the new process skips is recorded as
+/// skipped.
 ///
 /// # Panics
 ///

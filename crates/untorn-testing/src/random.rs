@@ -39,8 +39,8 @@ impl SplitMix {
     }
 }
 
-/// The seed for a test, printed so that a failure can be repeated: the number in `UNTORN_SEED`; a new one each time with
-/// `UNTORN_SEED=clock`; otherwise always the same, so that two runs of the tests do the same.
+/// The seed for a test, printed so that a failure can be repeated: the number in `UNTORN_SEED`; a new one each time
+/// with `UNTORN_SEED=clock`; otherwise always the same, so that two runs of the tests do the same.
 ///
 /// # Panics
 ///

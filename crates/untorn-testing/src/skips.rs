@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// [`again`]: crate::again
 pub const DIRECTORY: &str = "UNTORN_SKIPS";
 
-/// Records that the calling test, or a part of it, is skipped, and goes on. The arguments are those of [`format!`]; they
-/// complete the sentence "skipped: ...".
+/// Records that the calling test, or a part of it, is skipped, and goes on. The arguments are those of [`format!`];
+/// they complete the sentence "skipped: ...".
 #[macro_export]
 macro_rules! skipped {
     ($($reason:tt)+) => {

@@ -74,11 +74,11 @@ pub fn is_chosen<'a>(globs: impl IntoIterator<Item = &'a [u8]>, matches: impl Fn
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Operation {
-    /// The layer is in the process that says so. The value is 1 if it was in the program that the process ran before, and
-    /// asked for something there.
+    /// The layer is in the process that says so. The value is 1 if it was in the program that the process ran before,
+    /// and asked for something there.
     Hello = 1,
-    /// The descriptor was just opened: manage its file. `number` is 1 if it is to be truncated. Where a file may stay plain,
-    /// `managed` says whether it did not.
+    /// The descriptor was just opened: manage its file. `number` is 1 if it is to be truncated. Where a file may stay
+    /// plain, `managed` says whether it did not.
     Open = 2,
     /// A descriptor of the file (`device`, `inode`) was closed.
     Closed = 3,
@@ -104,60 +104,67 @@ pub enum Operation {
     Refused = 13,
     /// The process ends because it wants to.
     Exit = 14,
-    /// Whether the file (`device`, `inode`) is managed; the value is 1 if it has a sidecar in its directory now, and 2 if that is
-    /// the directory with the inode `number` and has no more than one name of the file.
+    /// Whether the file (`device`, `inode`) is managed; the value is 1 if it has a sidecar in its directory now, and
+    /// 2 if that is the directory with the inode `number` and has no more than one name of the file.
     Managed = 15,
-    /// What the program is about to do cannot be served: the file of the descriptor, or else (`device`, `inode`), is to be a plain
-    /// one before, or all files if `number` is 1. The payload says in which call.
+    /// What the program is about to do cannot be served: the file of the descriptor, or else (`device`, `inode`), is
+    /// to be a plain one before, or all files if `number` is 1. The payload says in which call.
     Demote = 16,
-    /// The file (`device`, `inode`) is about to lose the name that it has; its last one, or the file is a plain one from then on.
+    /// The file (`device`, `inode`) is about to lose the name that it has; its last one, or the file is a plain one
+    /// from then on.
     Leave = 17,
-    /// The file (`device`, `inode`) is about to be opened with `flags`. If the server has the only description of it left, opened
-    /// with the same, the answer is `managed` and carries it, its offset 0.
+    /// The file (`device`, `inode`) is about to be opened with `flags`. If the server has the only description of it
+    /// left, opened with the same, the answer is `managed` and carries it, its offset 0.
     Reopen = 18,
-    /// What this process needs to append to the log itself: the answer carries the memory of its ledger, or if `number` is 1 the log.
+    /// What this process needs to append to the log itself: the answer carries the memory of its ledger, or if
+    /// `number` is 1 the log.
     Share = 19,
-    /// The kernel took less of a write to the file (`device`, `inode`) than this process put into the log: the log is to have nothing
-    /// of the file any more.
+    /// The kernel took less of a write to the file (`device`, `inode`) than this process put into the log: the log is
+    /// to have nothing of the file any more.
     TakeBack = 20,
-    /// The descriptor is about to be mapped shared: the answer carries that of its *twin*, the memory with the file's present bytes
-    /// that is mapped in its place. It may be written to if `number` is 1.
+    /// The descriptor is about to be mapped shared: the answer carries that of its *twin*, the memory with the file's
+    /// present bytes that is mapped in its place. It may be written to if `number` is 1.
     Map = 21,
-    /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. If `flags` is 1 a
-    /// descriptor comes along, of userfaultfd(2): the memory is registered and protected over it, and each first store to a page waits
-    /// for the server. If `device` is not 0 it is the address to which the mapping is moved next; nobody knows of it until then. EBUSY
-    /// while another one is about to be moved there.
+    /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. If
+    /// `flags` is 1 a descriptor comes along, of userfaultfd(2): the memory is registered and protected over it, and
+    /// each first store to a page waits for the server. If `device` is not 0 it is the address to which the mapping
+    /// is moved next; nobody knows of it until then. EBUSY while another one is about to be moved there.
     Mapped = 22,
-    /// The memory at `number`, `offset` bytes, is not mapped any more, or something else is: its mappings are to be looked at again.
+    /// The memory at `number`, `offset` bytes, is not mapped any more, or something else is: its mappings are to be
+    /// looked at again.
     Unmapped = 23,
-    /// A mapping of this process of which the server was not told, if `managed` is 1: `value` is its address, `seconds` its length.
+    /// A mapping of this process of which the server was not told, if `managed` is 1: `value` is its address,
+    /// `seconds` its length.
     Inherited = 24,
     /// The memory at `number`, `offset` bytes, is to be synced: commits what it maps, if anything.
     SyncMapped = 25,
-    /// The first mapping in the memory at `number`, `offset` bytes, which is to be made once more: as for [`Map`](Operation::Map), and
-    /// `value` is its offset at that address, `seconds` its protection, `nanoseconds` 1 if its twin may be written to. `managed` is 0 if there is none.
+    /// The first mapping in the memory at `number`, `offset` bytes, which is to be made once more: as for
+    /// [`Map`](Operation::Map), and `value` is its offset at that address, `seconds` its protection, `nanoseconds` 1
+    /// if its twin may be written to. `managed` is 0 if there is none.
     MapAgain = 26,
     /// The process is about to become another program, if `number` is 1, by `exec`. The new program may be
     /// one without the layer, which cannot say that it ends. It is the old one still, if `number` is 0.
     Becomes = 27,
-    /// The mapping that was to be moved from the address `device` to `number`, `offset` bytes, is there if `flags` is 1, and unmapped
-    /// otherwise.
+    /// The mapping that was to be moved from the address `device` to `number`, `offset` bytes, is there if `flags` is
+    /// 1, and unmapped otherwise.
     Placed = 28,
-    /// The file (`device`, `inode`) is about to be renamed: the descriptor is that of the directory that it goes to, the payload its name
-    /// there. `managed` is 1 if [`Moved`](Operation::Moved) has to follow; otherwise it is a plain one by then, and what has the name too.
+    /// The file (`device`, `inode`) is about to be renamed: the descriptor is that of the directory that it goes to,
+    /// the payload its name there. `managed` is 1 if [`Moved`](Operation::Moved) has to follow; otherwise it is a
+    /// plain one by then, and what has the name too.
     Move = 29,
     /// It was, if `number` is 1.
     Moved = 30,
-    /// The descriptor is that of a directory, which is to be synced. `managed` is 1 if it need not be. Otherwise it is for the
-    /// program to do, and [`DirectorySynced`](Operation::DirectorySynced) has to follow with the value, unless that is 0.
+    /// The descriptor is that of a directory, which is to be synced. `managed` is 1 if it need not be. Otherwise it
+    /// is for the program to do, and [`DirectorySynced`](Operation::DirectorySynced) has to follow with the value,
+    /// unless that is 0.
     SyncDirectory = 31,
     /// The sync of a directory that has this `number` was made, if `flags` is 1.
     DirectorySynced = 32,
     /// The directory of the descriptor is about to get another name.
     MoveDirectory = 33,
-    /// The file (`device`, `inode`) lost its last name, or if `number` is 1 some files may have: what stands beside such a file for a
-    /// recovery goes, and who has it open goes on with it. A descriptor is that of the directory where the file had its name, which
-    /// nobody of the run has open, but which left something there.
+    /// The file (`device`, `inode`) lost its last name, or if `number` is 1 some files may have: what stands beside
+    /// such a file for a recovery goes, and who has it open goes on with it. A descriptor is that of the directory
+    /// where the file had its name, which nobody of the run has open, but which left something there.
     Unnamed = 34,
 }
 

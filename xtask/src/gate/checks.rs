@@ -14,7 +14,7 @@ fn failed(reason: impl Into<String>) -> io::Result<Outcome> {
     Ok(Outcome::Failed(reason.into()))
 }
 
-/// What a command prints, shown too. One that fails is an error.
+/// The output of a command, which is also shown. A command that fails is an error.
 fn said(command: &mut Command) -> io::Result<String> {
     let Output { status, stdout, stderr } = command.output()?;
     let text = String::from_utf8_lossy(&stdout).into_owned();
@@ -86,8 +86,8 @@ pub(super) fn release(context: &Context<'_>) -> io::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// A C example, how it is linked, and the arguments of each of its runs; a name with a slash is a file in a directory of
-/// its own.
+/// A C example, how it is linked, and the arguments of each of its runs; a name with a slash is a file in a directory
+/// of its own.
 const EXAMPLES: &[(&str, Link, &[&[&str]])] = &[
     ("accounts", Link::Static, &[&["/ledger", "20"]]),
     ("hash_index", Link::Static, &[&["/index", "20"], &["/index", "20"]]),
@@ -104,7 +104,7 @@ enum Link {
     Shared,
 }
 
-/// What the release build left, used as `examples/README.md` says.
+/// Uses the results of the release build as `examples/README.md` says.
 pub(super) fn c_examples(context: &Context<'_>) -> io::Result<Outcome> {
     let libraries = release_directory(context);
     let directory = tempfile::tempdir()?;
@@ -129,7 +129,7 @@ pub(super) fn c_examples(context: &Context<'_>) -> io::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The demo fails by itself if untorn tears. That plain mmap tears is what it must show besides.
+/// The demo fails by itself if untorn tears. It must also show that plain mmap tears.
 pub(super) fn demo(context: &Context<'_>) -> io::Result<Outcome> {
     let said = said(context.cargo().args(TOOL).args(["demo", "--json"]))?;
     let report: Value = serde_json::from_str(&said).map_err(io::Error::other)?;
@@ -158,7 +158,7 @@ pub(super) fn bench(context: &Context<'_>) -> io::Result<Outcome> {
     if rows == 4 { Ok(Outcome::Passed) } else { failed(format!("{rows} rows, and not one for each size and order")) }
 }
 
-/// The weights of fsx's operations. It never unmaps what it invalidates, so that one is rare.
+/// The weights of fsx's operations. It never unmaps the pages that it invalidates, so that one is rare.
 const OPERATIONS: &str = "[weights]
 close_open = 1.0
 read = 10.0
@@ -188,8 +188,8 @@ pub(super) fn exerciser_often(context: &Context<'_>) -> io::Result<Outcome> {
     exerciser(context, &[1, 42, 4711, 5, 6, 7, 8, 9], 20_000)
 }
 
-/// The exerciser fsx under `untorn run`: in mode atomic, and in mode boost with all operations and with those that leave
-/// a file boosted.
+/// The exerciser fsx under `untorn run`: in mode atomic, and in mode boost with all operations and with those that
+/// leave a file boosted.
 fn exerciser(context: &Context<'_>, seeds: &[u64], operations: u64) -> io::Result<Outcome> {
     let directory = tempfile::tempdir()?;
     let (all, boosted) = (directory.path().join("all.toml"), directory.path().join("boosted.toml"));

@@ -19,8 +19,8 @@ mod touched;
 use runner::{Ending, Runner};
 use steps::{Loop, STEPS, Step};
 
-/// Check a change in at most five minutes: format, house rules, lints, unit tests, and 20,000 crash states of each engine
-/// that the change touches.
+/// Check a change in at most five minutes: format, house rules, lints, unit tests, and 20,000 crash states of each
+/// engine that the change touches.
 ///
 /// Exit codes: 0 every step passed or was skipped with a reason; 1 a step failed.
 #[derive(Args)]

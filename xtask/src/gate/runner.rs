@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::steps::{Step, Work};
 use crate::nightly::UNAVAILABLE;
 
-/// How a step ended.
+/// The end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Passed,
@@ -20,17 +20,17 @@ pub(super) enum Ending {
     Failed,
 }
 
-/// What came of a step, or of a part of one.
+/// The outcome of a step, or of a part of one.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Passed,
     /// Why it could not run.
     Skipped(String),
-    /// What went wrong.
+    /// The reason for the failure.
     Failed(String),
 }
 
-/// What a step works with.
+/// The environment of a step.
 pub(super) struct Context<'a> {
     pub(super) root: &'a Path,
     xtask: PathBuf,
@@ -153,7 +153,10 @@ impl<'a> Runner<'a> {
             let steps: Vec<Value> = self.records.iter().map(Record::json).collect();
             println!(
                 "{}",
-                json!({ "loop": what, "passed": passed, "failed": failed, "skipped": skipped, "seconds": seconds, "steps": steps })
+                json!({
+                    "loop": what, "passed": passed, "failed": failed, "skipped": skipped, "seconds": seconds,
+                    "steps": steps,
+                })
             );
         }
         let reasons = |ending, word: &str| {
@@ -226,7 +229,7 @@ fn words(command: &Command) -> String {
     std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs two chores at once, neither of which can keep two processors busy.
+/// Runs two chores at once. Neither alone can keep two processors busy.
 fn side_by_side(context: &Context<'_>, one: &[&str], other: &[&str]) -> Outcome {
     let mut commands = [one, other].map(|arguments| {
         let mut command = context.xtask();
@@ -274,7 +277,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// `None` for a tree that no commit names: nothing that passed there says anything about another one.
+    /// Loads the steps that passed for this commit. `None` for a tree that no commit names: a step that passed there
+    /// says nothing about another tree.
     fn load(root: &Path, fresh: bool) -> Option<Self> {
         let git = |arguments: &[&str]| Command::new("git").current_dir(root).args(arguments).output().ok();
         let clean = git(&["status", "--porcelain"])?.stdout.is_empty();

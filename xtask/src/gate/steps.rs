@@ -33,7 +33,7 @@ pub(super) enum Work {
 
 pub(super) struct Step {
     pub(super) name: &'static str,
-    /// What it does, in a few words.
+    /// Its work, in a few words.
     pub(super) does: &'static str,
     pub(super) loops: &'static [Loop],
     /// Programs that it needs, and how to get each.
@@ -216,7 +216,7 @@ pub(super) const STEPS: &[Step] = &[
         does: "commits of processes that share memory",
         loops: &[Ci],
         needs: &[],
-        // Where everybody may have to wait for a turn, only a quiet machine shows that nobody is stuck for a second.
+        // Every process may have to wait for a turn, so only a quiet machine shows that none is stuck for a second.
         work: &[Xtask(&["cuts", "--commits", "300", "--patience", "60"])],
     },
     Step {

@@ -1,12 +1,12 @@
-//! Which engines a change touches.
+//! The engines that a change touches.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::process::Command;
 
-/// Directories of the library, and the engines of the explorer that run their code. A directory that is in no row belongs
-/// to the ground that all engines stand on.
+/// Directories of the library, and the engines of the explorer that run their code. A directory that is in no row
+/// belongs to the ground that all engines stand on.
 const OWNERS: &[(&str, &[&str])] = &[
     ("file/reflection", &["reflection", "covered"]),
     ("file/hybrid_log", &["hybrid-log", "covered"]),

@@ -134,7 +134,7 @@ pub(super) const CATALOGUE: &[Program] = &[
     },
 ];
 
-/// The packages of what is missing for some programs.
+/// The packages that some programs miss.
 pub(super) fn missing(programs: &[&Program]) -> Vec<&'static str> {
     let there = |check: &str| quiet("sh").args(["-c", check]).output().is_ok_and(|output| output.status.success());
     let needs = programs.iter().flat_map(|program| program.needs);

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 mod catalogue;
 mod kills;
@@ -23,7 +24,7 @@ use outcome::{Mode, Outcome, differences};
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Programs to run [default: all except python-sqlite3, whose tests Debian does not package]
-    #[arg(value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(CATALOGUE.iter().map(|program| program.name)))]
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(CATALOGUE.iter().map(|program| program.name)))]
     names: Vec<String>,
     /// Number of programs to run at once
     #[arg(long, value_name = "N", default_value_t = 2)]

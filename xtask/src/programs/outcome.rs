@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::catalogue::Program;
 use super::{Built, quiet};
 
-/// How to run a program.
+/// The mode in which to run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Bare,

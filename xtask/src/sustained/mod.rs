@@ -265,7 +265,8 @@ impl Bench<'_> {
         command
     }
 
-    /// Runs the script on the disk: in a process of its own, as somebody who waits for a disk of ours has to be.
+    /// Runs the script on the disk, in a process of its own: a program that waits for a disk of this kind must be a
+    /// separate process.
     fn python(&self, mut command: Command, disk: &SlowDisk, what: &str, words: &[String]) -> io::Result<Output> {
         command.arg(self.script).args([what, &self.blocks().to_string()]).args(words);
         let output = command.current_dir(disk.path()).stdin(Stdio::null()).output()?;
@@ -320,7 +321,7 @@ mod tests {
             assert_eq!(rounds.len(), 1, "{row}");
             for round in rounds {
                 let writes = round["over_time"].as_array().unwrap().iter().map(|bin| bin["writes"].as_u64().unwrap());
-                // The burst, or what was done of it in time, and at least one write before and after.
+                // The burst, or the part of it that was done in time, and at least one write before and after.
                 let least = if row["name"] == "bare, fsync each" { 3 } else { 2 + (3 << 20) / BLOCK };
                 assert!(writes.sum::<u64>() >= least, "{round}");
                 assert!(round["sustained_mib_s"].as_f64().unwrap() > 0.0, "{round}");

@@ -30,7 +30,7 @@ impl Table {
         self.rows[row].measured.push((trace, asked));
     }
 
-    /// By round, what one way is to another.
+    /// The ratio of one way to another, the median over rounds.
     fn ratios(&self, row: &Row, of: impl Fn(&Trace) -> Option<f64>, to: Way) -> Option<f64> {
         let rival = self.rows.iter().find(|row| row.way == to)?;
         let pairs = row.measured.iter().zip(&rival.measured);
@@ -57,7 +57,7 @@ impl Table {
             to_one_sync: self.ratios(row, |trace| self.sustained(row.way, trace), Way::OneSync),
             to_sync_each: self.ratios(row, |trace| self.sustained(row.way, trace), Way::SyncEach),
             usual: of(&Trace::usual),
-            // One that is not back by the end is later than all others.
+            // A trace that is not back by the end counts as later than all others.
             back: median(&back.iter().map(|back| back.unwrap_or(f64::INFINITY)).collect::<Vec<_>>()),
             longest: of(&|trace| Some(trace.longest())),
         }
@@ -188,7 +188,7 @@ fn lines(rows: &[&Row], caption: String, y: &str, of: impl Fn(&super::trace::Bin
         let bins = row.measured.first().map(|(trace, _)| trace.over_time()).unwrap_or_default();
         // The axis begins with the burst.
         let points = bins.iter().filter(|bin| bin.seconds > -0.01).map(|bin| (bin.seconds, of(bin)));
-        // What stands between two that have none would not be seen in a line that is interrupted.
+        // In an interrupted line, a point between two without a value would not be visible.
         Line { name: row.way.name(), points: points.filter(|at| at.1.is_finite()).collect() }
     };
     let lines = rows.iter().map(line).collect();

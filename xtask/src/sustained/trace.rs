@@ -87,7 +87,7 @@ impl Trace {
     }
 
     /// Seconds from the burst's end until writes take as long as before it: the start of the first three tenths of a
-    /// second in a row whose medians are at most twice the usual one. `None` if there are none.
+    /// second in a row whose medians are at most twice the usual one. It is `None` if there are no such three.
     pub(super) fn back_to_normal(&self) -> Option<f64> {
         let usual = self.usual()?;
         let last = self.after.last()?.0.checked_sub(self.end)? / BIN;

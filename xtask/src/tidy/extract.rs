@@ -148,7 +148,7 @@ pub(super) fn header(file: &File) -> Paragraphs {
     })
 }
 
-/// The paragraphs of runs of lines of which `body` has something.
+/// The paragraphs of runs of lines for which `body` returns text.
 fn comments<'a>(file: &'a File, lines: Range<usize>, mut body: impl FnMut(&'a str) -> Option<&'a str>) -> Paragraphs {
     let mut found = Paragraphs::new();
     let mut run: Vec<&str> = Vec::new();

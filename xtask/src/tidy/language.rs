@@ -13,9 +13,9 @@ use super::{Finding, Tree, markdown};
 
 const HERE: &str = "xtask/src/tidy/language.rs";
 
-/// What an area may have.
+/// The limits of an area.
 struct Limits {
-    /// So many sentences in a hundred may open inverted.
+    /// The percentage of sentences that may open inverted.
     inverted_percent: f64,
     long: Ratchet,
 }
@@ -49,7 +49,7 @@ fn check_with(tree: &Tree, documents: &Limits, messages: &Limits, exempt: &[(&st
     findings
 }
 
-/// What the run says last: how many sentences there are, and how many break a rule.
+/// The last lines of the run: how many sentences there are, and how many break a rule.
 pub(super) fn summary(tree: &Tree) -> String {
     let (documents, messages) = (tally(&documents(tree, EXEMPT)), tally(&messages(tree)));
     format!(

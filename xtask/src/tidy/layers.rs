@@ -1,4 +1,5 @@
-//! The floors of `crates/untorn/src`: a path leads down, never up and never sideways, so products and engines never meet.
+//! The floors of `crates/untorn/src`: a path leads down, never up and never sideways, so products and engines never
+//! meet.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,11 +11,11 @@ const ROOT: &str = "crates/untorn/src/";
 /// This file's path, for findings about its tables.
 const HERE: &str = "xtask/src/tidy/layers.rs";
 
-/// The floors, lowest first. A module uses itself and what stands on floors below. Modules of one floor are neighbours that never
-/// import each other: so are the products, and what takes several of them stands above.
+/// The floors, lowest first. A module uses itself and what stands on floors below. Modules of one floor are
+/// neighbours that never import each other: so are the products, and what takes several of them stands above.
 const FLOORS: &[(&str, &[&str])] = &[
-    // The ground: words that every floor speaks, the system, what threads share, where bytes become durable, what they look like
-    // there, and what processes share.
+    // The ground: words that every floor speaks, the system, what threads share, where bytes become durable, what
+    // they look like there, and what processes share.
     ("error", &["error"]),
     ("options", &["options"]),
     ("system", &["sys"]),
@@ -31,7 +32,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("facade", &["doctor", "testing"]),
 ];
 
-/// The same inside a room: its modules, lowest first. Those that are not named are free.
+/// The same inside a room: its modules, lowest first. Modules that are not named are free.
 const ROOMS: &[(&str, &[&[&str]])] = &[
     ("file", &[&["reflection", "hybrid_log", "passthrough"], &["inspect"], &["transaction"], &["atomic_file", "map"]]),
     ("region", &[&["engine"], &["exclusion"], &["store"], &["map"], &["shared"]]),
@@ -104,8 +105,8 @@ fn check_with(tree: &Tree, exceptions: &[Exception]) -> Vec<Finding> {
                 }
                 Some(to_floor) if to_floor == from_floor => {
                     let message = format!(
-                        "`{from}` uses `{to}`, its neighbour on the {} floor; move what both need down, or compose them \
-                         above",
+                        "`{from}` uses `{to}`, its neighbour on the {} floor; move what both need down, or compose \
+                         them above",
                         FLOORS[from_floor].0
                     );
                     findings.push(Finding::new(file, line, message));
@@ -235,7 +236,8 @@ mod tests {
             ("crates/untorn/src/lib.rs", "mod engine; pub use engine::X; pub use crate::file::A;"),
             (
                 "crates/untorn/src/file/reflection/mod.rs",
-                "use crate::{storage::{Medium, dax}, format::sidecar};\nuse crate::engine::Engine;\nuse super::barriers;",
+                "use crate::{storage::{Medium, dax}, format::sidecar};\nuse crate::engine::Engine;\n\
+                 use super::barriers;",
             ),
             (
                 "crates/untorn/src/format/sidecar/mod.rs",

@@ -1,6 +1,6 @@
 //! One convention for modules with files of their own: `name/mod.rs`, never `name.rs` beside `name/`.
 //!
-//! What a crate begins with is no module: a file of `tests/`, `benches/`, `examples/`, `fuzz_targets/` or `src/bin/`.
+//! The root of a crate is no module: a file of `tests/`, `benches/`, `examples/`, `fuzz_targets/` or `src/bin/`.
 
 use std::collections::BTreeSet;
 

@@ -23,7 +23,7 @@ const RETIRED: &[Retired] = &[
     Retired { word: "together", term: "shared::file" },
 ];
 
-/// What declares a type or a module.
+/// The keywords that declare a type or a module.
 const KEYWORDS: &[&str] = &["struct", "enum", "union", "trait", "type", "mod"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

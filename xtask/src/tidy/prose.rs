@@ -1,7 +1,7 @@
 //! English taken apart just enough to count: sentences, their words, how each opens.
 //!
-//! The input is one paragraph: a paragraph of a document, a doc comment, an error string. What counts as an inverted
-//! opening is decided here and nowhere else:
+//! The input is one paragraph: a paragraph of a document, a doc comment, an error string. This module alone decides
+//! what counts as an inverted opening:
 //!
 //! - A sentence opens inverted if its first words are in [`OPENERS`], a preposition with a relative pronoun ("to whom",
 //!   "in which"), a verb after "such" or "neither", or a clause after "nobody" ("nobody that reads").
@@ -11,11 +11,11 @@
 //! - Fewer than [`FEWEST`] words are a label or a table's cell, not a sentence.
 //! - A code span is one word, and so is a link's destination; neither ends a sentence.
 
-/// What has fewer words is no sentence.
+/// A text with fewer words is no sentence.
 pub(super) const FEWEST: usize = 4;
 /// A sentence with more words is too long.
 pub(super) const MOST: usize = 40;
-/// So many words are shown of a sentence that breaks a rule.
+/// The number of words that are shown of a sentence that breaks a rule.
 const SHOWN: usize = 6;
 
 /// Words that open a declarative sentence only if it is inverted, or has no actor.

@@ -2,9 +2,9 @@
 
 use super::Finding;
 
-/// How many violations of one rule there may be.
+/// The number of violations of one rule that there may be.
 pub(super) struct Ratchet {
-    /// What is counted, in the plural.
+    /// The things that are counted, in the plural.
     pub(super) what: &'static str,
     /// The file of this repository in which the limit stands.
     pub(super) at: &'static str,

@@ -13,7 +13,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     check_with(tree, &RATCHET)
 }
 
-/// What the run says last.
+/// The last line of the run.
 pub(super) fn summary(tree: &Tree) -> String {
     format!("test names of more than {MOST} characters: {} of {}", long(tree).count(), tests(tree).count())
 }

@@ -3,7 +3,7 @@
 use super::source::{File, identifier_at, matching, words};
 use super::{Finding, Tree};
 
-/// Where unsafe code is permitted, and why. All other code is safe Rust.
+/// The places where unsafe code is permitted, and why. All other code is safe Rust.
 const HOMES: &[(&str, &str)] = &[
     ("crates/untorn/src/storage/", "maps files and stores past the cache"),
     ("crates/untorn/src/sys/", "calls the system"),
@@ -71,8 +71,8 @@ fn in_trait_impl(file: &File, at: usize) -> bool {
     })
 }
 
-/// Whether the documentation directly above line `line` (attributes may stand between) holds `section`. What a function
-/// for C asks of its caller is written once, in the header.
+/// Whether the documentation directly above line `line` (attributes may stand between) holds `section`. For a
+/// function for C, only the header says what it asks of its caller.
 fn documented(file: &File, line: usize, section: &str) -> bool {
     let lines: Vec<&str> = file.text.lines().take(line - 1).collect();
     lines

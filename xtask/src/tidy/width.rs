@@ -23,7 +23,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     check_with(tree, &DOCUMENTS, &SOURCES)
 }
 
-/// What the run says last.
+/// The last line of the run.
 pub(super) fn summary(tree: &Tree) -> String {
     let total = |extensions| count(&wide_files(tree, extensions));
     format!("lines of more than {COLUMNS} columns: docs {}, sources {}", total(&[".md"]), total(&[".rs", ".c", ".h"]))

@@ -97,7 +97,8 @@ mod tests {
     fn going_to_sleep_is_counted() {
         let switches = || voluntary_switches(&fs::read_to_string("/proc/thread-self/status").unwrap());
         let (before, start) = (switches(), Instant::now());
-        // One that is kept off its processor for longer than it meant to sleep does not go to sleep any more.
+        // A thread that is kept off its processor for longer than it meant to sleep does not go to sleep any more.
+        // That round then adds no switch.
         while switches() < before + 5 {
             assert!(start.elapsed() < Duration::from_secs(60), "{before} to {}", switches());
             std::thread::sleep(Duration::from_millis(1));

@@ -420,7 +420,7 @@ fn count(
     walk: impl Fn(usize) -> Offsets + Sync,
     finish: impl Fn() -> Result<()>,
 ) -> Result<()> {
-    // What earlier windows left must not be counted in this one.
+    // This window must not count the work that earlier windows left.
     finish()?;
     let (before, barriers) = (counters.counts(), counters.barriers());
     let ops = run_once(plan, arm, walk)? as f64;

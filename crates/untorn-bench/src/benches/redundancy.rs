@@ -62,7 +62,7 @@ pub(super) struct Load {
     /// Rounds of [`work`] per operation.
     pub(super) turns: u64,
     pub(super) seed: u64,
-    /// Which pages share a parity page.
+    /// The pages that share a parity page.
     pub(super) layout: StripeLayout,
 }
 
@@ -170,7 +170,7 @@ impl Watch {
 
 /// One side of the comparison.
 struct Arm {
-    // Before the mapping, which has to be there as long as it is watched.
+    // This field is dropped before the mapping, which must exist as long as it is watched.
     watch: Watch,
     memory: DaxFile,
     period: Option<Duration>,
@@ -312,7 +312,7 @@ fn compare<T: Target>(
         .iter()
         .fold((Duration::MAX, Duration::ZERO), |(low, high), &period| (low.min(period), high.max(period)));
     let least = args.seconds.map_or(longest, Duration::from_secs_f64);
-    // As long as the shortest period, unless there would be too few of them to take turns.
+    // A slice is as long as the shortest period, unless too few slices would be left to take turns.
     let limit = shortest.min(least / 10);
     let offered = args.rate.unwrap_or(RATE);
     let offered = (workload == Workload::KeyValue && offered > 0).then_some(offered);
@@ -330,7 +330,7 @@ fn compare<T: Target>(
     tell("covering the files");
     let mut arms = vec![Arm::new(Watch::Off, map(rig, "raw")?, None)?];
     for (nth, &period) in periods.iter().enumerate() {
-        // What is only looked at can be the same file in another mapping.
+        // This arm only tracks stores, so it can use the same file in another mapping.
         let memory = map(rig, "raw")?;
         let tracker = track(memory.address(), rig.file_len as usize)?;
         arms.push(Arm::new(Watch::Tracking(tracker), memory, Some(period))?);

@@ -1,8 +1,8 @@
 //! The key-value workload of `redundancy` over an [`AtomicMap`]: the cost of periodic redundancy for a program that
 //! commits its stores, compared with the same program without redundancy, in turns.
 //!
-//! Each thread has its own map, commits it, and runs a due pass itself. So the program pays the whole cost of a pass,
-//! whatever its number of threads, and an arm does nothing outside its turn.
+//! Each thread has its own map, commits it, and runs a due pass itself. The program therefore pays the whole cost of
+//! a pass, whatever its number of threads, and an arm does nothing outside its turn.
 
 use std::hint::black_box;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Every benchmark, small: the shape of what it reports, and that it leaves nothing behind. Nothing here looks at a
+//! Every benchmark, small: the shape of what it reports, and that it leaves nothing behind. No test here looks at a
 //! rate.
 
 use std::path::Path;
@@ -217,7 +217,7 @@ fn commit_time_has_a_row_for_each_number_of_blocks() {
         let to_fewest = row["to_fewest"].as_f64().unwrap();
         assert!(if row["dirty_blocks"] == 2 { to_fewest == 1.0 } else { to_fewest > 0.0 }, "{row}");
     }
-    // What the issue of a log is about: the commit does not depend on what it commits.
+    // The cost of a commit does not depend on what it commits. This is the purpose of the log.
     let fences = |row: &Value| (row["fences_per_commit"].as_f64(), row["bytes_per_commit"].as_f64());
     assert_eq!(fences(&rows[2]), fences(&rows[3]));
 }
@@ -299,7 +299,7 @@ fn redundancy_is_compared_with_none_and_with_tracking_at_every_period() {
             if let Some(looks) = over_time {
                 assert_eq!((looks.len(), &row["stripes"]), (2 * 20 + 2, &16.into()));
                 assert!(looks.iter().all(|look| look["vulnerable_stripes"].as_u64().unwrap() <= 16));
-                // Nobody stores any more then, and everything is covered.
+                // No thread stores any more at the last look, and everything is covered.
                 assert_eq!(looks.last().unwrap()["uncovered_pages"], 0);
                 assert!(row["full_coverage_s"].as_f64().unwrap() > 0.0);
             }

@@ -68,7 +68,8 @@ pub(crate) struct MappedFiles {
     change: ArcSwap<Change>,
 }
 
-/// Held to replace the table. A forked child has its own: its parent's may be held for ever, by a thread that it does not have.
+/// Held to replace the table. A forked child has its own: its parent's may be held for ever, by a thread that it does
+/// not have.
 struct Change {
     process: u64,
     alone: Mutex<()>,
@@ -108,7 +109,7 @@ impl Mapping {
     }
 }
 
-/// What a mapping keeps alive: the file and the reservation.
+/// The parts that a mapping keeps alive: the file and the reservation.
 struct Entry {
     mapping: Mapping,
     /// The process that mapped it.
@@ -209,12 +210,14 @@ impl MappedFiles {
     /// Ends the mapping that starts at `address` and returns its file handle, to close, settle or drop. `None` if no
     /// mapping of this process starts there.
     ///
-    /// It waits for every [`view`](MappedFiles::view) that any thread took before. So the returned handle is the last
-    /// one if the caller holds no other. A thread that calls this while it keeps a view waits for itself forever.
+    /// It waits for every [`view`](MappedFiles::view) that any thread took before. The returned handle is therefore
+    /// the last one if the caller holds no other. A thread that calls this while it keeps a view waits for itself
+    /// forever.
     pub(crate) fn unmap(&self, address: usize) -> Option<AtomicFile> {
         let row = self.replace(|rows| {
             let at = rows.binary_search_by_key(&address, |row| row.start).ok()?;
-            // For what threads of its parent looked at when they were left behind a child would wait for ever.
+            // A forked child would wait forever for the views of its parent's threads, which do not exist in the
+            // child.
             (rows[at].entry.process == incarnation()).then(|| rows.remove(at))
         })?;
         let mut entry = row.entry;
@@ -386,11 +389,12 @@ mod tests {
         });
     }
 
-    /// Runs `body` in a forked child: the code that it returns, 101 if it panics, or `None` if it had to be killed after a minute.
+    /// Runs `body` in a forked child: the code that it returns, 101 if it panics, or `None` if it had to be killed
+    /// after a minute.
     fn in_forked_child(body: impl FnOnce() -> i32) -> Option<i32> {
         use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-        // SAFETY: the C library makes its allocator usable in the child of a process with threads; beyond allocating, the child uses
-        // only what `body` says, and it leaves by `_exit`.
+        // SAFETY: the C library makes its allocator usable in the child of a process with threads; beyond allocating,
+        // the child uses only what `body` says, and it leaves by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(101);

@@ -1,8 +1,8 @@
 //! [`AddressRange`]: addresses of this process that stand for a file and may not be touched.
 //!
 //! # Safety
-//! The only system calls are a fresh anonymous mapping, which the kernel places where nothing else is, and the unmapping
-//! of exactly that mapping. No reference into the range is ever made: it is mapped without access.
+//! The only system calls are a fresh anonymous mapping, which the kernel places where nothing else is, and the
+//! unmapping of exactly that mapping. No reference into the range is ever made: it is mapped without access.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -26,8 +26,8 @@ impl AddressRange {
     /// `EINVAL` for a length of 0, `ENOMEM` when the address space or the number of mappings is used up.
     pub(crate) fn reserve(near: Option<usize>, len: usize) -> io::Result<Self> {
         let hint = ptr::without_provenance_mut::<c_void>(near.unwrap_or(0));
-        // SAFETY: without MAP_FIXED the hint is only a wish: the kernel never replaces an existing mapping, so no memory
-        // that Rust knows of changes.
+        // SAFETY: without MAP_FIXED the hint is only a wish: the kernel never replaces an existing mapping, so no
+        // memory that Rust knows of changes.
         let start = unsafe { mmap_anonymous(hint, len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }?;
         Ok(AddressRange { address: start.addr(), len })
     }
@@ -42,7 +42,7 @@ impl Drop for AddressRange {
     fn drop(&mut self) {
         let start = ptr::without_provenance_mut::<c_void>(self.address);
         // SAFETY: the range was mapped by `reserve`, is owned by this value alone, and nothing was ever placed in it.
-        // A failure leaves the addresses reserved, which harms nobody.
+        // A failure leaves the addresses reserved, which does no harm.
         let _ = unsafe { munmap(start, self.len) };
     }
 }

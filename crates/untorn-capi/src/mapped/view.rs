@@ -11,8 +11,8 @@ use untorn_core::AtomicFile;
 use untorn_core::testing::storage::Access;
 
 thread_local! {
-    /// Where in the table this thread found its last address: the next one is most often in the same range. It is a hint
-    /// and is checked before it is believed, so it may be stale or stem from another table.
+    /// The place in the table at which this thread found its last address: the next one is most often in the same
+    /// range. It is a hint and is checked before it is believed, so it may be stale or stem from another table.
     static RECENT: Cell<usize> = const { Cell::new(0) };
 }
 

@@ -1,12 +1,15 @@
 //! The regions that this process has open through `untorn/region.h`, by descriptor and by address.
 //!
-//! A forked child has a copy of its parent's, whose locks threads of the parent may have held for ever. So each process has
-//! its own, which begins empty.
+//! A forked child has a copy of its parent's table, whose locks may be held forever by threads that the child does
+//! not have. Each process therefore has its own, which begins empty.
 //!
 //! # Locks, in the order in which they are taken
-//! The stores, by whoever opens, closes or deletes a region. The table, for looks: nobody waits for a region with it. A region's
-//! memory, by every call on it, and alone by the one that closes it. Then, of a region that is this process's alone, its turn: calls
-//! on it are one after the other; of one that is shared its pins, for as long as a look takes.
+//! 1. The stores: a call that opens, closes or deletes a region takes them.
+//! 2. The table: a call takes it for a look, and never waits for a region while it holds it.
+//! 3. A region's memory: every call on the region takes it shared, and the call that closes the region takes it
+//!    exclusively.
+//! 4. The turn of a region that only this process uses: calls on it run one after the other. Or the pins of a shared
+//!    region, for as long as a look takes.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -61,7 +64,7 @@ fn turn(map: &Mutex<RegionMap>) -> Result<MutexGuard<'_, RegionMap>> {
 }
 
 fn look(pins: &Mutex<Pins>) -> MutexGuard<'_, Pins> {
-    // What a panic under it leaves is counts of pages, each changed at once.
+    // A panic under the lock leaves valid counts: each count of a page changes in one step.
     pins.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -102,7 +105,7 @@ impl Memory {
             Memory::Shared(region, pins) => {
                 let (offset, len) = (first.saturating_mul(PAGE as u64), count.saturating_mul(PAGE as u64));
                 let mut pins = look(pins);
-                // Whether they are all there.
+                // Fails unless all pages exist.
                 region.words(offset, usize::try_from(len / 8).unwrap_or(usize::MAX))?;
                 for page in first..first + count {
                     *pins.entry(page).or_default() += 1;
@@ -115,7 +118,7 @@ impl Memory {
 
     fn unpin(&self, first: u64, count: u64) -> Result<()> {
         match self {
-            // What a call left in the middle can only be closed, and that only once nothing is mapped.
+            // A map whose call panicked can only be closed, and only once nothing is mapped.
             Memory::Own(map) if map.is_poisoned() => {}
             Memory::Own(map) => turn(map)?.unpin(first, count)?,
             Memory::Shared(_, pins) => {
@@ -177,14 +180,14 @@ struct Table {
     mapped: BTreeMap<usize, Vec<Mapped>>,
 }
 
-/// What one process has open.
+/// The stores and regions that one process has open.
 #[derive(Default)]
 pub(crate) struct Regions {
     stores: Mutex<Stores>,
     table: Mutex<Table>,
 }
 
-/// What this process has open.
+/// The stores and regions that this process has open.
 pub(crate) fn regions() -> &'static Regions {
     static REGIONS: PerProcess<Regions> = PerProcess::new();
     REGIONS.get()
@@ -338,8 +341,8 @@ impl Regions {
         if !is_last {
             return Ok(());
         }
-        // When the calls that have begun are through. One that left something in the middle can still be ended: the region is
-        // that of its last commit.
+        // The write lock waits for the calls that have begun. A region whose call panicked can still be closed: its
+        // content is that of its last commit.
         drop(region.memory.write().unwrap_or_else(PoisonError::into_inner).take());
         self.let_go(&mut stores, &region.store)
     }
@@ -388,7 +391,7 @@ impl Regions {
         let pages = nbytes.div_ceil(PAGE) as u64;
         let table = self.table();
         let region = Arc::clone(table.region(rd)?);
-        // Whoever closes the region looks for this under the same lock.
+        // The call that closes the region looks for this under the same lock.
         let moving = Moving::begin(&region);
         drop(table);
         let address = region.with(|memory| {
@@ -422,7 +425,7 @@ impl Regions {
         let moving = Moving::begin(&region);
         drop(table);
         let unpinned = region.with(|memory| memory.unpin(mapped.first, mapped.pages));
-        // Whoever closes the region finds the call under way, or what came of it: never neither.
+        // The call that closes the region always finds this call under way, or its result.
         let mut table = self.table();
         if unpinned.is_err() {
             table.mapped.entry(va.addr()).or_default().push(mapped);

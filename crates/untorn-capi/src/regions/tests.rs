@@ -46,7 +46,7 @@ fn a_region_that_a_call_left_in_the_middle_can_be_closed() {
     regions.close(rd).unwrap();
 }
 
-/// What may be called while a thread is inside a call on a region, as for the time of a commit.
+/// The calls that must not block while another thread is inside a call on a region, as during a commit.
 #[test]
 fn a_call_on_a_region_holds_up_calls_on_it_only_and_on_a_shared_one_none() {
     let dir = tempfile::tempdir().unwrap();
@@ -55,7 +55,7 @@ fn a_call_on_a_region_holds_up_calls_on_it_only_and_on_a_shared_one_none() {
     let first = regions.open(&path("store"), "first", libc::O_CREAT).unwrap();
     let second = regions.open(&path("store"), "second", libc::O_CREAT).unwrap();
     let shared = share(&regions, &path("shared"), "r");
-    // What is called below would wait for ever for whoever has its turn here.
+    // The test holds these turns, so a call below that needs one of them would wait forever.
     let inside = [Some(first), shared].into_iter().flatten().map(|rd| regions.region(rd).unwrap());
     let inside: Vec<_> = inside.collect();
     let memories: Vec<_> = inside.iter().map(|region| region.memory.read().unwrap()).collect();
@@ -85,7 +85,7 @@ fn a_call_on_a_region_holds_up_calls_on_it_only_and_on_a_shared_one_none() {
     [Some(first), Some(second), shared].into_iter().flatten().for_each(|rd| regions.close(rd).unwrap());
 }
 
-/// Between an unmapping that fails and what it enters again there is no instant at which the region could be closed.
+/// An unmapping that fails enters its mapping again, and at no instant before that can the region be closed.
 #[test]
 fn a_region_is_not_closed_while_an_unmapping_fails() {
     let dir = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ fn a_region_is_not_closed_while_an_unmapping_fails() {
     regions.alloc(rd).unwrap();
     let address = regions.map(ptr::null_mut(), rd, 0, PAGE, libc::MAP_SHARED).unwrap().addr();
     let region = regions.region(rd).unwrap();
-    // So that the unmapping fails.
+    // This makes the unmapping fail.
     region.with(|memory| memory.unpin(0, 1)).unwrap();
     let held = region.memory.write().unwrap();
     std::thread::scope(|scope| {
@@ -102,7 +102,7 @@ fn a_region_is_not_closed_while_an_unmapping_fails() {
         while region.moving.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }
-        // As whoever closes it has it.
+        // The call that closes the region holds the table in the same way.
         let table = regions.table();
         drop(held);
         for _ in 0..100 {
@@ -118,8 +118,8 @@ fn a_region_is_not_closed_while_an_unmapping_fails() {
     regions.close(rd).unwrap();
 }
 
-/// Threads that do everything at once to one region: each page has one owner, and a commit has what came before it. No thread may
-/// store to a region of one process during a pmsync, so `syncs` says whether there are any meanwhile.
+/// Threads that do everything at once to one region: each page has one owner, and a commit has what came before it.
+/// No thread may store to a region of one process during a pmsync, so `syncs` says whether there are any meanwhile.
 fn many_threads(regions: &Regions, rd: c_int, syncs: bool) {
     let (threads, rounds) = (4, 30);
     let work = |me: u64| {

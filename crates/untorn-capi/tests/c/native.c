@@ -193,7 +193,8 @@ static void transactions(const char *dir) {
 
 static void texts(void) {
     static const int codes[] = {
-        0, UNTORN_ENOENT, UNTORN_EFAULT, UNTORN_EINTERNAL, UNTORN_EPOISONED, UNTORN_ETXOPEN, -4095, 1, INT32_MIN, INT32_MAX,
+        0, UNTORN_ENOENT, UNTORN_EFAULT, UNTORN_EINTERNAL, UNTORN_EPOISONED, UNTORN_ETXOPEN,
+        -4095, 1, INT32_MIN, INT32_MAX,
     };
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         const char *text = untorn_strerror(codes[i]);

@@ -145,13 +145,18 @@ static void tells(const char *dir) {
     untorn_redundancy_options by_hand = UNTORN_REDUNDANCY_OPTIONS_INIT;
     by_hand.flags = UNTORN_COVER_ON_DEMAND;
     CHECK(untorn_protect(memory, LENGTH, &by_hand) == 0);
-    CHECK(told(untorn_redundancy_repair(memory, &count), "cannot tell whether these pages") == UNTORN_EBADMSG && count == 0);
+    CHECK(told(untorn_redundancy_repair(memory, &count), "cannot tell whether these pages") == UNTORN_EBADMSG);
+    CHECK(count == 0);
     CHECK(untorn_redundancy_sync(memory) == 0 && untorn_redundancy_repair(memory, &count) == 0);
     untorn_coverage coverage = UNTORN_COVERAGE_INIT;
     CHECK(untorn_redundancy_coverage(memory, &coverage) == 0 && coverage.unknown == 1);
     CHECK(memory[2 * PAGE] == 'u' && untorn_unprotect(memory) == 0);
     /* A program that was compiled with fewer fields has none of the later ones. */
-    struct { uint32_t size, stripe, layout, checksum, flags, batch; uint64_t period_ms; unsigned char behind[64]; } older;
+    struct {
+        uint32_t size, stripe, layout, checksum, flags, batch;
+        uint64_t period_ms;
+        unsigned char behind[64];
+    } older;
     memset(&older, 0, sizeof older);
     memset(older.behind, 0xee, sizeof older.behind);
     older.size = (uint32_t)offsetof(untorn_redundancy_options, scrub_every_ms);

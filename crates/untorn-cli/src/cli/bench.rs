@@ -10,6 +10,7 @@ use untorn::{Durability, EngineKind};
 use untorn_bench::{Pattern, Workload};
 
 use super::log::LOG_POLICIES;
+use super::protect::STRIPE_LAYOUTS;
 use super::{Form, durabilities, engines, words};
 use crate::size;
 
@@ -70,7 +71,8 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "S,...", value_delimiter = ',')]
     pub(crate) period: Vec<f64>,
     /// Which pages share a parity page in redundancy: neighbours, or pages as far apart as possible.
-    #[arg(long, value_name = "LAYOUT", default_value = "consecutive", value_parser = words::<StripeLayout>(super::protect::STRIPE_LAYOUTS))]
+    #[arg(long, value_name = "LAYOUT", default_value = "consecutive")]
+    #[arg(value_parser = words::<StripeLayout>(STRIPE_LAYOUTS))]
     pub(crate) layout: StripeLayout,
     /// In the key-value workload of redundancy, the operations per second at which the processors are saturated. Each
     /// operation does extra work to reach that rate; 0 means no extra work [default: 20000].

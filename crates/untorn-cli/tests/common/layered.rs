@@ -73,8 +73,8 @@ pub fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it. Nothing may slip
-/// past the layer.
+/// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it.
+/// Nothing may slip past the layer.
 #[track_caller]
 pub fn same_as_bare(program: &[&OsStr]) {
     let (bare, managed, reports) =
@@ -97,7 +97,8 @@ pub fn same_as_bare(program: &[&OsStr]) {
     }
 }
 
-/// The tool, with `options` for a run, as one who is not root runs it in the directory `at` of `dir`, which everybody may write to.
+/// The tool, with `options` for a run, as one who is not root runs it in the directory `at` of `dir`, which everybody
+/// may write to.
 pub fn by_nobody(dir: &Path, options: &[&str]) -> Command {
     let at = dir.join("at");
     if !at.exists() {
@@ -109,8 +110,8 @@ pub fn by_nobody(dir: &Path, options: &[&str]) -> Command {
     // Where another user can reach them.
     let (untorn, copy) = (dir.join("untorn"), dir.join("layer.so"));
     if !untorn.exists() {
-        // Copied by another process: were it open for writing in this one, a child that another test forks at that moment would
-        // hold it open, too, and it could not be run (ETXTBSY).
+        // Copied by another process: were it open for writing in this one, a child that another test forks at that
+        // moment would hold it open, too, and it could not be run (ETXTBSY).
         succeed(Command::new("cp").arg("-p").arg(UNTORN).arg(&untorn));
         succeed(Command::new("cp").arg("-p").arg(layer()).arg(&copy));
     }

@@ -149,8 +149,9 @@ impl Place {
     }
 }
 
-/// Writes to a file as a program does that knows nothing of untorn, and leaves it with another time than it had. Of two writes
-/// in one tick of the kernel's clock, which may take long on a busy machine, the file would not show the second.
+/// Writes to a file as a program does that knows nothing of untorn, and leaves it with another time than it had. Of
+/// two writes in one tick of the kernel's clock, which may take long on a busy machine, the file would not show the
+/// second.
 pub fn write_untold(path: &Path, bytes: &[u8], offset: u64) {
     let file = File::options().write(true).open(path).expect("it opens");
     let modified = || file.metadata().and_then(|metadata| metadata.modified()).expect("it has a time");

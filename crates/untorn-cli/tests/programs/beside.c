@@ -1,5 +1,5 @@
-// Writes by a program that is itself in the way of them: signals, other threads, memory that is none, an exec amid a write, a descriptor
-// that becomes another file's, a child in its memory.
+// Writes by a program that is itself in the way of them: signals, other threads, memory that is none, an exec amid a
+// write, a descriptor that becomes another file's, a child in its memory.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

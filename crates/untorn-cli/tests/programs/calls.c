@@ -1,4 +1,5 @@
-/* Makes every call on files that the preload layer serves, and says what each returned: the same bare and under untorn. */
+/* Makes every call on files that the preload layer serves, and says what each returned: the same bare and under
+   untorn. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -24,7 +25,9 @@
 
 #define FILE_NAME "file.managed"
 
-static void say(int line, long result) { printf("%d: %ld %s\n", line, result, result < 0 ? strerrorname_np(errno) : ""); }
+static void say(int line, long result) {
+    printf("%d: %ld %s\n", line, result, result < 0 ? strerrorname_np(errno) : "");
+}
 #define SAY(call) do { errno = 0; say(__LINE__, (long)(call)); } while (0)
 
 static void show(int fd) {

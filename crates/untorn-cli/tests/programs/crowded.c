@@ -1,5 +1,5 @@
-/* Maps a file over and over in the same place, with no descriptor to spare for another connection, while another thread uses the one
-   that there is. Some of the calls are told so; none may wait for ever. */
+/* Maps a file over and over in the same place, with no descriptor to spare for another connection, while another
+   thread uses the one that there is. Some of the calls are told so; none may wait for ever. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>

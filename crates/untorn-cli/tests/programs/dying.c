@@ -1,5 +1,5 @@
-/* A process is killed together with its child before it has synced what it wrote. It takes its time to end, after it has let go of its
-   descriptors, and its child's end is heard of meanwhile. */
+/* A process is killed together with its child before it has synced what it wrote. It takes its time to end, after it
+   has let go of its descriptors, and its child's end is heard of meanwhile. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* Makes a file shorter while another thread is about to map it where it is mapped for reading only: the kernel has that thread's
-   mapping elsewhere then, and asks before it moves it. */
+/* Makes a file shorter while another thread is about to map it where it is mapped for reading only: the kernel has
+   that thread's mapping elsewhere then, and asks before it moves it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

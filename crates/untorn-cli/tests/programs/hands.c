@@ -1,4 +1,5 @@
-/* Hands a managed descriptor to a program that is linked statically, in each way that there is, and says what it was told. */
+/* Hands a managed descriptor to a program that is linked statically, in each way that there is, and says what it was
+   told. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* A process is killed amid what belongs together, and somebody hears of it who is not told by the kernel that it died: by a lock that it
-   had, or by the end of a pipe while a tracer has not taken note of one of its threads. What is found then, and synced? */
+/* A process is killed amid what belongs together, and somebody hears of it who is not told by the kernel that it
+   died: by a lock that it had, or by the end of a pipe while a tracer has not taken note of one of its threads. What
+   is found then, and synced? */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -49,7 +49,8 @@ int main(int count, char **arguments) {
         if (forbid() != 0) return 3;
         char *at = map(fd, PROT_READ);
         in_child("loads", at);
-        printf("a writable one: %s\n", mmap(NULL, PAGE, PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED ? strerror(errno) : "");
+        char *writable = mmap(NULL, PAGE, PROT_WRITE, MAP_SHARED, fd, 0);
+        printf("a writable one: %s\n", writable == MAP_FAILED ? strerror(errno) : "");
         return 0;
     }
     char *at = map(fd, PROT_READ | PROT_WRITE);

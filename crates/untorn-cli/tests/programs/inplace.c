@@ -1,5 +1,6 @@
-/* Threads store to their pages of a file while another one maps the file anew, over and over, in the place where they do so. Nothing
-   may be missed by the sync after that: a child that stores something and is killed has everybody see the last commit again. */
+/* Threads store to their pages of a file while another one maps the file anew, over and over, in the place where they
+   do so. Nothing may be missed by the sync after that: a child that stores something and is killed has everybody see
+   the last commit again. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>

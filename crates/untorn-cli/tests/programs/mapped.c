@@ -64,7 +64,8 @@ int main(int count, char **arguments) {
     struct sigaction action = {.sa_handler = caught};
     sigaction(SIGBUS, &action, NULL);
     sigaction(SIGSEGV, &action, NULL);
-    int fd = open("f.managed", O_RDWR | O_CREAT, 0644), reader = open("f.managed", O_RDONLY), writer = open("f.managed", O_WRONLY);
+    int fd = open("f.managed", O_RDWR | O_CREAT, 0644);
+    int reader = open("f.managed", O_RDONLY), writer = open("f.managed", O_WRONLY);
     SAY(write(fd, "0123456789", 10));
 
     /* What is told no, as by the kernel. */

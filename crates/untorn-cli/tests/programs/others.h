@@ -100,8 +100,8 @@ static void lists_of_arguments(void) {
     wait(NULL);
 #define TEN(word) word, word, word, word, word, word, word, word, word, word
     if (fork() == 0)
-        execl("/bin/echo", "echo", TEN("a"), TEN("b"), TEN("c"), TEN("d"), TEN("e"), TEN("f"), TEN("g"), TEN("h"), TEN("i"),
-              TEN("j"), TEN("k"), TEN("l"), TEN("m"), TEN("n"), NULL);
+        execl("/bin/echo", "echo", TEN("a"), TEN("b"), TEN("c"), TEN("d"), TEN("e"), TEN("f"), TEN("g"), TEN("h"),
+              TEN("i"), TEN("j"), TEN("k"), TEN("l"), TEN("m"), TEN("n"), NULL);
     wait(NULL);
     SAY(execl("/none", "none", NULL));
     SAY(execlp("there is no such program", "none", NULL));

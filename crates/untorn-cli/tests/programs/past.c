@@ -1,4 +1,5 @@
-/* Calls the kernel past the C library, about a managed descriptor: each is one that the test build of the layer must report. */
+/* Calls the kernel past the C library, about a managed descriptor: each is one that the test build of the layer must
+   report. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/fiemap.h>

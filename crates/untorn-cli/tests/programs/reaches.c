@@ -28,7 +28,8 @@ int main(void) {
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fsync, 2, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fdatasync, 1, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_syncfs, 0, 3),
-        /* Those of the program's own descriptors: that of a log on a disk, which is flushed for a managed file, has a high number. */
+        /* Those of the program's own descriptors: that of a log on a disk, which is flushed for a managed file, has a
+           high number. */
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args)),
         BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 100, 1, 0),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),

@@ -25,7 +25,8 @@ int main(void) {
     say("a hole through a mapping", madvise(mapped, 4096, MADV_REMOVE));
     say("pages of a mapping", remap_file_pages(mapped, 4096, 0, 0, 0));
     say("a second place of a mapping", (long)mremap(mapped, 0, 4096, MREMAP_MAYMOVE));
-    say("a place given to a mapping", (long)mremap(mapped, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, mapped + (1 << 20)));
+    say("a place given to a mapping",
+        (long)mremap(mapped, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, mapped + (1 << 20)));
     say("splice", splice(fd, NULL, ends[1], NULL, 5, 0));
     struct aiocb operation = {.aio_fildes = fd, .aio_buf = "x", .aio_nbytes = 1};
     say("aio_write", aio_write(&operation));
@@ -46,7 +47,8 @@ int main(void) {
     struct iovec piece = {"x", 1};
     say("vmsplice by number", syscall(SYS_vmsplice, fd, &piece, 1L, 0L));
     say("clone by number", syscall(SYS_ioctl, fd, 0x40049409L, (long)fd));
-    say("unnamed file", open("d/../x.managed/..", O_TMPFILE | O_RDWR, 0600) == -1 ? open(".", O_TMPFILE | O_RDWR | 01000000000, 0600) : -2);
+    int refused = open("d/../x.managed/..", O_TMPFILE | O_RDWR, 0600) == -1;
+    say("unnamed file", refused ? open(".", O_TMPFILE | O_RDWR | 01000000000, 0600) : -2);
     say("rename elsewhere", rename("f.managed", "d/f.managed"));
     say("link elsewhere", link("f.managed", "d/f.managed"));
     close(open("g.managed", O_RDWR | O_CREAT, 0644));

@@ -18,8 +18,8 @@
 static sigjmp_buf back;
 static void caught(int signal) { siglongjmp(back, signal); }
 
-/* Two processes store numbers in turn, the next to the next page each; a third syncs, and says what number was stored before it
-   began, once it is done. Somebody kills them all. */
+/* Two processes store numbers in turn, the next to the next page each; a third syncs, and says what number was stored
+   before it began, once it is done. Somebody kills them all. */
 static int in_order(char *at, int fd, int calls) {
     volatile long *next = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     next[0] = 1;

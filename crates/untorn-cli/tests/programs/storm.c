@@ -1,5 +1,5 @@
-/* Threads and children store to, write to, sync, map and unmap one file at once, each its own pages, which end up the same whatever
-   the order. */
+/* Threads and children store to, write to, sync, map and unmap one file at once, each its own pages, which end up the
+   same whatever the order. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,7 +27,8 @@ static void *work(void *argument) {
     for (int round = 0; round < ROUNDS; round++) {
         seed = seed * 6364136223846793005 + 1442695040888963407;
         unsigned random = (unsigned long)seed >> 33;
-        int page = random % PAGES, at = random / 8 % (PAGE - 64), count = 1 + random / 65536 % 63, way = random / 64 % 16;
+        int page = random % PAGES, at = random / 8 % (PAGE - 64);
+        int count = 1 + random / 65536 % 63, way = random / 64 % 16;
         off_t offset = (who * PAGES + page) * PAGE;
         char *place = all + offset + at, *wanted = mine + page * PAGE + at;
         if (way < 12) memset(wanted, 'a' + random % 26, count);
@@ -44,15 +45,24 @@ static void *work(void *argument) {
             pid_t child = fork();
             if (child == 0) { memcpy(place, wanted, count); _exit(0); }
             int status;
-            if (waitpid(child, &status, 0) != child || status != 0) { fprintf(stderr, "child: %d\n", status); _exit(1); }
+            if (waitpid(child, &status, 0) != child || status != 0) {
+                fprintf(stderr, "child: %d\n", status);
+                _exit(1);
+            }
         } else if (way < 13) {
             if (msync(all + offset, PAGE, MS_SYNC) != 0) fail("msync");
         } else if (way < 14) {
             if (fdatasync(fd) != 0) fail("fdatasync");
         } else {
             if (pread(fd, seen, PAGE, offset) != PAGE) fail("pread");
-            if (memcmp(seen, mine + page * PAGE, PAGE) != 0) { fprintf(stderr, "read otherwise\n"); _exit(1); }
-            if (memcmp(all + offset, mine + page * PAGE, PAGE) != 0) { fprintf(stderr, "loaded otherwise\n"); _exit(1); }
+            if (memcmp(seen, mine + page * PAGE, PAGE) != 0) {
+                fprintf(stderr, "read otherwise\n");
+                _exit(1);
+            }
+            if (memcmp(all + offset, mine + page * PAGE, PAGE) != 0) {
+                fprintf(stderr, "loaded otherwise\n");
+                _exit(1);
+            }
         }
     }
     return NULL;

@@ -1,5 +1,6 @@
-/* Lists directories and attributes by every call that does so, while untorn has a sidecar and a mark there, and removes directories whose
-   files are open still. With an argument: what is there all the same, and what the mark's name is told. */
+/* Lists directories and attributes by every call that does so, while untorn has a sidecar and a mark there, and
+   removes directories whose files are open still. With an argument: what is there all the same, and what the mark's
+   name is told. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -33,11 +33,15 @@ static FILE *told;
 #define TELL(...) (fprintf(told, "%d: ", __LINE__), fprintf(told, __VA_ARGS__), fputc('\n', told))
 
 /* What is called is called in this order. */
-#define TELL_EACH(...) do { long each[] = {__VA_ARGS__}; for (unsigned i = 0; i < sizeof each / sizeof *each; i++) TELL("%ld", each[i]); } while (0)
+#define TELL_EACH(...) do { \
+    long each[] = {__VA_ARGS__}; \
+    for (unsigned i = 0; i < sizeof each / sizeof *each; i++) TELL("%ld", each[i]); \
+} while (0)
 
 static void state(FILE *file, const char *what) {
     int e = errno;
-    fprintf(told, "%s: at %ld, end %d, failed %d, errno %d\n", what, ftell(file), feof(file) != 0, ferror(file) != 0, e);
+    fprintf(told, "%s: at %ld, end %d, failed %d, errno %d\n",
+            what, ftell(file), feof(file) != 0, ferror(file) != 0, e);
     errno = 0;
 }
 
@@ -52,7 +56,8 @@ static FILE *holding(const char *bytes, size_t count) {
 
 static void letters(FILE *file) {
     wint_t letter;
-    for (int i = 0; i < 12 && (letter = fgetwc(file)) != WEOF; i++) fprintf(told, "%x@%ld ", (unsigned)letter, ftell(file));
+    for (int i = 0; i < 12 && (letter = fgetwc(file)) != WEOF; i++)
+        fprintf(told, "%x@%ld ", (unsigned)letter, ftell(file));
     state(file, "letters");
 }
 
@@ -188,7 +193,8 @@ static void writing(void) {
     TELL_EACH(fputwc_unlocked(L'u', file), putwc_unlocked(L'\n', file));
     TELL("%d", fputws_unlocked(L"unlocked\n", file) >= 0);
     TELL("%d", fputws(L"", file) >= 0);
-    TELL_EACH(fwprintf(file, L"%d %5.2f %ls|%-6s|%lc %s%n\n", 42, 3.14159, L"\xe9t\xe9", "ab", L'\x20ac', "\xc3\xa9", &place), place);
+    TELL_EACH(fwprintf(file, L"%d %5.2f %ls|%-6s|%lc %s%n\n",
+                       42, 3.14159, L"\xe9t\xe9", "ab", L'\x20ac', "\xc3\xa9", &place), place);
     TELL("%d", formed(file, L"%1$d %2$g %3$d %4$d %5$d %6$d %7$d %8$f\n", 1, 2.5, 3, 4, 5, 6, 7, 8.5));
     TELL("at %ld", ftell(file));
     TELL("%d", fseek(file, 0, SEEK_SET));
@@ -260,7 +266,9 @@ static void scanning(void) {
     state(file, "just so many");
     fclose(file);
     for (int i = 0; i < 9; i++) {
-        static const wchar_t *const formats[] = {L"%d", L"%4d", L"1 2", L"1 2 ", L"%d%d%d", L"%1d %1d%*c", L"%[1 2]", L"%3[1 2]", L"%*d 23"};
+        static const wchar_t *const formats[] = {
+            L"%d", L"%4d", L"1 2", L"1 2 ", L"%d%d%d", L"%1d %1d%*c", L"%[1 2]", L"%3[1 2]", L"%*d 23",
+        };
         file = HOLDING("1 2");
         a = b = -1;
         TELL("%d", fwscanf(file, formats[i], i < 6 ? (void *)&a : bytes, &b, &count));

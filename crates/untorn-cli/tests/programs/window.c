@@ -15,7 +15,8 @@ int main(void) {
     for (int round = 0; round < ROUNDS; round++) {
         /* Now and then two pages, so that the next one is in the place of a part of it. */
         int pages = round % 7 == 0 ? 2 : 1;
-        char *at = mmap(window, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, round % (PAGES - 1) * PAGE);
+        off_t offset = round % (PAGES - 1) * PAGE;
+        char *at = mmap(window, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset);
         if (at != window) {
             perror("mmap");
             return 2;

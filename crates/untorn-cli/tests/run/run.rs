@@ -49,7 +49,8 @@ fn redirections_and_pipelines_do_what_they_do_bare() {
          { seq 1 1000; echo last; } > c.managed; wc -c < c.managed; sort -rn c.managed | head -n 2; \
          for i in 1 2 3; do echo $i; done > d.managed; cat d.managed a.managed > e.managed; \
          while read line; do echo \"<$line>\"; done < e.managed; : > f.managed; exec 5> g.managed; echo five >&5; \
-         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; printf 'no newline' > h.managed",
+         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; \
+         printf 'no newline' > h.managed",
     );
 }
 
@@ -58,8 +59,9 @@ fn the_usual_tools_do_what_they_do_bare() {
     shell(
         "seq 1 5000 > a.managed; cp a.managed b.managed; cmp a.managed b.managed; dd if=a.managed of=c.managed bs=7 \
          status=none; dd if=a.managed of=c.managed bs=100 seek=2 skip=5 count=3 conv=notrunc status=none; \
-         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; cmp a.managed d.managed; \
-         head -c 10000 a.managed | tee e.managed f.managed | md5sum; truncate -s 100 e.managed; truncate -s +5K f.managed; \
+         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; \
+         cmp a.managed d.managed; head -c 10000 a.managed | tee e.managed f.managed | md5sum; \
+         truncate -s 100 e.managed; truncate -s +5K f.managed; \
          sed -i s/1/x/ b.managed; awk '{ s += $1 } END { print s }' a.managed > g.managed; cat g.managed; \
          tar --mtime=@0 --owner=0 --group=0 -cf h.managed a.managed b.managed; tar -xOf h.managed b.managed | md5sum; \
          gzip -nc a.managed > i.managed; gunzip -c < i.managed | cmp - a.managed; stat -c '%s %F' a.managed e.managed; \
@@ -84,11 +86,14 @@ fn a_glob_for_everything_chooses_files_only() {
 #[test]
 fn git_does_what_it_does_bare() {
     shell(
-        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null; \
-         git -c init.defaultBranch=main init -q repository; cd repository; git config user.email a@b; git config user.name n; \
-         git config core.fsync all; for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
-         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; git status --short; \
-         git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum; test -z \"$(find . -name .untorn)\"",
+        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null \
+         GIT_CONFIG_SYSTEM=/dev/null; git -c init.defaultBranch=main init -q repository; cd repository; \
+         git config user.email a@b; git config user.name n; git config core.fsync all; \
+         for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
+         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; \
+         git status --short; \
+         git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum; \
+         test -z \"$(find . -name .untorn)\"",
     );
 }
 
@@ -168,7 +173,8 @@ fn a_sync_of_all_commits_also_by_a_program_that_has_no_managed_file() {
     assert_eq!(files(at.path()), [("f.managed".to_owned(), b"first".to_vec())]);
 }
 
-/// Which it does by a filter of the program's own (seccomp), so nothing stands between it and the kernel that could be wrong.
+/// Which it does by a filter of the program's own (seccomp), so nothing stands between it and the kernel that could
+/// be wrong.
 #[test]
 fn syncs_of_what_is_not_managed_come_to_the_kernel() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +192,8 @@ fn syncs_of_what_is_not_managed_come_to_the_kernel() {
         let said = text(&succeed(untorn.arg(layer()).arg("--").arg(&program)).stdout);
         let expected = format!(
             "fsync(managed): 0\nfdatasync(managed): 0\nfsync(plain): 1\nfdatasync(plain): 1\nfsync(directory): 1\n\
-             syncfs(plain): 1\nsyncfs(directory): 1\nsync(): 1\nfsync(demoted): {demoted}\nfdatasync(demoted): {demoted}\n"
+             syncfs(plain): 1\nsyncfs(directory): 1\nsync(): 1\nfsync(demoted): {demoted}\n\
+             fdatasync(demoted): {demoted}\n"
         );
         assert_eq!(said, expected, "{options:?}");
     }
@@ -227,8 +234,9 @@ fn wide_characters_are_read_and_written_as_they_are_bare() {
 #[test]
 fn tools_for_wide_characters_do_what_they_do_bare() {
     shell(
-        r"export LC_ALL=C.UTF-8; printf 'abc\303\251\nx\bxy\n12345\n' > a.managed; for how in 'rev a.managed' 'ul a.managed' \
-          'rev < a.managed' 'colrm 2 3 < a.managed' 'col < a.managed' 'col -b < a.managed' 'colcrt a.managed'; do \
+        r"export LC_ALL=C.UTF-8; printf 'abc\303\251\nx\bxy\n12345\n' > a.managed; for how in 'rev a.managed' \
+          'ul a.managed' 'rev < a.managed' 'colrm 2 3 < a.managed' 'col < a.managed' \
+          'col -b < a.managed' 'colcrt a.managed'; do \
           eval $how || echo $?; eval $how > b.managed || echo $?; cat b.managed; done",
     );
 }
@@ -266,7 +274,8 @@ fn a_file_in_a_directory_that_may_not_be_read_is_left_to_the_kernel() {
     assert!(text(&output.stderr).contains("no permission to read the file's directory"), "{}", text(&output.stderr));
 }
 
-/// By one who is not root: a file may be created with rights that do not let its owner open it a second time, as git does.
+/// By one who is not root: a file may be created with rights that do not let its owner open it a second time, as git
+/// does.
 #[test]
 fn a_file_that_its_owner_may_not_open_is_served_to_who_has_it_open() {
     let dir = tempfile::tempdir().unwrap();
@@ -366,8 +375,8 @@ except sqlite3.OperationalError:
 print(last)
 ";
 
-/// Kills a program that commits transactions, at instants that no one chose, and judges the file with a program that is not under
-/// untorn. Without a journal nothing but untorn makes a transaction whole.
+/// Kills a program that commits transactions, at instants that no one chose, and judges the file with a program that
+/// is not under untorn. Without a journal nothing but untorn makes a transaction whole.
 #[test]
 fn sqlite_without_a_journal_survives_its_kills() {
     let dir = tempfile::tempdir().unwrap();
@@ -396,7 +405,8 @@ fn sqlite_without_a_journal_survives_its_kills() {
         let acknowledged = said.last().or(before).and_then(|line| line.parse::<u64>().ok()).unwrap();
         assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
         if serves {
-            // Nobody was left to make it a plain file again. The next run would recover it; here it is a plain file's turn.
+            // Nobody was left to make it a plain file again. The next run would recover it; here it is a plain file's
+            // turn.
             succeed(Command::new(UNTORN).args(["settle", "app.managed"]).current_dir(dir.path()));
         }
         let found = succeed(Command::new("python3").arg(&judge).current_dir(dir.path()));

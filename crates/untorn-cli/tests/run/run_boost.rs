@@ -304,7 +304,8 @@ assert found == model
 print(last)
 ";
 
-/// The tool and its program are killed; `untorn replay`, or the next run with the log, brings to the files what they lack.
+/// The tool and its program are killed; `untorn replay`, or the next run with the log, brings to the files what they
+/// lack.
 #[test]
 fn sqlite_that_was_killed_is_what_it_said_after_a_replay() {
     for (journal, durability, by_run) in [("delete", "fsync", false), ("wal", "write", true), ("wal", "fsync", false)] {

@@ -1,4 +1,5 @@
-//! Renames under `untorn run --mode boost`: what programs are told, what becomes of the files, and that they stay behind the log.
+//! Renames under `untorn run --mode boost`: what programs are told, what becomes of the files, and that they stay
+//! behind the log.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +28,8 @@ os.mkdir('d')
 os.mkdir('full'); open('full/f', 'w').close()
 os.mkdir('locked')
 held = {}
-for name in ('free', 'over', 'plain', 'itself', 'twice', 'full', 'dir', 'kept', 'swap', 'cross', 'slash', 'chain', 'gone', 'symbolic'):
+for name in ('free', 'over', 'plain', 'itself', 'twice', 'full', 'dir', 'kept',
+             'swap', 'cross', 'slash', 'chain', 'gone', 'symbolic'):
     held[name] = make(name + '.managed', name.encode())
 for name in ('over', 'kept', 'swap'):
     held['old ' + name] = make(name + '-old.managed', b'old ' + name.encode())

@@ -8,8 +8,8 @@ use std::process::Command;
 use crate::common::UNTORN;
 use crate::common::layered::{compile, files, layer, same_as_bare, succeed, text, under};
 
-/// What closes the last descriptor is another program's beginning, whatever becomes of that: one that the layer gets into, and one that
-/// it does not, which ends without a word.
+/// What closes the last descriptor is another program's beginning, whatever becomes of that: one that the layer gets
+/// into, and one that it does not, which ends without a word.
 #[test]
 fn what_was_written_is_kept_when_the_program_becomes_another() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! What becomes of managed files when processes die, change their rights or rename what is above, as servers and their supervisors do.
+//! What becomes of managed files when processes die, change their rights or rename what is above, as servers and
+//! their supervisors do.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -106,7 +107,8 @@ os.removedirs('c/d')
     assert_eq!(run(program), (expected, Some(0), vec![("f.managed".to_owned(), b"123".to_vec())]));
 }
 
-/// A place for processes that have not the rights of the run, and the layer; `None` if this is not root, who alone can give them up.
+/// A place for processes that have not the rights of the run, and the layer; `None` if this is not root, who alone
+/// can give them up.
 fn shared_place() -> Option<(Place, PathBuf)> {
     if text(&succeed(Command::new("id").arg("-u")).stdout).trim() != "0" {
         untorn_testing::skipped!("to give up rights takes those of root");
@@ -176,8 +178,8 @@ for fd in (held, moved): os.write(fd, b'third\n'); os.fsync(fd)
     assert!(is_known("new.managed"), "{report}");
 }
 
-/// Though processes of the run may connect that have other rights. These are given nothing that they could not open by themselves: neither
-/// the log nor a file that rests.
+/// Though processes of the run may connect that have other rights. These are given nothing that they could not open
+/// by themselves: neither the log nor a file that rests.
 #[test]
 fn who_has_other_rights_and_is_not_below_the_run_is_turned_away() {
     let [hello_number, share, reopen] = ["1", "19", "18"];

@@ -1,4 +1,5 @@
-//! `untorn run`: what it says no to, and what it reports of that and of what it served, also where nobody takes the report.
+//! `untorn run`: what it says no to, and what it reports of that and of what it served, also where nobody takes the
+//! report.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -48,8 +48,10 @@ os.mkdir('d'); f = open('d/a.managed', 'w'); f.write('x' * 10000); f.flush()
 print(os.listdir('d'), [entry.name for entry in os.scandir('d')], list(os.walk('d')), os.listxattr('d/a.managed'))
 shutil.copytree('d', 'e'); shutil.copy2('d/a.managed', 'b.managed')
 print(os.listdir('e'), os.listxattr('e/a.managed'), len(open('e/a.managed').read()), len(open('b.managed').read()))
-os.unlink('d/a.managed'); os.rmdir('d'); f.write('more'); f.flush(); os.fsync(f.fileno()); print(os.fstat(f.fileno()).st_size)
-os.mkdir('d'); g = open('d/a.managed', 'w'); g.write('y'); g.flush(); shutil.rmtree('d'); shutil.rmtree('e'); f.close()";
+os.unlink('d/a.managed'); os.rmdir('d'); f.write('more'); f.flush(); os.fsync(f.fileno())
+print(os.fstat(f.fileno()).st_size)
+os.mkdir('d'); g = open('d/a.managed', 'w'); g.write('y'); g.flush()
+shutil.rmtree('d'); shutil.rmtree('e'); f.close()";
     same_as_bare(&["python3".as_ref(), "-c".as_ref(), program.as_ref()]);
 }
 
@@ -57,8 +59,8 @@ os.mkdir('d'); g = open('d/a.managed', 'w'); g.write('y'); g.flush(); shutil.rmt
 #[test]
 fn a_directory_is_empty_once_a_program_outside_has_removed_its_file() {
     let dir = tempfile::tempdir().unwrap();
-    let script = "mkdir d; exec 5> d/a.managed; echo one >&5; : > ready; while test -e d/a.managed; do sleep 0.01; done; \
-                  rmdir d; echo two >&5; test ! -e d";
+    let script = "mkdir d; exec 5> d/a.managed; echo one >&5; : > ready; \
+                  while test -e d/a.managed; do sleep 0.01; done; rmdir d; echo two >&5; test ! -e d";
     let program: [&OsStr; 3] = ["sh".as_ref(), "-ec".as_ref(), script.as_ref()];
     let child = under(dir.path(), layer(), &program).spawn().unwrap();
     while !dir.path().join("ready").exists() {

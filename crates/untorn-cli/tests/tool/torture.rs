@@ -69,8 +69,8 @@ fn files_with_redundancy_survive_and_are_given_back_what_is_damaged() {
     }
 }
 
-/// What a rig does that cuts the power of a machine: one process writes, another one verifies, of a region as of a file. Without
-/// the region's records what was acknowledged is lost, and that has to be found.
+/// What a rig does that cuts the power of a machine: one process writes, another one verifies, of a region as of a
+/// file. Without the region's records what was acknowledged is lost, and that has to be found.
 #[test]
 fn a_region_is_verified_apart_from_who_wrote_it() {
     let place = Place::empty();
@@ -120,8 +120,8 @@ fn the_report_says_what_was_checked_and_what_not() {
 fn an_engine_without_atomicity_is_convicted_and_the_files_are_kept() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
-    // About every fortieth kill falls inside a write, and the first that does ends it; so long is only for a machine that is
-    // too busy for more than one kill a second.
+    // About every fortieth kill falls inside a write, and the first that does ends it; so long is only for a machine
+    // that is too busy for more than one kill a second.
     let arguments = ["torture", "--engine", "passthrough", "--seconds", "7200", "--dir", dir, "--json"];
     let object = untorn(&arguments).expect(1).json();
     assert!(object["violations"].as_u64() > Some(0), "{object}");

@@ -1,5 +1,6 @@
-//! Entries that somebody made who knows the format: moved, doubled, cut, and whole operations of any kind, file and place, each with
-//! the right checksums. And what a log says at most, read by other code than the one under test.
+//! Entries that are forged as the format requires: moved, doubled, cut, and whole operations of any kind, file and
+//! place, each with the right checksums. The module also reads all that a log says, with other code than the one
+//! under test.
 
 use std::collections::BTreeSet;
 
@@ -66,7 +67,7 @@ pub(super) fn change(log: &mut [u8], input: &mut Input<'_>) {
             let bytes = entry(log, from);
             put_entry(log, to, &bytes, choice & 1 == 0);
             if choice & 2 == 0 {
-                // As a later operation than it was.
+                // The copy becomes a later operation than the original.
                 let position = word(log, at(to));
                 put(log, at(to) + 8, position, 8);
                 seal_entry(log, at(to));
@@ -88,7 +89,7 @@ pub(super) fn change(log: &mut [u8], input: &mut Input<'_>) {
                 seal_entry(log, at(slot));
             }
         }
-        // One is cut, or as long as it likes.
+        // An entry is cut, or gets any length.
         3 => {
             let (slot, len) = (slot(input), input.below(ENTRY as u64 + 2));
             put(log, at(slot) + 32, len, 4);
@@ -103,7 +104,7 @@ pub(super) fn change(log: &mut [u8], input: &mut Input<'_>) {
 /// A line of the table for one of the files, in both copies.
 fn name(log: &mut [u8], input: &mut Input<'_>) {
     let (slot, uid, state) = (input.below(FILES as u64) as usize, uid(log, input), 1 + input.below(10));
-    // One of the files, or one that is not there.
+    // The inode of one of the files, or of one that does not exist.
     let inode = 1 + input.below(4);
     let mut path = || NAMES.get(input.below(NAMES.len() as u64 + 1) as usize).copied().unwrap_or("/slow/gone");
     let (path, before) = (path(), path());
@@ -174,8 +175,8 @@ fn operation(log: &mut [u8], input: &mut Input<'_>) {
     }
 }
 
-/// All that the entries of a log say, to the files that its table names: no replay may do anything else. That some of it does not
-/// count, being before the tail or a part of something that is not whole, is not looked at.
+/// Everything that the entries of a log do to the files that its table names: no replay may do anything else. The
+/// result includes entries that do not count, before the tail or in an incomplete group.
 pub(super) fn said(log: &[u8]) -> BTreeSet<(u64, Done)> {
     let is_sealed = |at: usize| entry_check(log, at).is_some_and(|check| check == word(log, at + 56));
     let mut said = BTreeSet::new();
@@ -195,7 +196,7 @@ pub(super) fn said(log: &[u8]) -> BTreeSet<(u64, Done)> {
                 Some(Done::Write(value, data.to_vec()))
             }
             2 => Some(Done::Length(value)),
-            // A name is nothing that is in the file.
+            // A name is no part of the file's content.
             _ => None,
         };
         for line in (0..2 * FILES).map(|line| TABLE_AT + line * PAGE) {

@@ -1,4 +1,4 @@
-//! Forged logs of a write cache: an honest one with changes, sealed as somebody would who knows the format, and replayed.
+//! Forged logs of a write cache: an honest one with changes, sealed as the format requires, and replayed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -63,14 +63,14 @@ const LINE: [(usize, usize); 23] = [
 ];
 const HEADER: [(usize, usize); 9] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 4), (40, 4), (44, 4), (48, 8)];
 
-/// What was done to a file.
+/// A change that was made to a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Done {
     Write(u64, Vec<u8>),
     Length(u64),
 }
 
-/// Files that only note what is done to them, so that they may be of any length.
+/// Files that only record the changes made to them, so that they may have any length.
 #[derive(Clone, Default)]
 struct Shelf(Arc<Mutex<Shelved>>);
 
@@ -79,7 +79,7 @@ struct Shelved {
     names: BTreeMap<PathBuf, u64>,
     /// Inode numbers of files that were removed.
     removed: Vec<u64>,
-    /// Those of files that got other names, and these.
+    /// Inode numbers of files that were renamed, with their new names.
     renamed: Vec<(u64, PathBuf)>,
 }
 
@@ -224,7 +224,7 @@ impl BackingDir for Shelf {
 struct Honest {
     state: CrashState,
     log: Vec<u8>,
-    /// What a replay of it does, or would have done before the tail passed it.
+    /// The changes that a replay of it makes, or would have made before the tail passed them.
     done: BTreeMap<u64, Vec<Done>>,
 }
 
@@ -264,7 +264,8 @@ fn build(durability: Durability) -> Result<Honest> {
     let shelf = Shelf::default();
     CacheOptions::new().replay_on(medium, &shelf, LOG)?;
     let mut done = shelf.done();
-    // The tail has passed it. Where both of its lines are damaged it counts once more, and is still what somebody wrote.
+    // The tail has passed this write. If both lines of the tail are damaged, it counts once more, and a process did
+    // write it.
     done.entry(1).or_default().push(Done::Write(10, vec![1; 40]));
     Ok(Honest { state, log, done })
 }
@@ -297,7 +298,7 @@ fn seal_line(log: &mut [u8], at: usize) {
     }
 }
 
-/// What the seal of a table line has to be.
+/// The seal that a table line must have.
 fn line_check(log: &[u8], at: usize) -> Option<u64> {
     let mut bytes = log.get(at..at + PAGE)?.to_vec();
     put(&mut bytes, 88, 0, 8);
@@ -310,14 +311,14 @@ fn seal_entry(log: &mut [u8], at: usize) {
     }
 }
 
-/// What the seal of an entry has to be.
+/// The seal that an entry must have.
 fn entry_check(log: &[u8], at: usize) -> Option<u64> {
     let len = (word(log, at + 32) & 0xffff_ffff) as usize;
     let (header, data) = (log.get(at..at + 56)?, log.get(at + 64..(at + 64).saturating_add(len))?);
     Some(XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot_with_seed(seed(log, at), header), data))
 }
 
-/// Changes something. Whether nothing was sealed anew, so that no changed line or entry can be believed.
+/// Changes something. Returns whether nothing was sealed anew, so that no changed line or entry can be believed.
 fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     match input.byte() % 16 {
         0 => field(log, &SUPERBLOCK, [0, PAGE], input, seal_superblock),
@@ -347,11 +348,18 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     false
 }
 
-/// Forges a log as the input says, replays it, twice, and uses it. An error is a right answer to it. Nothing panics; no write is
-/// longer than the log or ends where no file can; no file is written to that no line of the table names, none removed that none
-/// lets leave or has another put over, and none renamed to what is not a name that its line gives it, or one beside; nothing is done that no whole
-/// entry of the log says, to the file that it says; where nothing was sealed anew, nothing that nobody wrote; the second replay does
-/// nothing that the first one did not do; and a log that opens afterwards serves.
+/// Forges a log as the input says, replays it twice, and uses it. An error is a right answer. Otherwise all of this
+/// must hold:
+///
+/// - Nothing panics.
+/// - No write is longer than the log, or ends where no file can.
+/// - A replay writes only to files that a line of the table names.
+/// - A replay removes a file only if a line lets it leave, or puts another file over it.
+/// - A replay renames a file only to a name that its line gives it, or to a name beside that.
+/// - A replay does only what a whole entry of the log says, to the file that the entry names.
+/// - If nothing was sealed anew, a replay does only what a process wrote.
+/// - The second replay does nothing that the first one did not do.
+/// - A log that opens afterwards can be used.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
@@ -372,10 +380,10 @@ pub(crate) fn run(input: &[u8]) {
     let gives = |line: &[u8], inode: u64, path: &Path| {
         let path = path.as_os_str().as_encoded_bytes();
         let is_it = word(line, 24) == inode || is_new(line) && made_for(word(line, 0)) == inode;
-        // One of a line's two names, each of which stands somewhere in it.
+        // The path is one of a line's two names; each stands somewhere in the line.
         is_it && line.windows(path.len().max(1)).any(|bytes| bytes == path)
     };
-    // Where everything is, the superblocks say.
+    // The superblocks say where everything is, so the entries count only if the superblocks are unchanged.
     let said = (log.get(..2 * PAGE) == honest.log.get(..2 * PAGE)).then(|| entries::said(&log));
     let mut before: Option<BTreeMap<u64, Vec<Done>>> = None;
     for _ in 0..2 {
@@ -464,7 +472,7 @@ mod tests {
                 seal_line(&mut log, line);
             }
             assert_eq!(replayed(&log).unwrap().keys().copied().collect::<Vec<_>>(), [1, 3]);
-            // All that the tail passes is done with, and a log of another session has nothing.
+            // Entries that the tail has passed are done with, and a log of another session has no entries.
             let mut log = honest.log.clone();
             for copy in 0..2 {
                 put(&mut log, TAIL_AT + copy * 512, 1000, 8);
@@ -480,8 +488,8 @@ mod tests {
         }
     }
 
-    /// A line that takes the number of another file and the old name of one that is to be renamed: what is made for it stands where that
-    /// one was looked for, and must not be renamed in its stead.
+    /// A line that takes the number of another file and the old name of one that is to be renamed: what is made for
+    /// it stands where that one was looked for, and must not be renamed in its stead.
     #[test]
     fn what_comes_between_is_not_renamed() {
         for honest in HONEST.iter() {
@@ -506,7 +514,8 @@ mod tests {
         }
     }
 
-    /// Whole operations that are made up, of every length, must reach the files, or the searcher tries nothing but the first checks.
+    /// Whole operations that are made up, of every length, must reach the files, or the searcher tries nothing but
+    /// the first checks.
     #[test]
     fn what_is_made_up_consistently_is_done() {
         let honest = &HONEST[0];

@@ -1,5 +1,5 @@
-//! Forged region stores: honest ones with changes, sealed as somebody would who knows the format, down to the sums over whole page
-//! tables; and a model of what a store that opens all the same has to hold from then on.
+//! Forged region stores, and a model of what a store that opens all the same must hold from then on. A forged store
+//! is an honest one with changes, sealed like a correct one, down to the sums over whole page tables.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -137,7 +137,7 @@ fn change(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
             }
         }
         6 => map(bytes, input),
-        // Where a page table begins.
+        // The offset at which a page table begins.
         7 => {
             let node = node(input);
             let value = number(bytes, input);
@@ -172,9 +172,10 @@ fn map(bytes: &mut [u8], input: &mut Input<'_>) {
     }
 }
 
-/// Forges a store as the input says and opens it: to look at it, which changes nothing, and to change it. An error is a right answer
-/// to it, of a store that is then as it was, or of a region. What opens is held to a model, unless a forged free map gives away what
-/// regions have, of which only the audit can know, or a number has come where none does.
+/// Forges a store as the input says and opens it: to look at it, which changes nothing, and to change it. An error is
+/// a right answer, from a store that is then unchanged, or from a region. A store that opens must agree with a model,
+/// with two exceptions: a forged free map gives away pages of regions, which only the audit can find, or a number is
+/// beyond any that a store reaches.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
@@ -209,8 +210,10 @@ pub(crate) fn run(input: &[u8]) {
     model::hold(&medium, store, contents, &mut input);
 }
 
-/// Whether no page that a region has can be given away, for nothing is believed there but what a scan finds, or the audit finds
-/// nothing; and no page is other than its digest says, which makes the last commit look as if it had not arrived.
+/// Returns whether the model applies. Two things must hold:
+///
+/// - No page of a region can be given away: the store believes only a scan there, or the audit finds nothing.
+/// - Every page matches its digest: a mismatch makes the last commit look incomplete.
 fn is_sound(store: &RegionStore) -> bool {
     let recovered = store.info().is_ok_and(|info| info.recovered);
     let audit = store.audit();

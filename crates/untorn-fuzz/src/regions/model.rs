@@ -1,4 +1,4 @@
-//! What a store holds, and what it has to hold after it was changed.
+//! The content of a store, and the content that it must have after it was changed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{MAX_LEN, STORE, options, tree};
 use crate::input::Input;
 use crate::pair::{PAGE, bytes};
 
-/// The pages of a region; of each, that it is all this byte, or a digest of what it is.
+/// The pages of a region. A page is filled with one byte, or known by a digest.
 type Pages = BTreeMap<u64, u64>;
 /// Regions, by name.
 pub(super) type Contents = BTreeMap<String, Pages>;
@@ -84,7 +84,7 @@ fn step(store: &RegionStore, working: &mut Contents, committed: &mut Contents, i
         }
         _ => {}
     }
-    // The last handle takes what is not committed with it.
+    // The last handle takes uncommitted changes with it.
     if region.pmsync().is_ok() {
         committed.insert(name, pages.clone());
     } else {
@@ -92,7 +92,7 @@ fn step(store: &RegionStore, working: &mut Contents, committed: &mut Contents, i
     }
 }
 
-/// Holds a store to what it had when it was opened and what was done to it since, however it is left.
+/// Checks a store against its content at the open and the changes made since, however it is left.
 pub(super) fn hold(medium: &SimMedium, store: RegionStore, mut committed: Contents, input: &mut Input<'_>) {
     let mut working = committed.clone();
     for _ in 0..1 + input.below(12) {

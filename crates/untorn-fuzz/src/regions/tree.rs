@@ -1,4 +1,5 @@
-//! Page tables, read by other code than the one under test: to make sums agree with what was forged, and to see who owns what.
+//! Page tables, read by other code than the one under test: to make sums agree with forged bytes, and to see which
+//! region owns which page.
 
 use std::collections::BTreeSet;
 
@@ -101,19 +102,19 @@ pub(super) fn agree(bytes: &mut [u8]) {
     }
 }
 
-/// Whether a number has come where none does.
+/// Whether a number is beyond any that a store reaches.
 pub(super) fn is_far(bytes: &[u8]) -> bool {
     let records = nodes().flat_map(|node| [0, 1].map(|parity| record_at(node, parity)));
     [56, PAGE + 56].into_iter().chain(records).any(|at| word(bytes, at) > 1 << 60)
 }
 
-/// How many pages the regions of these names own, by their last commits.
+/// The number of pages that the regions of these names own, by their last commits.
 ///
 /// # Errors
-/// A sentence, if one of them is owned twice, or is no page of the file that a region can have.
+/// The error is a sentence, if a page is owned twice or is no page of the file that a region can have.
 pub(super) fn owned(bytes: &[u8], names: &BTreeSet<String>) -> Result<usize, String> {
     let mut owned = BTreeSet::new();
-    // Of two nodes with one name the second is damaged, and opened by nobody.
+    // If two nodes have one name, the second one counts as damaged, and no call opens it.
     let mut names: BTreeSet<&[u8]> = names.iter().map(String::as_bytes).collect();
     for node in nodes() {
         let len = (word(bytes, node + 48) as u32) as usize;

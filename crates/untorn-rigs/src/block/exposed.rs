@@ -64,8 +64,8 @@ pub(super) trait Serve: Send + Sync + 'static {
 
 /// A file system mounted from a served disk.
 ///
-/// Let other processes use it, not this one. A thread that waits for a disk served by its own process can't be killed: if
-/// the process were, it would wait forever.
+/// Let other processes use it, not this one. A thread that waits for a disk served by its own process can't be
+/// killed: if the process were, it would wait forever.
 ///
 /// Dropping it unmounts the file system, then the disk's own.
 #[derive(Debug)]

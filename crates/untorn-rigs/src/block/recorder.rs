@@ -13,8 +13,8 @@ use crate::error::Result;
 
 /// A mounted file system whose disk is being recorded.
 ///
-/// Let other processes use it, not this one. A thread that waits for a disk served by its own process can't be killed: if
-/// the process were, it would wait forever.
+/// Let other processes use it, not this one. A thread that waits for a disk served by its own process can't be
+/// killed: if the process were, it would wait forever.
 ///
 /// Dropping it unmounts the file system, then the recorder's own.
 #[derive(Debug)]

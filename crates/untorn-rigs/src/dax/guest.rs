@@ -90,8 +90,8 @@ pub(super) fn mount(file_system: FileSystem, memory: Memory) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let kind = file_system.as_str();
     format!(
-        "date -s @{now} > /tmp/date && load {modules} && appear /dev/pmem0 && mount -t {kind} -o dax=always /dev/pmem0 /mnt && \
-         grep -q '^/dev/pmem0 /mnt {kind} .*dax=always' /proc/mounts"
+        "date -s @{now} > /tmp/date && load {modules} && appear /dev/pmem0 && \
+         mount -t {kind} -o dax=always /dev/pmem0 /mnt && grep -q '^/dev/pmem0 /mnt {kind} .*dax=always' /proc/mounts"
     )
 }
 

@@ -1,8 +1,8 @@
 //! The file behind the guest's memory under test.
 //!
-//! As an NVDIMM: [`HEAD`] bytes that tell the kernel to treat the namespace as "fsdax", then the device. The device holds
-//! the file system, then [`MAILBOX`] bytes through which the host passes the reports received before the cut to the
-//! guest.
+//! As an NVDIMM: [`HEAD`] bytes that tell the kernel to treat the namespace as "fsdax", then the device. The device
+//! holds the file system, then [`MAILBOX`] bytes through which the host passes the reports received before the cut to
+//! the guest.
 
 use std::fs::{self, File};
 use std::io::Write;

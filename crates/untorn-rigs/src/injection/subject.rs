@@ -194,7 +194,8 @@ impl Subject {
         }
     }
 
-    /// Stores to some pages with the file's engine, half of the slices of each in one commit and all of them in the next.
+    /// Stores to some pages with the file's engine, half of the slices of each in one commit and all of them in the
+    /// next.
     fn store_with(&mut self, options: &Options, pages: &BTreeSet<u64>) -> Result<()> {
         let file = self.place.open_with_engine(options, &self.data.path)?;
         for nth in [2, 1] {

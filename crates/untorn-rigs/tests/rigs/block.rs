@@ -53,7 +53,8 @@ fn run(kind: FileSystem) {
         let at = synced + rng.below(log.position() - synced + 1);
         let (fate, patches) = log.cut(at).draw(&mut rng);
         write_image(&base, &patches, &image).expect("an image");
-        // A file system may refuse a disk of which it lost more than it was made to bear, but not one that lost nothing.
+        // A file system may refuse a disk of which it lost more than it was made to bear, but not one that lost
+        // nothing.
         let found = match Mounted::new(kind, &image, &mount) {
             Ok(found) => found,
             Err(Error::Unmountable { reason: error, .. }) => {

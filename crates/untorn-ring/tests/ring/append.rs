@@ -1,4 +1,4 @@
-//! Appending to a log in memory, dying at every step, and what is found of it.
+//! Appends to a log in memory, dies at every step, and checks what is found.
 
 use std::sync::atomic::AtomicU64;
 use std::thread;
@@ -36,7 +36,7 @@ struct Bench {
     log: Vec<u8>,
     file: Vec<u8>,
     src: Vec<u8>,
-    /// How much of the log is fenced is not known here: the order of steps is.
+    /// The bench does not know how much of the log is fenced. It knows the order of steps.
     steps: Vec<Step>,
     until: Option<Step>,
     readable: usize,
@@ -169,7 +169,7 @@ fn what_is_left_by_a_death_at_each_step_is_told_apart() {
                 Step::Completed => Left::Nothing { ended: 3 },
             };
             assert_eq!(found, expected, "at {step:?} with {others} others");
-            // The kernel has nothing of what is void, and may have what is whole.
+            // The kernel has no bytes of void entries, and may have those of whole ones.
             assert!(step >= Step::Delivered || bench.file[20..120].iter().all(|byte| *byte == 0));
             let ended = match found {
                 Left::Nothing { ended } => ended,
@@ -239,7 +239,7 @@ fn a_length_that_the_kernel_refuses_leaves_the_file_to_the_server() {
     assert_eq!(left(&locked, FILE.2, |position| bench.entry(position)), Left::Short { first: 0, parts: 1 });
 }
 
-/// Whether the kernel appends by itself has to be known of what is done once more.
+/// A repeated write must know whether the kernel appends by itself.
 #[test]
 fn what_goes_to_the_end_is_found_to_do_so() {
     let words = words(terms());
@@ -254,13 +254,13 @@ fn what_goes_to_the_end_is_found_to_do_so() {
     assert_eq!(found, Left::Whole { first: 0, parts: 2, change: write.into() });
 }
 
-/// The kernel says so, whoever asks next.
+/// The kernel reports this to the next one that asks.
 #[test]
 fn a_thread_that_ends_with_a_turn_leaves_it_broken() {
     let words = words(terms());
     let ledger = opened(&words);
     let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
-    // Its end is that of the thread, and not only of what it was given to do.
+    // `join` waits for the end of the thread, and not only of its closure.
     thread::scope(|scope| scope.spawn(|| std::mem::forget(turn.lock().unwrap())).join().unwrap());
     assert!(turn.is_writable(), "nobody has looked yet");
     assert!(!turn.is_durable(), "a sync is not answered without looking");
@@ -301,7 +301,7 @@ fn processes_have_as_much_room_as_is_theirs_and_the_server_the_rest() {
     assert_eq!((ledger.head(), ledger.used_beside()), (16, 8));
     assert_eq!(bench.write(ledger, 0, b"x"), Outcome::Full);
     assert_eq!(ledger.head(), 16, "it was given what is not free");
-    // Of every two that are freed one was theirs.
+    // One of every two freed entries was theirs.
     assert_eq!(ledger.free(6), 3);
     assert_eq!((ledger.tail(), ledger.used_beside()), (6, 5));
     assert_eq!(bench.write(ledger, 0, &[1; 65]), Outcome::Written { said: 65, end: 18 });
@@ -338,7 +338,7 @@ fn what_the_kernel_takes_in_part_leaves_the_file_to_the_server() {
         let locked = turn.lock().unwrap();
         let write = Write { offset: 0, len: 100, at_end: false };
         let expected = match until {
-            // Nobody knows how much it took.
+            // The kernel does not say how much it took.
             Some(Step::Delivered) => Left::Whole { first: 0, parts: 2, change: write.into() },
             _ => Left::Short { first: 0, parts: 2 },
         };
@@ -352,7 +352,7 @@ fn what_the_kernel_takes_in_part_leaves_the_file_to_the_server() {
     }
 }
 
-/// What is left of the words when a process stores to memory at random: no sum of them overflows, and none is an address.
+/// A process that stores to memory at random may leave any words: no sum of them overflows, and none is an address.
 #[test]
 fn words_of_a_ledger_are_not_trusted() {
     let mut state = 1_u64;
@@ -368,7 +368,8 @@ fn words_of_a_ledger_are_not_trusted() {
         assert_eq!(bench.write(ledger, 20, &[5; 100]), Outcome::Dead);
         let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
         let locked = turn.lock().unwrap();
-        // From the head on; a lock is the C library's, and stands in the first eight words of a turn.
+        // The test changes words from the head on, except locks: these belong to the C library, and are the first
+        // eight words of a turn.
         for (at, word) in words.iter().enumerate().skip(24) {
             let in_lock = (72..88).contains(&at) || (96..96 + 4 * 24).contains(&at) && (at - 96) % 24 < 8;
             if !in_lock && random() % 2 == 0 {

@@ -1,4 +1,5 @@
-//! Processes that wait for the log's disk share a flush, and those that die amid one take nothing along that others needed to know.
+//! Processes that wait for the log's disk share a flush, and those that die amid one take nothing along that others
+//! needed to know.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,11 +24,11 @@ fn words() -> Vec<AtomicU64> {
 /// A disk.
 struct Disk<'a, F: FnMut() -> Flushed> {
     flush: F,
-    /// How often somebody waited for it.
+    /// The number of times that a process waited for it.
     waits: &'a AtomicU64,
 }
 
-/// One of which nobody counts who waits.
+/// A disk without a count of waits.
 fn disk<F: FnMut() -> Flushed>(flush: F) -> Disk<'static, F> {
     static WAITS: AtomicU64 = AtomicU64::new(0);
     Disk { flush, waits: &WAITS }
@@ -62,7 +63,8 @@ fn a_request_made_after_a_flush_is_not_answered_by_it() {
     assert_eq!(ledger.way(), Way::Written);
 }
 
-/// What each has written before it asks is on the disk when it is answered, and there are fewer flushes than requests.
+/// All that a process wrote before it asks is on the disk when it is answered, and there are fewer flushes than
+/// requests.
 #[test]
 fn eight_share_and_each_is_answered_by_a_flush_that_began_later() {
     const ROUNDS: u64 = 50;
@@ -79,14 +81,14 @@ fn eight_share_and_each_is_answered_by_a_flush_that_began_later() {
                     let outcome = ledger.flush_together(&mut disk(|| {
                         let upto = written.load(Ordering::SeqCst);
                         flushes.fetch_add(1, Ordering::SeqCst);
-                        // As long as a disk takes, in which others ask.
+                        // A disk takes about as long, and others ask meanwhile.
                         thread::sleep(std::time::Duration::from_millis(2));
                         durable.fetch_max(upto, Ordering::SeqCst);
                         Flushed::Done
                     }));
                     match outcome {
                         Flushed::Done => assert!(durable.load(Ordering::SeqCst) >= mine),
-                        // On a machine with so much else to do that nobody's patience lasted: the server does it.
+                        // On a machine so busy that no process waited long enough, the server does it.
                         other => assert_eq!(other, Flushed::Elsewhere),
                     }
                 }
@@ -112,7 +114,7 @@ fn a_failed_flush_ends_all_appending_and_answers_nobody() {
     assert_eq!((outcome, flushes), (Flushed::Done, 1));
 }
 
-/// Its own description, of which others know nothing, was told of what it flushed.
+/// Only the dead process's own description, which others do not know, was told of its flush.
 #[test]
 fn after_a_death_amid_a_flush_the_next_one_flushes() {
     let words = words();
@@ -138,7 +140,7 @@ fn who_cannot_flush_leaves_appending_to_the_others() {
     assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Done)), Flushed::Done);
 }
 
-/// One that was stopped, say.
+/// The one that flushes may have been stopped, for example.
 #[test]
 fn nobody_waits_for_ever_for_one_who_flushes_and_only_the_first_for_long() {
     let words = words();
@@ -193,7 +195,7 @@ fn a_sync_flushes_what_was_put_into_the_log_for_its_file_since_a_flush_began() {
         assert_eq!(outcome, Flushed::Done);
         flushes.load(Ordering::SeqCst) - before
     };
-    // What the log has of it from before it had the turn may not be durable.
+    // The log may hold changes of the file from before it had the turn, and these may not be durable.
     assert_eq!([sync(&|| ()), sync(&|| ())], [1, 0]);
     other.change();
     assert_eq!(sync(&|| ()), 0, "it is another file's");

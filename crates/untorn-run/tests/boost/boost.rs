@@ -27,7 +27,8 @@ fn redirections_and_pipelines_do_what_they_do_bare() {
          { seq 1 1000; echo last; } > c.managed; wc -c < c.managed; sort -rn c.managed | head -n 2; \
          for i in 1 2 3; do echo $i; done > d.managed; cat d.managed a.managed > e.managed; \
          while read line; do echo \"<$line>\"; done < e.managed; : > f.managed; exec 5> g.managed; echo five >&5; \
-         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; printf 'no newline' > h.managed",
+         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; \
+         printf 'no newline' > h.managed",
     );
 }
 
@@ -36,8 +37,9 @@ fn the_usual_tools_do_what_they_do_bare() {
     shell(
         "seq 1 5000 > a.managed; cp a.managed b.managed; cmp a.managed b.managed; dd if=a.managed of=c.managed bs=700 \
          status=none; dd if=a.managed of=c.managed bs=100 seek=2 skip=5 count=3 conv=notrunc status=none; \
-         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; cmp a.managed d.managed; \
-         head -c 10000 a.managed | tee e.managed f.managed | md5sum; truncate -s 100 e.managed; truncate -s +5K f.managed; \
+         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; \
+         cmp a.managed d.managed; head -c 10000 a.managed | tee e.managed f.managed | md5sum; \
+         truncate -s 100 e.managed; truncate -s +5K f.managed; \
          sed -i s/1/x/ b.managed; awk '{ s += $1 } END { print s }' a.managed > g.managed; cat g.managed; \
          tar --mtime=@0 --owner=0 --group=0 -cf h.managed a.managed b.managed; tar -xOf h.managed b.managed | md5sum; \
          gzip -nc a.managed > i.managed; gunzip -c < i.managed | cmp - a.managed; stat -c '%s %F' a.managed e.managed; \
@@ -50,10 +52,12 @@ fn the_usual_tools_do_what_they_do_bare() {
 #[test]
 fn git_does_what_it_does_bare() {
     shell(
-        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null; \
-         git -c init.defaultBranch=main init -q repository; cd repository; git config user.email a@b; git config user.name n; \
-         git config core.fsync all; for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
-         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; git status --short; \
+        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null \
+         GIT_CONFIG_SYSTEM=/dev/null; git -c init.defaultBranch=main init -q repository; cd repository; \
+         git config user.email a@b; git config user.name n; git config core.fsync all; \
+         for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
+         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; \
+         git status --short; \
          git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum",
     );
 }
@@ -86,21 +90,25 @@ fn what_cannot_be_served_finds_a_plain_file() {
         ),
         (
             "sendfile",
-            "g = os.open('g', os.O_RDWR | os.O_CREAT); os.write(g, b'first'); assert os.sendfile(fd, g, 0, 5) == 5; os.ftruncate(fd, 5)",
+            "g = os.open('g', os.O_RDWR | os.O_CREAT); os.write(g, b'first'); \
+             assert os.sendfile(fd, g, 0, 5) == 5; os.ftruncate(fd, 5)",
         ),
         (
             "copy_file_range",
-            "g = os.open('g', os.O_RDWR | os.O_CREAT); os.write(g, b'first'); assert os.copy_file_range(g, fd, 5, 0, 0) == 5",
+            "g = os.open('g', os.O_RDWR | os.O_CREAT); os.write(g, b'first'); \
+             assert os.copy_file_range(g, fd, 5, 0, 0) == 5",
         ),
         ("splice", "r, w = os.pipe(); os.write(w, b'first'); assert os.splice(r, fd, 5, offset_dst=0) == 5"),
         (
             "fdopen",
-            "import ctypes; c = ctypes.CDLL(None); c.fdopen.restype = ctypes.c_void_p; assert c.fdopen(os.dup(fd), b'r')",
+            "import ctypes; c = ctypes.CDLL(None); c.fdopen.restype = ctypes.c_void_p; \
+             assert c.fdopen(os.dup(fd), b'r')",
         ),
         (
             "rename",
             "import ctypes; open('g', 'w').close(); exchange = ctypes.CDLL(None).renameat2; \
-             assert exchange(-100, b'f.managed', -100, b'g', 2) == 0 and exchange(-100, b'g', -100, b'f.managed', 2) == 0",
+             assert exchange(-100, b'f.managed', -100, b'g', 2) == 0; \
+             assert exchange(-100, b'g', -100, b'f.managed', 2) == 0",
         ),
         ("rename", "os.mkdir('d'); os.rename('d', 'e'); os.rmdir('e')"),
         ("link", "os.link('f.managed', 'g'); os.unlink('g')"),
@@ -178,7 +186,8 @@ for round in range(3):
 
 #[test]
 fn a_process_with_asynchronous_calls_of_the_kernel_has_plain_files() {
-    // No library of the program has the functions, as none that only a plugin loads: they do what the kernel's calls do.
+    // No library of the program has the functions, as none that only a plugin loads: they do what the kernel's calls
+    // do.
     let alike = |name: &str, x86: u32, arm: u32, arguments: &str| {
         format!(
             "found = c.{name}({arguments})\n\
@@ -316,7 +325,8 @@ fn calls_by_number_find_what_was_written() {
         "{BEGIN}
 import ctypes, platform
 call = ctypes.CDLL(None, use_errno=True).syscall
-number = dict(zip(['fstat', 'sendfile', 'copy_file_range'], [5, 40, 326] if platform.machine() == 'x86_64' else [80, 71, 285]))
+numbers = [5, 40, 326] if platform.machine() == 'x86_64' else [80, 71, 285]
+number = dict(zip(['fstat', 'sendfile', 'copy_file_range'], numbers))
 def new(name):
     fd = os.open(name, os.O_RDWR | os.O_CREAT)
     assert os.write(fd, b'first') == 5
@@ -358,8 +368,8 @@ for n, fd in enumerate(all):
     assert_eq!(place.demoted(), ["write: the log has reached its maximum number of files"; 36]);
 }
 
-/// The descriptor that a program says: its process and its number. To give its lease back is to do what the kernel does when it is
-/// tired of waiting for that, which takes 45 seconds.
+/// The descriptor that a program says: its process and its number. To give its lease back is to do what the kernel
+/// does when it is tired of waiting for that, which takes 45 seconds.
 fn descriptor_of(talk: &mut Talk) -> OwnedFd {
     let said = talk.from.next().unwrap().unwrap();
     let numbers: Vec<i32> = said.split(' ').map(|number| number.parse().unwrap()).collect();

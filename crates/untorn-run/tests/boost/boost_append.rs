@@ -1,4 +1,5 @@
-//! Programs that append to their files, and change lengths, by themselves: whatever happens meanwhile, all of it is there once, or not.
+//! Programs that append to their files, and change lengths, by themselves: whatever happens meanwhile, all of it is
+//! there once, or not.
 
 use std::ffi::OsStr;
 

@@ -1,5 +1,5 @@
-//! Programs that append to the log by themselves, on persistent memory and on a disk: they do what they do otherwise, whatever happens to
-//! them meanwhile.
+//! Programs that append to the log by themselves, on persistent memory and on a disk: they do what they do otherwise,
+//! whatever happens to them meanwhile.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -42,10 +42,12 @@ assert os.pwrite(fd, b'', 0) == 0 and os.write(fd, b'x' * 3000000) == 3000000
 fn vectors_large_writes_and_lengths_are_the_programs_own() {
     let place = Place::new();
     let more = "
-assert os.pwritev(fd, [b'', b'1' * 5000, b'2' * 7000], 3) == 12000 and os.pread(fd, 13000, 3) == b'1' * 5000 + b'2' * 7000
+assert os.pwritev(fd, [b'', b'1' * 5000, b'2' * 7000], 3) == 12000
+assert os.pread(fd, 13000, 3) == b'1' * 5000 + b'2' * 7000
 assert os.writev(fd, [bytes([65 + n]) * 100 for n in range(60)]) == 6000 and os.lseek(fd, 0, os.SEEK_CUR) == 6005
 assert os.pread(fd, 200, 205) == b'C' * 100 + b'D' * 100
-# The kernel asks for no memory where there is nothing to write, and more pieces than are the program's own are written nevertheless.
+# The kernel asks for no memory where there is nothing to write.
+# More pieces than are the program's own are written nevertheless.
 assert os.pwritev(fd, [b'a', b'b'], 0, 0) == 2 and os.pwritev(fd, [b'p'] * 100, 10) == 100
 os.ftruncate(fd, 4000)
 assert os.fstat(fd).st_size == 4000
@@ -226,7 +228,8 @@ for process in children:
 lines = os.pread(fd, 100000, 0)[5:].splitlines()
 assert len(lines) == 800, len(lines)
 for child in range(4):
-    assert [line for line in lines if line.startswith(b'%d ' % child)] == [b'%d %03d' % (child, number) for number in range(200)]
+    own = [line for line in lines if line.startswith(b'%d ' % child)]
+    assert own == [b'%d %03d' % (child, number) for number in range(200)]
 ";
     for place in Place::of_each_kind() {
         succeed(&mut python(&place, &format!("{BEGIN}{more}")));
@@ -236,8 +239,8 @@ for child in range(4):
     }
 }
 
-/// A child is killed at each step of a write. Its parent, which has the same description, finds what it wrote, all of the last write
-/// or nothing, and goes on.
+/// A child is killed at each step of a write. Its parent, which has the same description, finds what it wrote, all of
+/// the last write or nothing, and goes on.
 #[test]
 fn a_process_that_dies_amid_a_write_leaves_all_of_it_or_nothing() {
     for (step, place) in (0..7).flat_map(|step| Place::of_each_kind().map(|place| (step, place))) {
@@ -282,7 +285,8 @@ sys.stdin.readline()
     }
 }
 
-/// The child is killed, and nobody writes after it: one that only syncs, or reads when the run has heard of its end, finds all of it.
+/// The child is killed, and nobody writes after it: one that only syncs, or reads when the run has heard of its end,
+/// finds all of it.
 #[test]
 fn what_a_death_left_is_settled_before_a_sync_is_answered_and_at_the_end_of_the_process() {
     let cases = [2, 4, 5].into_iter().flat_map(|step| [(step, true), (step, false)]);

@@ -1,5 +1,6 @@
-//! Unmodified programs with a log in front of files on a disk that is full: they are told what they would be told without it, what was
-//! taken is kept through a kill and a replay, and nothing of what was refused comes later. These need root, and are passed over without it.
+//! Unmodified programs with a log in front of files on a disk that is full: they are told what they would be told
+//! without it, what was taken is kept through a kill and a replay, and nothing of what was refused comes later. These
+//! need root, and are passed over without it.
 
 #[path = "../../../untorn/tests/common/disk.rs"]
 mod disk;
@@ -122,7 +123,8 @@ fn goes_on_when_there_is_room(kind: Kind, by: By) {
 fn is_kept_through_a_kill(kind: Kind, by: By) {
     let Some((_disk, place, talk)) = begin(kind, by) else { return };
     let len = fs::metadata(place.file("f.managed")).unwrap().len() as usize;
-    // A replay while the disk is still full: it has room for what it took before, and nothing of the rest is in the log.
+    // A replay while the disk is still full: it has room for what it took before, and nothing of the rest is in the
+    // log.
     replay_leaves_what_was_there(&place, talk);
     assert!(fs::read(place.file("f.managed")).unwrap() == expected(len), "what was acknowledged is not in the file");
     assert_eq!(fs::read(place.file("g.managed")).unwrap_or_default(), b"");

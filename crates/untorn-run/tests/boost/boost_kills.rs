@@ -54,8 +54,8 @@ sys.stdout.buffer.write(file)
     succeed(Command::new("python3").args(["-c", &model])).stdout
 }
 
-/// Kills the program, or the process that serves it, after so many calls and somewhere within the next ones, and looks at the file
-/// after a replay.
+/// Kills the program, or the process that serves it, after so many calls and somewhere within the next ones, and
+/// looks at the file after a replay.
 #[test]
 fn what_was_acknowledged_is_in_the_file_after_a_kill_and_a_replay() {
     for number in 0..kills() {
@@ -130,7 +130,8 @@ fn sqlite_loses_no_transaction_to_a_kill() {
         let process = said.next().unwrap();
         let before = said.nth(number % 6 * 5 + 3).expect("the program ended by itself");
         wait_a_little(number);
-        // Now and then the one that serves goes first. A program whose files are all plain by then would not even notice.
+        // Now and then the one that serves goes first. A program whose files are all plain by then would not even
+        // notice.
         let launcher = child.id().to_string();
         let both = if number % 2 == 0 { [&launcher, &process] } else { [&process, &launcher] };
         let [first, second] = both.map(String::as_str);

@@ -105,8 +105,8 @@ pub(crate) fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// Replays the log of a run that was killed. The processes of the run may have it mapped, and each has it for as long as it takes them to
-/// end, which may be a little longer than they can be heard of.
+/// Replays the log of a run that was killed. The processes of the run may have it mapped, and each has it for as long
+/// as it takes them to end, which may be a little longer than they can be heard of.
 #[track_caller]
 pub(crate) fn replayed(place: &Place) -> untorn::write_cache::Replay {
     loop {
@@ -218,7 +218,8 @@ assert os.write(fd, b'first') == 5
 assert os.pread(fd, 100, 0) == b'first' and os.fstat(fd).st_size == 5
 ";
 
-/// A program that appends to the log by itself: to one that is taken for persistent memory, wherever it is, or one on a disk.
+/// A program that appends to the log by itself: to one that is taken for persistent memory, wherever it is, or one on
+/// a disk.
 pub(crate) fn appending(place: &Place, program: &[&OsStr]) -> Command {
     let mut command = place.under(&built().oracle, program);
     if !place.on_disk {
@@ -237,7 +238,8 @@ pub(crate) fn counts(place: &Place) -> [u64; 4] {
     ["writes", "writes_in_process", "bytes_written", "commits"].map(|what| file[what].as_u64().unwrap())
 }
 
-/// Ends the process that serves, as nothing else does: what the log has is replayed, and has to be what the kernel showed.
+/// Ends the process that serves, as nothing else does: what the log has is replayed, and has to be what the kernel
+/// showed.
 #[track_caller]
 pub(crate) fn replay_leaves_what_was_there(place: &Place, talk: Talk) {
     let Talk { mut child, to, from } = talk;

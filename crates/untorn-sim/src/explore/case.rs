@@ -15,7 +15,7 @@ use super::shared::Shared;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
-/// Where a case's script comes from.
+/// The origin of a case's script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// One of all short sequences.

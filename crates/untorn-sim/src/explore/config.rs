@@ -1,4 +1,4 @@
-//! Configurations: what is explored, and their names in replay tokens.
+//! Configurations of an exploration, and their names in replay tokens.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,9 +31,9 @@ pub struct Config {
     pub order: Order,
     /// The sidecar's layout.
     pub layout: Layout,
-    /// What reads do.
+    /// The policy of reads.
     pub read_policy: ReadPolicy,
-    /// What the hybrid log logs.
+    /// The policy of the hybrid log.
     pub log_policy: LogPolicy,
     /// Virtual threads, 1 or 2.
     pub threads: u8,
@@ -43,7 +43,7 @@ impl Config {
     /// Every configuration of an engine on these media. Neighbours differ in the medium first, so that a short run sees
     /// all media.
     pub fn all(engine: EngineKind, media: &[MediumClass]) -> Vec<Config> {
-        // What an engine does not know of is not varied.
+        // An option that an engine ignores is not varied.
         let (layouts, read_policies, log_policies): (&[_], &[_], &[_]) = match engine {
             EngineKind::HybridLog => {
                 (&[Layout::Dense], &[ReadPolicy::Gather], &[LogPolicy::Redo, LogPolicy::Undo, LogPolicy::Hybrid])
@@ -73,7 +73,7 @@ impl Config {
                 }
             }
         }
-        // There the one is refused, and the other does the same as redo.
+        // On a block device, one policy is refused, and the other does the same as redo.
         all.retain(|config| {
             engine != EngineKind::HybridLog
                 || config.medium == MediumClass::PersistentMemory
@@ -88,8 +88,9 @@ impl Config {
         self.medium == MediumClass::Block && self.threads == 1
     }
 
-    /// The options a file is opened with: a record area so small that it fills all the time; with the fewest slots, a
-    /// commit over many pages does not even fit. `redo_from` is the share of writes from which on the hybrid policy has redo.
+    /// The options to open a file with. The record area is so small that it fills all the time; with the fewest
+    /// slots, a commit over many pages does not even fit. `redo_from` is the share of writes from which on the hybrid
+    /// policy uses redo.
     pub(crate) fn options(&self, slots: u32, redo_from: u8) -> Options {
         Options::new()
             .engine(self.engine)
@@ -106,8 +107,8 @@ impl Config {
     }
 }
 
-/// The hybrid policy's threshold of a case. A script has as many writes as reads, more or less, so that with most of these an
-/// epoch now comes out below it and now above, and the policy switches, both ways.
+/// The hybrid policy's threshold of a case. A script has as many writes as reads, more or less, so that with most of
+/// these an epoch now comes out below it and now above, and the policy switches, both ways.
 pub(crate) fn redo_from(seed: u64) -> u8 {
     *Rng::derive(seed, 5).pick(&[5, 25, 33, 40, 50, 60, 67, 75, 90, 100])
 }

@@ -23,7 +23,7 @@ use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 use crate::schedule;
 
-/// How hard a life's crashes are looked into.
+/// The effort that is spent on a life's crashes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     /// All images are tried where there are no more than this; the same for how many are sampled otherwise.
@@ -35,7 +35,7 @@ pub(crate) struct Effort {
     pub(crate) depth: u32,
 }
 
-/// What every life of a case shares.
+/// The data that every life of a case shares.
 pub(crate) struct Context<'a> {
     pub(crate) config: Config,
     pub(crate) muted: Option<Barrier>,
@@ -61,7 +61,7 @@ impl Finding {
         Box::new(Finding { what, operations: Vec::new(), instant: String::new(), choice: String::new() })
     }
 
-    /// The same, found in what this choice leaves of a crash at this point.
+    /// The same finding, in the image that this choice leaves of a crash at this point.
     pub(crate) fn at(mut self: Box<Self>, point: &Point, choice: &Choice) -> Box<Self> {
         if self.instant.is_empty() {
             self.instant = describe(point);
@@ -77,7 +77,7 @@ impl Finding {
         self
     }
 
-    /// What is reported of it.
+    /// The parts that a report shows of it.
     pub(crate) fn violation(self, replay: String, config: String) -> Violation {
         let operations = self.operations.into_iter().rev().collect();
         Violation { replay, config, operations, instant: self.instant, choice: self.choice, finding: self.what }
@@ -173,7 +173,7 @@ impl<'a> Life<'a> {
             self.model = Model::new(&self.context.config, [Arc::new(vec![0; *len as usize])]);
         }
         self.file = Some(file);
-        // Whatever was allowed before, what the program sees now is what it keeps.
+        // The program keeps the content that it sees now, whatever was allowed before.
         self.recorder.arm(false);
         let seen = self.read_all()?;
         if let Some(difference) = self.model.visible().difference(&seen) {
@@ -253,7 +253,7 @@ impl<'a> Life<'a> {
         self.crash(&points, index, &mut allowed)?;
         self.model.pairs = after;
         if self.model.pairs.len() > 1 {
-            // Which order it was is settled by a look at the file.
+            // A look at the file settles which order it was.
             let seen = self.read_all()?;
             if let Some(difference) = self.model.visible().difference(&seen) {
                 return Err(Finding::new(format!("without a crash, the file {difference}")));
@@ -421,7 +421,7 @@ impl<'a> Life<'a> {
     /// decides alike.
     fn lives_on(&self, rng: &mut Rng) -> bool {
         let deep_enough = self.generation < self.context.effort.depth;
-        // Of the lives after the first, fewer live on again: else one crash would breed thousands.
+        // Fewer of the lives after the first live on again: else one crash would breed thousands.
         rng.one_in(self.context.effort.afterlife << (2 * self.generation)) && deep_enough
     }
 
@@ -465,7 +465,7 @@ impl<'a> Life<'a> {
         let mut life = Life::new(self.context, medium, allowed.states.clone(), seed);
         life.generation = self.generation + 1;
         let mut rng = Rng::new(seed);
-        // None of these choices is part of the file, so a file must be recoverable under any.
+        // The file stores none of these choices, so it must be recoverable under any.
         life.options = life
             .options
             .order(*rng.pick(&[Order::OneFence, Order::TwoFence]))

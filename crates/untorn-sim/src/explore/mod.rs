@@ -39,7 +39,7 @@ pub use config::Config;
 pub use report::{Canary, Mutant, Outcome, Violation};
 use shared::Shared;
 
-/// What to explore. Start from [`Settings::default`].
+/// The scope of an exploration. Start from [`Settings::default`].
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Distinct states to see before the exploration ends.
@@ -56,8 +56,8 @@ pub struct Settings {
     pub max_violations: usize,
     /// Cases tried on a mutant, or the canary, before it is acquitted.
     pub mutant_cases: u64,
-    /// Time after which a mutant is acquitted, or the canary. By default far more than the cases take: how busy the machine
-    /// is must not decide.
+    /// Time after which a mutant is acquitted, or the canary. By default far more than the cases take: how busy the
+    /// machine is must not decide.
     pub mutant_time: Duration,
 }
 
@@ -139,7 +139,7 @@ pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
 /// Runs one case again, named by its token, to its first violation.
 ///
 /// # Errors
-/// A text saying what is wrong with the token.
+/// The error is a text that says what is wrong with the token.
 pub fn replay(token: &str) -> Result<Option<Violation>, String> {
     hush();
     let scripted = [regions::replay, cache::replay, redundancy::replay, covered::replay];
@@ -206,7 +206,8 @@ fn search(
 ) -> (Option<Violation>, bool, u64) {
     let start = Instant::now();
     let mut reached = false;
-    // For each configuration: runs, and runs that passed the barrier. Those that never do are seldom tried again.
+    // For each configuration: runs, and runs that passed the barrier. Configurations that never pass it are seldom
+    // tried again.
     let mut tried = vec![(0_u64, 0_u64); configs.len()];
     let mut rng = Rng::derive(seed, 4);
     let mut cases = 0;
@@ -220,8 +221,8 @@ fn search(
             continue;
         }
         let config = configs[at];
-        // The canary must be convicted of tearing, not of what it never claimed about names: its cases begin with a
-        // file that is there.
+        // The canary must be convicted of tearing, not of promises about names that it never made: its cases begin
+        // with an existing file.
         let source = if muted.is_none() {
             Source::Short(2 + rng.below(Case::shorts(&config) - 2))
         } else if rng.one_in(3) {

@@ -1,9 +1,9 @@
 //! The reference model: which states of a file are right after a crash.
 //!
-//! The model is durable linearizability. The operations of a phase took effect one at a time in some order that
-//! respects real time (what returned before another began came first) and explains every value a read returned; of the
-//! operations in flight at the crash, each took effect or not. Under per-write durability a crash leaves the state after
-//! the last effect; under per-commit durability, the state at the last commit among them.
+//! The model is durable linearizability. The operations of a phase took effect one at a time in some order. That
+//! order respects real time (an operation that returned before another began came first), and explains every value
+//! that a read returned. Each operation in flight at the crash took effect or not. Under per-write durability a crash
+//! leaves the state after the last effect; under per-commit durability, the state at the last commit among them.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::rng::mix;
 /// A file's bytes, shared between the states that have them.
 pub(crate) type Bytes = Arc<Vec<u8>>;
 
-/// What a program sees, and what the last commit holds.
+/// The content that a program sees, and that of the last commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) now: Bytes,
@@ -30,7 +30,7 @@ pub(crate) struct Event {
     pub(crate) op: Op,
     pub(crate) began: u32,
     pub(crate) returned: Option<u32>,
-    /// What a read returned.
+    /// The bytes that a read returned.
     pub(crate) value: Option<Vec<u8>>,
 }
 
@@ -60,7 +60,8 @@ impl Allowed {
         self.digest
     }
 
-    /// Where the found bytes differ from the state they are closest to: `None` if they are one of the states.
+    /// The difference between the found bytes and the state that they are closest to: `None` if they are one of the
+    /// states.
     pub(crate) fn difference(&self, found: &[u8]) -> Option<String> {
         if self.states.iter().any(|state| state.as_slice() == found) {
             return None;
@@ -114,12 +115,12 @@ impl Model {
         Model { engine: config.engine, durability: config.durability, pairs }
     }
 
-    /// What a crash may leave with nothing in flight.
+    /// The states that a crash may leave with nothing in flight.
     pub(crate) fn allowed(&self) -> Allowed {
         Allowed::new(self.pairs.iter().map(|pair| pair.kept.clone()), false)
     }
 
-    /// What a crash at model time `clock` may leave.
+    /// The states that a crash at model time `clock` may leave.
     pub(crate) fn allowed_at(&self, history: &[Vec<Event>], clock: u32) -> Allowed {
         Allowed::new(self.linearize(history, clock).into_iter().map(|pair| pair.kept), false)
     }
@@ -167,7 +168,7 @@ impl Model {
                 continue;
             }
             next[thread] += 1;
-            // What failed took no effect, or did all the same.
+            // An operation that failed took no effect, or did all the same.
             if event.returned.is_none() {
                 self.extend(begun, clock, next, pair.clone(), found);
             }
@@ -182,7 +183,7 @@ impl Model {
         let wrote = |ranges: &[Range]| {
             let mut bytes = pair.now.as_ref().clone();
             for range in ranges {
-                // Of operations in flight beside a resize, some orders make no sense; the engine refuses those writes.
+                // Some orders of operations in flight beside a resize make no sense; the engine refuses those writes.
                 let (start, end) = (range.offset as usize, (range.offset + range.len) as usize);
                 if let Some(target) = bytes.get_mut(start..end) {
                     target.copy_from_slice(&range.bytes());

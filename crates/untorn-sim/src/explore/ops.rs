@@ -48,7 +48,7 @@ pub(crate) enum Op {
     },
 }
 
-/// Where a write goes, and the seed of what it writes; seed 0 writes zeros.
+/// The target of a write, and the seed of its bytes; seed 0 writes zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) offset: u64,
@@ -157,7 +157,7 @@ pub(crate) fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
 /// A step of a script: one operation, or two threads with a few each.
 #[derive(Clone, Debug)]
 pub(crate) struct Phase {
-    /// What each thread does; one thread runs where the script runs.
+    /// The operations of each thread; a single thread is the one that runs the script.
     pub(crate) threads: Vec<Vec<Op>>,
     /// Whether crashes are tried during it. Warming up goes without.
     pub(crate) tested: bool,
@@ -169,8 +169,8 @@ impl Phase {
     }
 }
 
-/// The operations of which every short sequence is tried, on a file of this length. What is written differs with the
-/// `place` in the sequence, so that writing the same place twice is a change.
+/// The operations of which every short sequence is tried, on a file of this length. The bytes that are written differ
+/// with the `place` in the sequence, so that a second write to the same offset is a change.
 pub(crate) fn alphabet(config: &Config, len: u64, place: u64) -> Vec<Op> {
     let write = |offset: u64, len: u64, seed: u64| Range { offset, len, seed: seed + 100 * place };
     let mut ops = vec![

@@ -17,7 +17,7 @@ pub(crate) struct Point {
     pub(crate) clock: u32,
     /// Calls that change something, counted from the recorder's start.
     pub(crate) call: u32,
-    /// What was about to happen; `None` for the instant after an operation returned.
+    /// The call that was about to happen; `None` for the instant after an operation returned.
     pub(crate) before: Option<(Step, Option<Barrier>)>,
 }
 
@@ -96,7 +96,7 @@ impl Recorder {
         self.lock().trip = Some((nth, seed));
     }
 
-    /// Lets flushes succeed again. Whether one failed.
+    /// Lets flushes succeed again. Returns whether one failed.
     pub(crate) fn tripped(&self) -> bool {
         self.lock().trip.take().is_none()
     }

@@ -1,4 +1,4 @@
-//! What an exploration found.
+//! The findings of an exploration.
 
 use std::fmt;
 
@@ -14,9 +14,9 @@ pub struct Violation {
     pub operations: Vec<String>,
     /// The crash: which operation was under way, before which call of the medium.
     pub instant: String,
-    /// What survived of what was pending, one line for each call.
+    /// The pending effects that survived, one line for each call.
     pub choice: String,
-    /// What is wrong: expected and found.
+    /// The difference: expected and found.
     pub finding: String,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What became of one barrier mutant.
+/// The result of one barrier mutant.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Mutant {

@@ -1,4 +1,5 @@
-//! Explorations whose cases are a configuration and the seed of a script: of region stores, write caches and redundancy.
+//! Explorations whose cases are a configuration and the seed of a script: of region stores, write caches and
+//! redundancy.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,11 +16,11 @@ use super::shared::Shared;
 use super::{Canary, Mutant, Outcome, ProgressFn, Settings, hush, in_parallel};
 use crate::rng::{Rng, mix};
 
-/// One point of the space of configurations of what is explored so.
+/// One configuration of an exploration with scripts.
 pub(super) trait Scripted: Copy + Sync + fmt::Display + FromStr<Err = String> {
     /// The second word of a token: of that which is to be right, and of its canary.
     const WORDS: &'static [&'static str];
-    /// What an error calls it.
+    /// The noun for it in errors.
     const NOUN: &'static str;
     /// Tells the searches for its mutants from those of the others with the same seed.
     const SALT: u64;
@@ -156,8 +157,8 @@ pub(super) fn replay<C: Scripted>(token: &str) -> Option<Result<Option<Violation
     C::WORDS.contains(&word).then(|| Ok(token.parse::<Case<C>>()?.run(&Shared::new(u64::MAX))))
 }
 
-/// Runs cases until one is violated or the budget is spent. Returns the violation, whether the muted barrier was passed,
-/// and the number of cases.
+/// Runs cases until one is violated or the budget is spent. Returns the violation, whether the muted barrier was
+/// passed, and the number of cases.
 fn search<C: Scripted>(settings: &Settings, configs: &[C], muted: Option<Barrier>) -> (Option<Violation>, bool, u64) {
     let start = Instant::now();
     let mut rng = Rng::derive(mix(settings.seed ^ C::SALT), 4);
@@ -185,7 +186,7 @@ fn search<C: Scripted>(settings: &Settings, configs: &[C], muted: Option<Barrier
     (None, reached.iter().any(|&times| times > 0), cases)
 }
 
-/// What is to hold of the tokens of any of them.
+/// Checks that the tokens of each of them survive.
 #[cfg(test)]
 pub(super) fn tokens_survive<C: Scripted + fmt::Debug + PartialEq>(right: usize, canaries: usize) {
     let media = [MediumClass::PersistentMemory, MediumClass::Block];

@@ -1,4 +1,4 @@
-//! What all workers of one exploration share: the states seen, the counts, the sign to stop.
+//! The data that all workers of one exploration share: the states seen, the counts, the sign to stop.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hash, Hasher};

@@ -1,4 +1,4 @@
-//! The write cache under the explorer: what is right is acquitted, what is wrong convicted.
+//! The write cache under the explorer: it acquits correct runs and convicts wrong ones.
 
 use untorn_sim::explore::{Settings, cache, replay};
 

@@ -1,4 +1,4 @@
-//! The explorer convicts what is wrong and acquits what is right.
+//! The explorer convicts wrong engines and acquits correct ones.
 
 use untorn::EngineKind;
 use untorn_sim::explore::{self, Settings};

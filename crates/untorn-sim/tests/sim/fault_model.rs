@@ -25,7 +25,7 @@ fn start(class: MediumClass, bytes: &[u8]) -> (SimMedium, SimFile) {
     (medium, file)
 }
 
-/// What file `f` may hold after a crash, all images of it.
+/// The contents that file `f` may have after a crash, over all images.
 fn outcomes(state: &CrashState) -> BTreeSet<Option<Vec<u8>>> {
     state.choices(1 << 16).expect("few enough to try all").map(|choice| state.image(&choice).boot().peek("f")).collect()
 }
@@ -326,7 +326,7 @@ fn a_rename_is_lost_or_kept_whole_even_without_the_creation_before_it() {
     assert_eq!(words(medium.crash_state().image(&medium.crash_state().nothing()).boot().peek("f").unwrap()), [2]);
 }
 
-/// As in a journal: what came later cannot be there without it, but may be lost when it is kept.
+/// As in a journal, a later change cannot be there without the rename, but may be lost when the rename is kept.
 #[test]
 fn a_rename_is_kept_wherever_a_later_change_of_one_of_its_names_is() {
     let found = |later: fn(&SimMedium)| {
@@ -356,7 +356,7 @@ fn a_rename_is_kept_wherever_a_later_change_of_one_of_its_names_is() {
     assert_eq!(elsewhere, BTreeSet::from([(one, two), (two, None)]));
 }
 
-/// What was renamed from one directory to another is where it was until both are synced.
+/// A file that was renamed from one directory to another is where it was until both are synced.
 #[test]
 fn a_rename_to_another_directory_takes_the_sync_of_both() {
     for first in ["/", "/d"] {

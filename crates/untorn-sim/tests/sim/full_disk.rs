@@ -23,8 +23,8 @@ fn read(file: &AtomicFile) -> Vec<u8> {
     bytes
 }
 
-/// Of a log that was to be longer, the disk lets the length be, and gives no space: the log is as long as before, and a crash
-/// finds what was committed, whatever it kept of that.
+/// A log should grow: the disk changes its length, but gives no space. The log is then as long as before, and
+/// recovery finds the committed content, whatever a crash kept of the growth.
 #[test]
 fn a_log_that_could_not_grow_opens_after_a_crash() {
     for class in [MediumClass::PersistentMemory, MediumClass::Block] {
@@ -37,7 +37,7 @@ fn a_log_that_could_not_grow_opens_after_a_crash() {
         let mut is_longer = false;
         medium.set_hook(Box::new(move |instant| {
             let mut count = count.lock().unwrap();
-            // What follows a change of the sidecar's length is for what it has become longer by.
+            // An allocation after a change of the sidecar's length is for the part by which it grew.
             let sidecar = instant.path != Path::new(PATH);
             is_longer |= sidecar && instant.step == Step::SetLen;
             if sidecar && instant.step == Step::Allocate && std::mem::take(&mut is_longer) {

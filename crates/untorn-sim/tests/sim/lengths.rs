@@ -34,7 +34,8 @@ fn seen(engine: EngineKind, class: MediumClass, durability: Durability, len: u64
     found
 }
 
-/// Where each write is durable before it is seen, so is each length: at the barrier that makes it durable it is the old one still.
+/// If each write is durable before it is seen, each length is, too: at the barrier that makes it durable, the old
+/// length is still visible.
 #[test]
 fn nobody_sees_a_length_that_a_crash_could_take_back() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
@@ -43,7 +44,8 @@ fn nobody_sees_a_length_that_a_crash_could_take_back() {
                 let lens = seen(engine, class, Durability::PerWrite, len);
                 let old = lens.iter().take_while(|found| **found == LEN).count();
                 assert!(old > 0 && lens[old..].iter().all(|found| *found == len), "{engine:?} on {class:?}: {lens:?}");
-                // What follows the record of a shorter length gives back room, and makes nothing durable that was seen.
+                // The calls after the record of a shorter length give back room, and make nothing durable that was
+                // seen.
                 let after = lens.len() - old - 1;
                 assert!(after == 0 || len < LEN, "{engine:?} on {class:?}: {lens:?}");
             }

@@ -1,4 +1,4 @@
-//! A flush that fails as writeback does: what it was to write is neither on the disk nor dirty any more, but still in the
+//! A flush that fails as writeback does: its bytes are neither on the disk nor dirty any more, but still in the
 //! cache.
 
 use std::path::Path;
@@ -38,7 +38,7 @@ fn after_a_failed_flush(seed: u64) -> (SimMedium, SimFile, Vec<u8>) {
     let (medium, file) = block(&[1; 8192]);
     file.write(0, &[2; 8192]).unwrap();
     fail_flush(&medium, &file, seed);
-    // What stayed dirty the next flush takes along; it succeeds and proves nothing for the rest.
+    // The next flush takes along the sectors that stayed dirty; it succeeds and proves nothing for the rest.
     file.sync(B).unwrap();
     let state = medium.crash_state();
     assert_eq!(state.pending(), 0);

@@ -147,7 +147,7 @@ impl ManyDamaged {
         (report, std::mem::take(&mut *seen.lock().unwrap()))
     }
 
-    /// Somebody writes to a page, untold.
+    /// Another program writes to a page without notice.
     fn write_untold(medium: &SimMedium, page: usize) {
         let others = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
         others.store((page * Self::PAGE + 5) as u64, b"of others").unwrap();
@@ -193,8 +193,8 @@ fn what_others_write_between_two_parts_of_a_repair_that_was_killed_stays() {
     assert!(left.peek("/data").unwrap() == expected);
 }
 
-/// Of two repairs that are killed one after the other, with a write of others between them: the file's time is in doubt from
-/// then on, and only what is named or listed is known to be damaged.
+/// Two repairs are killed one after the other, with a write of others between them. From then on the file's time is
+/// in doubt, and only named or listed pages are known to be damaged.
 #[test]
 fn a_repair_beside_an_unknown_page_may_be_killed_between_its_parts() {
     let (medium, file) = ManyDamaged::new();
@@ -222,7 +222,7 @@ fn a_repair_beside_an_unknown_page_may_be_killed_between_its_parts() {
             assert!(left.peek("/data").unwrap() == expected);
         }
     }
-    // What was given back is not named any more, so what others write there stays.
+    // A page that was given back is not named any more, so bytes that others write there stay.
     let left = states[0].image(&states[0].everything()).boot();
     ManyDamaged::write_untold(&left, 0);
     expected[5..14].copy_from_slice(b"of others");
@@ -250,7 +250,7 @@ fn a_repair_of_many_pages_needs_no_room_for_a_list() {
     assert!(file.options.look_on(medium, "/data").unwrap().scrub().unwrap().is_clean());
 }
 
-/// Tells of stores what it was told to tell, one answer after the other.
+/// Reports the stores that it was given, one answer after the other.
 #[derive(Default)]
 struct Script(Mutex<VecDeque<Vec<Range<u64>>>>);
 
@@ -264,7 +264,8 @@ impl Tracker for Script {
     }
 }
 
-/// Pages 9 and 0 are stored to after the pass asked; it finds that 9 differs, beside 8, and asks again: by then 0 is behind it.
+/// Pages 9 and 0 are stored to after the pass asked; it finds that 9 differs, beside 8, and asks again: by then 0 is
+/// behind it.
 #[test]
 fn a_page_that_a_pass_was_told_of_and_did_not_come_to_is_not_called_covered() {
     const PAGE: u64 = 4096;

@@ -250,7 +250,7 @@ fn any_call_of_a_commit_may_fail_and_nothing_is_torn_or_lost() {
                     let got_over = matches!(step, Step::SetLen | Step::Allocate) && result.is_ok();
                     assert!(got_over || result.is_err(), "{what}: the commit succeeded");
                     assert_eq!(stamps(&region), now, "{what}: what was not committed is gone");
-                    // Where the store goes on, the commit is known not to be there.
+                    // If the store goes on, the commit is known not to be there.
                     let poisoned = matches!(region.free_page(999), Err(Error::Poisoned { .. }));
                     let possible = |found: &Stamps| match poisoned || got_over {
                         true => *found == committed || *found == now,

@@ -1,4 +1,4 @@
-//! Files with redundancy that get another length: what was covered before stays so, and damage never becomes the truth.
+//! Files with redundancy that get another length: covered pages stay covered, and damage never becomes the truth.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use untorn_sim::{SimMedium, Step};
 
 const PAGE: usize = 4096;
 const PATH: &str = "/data";
-/// From which length to which, and on from there; some end within a page.
+/// Sequences of lengths; some end within a page.
 const LENS: [[usize; 3]; 6] = [
     [10 * PAGE, 13 * PAGE, 40 * PAGE],
     [10 * PAGE + 100, 10 * PAGE + 3000, 10 * PAGE + 50],
@@ -81,7 +81,8 @@ fn pages_that_were_damaged_before_are_given_back_after() {
             let file = setup.open(&medium);
             file.sync_redundancy().unwrap();
             for len in &lens[1..] {
-                // One in the first stripe of either layout, and not where the engine has to read when it cuts.
+                // The flipped bit is in the first stripe of either layout, and not in a page that the engine must
+                // read when it cuts.
                 if expected.len().min(*len) > PAGE {
                     flip(&medium, 17);
                 }
@@ -89,7 +90,7 @@ fn pages_that_were_damaged_before_are_given_back_after() {
                 file.sync().unwrap();
                 expected.resize(*len, 0);
                 if setup.synchronous {
-                    // When the call returns, and not after the next pass.
+                    // All is covered when the call returns, and not only after the next pass.
                     assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
                 }
                 // An engine may have stored zeros to pages that were added.
@@ -105,7 +106,7 @@ fn pages_that_were_damaged_before_are_given_back_after() {
                 let differs = (0..*len).find(|at| held[*at] != expected[*at]);
                 let what = (setup.class, setup.engine, setup.layout, setup.synchronous);
                 assert_eq!(differs, None, "{what:?}, {lens:?} to {len}: {report:?}");
-                // What was added is covered, and so is all else.
+                // The added part is covered, and so is all else.
                 file.sync_redundancy().unwrap();
                 assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
                 flip(&medium, len - 1);
@@ -134,7 +135,7 @@ fn what_cannot_be_given_back_stays_known_to_be_damaged() {
             file.sync_redundancy().unwrap();
             let found: Vec<u64> = file.repair().unwrap().lost.iter().map(|range| range.offset / PAGE as u64).collect();
             assert_eq!(found, pages.map(|page| page as u64), "{:?} to {len}", setup.layout);
-            // And it is damaged for those who come later.
+            // Later users find it damaged, too.
             drop(file);
             let file = setup.open(&medium);
             assert_eq!(file.repair().unwrap().lost.len(), 2);
@@ -196,7 +197,7 @@ fn a_crash_amid_it_leaves_damage_known_too() {
     }
 }
 
-/// The length changes while what was called for goes on, batch after batch: it waits.
+/// The length changes while a requested pass goes on, batch after batch: the change waits.
 #[test]
 fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
     const STRIPES: usize = 64;
@@ -207,7 +208,7 @@ fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
         let options = Options::new().engine(EngineKind::Reflection).durability(Durability::PerCommit).max_len(16 << 20);
         let options = options.record_area(2, 4).redundancy(redundancy);
         let file: AtomicFile = options.open_on(medium.clone(), PATH).unwrap();
-        // To the pages of the sidecar, and then to those of the file.
+        // The first round writes to pages of the sidecar, the second to those of the file.
         for copy in 0..2 {
             file.sync_redundancy().unwrap();
             for stripe in 0..STRIPES {
@@ -220,10 +221,11 @@ fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
         let counted = batches.clone();
         medium.set_hook(Box::new(move |instant| {
             let marks = instant.barrier.is_some_and(|barrier| barrier.name() == "redundancy.cover.marks");
-            // What the other thread covers is for the new length.
+            // The other thread covers for the new length.
             if marks && thread::current().id() == caller {
                 counted.fetch_add(1, Ordering::Relaxed);
-                // Nobody listens any more after the first, when there is time to come to wait.
+                // The receiver listens only for the first message. The pause then gives the other thread time to
+                // begin to wait.
                 if begun.send(()).is_ok() {
                     thread::sleep(Duration::from_millis(20));
                 }
@@ -274,8 +276,7 @@ fn what_is_uncovered_keeps_its_age_beside_a_change_of_length() {
     }
 }
 
-/// The length changes while all is being looked at: what is reported is about every page of one length, and has nothing but what
-/// is wrong.
+/// The length changes during a scrub: the report is about every page of one length, and names only real damage.
 #[test]
 fn a_scrub_and_a_repair_beside_a_change_of_length_look_at_every_page() {
     const PAGES: usize = 300;
@@ -290,7 +291,8 @@ fn a_scrub_and_a_repair_beside_a_change_of_length_look_at_every_page() {
             flip(&medium, bad * PAGE + 9);
             let (begun, begins) = std::sync::mpsc::channel();
             let tell = move || {
-                // Nobody listens any more after the first, when there is time to come to wait.
+                // The receiver listens only for the first message. The pause then gives the other thread time to
+                // begin to wait.
                 if begun.send(()).is_ok() {
                     thread::sleep(Duration::from_millis(if repairs { 20 } else { 1 }));
                 }

@@ -69,7 +69,7 @@ fn a_page_that_cannot_be_read_is_given_back_and_ends_nothing_elsewhere() {
                 protected.sync().unwrap();
                 lose(&medium, page);
                 assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(page))]);
-                // In another stripe all goes on as ever.
+                // Another stripe works as before.
                 let other = (page + 4) % PAGES;
                 store(&medium, &protected, other * PAGE + 5, b"stored");
                 protected.sync().unwrap();
@@ -101,7 +101,7 @@ fn beside_a_page_that_is_stored_to_it_is_given_back_before_its_stripe_is_covered
         assert_eq!((coverage.uncovered, &coverage.lost[..]), (1, &[1][..]));
         let report = protected.repair().unwrap();
         assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[range(1)][..]));
-        // Nobody is stopped: the page is stored whole, and can be read from then on.
+        // A store is not refused: it writes the whole page, which can be read from then on.
         store(&medium, &protected, PAGE, &[3; PAGE]);
         protected.sync().unwrap();
         let coverage = protected.coverage().unwrap();
@@ -125,7 +125,7 @@ fn what_was_stored_and_cannot_be_read_is_told_of_and_never_given_back_as_it_was_
         let report = protected.repair().unwrap();
         assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[range(6)][..]));
         protected.close().unwrap();
-        // Nor by those who open it later.
+        // A later open does not cover it either.
         let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
         protected.sync().unwrap();
         assert_eq!(protected.coverage().unwrap().uncovered, 1);
@@ -164,7 +164,7 @@ fn every_page_of_the_companion_may_be_lost_and_is_written_anew() {
                 let report = protected.repair().unwrap();
                 assert!(report.is_whole() && report.repaired.is_empty(), "{report:?}");
                 assert!(protected.scrub().unwrap().is_clean());
-                // What is covered now is given back.
+                // A page that is covered now is given back.
                 let held = read(&medium, Path::new(PATH));
                 lose(&medium, 7);
                 assert_eq!(protected.repair().unwrap().repaired, [range(7)]);
@@ -188,7 +188,7 @@ fn an_engine_goes_on_writing_while_pages_of_its_file_cannot_be_read() {
             let medium = installed(class);
             let file: AtomicFile = with_engine(engine).open_on(medium.clone(), PATH).unwrap();
             file.sync_redundancy().unwrap();
-            // One that can be given back, and two of a stripe that cannot.
+            // One page can be given back, and two pages of a stripe cannot.
             [1, 4, 5].iter().for_each(|page| lose(&medium, *page));
             for round in 0..4_u8 {
                 file.write_at(&[round; 100], (10 * PAGE) as u64 + 100 * u64::from(round)).unwrap();
@@ -223,7 +223,7 @@ fn a_page_that_is_stored_to_in_part_is_given_back_first_also_by_recovery() {
         for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
             for is_killed in [false, true] {
                 let medium = installed(class);
-                // What is written waits in the sidecar.
+                // With redo, written bytes wait in the sidecar.
                 let options = with_engine(engine).log_policy(LogPolicy::Redo);
                 let file: AtomicFile = options.open_on(medium.clone(), PATH).unwrap();
                 file.sync_redundancy().unwrap();
@@ -265,7 +265,7 @@ fn what_cannot_be_brought_home_is_told_of_and_keeps_nothing_else_uncovered() {
         [4, 5].iter().for_each(|page| lose(&medium, *page));
         file.write_at(b"a part", (4 * PAGE + 700) as u64).unwrap();
         file.sync().unwrap();
-        // Nothing is covered yet.
+        // No page is covered yet.
         assert!(file.sync_redundancy().is_err());
         assert_eq!(file.coverage().unwrap().unwrap().uncovered, 4, "{class:?}");
     }
@@ -303,7 +303,7 @@ fn parity_is_never_made_of_bytes_that_could_not_be_read() {
             medium.clear_hook();
             drop(looked);
             if report.rebuilt == 0 {
-                // It is damaged as before, and can be made now.
+                // The parity is damaged as before, and can be rebuilt now.
                 assert_eq!(by_hand().look_on(medium.clone(), PATH).unwrap().repair().unwrap().rebuilt, 1);
             }
             lose(&medium, 2);
@@ -375,7 +375,7 @@ fn parity_that_can_be_neither_read_nor_written_is_told_of_and_ends_nothing() {
             let report = protected.repair().unwrap();
             assert_eq!((report.rebuilt, &report.not_rebuilt[..]), (0, &[Damage::Parity { stripe: 0 }][..]));
         }
-        // Of other stripes all is given back.
+        // Pages of other stripes are all given back.
         lose(&medium, 5);
         assert_eq!(protected.repair().unwrap().repaired, [range(5)], "{class:?}");
         protected.close().unwrap();
@@ -389,7 +389,7 @@ fn parts_of_the_companion_that_the_device_loses_are_not_called_rebuilt() {
         let pages: [&[usize]; 4] = [&[2], &[5], &[6], &[2, 4]];
         for (damaged, is_open) in pages.into_iter().flat_map(|pages| [(pages, false), (pages, true)]) {
             if !is_open && damaged.len() > 1 {
-                // Of a file that was closed nothing would know what they held.
+                // After a close, no process would know what they held.
                 continue;
             }
             let medium = installed(class);
@@ -413,7 +413,7 @@ fn parts_of_the_companion_that_the_device_loses_are_not_called_rebuilt() {
     }
 }
 
-/// What was written is what is counted: of a table whose copies are both damaged, both.
+/// The count has each copy that was written: both copies of a table, if both are damaged.
 #[test]
 fn both_copies_of_a_table_are_rebuilt_while_the_file_is_open() {
     for class in CLASSES {
@@ -472,7 +472,7 @@ fn a_thread_that_covers_does_not_die_of_it_and_tries_ever_more_seldom() {
     let tried = medium.counters().bad_reads;
     assert!((1..rounds).contains(&tried), "{tried} reads in at least {rounds} passes");
     assert_eq!(protected.coverage().unwrap().lost, [1]);
-    // Whoever asks for it has it tried at once.
+    // A sync asks for the page, so untorn tries to read it at once.
     protected.sync().unwrap();
     assert!(medium.counters().bad_reads > tried);
     assert!(!matches!(protected.close(), Err(Error::Poisoned { .. })));
@@ -486,7 +486,8 @@ fn a_repair_that_the_device_loses_is_not_called_done() {
             let options = period.map_or(by_hand(), |period| by_hand().period(period));
             let protected = options.open_on(medium.clone(), PATH).unwrap();
             protected.sync().unwrap();
-            // One in each of two stripes; the last page, which is short, among them. Of the first the device keeps nothing new.
+            // One in each of two stripes; the last page, which is short, among them. The device keeps no new bytes of
+            // the first.
             for page in [1, PAGES - 1] {
                 let at = page * PAGE + 7;
                 medium.rot(PATH, at as u64, &[!bytes()[at]]);

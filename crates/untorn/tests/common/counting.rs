@@ -104,7 +104,8 @@ fn add(cell: &AtomicU64, n: u64) {
     cell.fetch_add(n, Ordering::Relaxed);
 }
 
-/// Counts what goes by on its way to another medium. Clones share the counts, and what is called; the first one ends that.
+/// Counts what goes by on its way to another medium. Clones share the counts, and what is called; the first one ends
+/// that.
 pub(crate) struct Counting<M> {
     inner: Arc<M>,
     cells: Arc<Cells>,
@@ -124,8 +125,8 @@ impl<M> Drop for Counting<M> {
         if self.is_clone {
             return;
         }
-        // What is called often has a file on this very medium, and would keep it and itself for ever. It is dropped when the
-        // locks are let go of again, as closing that file calls it.
+        // What is called often has a file on this very medium, and would keep it and itself for ever. It is dropped
+        // when the locks are let go of again, as closing that file calls it.
         let watcher = self.cells.watcher.write().unwrap().take();
         let halver = self.cells.halver.write().unwrap().take();
         drop((watcher, halver));
@@ -198,8 +199,8 @@ impl<M: Medium> Counting<M> {
         *self.cells.unreadable.lock().unwrap() = path.map(Path::to_owned);
     }
 
-    /// Calls `watcher` before each fence, with the barrier's name, and before each lock and each write that is refused, with
-    /// "lock" or "refused" and the path.
+    /// Calls `watcher` before each fence, with the barrier's name, and before each lock and each write that is
+    /// refused, with "lock" or "refused" and the path.
     pub(crate) fn watch(&self, watcher: impl Fn(&str, &Path) + Send + Sync + 'static) {
         let before = self.cells.watcher.write().unwrap().replace(Arc::new(watcher));
         assert!(before.is_none(), "one watcher is enough");

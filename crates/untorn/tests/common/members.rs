@@ -53,7 +53,8 @@ impl Member {
     }
 }
 
-/// In a member: says `first`, and then of each order, a verb and numbers, what `carry_out` makes of it, until there are no more.
+/// In a member: says `first`, and then of each order, a verb and numbers, what `carry_out` makes of it, until there
+/// are no more.
 pub(crate) fn obey(first: String, mut carry_out: impl FnMut(&str, &[u64]) -> String) {
     let mut out = std::io::stdout();
     let mut say = |what: String| {

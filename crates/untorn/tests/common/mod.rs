@@ -37,7 +37,8 @@ pub(crate) fn memory_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// The ways of finding out what was stored to a map that this machine has. Only a machine without userfaultfd lacks one, and then the test says so.
+/// The ways of finding out what was stored to a map that this machine has. Only a machine without userfaultfd lacks
+/// one, and then the test says so.
 pub(crate) fn methods() -> Vec<DirtyTracking> {
     let dir = memory_dir();
     let found = untorn::AtomicMap::create(dir.path().join("probe"), 4096).unwrap().dirty_tracking();
@@ -153,9 +154,9 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Copies both, as they are at one instant. Where threads in the background still carry bytes from one to the other, a
-    /// copy could have the one from before and the other from after, which no kill leaves behind: so they are copied until
-    /// two copies are the same.
+    /// Copies both, as they are at one instant. Where threads in the background still carry bytes from one to the
+    /// other, a copy could have the one from before and the other from after, which no kill leaves behind: so they
+    /// are copied until two copies are the same.
     pub(crate) fn of(data: &Path) -> Self {
         let copy = || Pair { data: Image::of(data), side: Image::of(&sidecar_of(data)) };
         let mut pair = copy();
@@ -208,8 +209,8 @@ impl Failures {
 /// Ends this process if it is not dropped in time: a test that hangs would tell nobody why.
 pub(crate) struct Limit(#[allow(dead_code)] Sender<()>);
 
-/// `seconds` are many times what an idle machine takes. One that has much else to do gets ten times as many: only a hang
-/// may end a test.
+/// `seconds` are many times what an idle machine takes. One that has much else to do gets ten times as many: only a
+/// hang may end a test.
 pub(crate) fn limit(seconds: u64, what: &'static str) -> Limit {
     let seconds = 10 * seconds;
     let (alive, gone) = channel();
@@ -230,8 +231,8 @@ pub(crate) fn run_alone(test: &str, seconds: u64, what: &'static str, body: impl
     }
 }
 
-/// Goes on with the calling test in a process of its own; see [`run_alone`]. Tests that fork use it: the child of a process in
-/// which other tests start or end threads at that moment may wait for ever.
+/// Goes on with the calling test in a process of its own; see [`run_alone`]. Tests that fork use it: the child of a
+/// process in which other tests start or end threads at that moment may wait for ever.
 macro_rules! alone {
     ($seconds:expr, $what:expr) => {
         let Some(_limit) = $crate::common::enter_alone(untorn_testing::test_name!(), $seconds, $what) else { return };
@@ -239,7 +240,8 @@ macro_rules! alone {
 }
 pub(crate) use alone;
 
-/// `None` in the process of all tests, where it runs the test once more in one of its own and checks that it passes there.
+/// `None` in the process of all tests, where it runs the test once more in one of its own and checks that it passes
+/// there.
 pub(crate) fn enter_alone(test: &str, seconds: u64, what: &'static str) -> Option<Limit> {
     const ALONE: &str = "UNTORN_TEST_ALONE";
     if std::env::var(ALONE).is_ok_and(|name| name == test) {

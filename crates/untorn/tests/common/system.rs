@@ -4,8 +4,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting the calls of each thread. A test program that asks for [`allocations`] installs it with
-/// `#[global_allocator]`.
+/// The system's allocator, counting the calls of each thread. A test program that asks for [`allocations`] installs
+/// it with `#[global_allocator]`.
 pub(crate) struct CountingAlloc;
 
 thread_local! {
@@ -152,7 +152,8 @@ impl SharedMapping {
         SharedMapping { address: address.cast(), len }
     }
 
-    /// The same at the address of another, in its place: with one call, so that nothing else of the process comes between.
+    /// The same at the address of another, in its place: with one call, so that nothing else of the process comes
+    /// between.
     pub(crate) fn in_place_of(other: Self, path: &std::path::Path) -> Self {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let file = std::fs::File::options().read(true).write(true).open(path).unwrap();

@@ -35,8 +35,8 @@ fn copy(from: &Path, to: &Path) {
     std::fs::File::options().write(true).open(to).unwrap().set_times(times).unwrap();
 }
 
-/// A file and its sidecar as a crash leaves them in the middle of a commit whose record stands in a spill file: copied to
-/// `to` under the names they had. Returns the sidecar there, and what the file holds after that commit.
+/// A file and its sidecar as a crash leaves them in the middle of a commit whose record stands in a spill file:
+/// copied to `to` under the names they had. Returns the sidecar there, and what the file holds after that commit.
 fn crashed_in_a_large_commit(to: &Path) -> (PathBuf, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("data");

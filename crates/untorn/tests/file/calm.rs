@@ -20,7 +20,8 @@ const NEIGHBOUR: u64 = 9 * PAGE as u64;
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// What to do halfway through the next read or write of the page that is looked at, and how many of its reads there were.
+/// What to do halfway through the next read or write of the page that is looked at, and how many of its reads there
+/// were.
 #[derive(Default)]
 struct Halves {
     in_read: Option<Action>,
@@ -89,8 +90,9 @@ impl Rig {
         read
     }
 
-    /// Whether the page is calm. A reader of a calm page goes by a word that has bits of its neighbours, and begins again
-    /// when one of them is stirred; all other readers look at nothing of a neighbour. The neighbour is to be calm too.
+    /// Whether the page is calm. A reader of a calm page goes by a word that has bits of its neighbours, and begins
+    /// again when one of them is stirred; all other readers look at nothing of a neighbour. The neighbour is to be
+    /// calm too.
     fn is_calm(&self) -> bool {
         self.halves().reads = 0;
         self.read_with(64, |file| fill(file, NEIGHBOUR, 64, 77));

@@ -270,7 +270,8 @@ fn plain_writes_tear() {
     assert_ne!(torn.into_inner(), 0);
 }
 
-/// A length that changes within a slice: what was behind the end is zeros when it comes back, and never half of a write.
+/// A length that changes within a slice: what was behind the end is zeros when it comes back, and never half of a
+/// write.
 #[test]
 fn lengths_change_under_readers_byte_by_byte() {
     let _limit = limit(60, "changing lengths");

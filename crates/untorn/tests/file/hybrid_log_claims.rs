@@ -56,8 +56,8 @@ fn an_entry_that_took_the_place_of_one_waited_for_stays_in_the_log() {
     (CARRIED..=UNITS).for_each(|block| fill(block, 2));
     file.sync().unwrap();
 
-    // Amid the checkpoint somebody writes to the first of these blocks, and waits for its entry to get home. He goes on only
-    // when its place is another's.
+    // Amid the checkpoint somebody writes to the first of these blocks, and waits for its entry to get home. He goes
+    // on only when its place is another's.
     let (waits, waiting) = channel();
     let (go, gone) = channel();
     let (begun, writers) = channel();

@@ -92,8 +92,8 @@ fn a_write_fences_only_to_save_what_it_replaces() {
     }
 }
 
-/// What an epoch logs follows from the share of writes in the one before, on both sides of the threshold. The first write to a
-/// block waits under undo, and does not under redo.
+/// What an epoch logs follows from the share of writes in the one before, on both sides of the threshold. The first
+/// write to a block waits under undo, and does not under redo.
 #[test]
 fn the_share_of_writes_chooses_what_the_next_epoch_logs() {
     const OPERATIONS: u64 = 100;
@@ -181,8 +181,8 @@ fn threads_that_sync_together_share_flushes() {
             });
         })
     };
-    // Where the scheduler lets them meet, most threads share most flushes. It may keep them apart for a while, but not for
-    // ever; and nobody's sync is ever answered by a flush of before.
+    // Where the scheduler lets them meet, most threads share most flushes. It may keep them apart for a while, but
+    // not for ever; and nobody's sync is ever answered by a flush of before.
     let shared = (0..50).any(|_| {
         let cost = run();
         assert!((EACH..=THREADS * EACH).contains(&cost.fences), "{cost:?} for {} syncs", THREADS * EACH);

@@ -1,5 +1,5 @@
-//! The hybrid log on a disk that is full: what has its space goes on, what lacks some is refused with an error, and all goes
-//! on once there is room.
+//! The hybrid log on a disk that is full: what has its space goes on, what lacks some is refused with an error, and
+//! all goes on once there is room.
 
 use std::os::unix::fs::MetadataExt;
 

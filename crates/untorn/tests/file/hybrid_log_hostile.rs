@@ -1,5 +1,5 @@
-//! Logs whose seals are right and whose contents are not: made by somebody who knows the format. No panic, no endless loop,
-//! nothing outside the file, and no more work than the log is long.
+//! Logs whose seals are right and whose contents are not: made by somebody who knows the format. No panic, no endless
+//! loop, nothing outside the file, and no more work than the log is long.
 
 use std::path::{Path, PathBuf};
 
@@ -228,8 +228,8 @@ fn states() -> Vec<Vec<u8>> {
     states
 }
 
-/// A byte that changes in a sidecar left by a crash: the file is refused, or is what it was after one of its commits. In the
-/// headers and the bytes of epochs that are known to have been durable, under redo, it is refused.
+/// A byte that changes in a sidecar left by a crash: the file is refused, or is what it was after one of its commits.
+/// In the headers and the bytes of epochs that are known to have been durable, under redo, it is refused.
 #[test]
 fn a_byte_that_changes_makes_no_mixture() {
     run_alone(test_name!(), 240, "bytes that change after a crash", || {
@@ -237,12 +237,12 @@ fn a_byte_that_changes_makes_no_mixture() {
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
             let bench = Bench::new(policy);
             let side = &bench.pair.side.bytes;
-            // Of two copies of what comes before the log the older one counts if the newer is damaged. It may say that there
-            // is no log, and under undo some of the open epoch is in the file.
+            // Of two copies of what comes before the log the older one counts if the newer is damaged. It may say
+            // that there is no log, and under undo some of the open epoch is in the file.
             let first_lines = if policy == LogPolicy::Redo { 0..RECORDS_AT } else { 0..0 };
             let chunks = (CHUNKS_AT..side.len()).step_by((UNITS + 1) * PAGE).take_while(|at| at + PAGE < side.len());
-            // Of each entry its header and its bytes. What undo has of the open epoch goes for what did not arrive, if it is
-            // damaged: then nothing was stored in its place.
+            // Of each entry its header and its bytes. What undo has of the open epoch goes for what did not arrive,
+            // if it is damaged: then nothing was stored in its place.
             let entries = chunks.flat_map(|at| (0..UNITS).map(move |unit| (at + 64 * unit, at + PAGE * (1 + unit))));
             let entries: Vec<(usize, usize)> =
                 entries.filter(|&(header, _)| (1..4).contains(&word(side, header))).collect();

@@ -18,8 +18,9 @@ fn pmem() -> Dax {
     Dax::new(MediumKind::AssumedPmem)
 }
 
-/// A process that syncs 2048 writes of 4 KiB and is then killed loses none of them. Alone: the process is forked and starts
-/// threads, for which it would wait for ever if another test was about to start or end one of its own at that moment.
+/// A process that syncs 2048 writes of 4 KiB and is then killed loses none of them. Alone: the process is forked and
+/// starts threads, for which it would wait for ever if another test was about to start or end one of its own at that
+/// moment.
 fn kill_after_2048<M: Medium>(test: &str, medium: impl Fn() -> M, policy: LogPolicy) {
     run_alone(test, 240, "2048 synced writes", || kill_after_2048_alone(medium, policy));
 }
@@ -69,7 +70,8 @@ fn a_killed_process_loses_nothing_it_synced_on_the_page_cache() {
     kill_after_2048(test_name!(), PageCache::new, LogPolicy::Redo);
 }
 
-/// Two million syncs, each after a small write, and no wrong byte, with `UNTORN_SYNCS=2097152`; without it a sixteenth as many.
+/// Two million syncs, each after a small write, and no wrong byte, with `UNTORN_SYNCS=2097152`; without it a
+/// sixteenth as many.
 #[test]
 fn two_million_syncs_and_no_wrong_byte() {
     const PLACES: u64 = 100_003;

@@ -1,5 +1,5 @@
-//! Reads under the hybrid log that get no peace: writers overtake them, or they are longer than what a read can keep in mind
-//! of its range. They get there all the same, need nothing that a commit holds, and see each write whole.
+//! Reads under the hybrid log that get no peace: writers overtake them, or they are longer than what a read can keep
+//! in mind of its range. They get there all the same, need nothing that a commit holds, and see each write whole.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -93,8 +93,8 @@ fn a_long_read_waits_for_no_commit() {
     }
 }
 
-/// A checkpoint looks at no block. The first read that finds blocks at home says so, whether it kept them in mind or locked
-/// them, and the next one goes past the log.
+/// A checkpoint looks at no block. The first read that finds blocks at home says so, whether it kept them in mind or
+/// locked them, and the next one goes past the log.
 #[test]
 fn the_first_read_of_many_blocks_calms_what_is_home() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
@@ -125,8 +125,8 @@ fn the_first_read_of_many_blocks_calms_what_is_home() {
     }
 }
 
-/// The length changes while a read has its range locked. When it begins anew a commit has every lane, and somebody who is
-/// to change the length again waits for them: the read waits for neither.
+/// The length changes while a read has its range locked. When it begins anew a commit has every lane, and somebody
+/// who is to change the length again waits for them: the read waits for neither.
 #[test]
 fn a_read_that_begins_anew_waits_for_no_resize() {
     let _limit = limit(120, "a long read while a resize waits for a commit");
@@ -182,8 +182,8 @@ enum Turn {
     Waits,
 }
 
-/// Somebody does nothing but change the length, and whenever a read looks whether it may keep the length from changing, the
-/// next change is under way. Once the read has waited for its turn it is the next one.
+/// Somebody does nothing but change the length, and whenever a read looks whether it may keep the length from
+/// changing, the next change is under way. Once the read has waited for its turn it is the next one.
 #[test]
 fn a_read_waits_for_one_change_of_the_length_and_no_more() {
     let _limit = limit(120, "a long read while somebody does nothing but resize");
@@ -302,7 +302,8 @@ fn stop_midway(
     Midway { armed, inside, go_on }
 }
 
-/// Each write gives a block another entry. A read that has waited for one has the block then, and waits for no second one.
+/// Each write gives a block another entry. A read that has waited for one has the block then, and waits for no second
+/// one.
 #[test]
 fn a_read_waits_for_one_writer_of_a_block_and_no_more() {
     let _limit = limit(120, "a long read that waits for a writer");
@@ -343,8 +344,8 @@ fn a_read_waits_for_one_writer_of_a_block_and_no_more() {
     });
 }
 
-/// A read that cannot go on for a failure of the medium does not wait for the blocks that it has not come to, and lets go of
-/// the others.
+/// A read that cannot go on for a failure of the medium does not wait for the blocks that it has not come to, and
+/// lets go of the others.
 #[test]
 fn a_locked_read_that_fails_waits_for_nobody() {
     let _limit = limit(120, "a long read that fails");
@@ -412,7 +413,8 @@ fn an_overtaken_read_waits_for_no_commit() {
     }
 }
 
-/// A read that has locked its range, and then finds the file longer, or written to where nothing had been, reads it again.
+/// A read that has locked its range, and then finds the file longer, or written to where nothing had been, reads it
+/// again.
 #[test]
 fn a_locked_read_notices_what_its_locks_do_not_keep_still() {
     let _limit = limit(120, "a locked read and changes of length");
@@ -425,7 +427,8 @@ fn a_locked_read_notices_what_its_locks_do_not_keep_still() {
             let (other, reads) = (file.clone(), Arc::new(AtomicU64::new(0)));
             let (count, changing) = (reads.clone(), AtomicBool::new(false));
             medium.halve(move |halfway| {
-                // The blocks of the second part have no slots, so nobody who writes there waits for this thread's locks.
+                // The blocks of the second part have no slots, so nobody who writes there waits for this thread's
+                // locks.
                 let Halfway::Read(path, at) = halfway else { return };
                 if path != data || at != HOLE as u64 || changing.load(Ordering::SeqCst) {
                     return;
@@ -454,8 +457,8 @@ fn a_locked_read_notices_what_its_locks_do_not_keep_still() {
     }
 }
 
-/// Threads that never stop writing, over short and over long ranges, and one that changes the length: readers of the whole,
-/// or most of it, which is too long for any but a locked read, go on, and see each write whole.
+/// Threads that never stop writing, over short and over long ranges, and one that changes the length: readers of the
+/// whole, or most of it, which is too long for any but a locked read, go on, and see each write whole.
 #[test]
 fn readers_in_a_storm_of_writers_see_each_write_whole() {
     let _limit = limit(300, "long reads in a storm of writers");

@@ -1,5 +1,5 @@
-//! What the hybrid log refuses, and that it says why: undo where it cannot work, epochs that do not fit, handles after a
-//! failed flush, in a forked child, and over pages that are gone.
+//! What the hybrid log refuses, and that it says why: undo where it cannot work, epochs that do not fit, handles
+//! after a failed flush, in a forked child, and over pages that are gone.
 
 use std::path::Path;
 
@@ -175,8 +175,8 @@ fn a_forked_child_is_told_and_the_parents_threads_live() {
     }
 }
 
-/// Pages of the data file or of the log that somebody cut off: an error, a handle that promises nothing more, and a file
-/// that is refused or whole.
+/// Pages of the data file or of the log that somebody cut off: an error, a handle that promises nothing more, and a
+/// file that is refused or whole.
 #[test]
 fn a_lost_page_is_an_error_and_poisons() {
     for in_log in [false, true] {

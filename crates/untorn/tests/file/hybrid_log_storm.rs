@@ -1,5 +1,5 @@
-//! Real threads on one file under the hybrid log, with a log so small that its chunks are used again all the time: no read
-//! sees half of a write, whatever its size, and nothing acknowledged is lost.
+//! Real threads on one file under the hybrid log, with a log so small that its chunks are used again all the time: no
+//! read sees half of a write, whatever its size, and nothing acknowledged is lost.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};

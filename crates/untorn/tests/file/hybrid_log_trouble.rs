@@ -1,5 +1,5 @@
-//! Who wakes the threads that checkpoint, what they do when they cannot, and what becomes of those who wait for something that
-//! fails.
+//! Who wakes the threads that checkpoint, what they do when they cannot, and what becomes of those who wait for
+//! something that fails.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -46,8 +46,8 @@ fn a_read_of_the_log_has_it_brought_home() {
     }
 }
 
-/// A data file that takes no more bytes: the threads that checkpoint try once, writers go on while the log has room and then
-/// are told, and when there is space again all goes on, in the background too.
+/// A data file that takes no more bytes: the threads that checkpoint try once, writers go on while the log has room
+/// and then are told, and when there is space again all goes on, in the background too.
 #[test]
 fn a_checkpoint_that_fails_is_not_tried_again_by_every_write() {
     let _limit = limit(120, "checkpoints that fail");
@@ -123,8 +123,8 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
     file.close().unwrap();
 }
 
-/// On a full disk the log stays as long as it is: what is committed goes home and its room serves the next writes. An epoch that
-/// does not fit is refused, and no more than that.
+/// On a full disk the log stays as long as it is: what is committed goes home and its room serves the next writes. An
+/// epoch that does not fit is refused, and no more than that.
 #[test]
 fn a_log_that_gets_no_space_makes_room_by_checkpoints() {
     let _limit = limit(120, "a log that cannot grow");
@@ -168,8 +168,8 @@ fn log_that_cannot_grow<M: Medium>(inner: M) {
     file.close().unwrap();
 }
 
-/// A write that is a commit by itself, and under undo stands in the file before its record does: if the record does not get
-/// there, nobody sees it.
+/// A write that is a commit by itself, and under undo stands in the file before its record does: if the record does
+/// not get there, nobody sees it.
 #[test]
 fn a_write_whose_commit_fails_is_not_seen() {
     for (order, bytes) in
@@ -262,7 +262,8 @@ fn several_threads_recover_a_long_log() {
     assert!(read(&file) == bytes);
 }
 
-/// Where it cannot be taken back either, nobody reads what was written to since, and a block that nobody touched is read.
+/// Where it cannot be taken back either, nobody reads what was written to since, and a block that nobody touched is
+/// read.
 #[test]
 fn a_write_whose_commit_fails_is_not_seen_if_the_log_cannot_be_read() {
     let dir = memory_dir();
@@ -351,7 +352,8 @@ fn who_waits_for_a_commit_that_fails_is_told_so() {
     }
 }
 
-/// Lets the next flush of a record of an epoch fail, when somebody waits for it, and those after it succeed. Counts them.
+/// Lets the next flush of a record of an epoch fail, when somebody waits for it, and those after it succeed. Counts
+/// them.
 fn flush_that_fails<M: Medium>(medium: &Counting<M>) -> Arc<AtomicU64> {
     let flushes = Arc::new(AtomicU64::new(0));
     let waiting = Arc::new(AtomicBool::new(false));
@@ -377,8 +379,8 @@ fn flush_that_fails<M: Medium>(medium: &Counting<M>) -> Arc<AtomicU64> {
     flushes
 }
 
-/// A checkpoint in the background that fails between the last sync and the end of its thread: whoever closes is told, for
-/// what the file holds only recovery can tell.
+/// A checkpoint in the background that fails between the last sync and the end of its thread: whoever closes is told,
+/// for what the file holds only recovery can tell.
 #[test]
 fn who_closes_a_file_whose_checkpoint_failed_is_told_so() {
     let _limit = limit(60, "a checkpoint that fails while the file is closed");

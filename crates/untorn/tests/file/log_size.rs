@@ -54,7 +54,8 @@ fn a_write_that_does_not_fit_leaves_room_for_those_that_do() {
     file.close().unwrap();
 }
 
-/// What a lane held at the last cut, and has let go of since, is free without another cut; and a reclaim leaves lanes nothing.
+/// What a lane held at the last cut, and has let go of since, is free without another cut; and a reclaim leaves lanes
+/// nothing.
 #[test]
 fn what_was_held_at_the_last_cut_leaves_room_for_an_epoch_that_fits() {
     let cuts: [fn(&AtomicFile); 2] = [

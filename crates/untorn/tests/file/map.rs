@@ -1,5 +1,5 @@
-//! [`AtomicMap`]: plain stores against a plain byte array, by both ways of finding them out; and what happens around it:
-//! other handles, forks, kernels that write into the memory, files that shrink underneath.
+//! [`AtomicMap`]: plain stores against a plain byte array, by both ways of finding them out; and what happens around
+//! it: other handles, forks, kernels that write into the memory, files that shrink underneath.
 #![allow(clippy::single_range_in_vec_init, reason = "what was stored to is a list of ranges, and often of one")]
 
 use std::fs::{File, OpenOptions};
@@ -45,7 +45,8 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        8 => (0..40_000_u64, 0_usize..9000, any::<u8>()).prop_map(|(offset, len, fill)| Op::Store { offset, len, fill }),
+        8 => (0..40_000_u64, 0_usize..9000, any::<u8>())
+            .prop_map(|(offset, len, fill)| Op::Store { offset, len, fill }),
         4 => Just(Op::Commit),
         3 => Just(Op::Rollback),
         4 => (0..10 * PAGE as u64).prop_map(Op::Resize),
@@ -443,8 +444,9 @@ fn a_full_disk_is_an_error_of_the_commit() {
     }
 }
 
-/// A kill leaves the last commit: of a map, and of nothing else that the process did. Alone: the process is forked and may
-/// start threads, for which it would wait for ever if another test was about to start or end one of its own at that moment.
+/// A kill leaves the last commit: of a map, and of nothing else that the process did. Alone: the process is forked
+/// and may start threads, for which it would wait for ever if another test was about to start or end one of its own
+/// at that moment.
 #[test]
 fn a_killed_process_leaves_its_last_commit() {
     run_alone(test_name!(), 60, "a map of a process that is killed", || {

@@ -1,5 +1,5 @@
-//! A long [`AtomicMap`] with little in it costs what is touched, in memory, page tables and on the disk. A test by itself in its
-//! process: it counts all memory of that.
+//! A long [`AtomicMap`] with little in it costs what is touched, in memory, page tables and on the disk. A test by
+//! itself in its process: it counts all memory of that.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

@@ -298,8 +298,8 @@ fn a_sidecar_lets_in_whom_its_file_lets_in() {
     }
 }
 
-/// With an access control list the group's permissions in the mode are those of the list's mask, and a directory may give
-/// every new file a list of its own.
+/// With an access control list the group's permissions in the mode are those of the list's mask, and a directory may
+/// give every new file a list of its own.
 #[test]
 fn a_sidecar_has_the_access_control_list_of_its_file() {
     const LIST: &str = "system.posix_acl_access";
@@ -340,8 +340,8 @@ fn a_sidecar_has_the_access_control_list_of_its_file() {
     }
 }
 
-/// Two create a sidecar at once. The first fails and removes its unfinished one, a third begins another: the second, which
-/// waited for the first one's lock, must not fill what has no name and then take the third's for its own.
+/// Two create a sidecar at once. The first fails and removes its unfinished one, a third begins another: the second,
+/// which waited for the first one's lock, must not fill what has no name and then take the third's for its own.
 #[test]
 fn a_sidecar_that_vanishes_while_it_is_waited_for() {
     let dir = memory_dir();

@@ -425,7 +425,8 @@ ends! {
     another_sigbus_kills_through_the_handler_of_the_runtime: None, Options::new(), foreign => KILLED;
     a_sigbus_that_was_sent_kills_by_default: Some(Disposition::Default), Options::new(), sent => KILLED;
     another_sigbus_cannot_be_ignored: Some(Disposition::Ignore), Options::new(), foreign => KILLED;
-    a_sigbus_that_was_sent_can_be_ignored: Some(Disposition::Ignore), Options::new(), sent_for_nothing => (Some(0), None);
+    a_sigbus_that_was_sent_can_be_ignored:
+        Some(Disposition::Ignore), Options::new(), sent_for_nothing => (Some(0), None);
     by_option_a_lost_page_is_a_signal:
         Some(Disposition::Exit), Options::new().on_lost_page(LostPage::Signal), lost => (Some(HANDLED), None);
     by_option_a_lost_page_kills:

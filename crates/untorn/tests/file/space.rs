@@ -81,8 +81,8 @@ fn write_after_a_commit_without_room() {
     }
 }
 
-/// A shrink through the middle of a slice that commits a large epoch with it, and finds no room for its record: the file
-/// is as long and holds the same bytes as before, and reading it does not wait for ever.
+/// A shrink through the middle of a slice that commits a large epoch with it, and finds no room for its record: the
+/// file is as long and holds the same bytes as before, and reading it does not wait for ever.
 #[test]
 fn a_shrink_that_found_no_room_changes_nothing() {
     let test = test_name!();
@@ -149,8 +149,8 @@ fn create_on_a_full_disk(kind: Kind) {
 
 #[test]
 fn creating_on_a_full_ext4_leaves_nothing() {
-    // Alone, as all that count free pages: a process that another test starts has for a moment every file open that this
-    // one has, and the space of those that were removed.
+    // Alone, as all that count free pages: a process that another test starts has for a moment every file open that
+    // this one has, and the space of those that were removed.
     let test = test_name!();
     run_alone(test, 60, "creating on a full ext4", || create_on_a_full_disk(Kind::Ext4));
 }

@@ -1,4 +1,5 @@
-//! Redundancy of files that have an engine, over real files: what the engine stores is covered, and what is damaged comes back.
+//! Redundancy of files that have an engine, over real files: what the engine stores is covered, and what is damaged
+//! comes back.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -145,7 +145,9 @@ proptest! {
     }
 
     #[test]
-    fn damage_to_checksums_and_parity_is_found_and_rebuilt(seed in any::<u64>(), at in any::<u64>(), zero in any::<bool>()) {
+    fn damage_to_checksums_and_parity_is_found_and_rebuilt(
+        seed in any::<u64>(), at in any::<u64>(), zero in any::<bool>(),
+    ) {
         let bytes = pattern(13 * PAGE + 5, seed);
         let place = Place::new(&bytes);
         by_hand().open(&place.file).unwrap().close().unwrap();

@@ -245,8 +245,8 @@ fn a_length_that_is_made_up_is_not_believed_by_who_asks_what_is_recorded() {
     assert!(matches!(&recorded, Err(Error::Corrupt { path, .. }) if *path == side), "{recorded:?}");
 }
 
-/// As long as it says, which costs nobody anything: where memory for its tables is not to be had, that is an error. What the
-/// kernel promises without having it would be another test's, and take all there is.
+/// As long as it says, which costs nobody anything: where memory for its tables is not to be had, that is an error.
+/// What the kernel promises without having it would be another test's, and take all there is.
 #[test]
 fn a_companion_that_is_a_hole_as_long_as_it_says_ends_no_process() {
     if fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {

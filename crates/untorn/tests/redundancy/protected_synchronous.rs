@@ -216,8 +216,8 @@ fn a_damaged_page_is_repaired_while_a_page_beside_it_is_stored_to() {
 
 #[test]
 fn a_damaged_page_beside_more_stores_than_a_batch_can_still_be_given_back() {
-    // Which pages are damaged and which are stored to. Consecutive, one whole stripe is stored to and two in part; spread,
-    // two of three in part.
+    // Which pages are damaged and which are stored to. Consecutive, one whole stripe is stored to and two in part;
+    // spread, two of three in part.
     let cases = [(StripeLayout::Consecutive, [0, 10], 2..10), (StripeLayout::Spread, [3, 10], 0..2)];
     for (layout, rotten, stored) in cases {
         let mut place = Place::new(12 * PAGE);

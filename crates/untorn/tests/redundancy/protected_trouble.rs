@@ -267,7 +267,8 @@ fn an_honest_write_after_a_protection_was_cut_short_is_not_taken_for_damage() {
     assert_eq!(place.scrub(), [Damage::Unknown(page(1)), Damage::Unknown(page(5))]);
     let report = place.repair();
     assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[][..]));
-    // While somebody stores, the time says nothing, and what was not announced is damaged: that is what announcing is for.
+    // While somebody stores, the time says nothing, and what was not announced is damaged: that is what announcing is
+    // for.
     let protected = by_hand().open(&place.file).unwrap();
     protected.sync().unwrap();
     let stores = protected.announce(0..1).unwrap();

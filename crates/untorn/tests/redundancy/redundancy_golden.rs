@@ -94,8 +94,8 @@ impl Case {
         set_modified(&path);
         let options = ProtectOptions::new().stripe(2).layout(self.layout).checksum(self.checksum);
         let protected = options.on_demand().open(&path).unwrap();
-        // What the kernel did not let go of just then was written again, with another time, which the open noted. What follows
-        // writes both copies of the superblock anew.
+        // What the kernel did not let go of just then was written again, with another time, which the open noted.
+        // What follows writes both copies of the superblock anew.
         set_modified(&path);
         protected.sync().unwrap();
         if self.clean {

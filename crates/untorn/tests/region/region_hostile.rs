@@ -280,7 +280,8 @@ fn an_entry_that_names_what_is_not_its_own_is_refused() {
             assert!(text.contains("is invalid: it names page"), "{text}");
         }
         if clean {
-            // An entry changed behind the record's back. After a crash it looks like a commit that did not arrive whole.
+            // An entry changed behind the record's back. After a crash it looks like a commit that did not arrive
+            // whole.
             let mut forged = Forged { bytes: honest.bytes.clone() };
             put(&mut forged.bytes, snapshot + 2 * 16, 1);
             assert!(forged.refusal(dir.path()).contains("does not match its last commit record"));
@@ -371,8 +372,8 @@ fn who_only_reads_sees_the_same_commit_each_time() {
     assert_eq!(options().open(&path).unwrap().open_region("r").unwrap().info().unwrap().commit, 1);
 }
 
-/// A commit that was acknowledged, and of which a page has rotted: the one before it gave pages up that are another region's
-/// now. To take it for the last one would show their bytes, and declare that other region damaged.
+/// A commit that was acknowledged, and of which a page has rotted: the one before it gave pages up that are another
+/// region's now. To take it for the last one would show their bytes, and declare that other region damaged.
 #[test]
 fn who_lost_a_page_to_rot_is_not_given_pages_of_another_region() {
     let dir = memory_dir();

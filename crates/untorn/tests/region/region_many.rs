@@ -1,4 +1,5 @@
-//! More mapped regions than the addresses of a process would have room for at a terabyte each. In a process of their own.
+//! More mapped regions than the addresses of a process would have room for at a terabyte each. In a process of their
+//! own.
 
 use crate::common::{alone, memory_dir};
 use untorn::region::RegionStore;

@@ -19,7 +19,8 @@ fn open(path: &Path) -> RegionStore {
     StoreOptions::new().open_on(Dax::new(MediumKind::AssumedPmem), path).unwrap()
 }
 
-/// One region, what it must hold now and what at its last commit, and its pages in the order in which they were allocated.
+/// One region, what it must hold now and what at its last commit, and its pages in the order in which they were
+/// allocated.
 struct Play {
     region: Region,
     now: Stamps,

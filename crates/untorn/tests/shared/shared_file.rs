@@ -1,6 +1,8 @@
-//! One `AtomicFile` open in several processes: what one writes the others read, whatever process is killed, joins or leaves.
+//! One `AtomicFile` open in several processes: what one writes the others read, whatever process is killed, joins or
+//! leaves.
 //!
-//! Kills at exact places are tested in the crate (`engine/together/tests.rs`); in `shared_file_kill.rs` they come at any time.
+//! Kills at exact places are tested in the crate (`engine/together/tests.rs`); in `shared_file_kill.rs` they come at
+//! any time.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -335,8 +337,8 @@ fn who_leaves_takes_nothing_with_it() {
                 if leave == "close" || durability == Durability::PerWrite {
                     assert_eq!(found, Some(77), "{engine} {durability} {leave}");
                 } else {
-                    // Alone, dropping discards the open epoch, as ever: what was written since the last leaving of one that
-                    // had the file open, of which the first was one.
+                    // Alone, dropping discards the open epoch, as ever: what was written since the last leaving of
+                    // one that had the file open, of which the first was one.
                     assert!(found.is_some_and(|seed| seed < 77), "{engine} {durability} {leave}: {found:?}");
                 }
             }

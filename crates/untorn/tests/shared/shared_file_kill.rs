@@ -1,5 +1,5 @@
-//! Processes that have one `AtomicFile` open at once and append to one list, killed at any time: nothing is torn, and nothing
-//! that was acknowledged is lost.
+//! Processes that have one `AtomicFile` open at once and append to one list, killed at any time: nothing is torn, and
+//! nothing that was acknowledged is lost.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -41,11 +41,12 @@ fn entry(number: u64) -> u64 {
 
 const HEAD: u64 = 39 * 4096;
 
-/// Not a test of its own: a process that appends to a list until it is killed, one entry after the other in a total order of
-/// all processes, which a lock on a file beside makes.
+/// Not a test of its own: a process that appends to a list until it is killed, one entry after the other in a total
+/// order of all processes, which a lock on a file beside makes.
 ///
-/// Entry n is n twice, across a page boundary, and written together with the head, which is n. So whoever has the lock finds
-/// the entries before the head as they were written; and what one process acknowledged no later one may miss.
+/// Entry n is n twice, across a page boundary, and written together with the head, which is n. So whoever has the
+/// lock finds the entries before the head as they were written; and what one process acknowledged no later one may
+/// miss.
 #[test]
 fn a_process_that_appends() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -111,8 +112,8 @@ fn check(file: &AtomicFile) -> untorn::Result<u64> {
     Ok(head)
 }
 
-/// Hears what a process appended, until it ends, and notes the highest number, and how long the longest append took: some 32
-/// calls, with what is checked, each of which may have to wait for two processes to get a CPU.
+/// Hears what a process appended, until it ends, and notes the highest number, and how long the longest append took:
+/// some 32 calls, with what is checked, each of which may have to wait for two processes to get a CPU.
 fn hear(child: &mut Child, highest: &Arc<AtomicU64>, longest: &Arc<AtomicU64>) -> std::thread::JoinHandle<()> {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let (highest, longest) = (Arc::clone(highest), Arc::clone(longest));

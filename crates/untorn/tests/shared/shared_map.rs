@@ -1,4 +1,5 @@
-//! [`SharedMap`]: several processes that store to one file, over the real engine; killed together, one by one, and refused.
+//! [`SharedMap`]: several processes that store to one file, over the real engine; killed together, one by one, and
+//! refused.
 //!
 //! The tests of the working copy itself, with every committed image judged, are in the crate
 //! (`sharing/working/tests.rs`).
@@ -53,8 +54,8 @@ fn sharer(path: &Path, number: usize) -> Child {
 
 /// Not a test of its own: what [`sharer`] runs.
 ///
-/// Word 0 is a counter of tickets. Whoever draws one notes it in two pages of its own, one after the other, so that in a
-/// cut no note is above the counter, and the second is as the first or the one before it.
+/// Word 0 is a counter of tickets. Whoever draws one notes it in two pages of its own, one after the other, so that
+/// in a cut no note is above the counter, and the second is as the first or the one before it.
 #[test]
 fn a_process_that_stores() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -76,8 +77,8 @@ fn a_process_that_stores() {
     }
 }
 
-/// Hears what a process committed, until it ends, and notes the highest ticket. It never stops reading, so nobody waits to
-/// be heard.
+/// Hears what a process committed, until it ends, and notes the highest ticket. It never stops reading, so nobody
+/// waits to be heard.
 fn hear(child: &mut Child, highest: &Arc<AtomicU64>) -> std::thread::JoinHandle<()> {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let highest = Arc::clone(highest);
@@ -160,8 +161,8 @@ fn what_one_process_stores_another_sees_and_commits() {
     assert!(u64::from_le_bytes(bytes[..8].try_into().unwrap()) >= 1000);
 }
 
-/// Not a test of its own: a process that serves a map, and on one word leaves it, while a child forked from it lives on with
-/// all that it had open. It ends itself when its standard input does.
+/// Not a test of its own: a process that serves a map, and on one word leaves it, while a child forked from it lives
+/// on with all that it had open. It ends itself when its standard input does.
 #[test]
 fn a_process_with_an_heir() {
     let Ok(path) = std::env::var(HEIR) else { return };

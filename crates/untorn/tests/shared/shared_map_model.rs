@@ -1,5 +1,5 @@
-//! [`SharedMap`] against a plain byte array, and the one of the last commit: processes that store, load, commit, roll back, grow the
-//! file, come, leave and are killed, one step at a time, whoever serves.
+//! [`SharedMap`] against a plain byte array, and the one of the last commit: processes that store, load, commit, roll
+//! back, grow the file, come, leave and are killed, one step at a time, whoever serves.
 //!
 //! What they do at the same time is for `shared_map.rs` and the tests in the crate.
 

@@ -1,5 +1,5 @@
-//! [`SharedRegion`] against maps from page numbers to bytes: processes that allocate, free, store, load, commit and roll back, come,
-//! leave and are killed, one step at a time, whoever serves.
+//! [`SharedRegion`] against maps from page numbers to bytes: processes that allocate, free, store, load, commit and
+//! roll back, come, leave and are killed, one step at a time, whoever serves.
 //!
 //! What they do at the same time is for the tests in the crate and `cargo xtask cuts`.
 
@@ -80,7 +80,8 @@ impl Model {
         self.now.contains_key(&page) || self.committed.contains_key(&page)
     }
 
-    /// Whether it must be given out to whoever asks for it. One that was allocated and freed since the last commit may be.
+    /// Whether it must be given out to whoever asks for it. One that was allocated and freed since the last commit
+    /// may be.
     fn is_free(&self, page: u64) -> bool {
         !self.is_taken(page) && !self.freed.contains(&page)
     }

@@ -378,8 +378,8 @@ fn writer(dir: &Path) -> Child {
 const ROWS: u64 = 50;
 const ROW: usize = 300;
 
-/// Not a test of its own: what [`writer`] runs. Round *n* writes a row of *n*s to one file, appends to another, and makes,
-/// writes and removes a third.
+/// Not a test of its own: what [`writer`] runs. Round *n* writes a row of *n*s to one file, appends to another, and
+/// makes, writes and removes a third.
 #[test]
 fn a_process_that_writes() {
     let Some(dir) = std::env::var_os(ROLE) else { return };

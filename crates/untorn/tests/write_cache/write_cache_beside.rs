@@ -1,4 +1,5 @@
-//! Other processes that append to the log themselves: what becomes of it if they die, if there is no room, if the file fails.
+//! Other processes that append to the log themselves: what becomes of it if they die, if there is no room, if the
+//! file fails.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -112,7 +113,8 @@ fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
     }
 }
 
-/// The kernel appends what is written by a description with `O_APPEND`, wherever it is said to go: what it has is not written again.
+/// The kernel appends what is written by a description with `O_APPEND`, wherever it is said to go: what it has is not
+/// written again.
 #[test]
 fn what_a_death_left_of_an_append_is_appended_once() {
     for step in Step::ALL {
@@ -263,7 +265,8 @@ fn what_the_file_has_no_room_for_is_never_replayed() {
 /// What others were shown, and built on, a replay leaves: not what the file had no room for.
 #[test]
 fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
-    // The process that was told, or would have been, dies first; what it left is brought to its end by a write, a drain or a sync, or for its own sake.
+    // The process that was told, or would have been, dies first; what it left is brought to its end by a write, a
+    // drain or a sync, or for its own sake.
     for step in [Step::Durable, Step::Delivered, Step::Completed] {
         for way in 0..5 {
             let Rig { dir, log, shelf, book, cache, file } = Rig::new();

@@ -130,7 +130,8 @@ fn no_read_sees_an_entry_that_is_free() {
     drop(others.lock().unwrap().take());
 }
 
-/// Writers, and the thread that drains, round a log full of entries that nobody can drain: each of them gets on or is told.
+/// Writers, and the thread that drains, round a log full of entries that nobody can drain: each of them gets on or is
+/// told.
 #[test]
 fn threads_go_on_while_a_file_is_stuck() {
     let dir = memory_dir();

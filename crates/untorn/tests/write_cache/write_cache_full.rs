@@ -1,5 +1,5 @@
-//! Write caches in front of files on a full disk, a real one: what is in the log stays there until the disk has it, and everybody is
-//! told. These need root, and are passed over without it.
+//! Write caches in front of files on a full disk, a real one: what is in the log stays there until the disk has it,
+//! and everybody is told. These need root, and are passed over without it.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
@@ -28,7 +28,8 @@ fn new_file(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap()
 }
 
-/// While the disk is full no replay brings the writes to the file, nor loses them; each one says why. Once there is room, one does.
+/// While the disk is full no replay brings the writes to the file, nor loses them; each one says why. Once there is
+/// room, one does.
 fn is_kept_until_there_is_room(disk: &SmallDisk, log: &Path, path: &Path, expected: &[u8]) {
     for _ in 0..2 {
         let opened = options().open_on(pmem(), Arc::new(Kernel), log);
@@ -103,7 +104,8 @@ fn what_a_full_disk_took_in_part(kind: Kind) {
         assert!(taken < LEN - 3000, "the disk is not full");
     }
     assert!(taken > 10_000, "only {taken} bytes before the disk was full");
-    // That is no failure of the file: what it has is durable, so the log need not have it, and in place it is written to.
+    // That is no failure of the file: what it has is durable, so the log need not have it, and in place it is written
+    // to.
     file.sync().unwrap();
     file.check_usable().unwrap();
     assert!(file.is_settled());

@@ -1,4 +1,5 @@
-//! A write cache against a model of plain files: several files, small logs that are always full, drains, closes, reopenings.
+//! A write cache against a model of plain files: several files, small logs that are always full, drains, closes,
+//! reopenings.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! Files behind a log that get other names, in two directories: a replay has each where it was when the rename had returned, whatever
-//! of the renames a crash undid.
+//! Files behind a log that get other names, in two directories: a replay has each where it was when the rename had
+//! returned, whatever of the renames a crash undid.
 
 use std::fs;
 use std::path::{Path, PathBuf};

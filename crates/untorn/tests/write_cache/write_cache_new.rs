@@ -1,4 +1,5 @@
-//! New files behind a log: none of them waits for its name to be durable, and a replay makes those again that a crash took.
+//! New files behind a log: none of them waits for its name to be durable, and a replay makes those again that a crash
+//! took.
 
 use std::ffi::OsString;
 use std::fs;
@@ -216,7 +217,8 @@ fn a_file_with_another_name_or_attributes_is_not_made_again() {
     assert!(matches!(replay.files[1].fate, ReplayOutcome::Missing(_)) == marks, "{replay:?}");
 }
 
-/// One that was removed stays so, and what was made in its place is there, also where the crash brings the first one back.
+/// One that was removed stays so, and what was made in its place is there, also where the crash brings the first one
+/// back.
 #[test]
 fn what_was_made_in_the_place_of_a_removed_file_takes_it_again() {
     for comes_back in [false, true] {
@@ -242,8 +244,8 @@ fn what_was_made_in_the_place_of_a_removed_file_takes_it_again() {
     }
 }
 
-/// What the log never had and the crash brings back in the place of a new file is kept beside it; what is younger is somebody
-/// else's, and nothing is done.
+/// What the log never had and the crash brings back in the place of a new file is kept beside it; what is younger is
+/// somebody else's, and nothing is done.
 #[test]
 fn what_has_the_name_of_a_new_file_is_not_lost() {
     let Some(mut machine) = Machine::new() else { return };

@@ -1,4 +1,5 @@
-//! Files that are written through a log: the kernel has what was written at once, and what the log has besides is not more.
+//! Files that are written through a log: the kernel has what was written at once, and what the log has besides is not
+//! more.
 
 use std::os::fd::AsFd;
 use std::path::Path;

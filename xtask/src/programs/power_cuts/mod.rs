@@ -24,8 +24,8 @@ use super::{Built, Place, quiet};
 /// The place of a boosted program's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Log {
-    /// In memory treated as persistent, which keeps its last state. So the disk's power is cut after all processes were
-    /// killed, while the kernel writes back their data.
+    /// In memory treated as persistent, which keeps its last state. The disk's power is therefore cut after all
+    /// processes were killed, while the kernel writes back their data.
     Memory,
     /// On the disk whose power is cut, or no log.
     Disk,
@@ -189,7 +189,7 @@ struct Chain<'a> {
     found: Found,
 }
 
-/// How the files are recovered before they are judged.
+/// The way in which the files are recovered before they are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recovery {
     /// `untorn replay`; the judge runs without untorn.

@@ -1,9 +1,9 @@
-//! What a crash may leave of files behind a log.
+//! The states that a crash may leave of files behind a log.
 
 use super::super::shared::digest;
 use super::ops::{Grown, NAMES, State};
 
-/// What a crash may leave.
+/// The states that a crash may leave.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Allowed {
     pub(super) states: Vec<State>,
@@ -13,7 +13,7 @@ pub(super) struct Allowed {
     pub(super) torn: Option<(u8, Vec<u8>, Vec<u8>)>,
     /// Each byte may be that of any state, or 0 where a write that was not synced made the file longer.
     pub(super) mixed: bool,
-    /// Where that is.
+    /// The ranges by which such writes made files longer.
     pub(super) grown: Grown,
     /// Something is being done to a file or to a name without the log.
     pub(super) direct: bool,

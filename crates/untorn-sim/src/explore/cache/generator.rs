@@ -16,11 +16,11 @@ pub(super) struct Generator {
     /// Whether files are written through.
     through: bool,
     theme: Theme,
-    /// How far a round of the theme is, where it has rounds.
+    /// The step within a round of the theme, if it has rounds.
     step: u32,
 }
 
-/// What a script has more of than others: what seldom happens has to happen more than once in a row.
+/// The operations that a script has more of than others. A rare event must happen more than once in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theme {
     Anything,
@@ -32,16 +32,17 @@ enum Theme {
     Again,
     /// Files that are made and put over others.
     Moved,
-    /// Files that are made shorter while the log still has a write beyond their end, which was synced, and no longer what was before
-    /// that: a replay of the one without the other leaves zeros where there were bytes.
+    /// Files that are made shorter while the log still has a synced write beyond their end, but no longer the entries
+    /// before it. A replay of that write without the others leaves zeros where there were bytes.
     Cut,
-    /// Files that are synced after every write or two, as a process does by itself: it flushes what is not durable yet, and no more.
+    /// Files that are synced after every write or two, as a process does by itself: it flushes what is not durable
+    /// yet, and no more.
     Synced,
 }
 
 impl Generator {
-    /// `fails` is whether flushes do now and then; `through`, whether files are written through; `shown`, whether the kernel may have
-    /// what the log has not durably yet.
+    /// `fails` is whether flushes do now and then; `through`, whether files are written through; `shown`, whether the
+    /// kernel may have what the log has not durably yet.
     pub(super) fn new(mut rng: Rng, fails: bool, through: bool, shown: bool) -> Self {
         let theme = match rng.below(if shown { 11 } else { 7 }) {
             0 | 1 if fails => Theme::Stuck,
@@ -56,11 +57,11 @@ impl Generator {
         Generator { rng, fails, through, theme, step: 0 }
     }
 
-    /// What the theme asks for now, if anything.
+    /// The operation that the theme asks for now, if any.
     fn on_theme(&mut self, model: &Model, there: &[u8], absent: &[u8]) -> Option<Op> {
         let file = *self.rng.pick(there);
         let (healthy, tag) = (model.stuck.is_empty(), 1 + self.rng.below(200) as u8);
-        // What was removed may be back where another file is put.
+        // A removed file may be back under the name to which another file is moved.
         if self.theme == Theme::Moved
             && let Some(to) = model.leaving.last().filter(|to| absent.contains(to))
             && self.rng.one_in(2)
@@ -94,7 +95,7 @@ impl Generator {
                 self.step += 1;
                 Some(match self.step % 5 {
                     1 => Op::Write(file, 0, 200, tag),
-                    // From here on the log has nothing of that.
+                    // From here on the log has no entry of that write.
                     2 if healthy => Op::Drain,
                     3 => Op::Write(file, *self.rng.pick(&[200, 4050]), 64, tag),
                     4 if healthy => Op::SyncAll,
@@ -140,7 +141,7 @@ impl Generator {
         let op = self.draw(model);
         let renamed = |name: u8| model.durability == Durability::PerCommit && model.is_moving(name);
         match op {
-            // Where a crash leaves the one and loses the other the model has no name for the file.
+            // If a crash leaves one change and loses the other, the model has no name for the file.
             Op::Leave(name) | Op::Remove(name) | Op::Unlink(name) | Op::Rename(name, _) if renamed(name) => {
                 if model.stuck.is_empty() { Op::SyncAll } else { Op::Reopen }
             }
@@ -154,7 +155,7 @@ impl Generator {
             let healthy = model.visible().into_keys().find(|name| !model.stuck.contains(name));
             return match healthy {
                 _ if model.stuck.is_empty() => Op::SyncAll,
-                // There may be more unsynced of the others.
+                // The other files may have more unsynced operations.
                 Some(name) if !model.demoted.contains(&name) && self.rng.one_in(2) => Op::Sync(name),
                 _ => Op::Reopen,
             };
@@ -164,7 +165,7 @@ impl Generator {
         if let Some(name) = model.demoted.first().filter(|_| model.durability == Durability::PerCommit) {
             return Op::Attach(*name);
         }
-        // What becomes of a name that may be back shows only in the next session.
+        // Only the next session shows what became of a name that may be back.
         if !model.leaving.0.is_empty()
             && self.rng.one_in(if matches!(self.theme, Theme::Again | Theme::Moved) { 40 } else { 4 })
         {

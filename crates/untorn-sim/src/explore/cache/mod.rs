@@ -1,8 +1,10 @@
 //! The same exploration for write caches: several files behind one log.
 //!
-//! One thread uses them. An operation is durable whole or not at all until it returns, and whole from then on; where durability
-//! is left to a sync, of all operations since the last one any may be durable, each whole; of files that are written through,
-//! each byte may be what any of them left of it.
+//! One thread uses them. An operation must be durable like this:
+//!
+//! - Until it returns, it is durable whole or not at all; from then on, whole.
+//! - If durability is left to a sync, any of the operations since the last sync may be durable, each whole.
+//! - If files are also written through, each byte may be what any of these operations left there.
 
 use super::report::Violation;
 use super::{Canary, Mutant, Outcome, ProgressFn, Settings, scripted};
@@ -17,8 +19,8 @@ mod subject;
 
 use config::Config;
 
-/// Explores until `settings.states` distinct states were checked, or too many violations found. The engine of the settings
-/// is not looked at.
+/// Explores until `settings.states` distinct states were checked, or too many violations found. The engine of the
+/// settings is not looked at.
 pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
     scripted::explore::<Config>(settings, progress)
 }

@@ -1,4 +1,4 @@
-//! What operations make of files: what they hold, and what a crash may leave of it.
+//! The effect of operations on files: their content, and what a crash may leave of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,7 +7,7 @@ use untorn::Durability;
 
 use super::ops::{BEFORE, DIRS, Grown, NAMES, Op, State};
 
-/// What an operation does to files, told by a number that a file keeps whatever its name.
+/// The change that an operation makes to files. A file has a number that it keeps whatever its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// With these bytes in it.
@@ -26,7 +26,7 @@ impl Effect {
             (Effect::Rename(_, from, to), Effect::Rename(_, before, name)) => {
                 [from, to].into_iter().any(|own| own == before || own == name)
             }
-            // What it is put over was made before, too.
+            // The file that it replaces was made before, too.
             (Effect::Rename(file, _, to), Effect::Create(made, name, _)) => file == made || to == name,
             _ => false,
         }
@@ -91,7 +91,7 @@ impl Leaving {
         self.0.last().map(|(name, _)| *name)
     }
 
-    /// Adds to states those in which some of them are back. What another file has the name of cannot be.
+    /// Adds to states those in which some of them are back. A file cannot be back if another file has its name.
     pub(super) fn or_back(&self, states: &mut Vec<State>) {
         for (name, contents) in &self.0 {
             for state in states.clone().into_iter().filter(|state| !state.contains_key(name)) {
@@ -105,7 +105,7 @@ impl Leaving {
     }
 }
 
-/// What the files must hold.
+/// The content that the files must have.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) durability: Durability,
@@ -132,7 +132,7 @@ impl Model {
         }
     }
 
-    /// That of files as they are.
+    /// The model of files as they are.
     pub(super) fn of(durability: Durability, state: &State) -> Self {
         let mut model = Model::new(durability);
         for (name, content) in state {
@@ -143,7 +143,7 @@ impl Model {
         model
     }
 
-    /// The same files from now on, whatever else may be back after a crash.
+    /// Starts again with these files; files that may be back after a crash stay so.
     pub(super) fn restart(&mut self, state: &State) {
         let leaving = std::mem::take(&mut self.leaving);
         *self = Model { leaving, ..Model::of(self.durability, state) };
@@ -159,7 +159,7 @@ impl Model {
         }
     }
 
-    /// Where writes that were not synced made each file longer.
+    /// The ranges by which writes that were not synced made each file longer.
     pub(super) fn grown(&self) -> Grown {
         let mut grown = Grown::new();
         let mut files = self.durable.clone();
@@ -173,7 +173,7 @@ impl Model {
                 }
             }
         }
-        // What was renamed may have its old name.
+        // A renamed file may have its old name.
         for effect in &self.unsynced {
             if let Effect::Rename(_, from, to) = effect {
                 let both: Vec<_> =
@@ -195,7 +195,7 @@ impl Model {
         self.files().state()
     }
 
-    /// All that a crash may leave: of what was not synced, anything, each operation whole.
+    /// All states that a crash may leave: any of the unsynced operations, each whole.
     pub(super) fn allowed(&self) -> Vec<State> {
         let mut states = Vec::new();
         for chosen in 0..1_u32 << self.unsynced.len() {
@@ -213,7 +213,8 @@ impl Model {
         states
     }
 
-    /// Adds to effects those that must have been before them: a name that something else has was given up, and what is renamed was made.
+    /// Adds to effects those that must have come before them: a name that another file has was given up first, and a
+    /// renamed file was made first.
     fn with_needed(&self, mut chosen: Vec<bool>) -> Vec<bool> {
         for n in (0..chosen.len()).rev() {
             let needed = self.unsynced.iter().zip(&chosen).skip(n + 1).filter(|(_, chosen)| **chosen);
@@ -232,12 +233,12 @@ impl Model {
     pub(super) fn synced(&mut self) {
         self.durable = self.files();
         self.unsynced.clear();
-        // Where another file has its name for good, nothing of one that had it before is ever back.
+        // Once another file has a name durably, a file that had it before is never back.
         let names = &self.durable.names;
         self.leaving.0.retain(|(name, _)| !names.contains_key(name));
     }
 
-    /// One file is as it is now, and has its name, durably.
+    /// Makes one file durable as it is now, with its name.
     fn file_synced(&mut self, file: u32) {
         let is_of = |effect: &Effect| match *effect {
             Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) | Effect::Rename(of, ..) => {
@@ -251,12 +252,12 @@ impl Model {
         self.leaving.0.retain(|(name, _)| names.get(name) != Some(&file));
     }
 
-    /// All names in a directory stand for what they stand for now, durably: nothing that had one of them before is back.
+    /// All names in a directory now stand for their files durably: no file that had one of them before is back.
     fn names_synced(&mut self, dir: &Path) {
         let is_here = |name: u8| parent(name) == Some(dir);
         let is_of = |effect: &Effect| match *effect {
             Effect::Create(_, name, _) | Effect::Unlink(_, name) => is_here(name),
-            // From one directory to another it is durable when both are synced.
+            // A rename from one directory to another is durable when both are synced.
             Effect::Rename(_, from, to) => is_here(from) && is_here(to),
             Effect::Write(..) | Effect::SetLen(..) => false,
         };
@@ -265,7 +266,7 @@ impl Model {
         self.leaving.0.retain(|(name, _)| !is_here(*name));
     }
 
-    /// Applies some of what was not synced for good.
+    /// Applies some of the unsynced effects for good.
     fn make_durable(&mut self, chosen: Vec<bool>) {
         for (effect, chosen) in std::mem::take(&mut self.unsynced).into_iter().zip(chosen) {
             if chosen {
@@ -282,9 +283,13 @@ impl Model {
         self.unsynced.iter().any(|effect| matches!(effect, Effect::Rename(of, ..) if Some(*of) == file))
     }
 
-    /// A name is changed, durably, of a file that was demoted before: which brings all of it there, and so what left its name before.
+    /// Changes, durably, the name of a file that was demoted before. This makes the whole file durable, and also the
+    /// file that left the name before.
     fn name(&mut self, file: u32, effect: &Effect) {
-        let of = |effect: &Effect| matches!(effect, Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) if *of == file);
+        let of = |effect: &Effect| match effect {
+            Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) => *of == file,
+            _ => false,
+        };
         let chosen = self.with_needed(self.unsynced.iter().map(of).collect());
         self.make_durable(chosen);
         self.durably(effect);

@@ -11,9 +11,9 @@ pub(super) const NAMES: [&str; 3] = ["/a", "/b", "/d/c"];
 /// The directories.
 pub(super) const DIRS: [&str; 2] = ["/", "/d"];
 pub(super) const OFFSETS: [u64; 5] = [0, 60, 100, 200, 4050];
-/// In entries of 64 bytes, of which one write may have six: the longest goes past the log.
+/// Entries have 64 bytes, and one write may have six: the longest write goes past the log.
 pub(super) const LENGTHS: [u64; 6] = [1, 64, 70, 200, 300, 500];
-/// What a file has that the log is put in front of: bytes of this kind, not synced.
+/// The content of a file before the log is put in front of it: bytes of this kind, not synced.
 pub(super) const BEFORE: (u8, u64) = (254, 10);
 /// All files there are, by name.
 pub(super) type State = BTreeMap<u8, Vec<u8>>;
@@ -26,25 +26,26 @@ pub(super) type Grown = BTreeMap<u8, Vec<Range<usize>>>;
 pub(super) enum Op {
     /// A file that others wrote to before, and the first write behind the log: so long, of this byte, at its end.
     Create(u8, u64, u8),
-    /// A new file and the first write to it, whose name nobody syncs.
+    /// A new file and the first write to it; no operation syncs its name.
     Make(u8, u64, u8),
     Write(u8, u64, u64, u8),
     Append(u8, u64, u8),
     SetLen(u8, u64),
     /// A rename of a file that is demoted before, synced.
     Rename(u8, u8),
-    /// A rename of which the log is told, over what has the name, that nobody syncs.
+    /// A rename over the file that has the name. The log is told, and no operation syncs the rename.
     Move(u8, u8),
-    /// One that was announced to the log, and fails.
+    /// A move that was announced to the log, and fails.
     MoveFails(u8, u8),
     Unlink(u8),
     /// An unlink that is not synced, of a file that is not demoted before.
     Leave(u8),
-    /// An unlink of which the log is not told, of a file that it has let go of: it is all there, and closed.
+    /// An unlink of a file that the log has let go of. The log is not told; the file is complete and closed.
     Remove(u8),
     Sync(u8),
     SyncAll,
-    /// A sync of a directory, by its number, which the log makes unnecessary where it keeps all names that may have changed.
+    /// A sync of a directory, by its number, which the log makes unnecessary where it keeps all names that may have
+    /// changed.
     SyncNames(u8),
     HandOver(u8),
     Demote(u8),
@@ -61,8 +62,8 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// Whether it changes names otherwise than by the log, for all that can be told: a file that the log has nothing of is not moved
-    /// by way of it.
+    /// Whether it changes names, as far as is known, without the log: a file of which the log has no entries is not
+    /// moved by way of it.
     pub(super) fn names_directly(&self) -> bool {
         matches!(self, Op::Unlink(_) | Op::Leave(_) | Op::Remove(_) | Op::Rename(..) | Op::Move(..) | Op::MoveFails(..))
     }
@@ -79,8 +80,8 @@ impl Op {
         one.into_iter().chain(other)
     }
 
-    /// The file that it writes to past the log: then it is durable when it returns, and not atomic. That the log is full of what a
-    /// file has that failed is not known here: `seen` says that it went past.
+    /// The file that it writes to past the log: then it is durable when it returns, and not atomic. The model does
+    /// not know that the log is full of the entries of a failed file: `seen` says that the operation went past.
     pub(super) fn goes_past(&self, model: &Model, seen: bool) -> Option<u8> {
         match *self {
             Op::Create(file, ..) | Op::Make(file, ..) => Some(file),

@@ -1,4 +1,4 @@
-//! What is explored: files behind a log, or without one.
+//! The subject of the exploration: files behind a log, or without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -56,7 +56,7 @@ impl BackingDir for Hiding {
 
     fn make(&self, path: &Path, like: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         match self.hidden {
-            // It has its name all the while, as far as everybody else can see.
+            // It has its name all the while, as far as other programs can see.
             Some(hidden) => Err(Error::Invalid { path: hidden.to_owned(), what: "it is only hidden".to_owned() }),
             None => self.place.make(path, like),
         }
@@ -79,7 +79,7 @@ impl BackingDir for Hiding {
 fn options(config: &Config) -> CacheOptions {
     let size = 3 * 4096 + 4 * 8192 + 24 * 128;
     let options = CacheOptions::new().size(size).entry_size(64).max_files(4).durability(config.durability);
-    // Where files are written through, other processes append too, as in a run of programs.
+    // If files are written through, other processes append too, as in a run of programs.
     options.background(false).batch(1, 4).shared(config.through)
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Subject {
     cache: Option<WriteCache>,
     through: bool,
     files: BTreeMap<u8, File>,
-    /// The last file that was let leave, which whoever removed it has open still.
+    /// The last file that was let leave, which the process that removed it still has open.
     left: Option<CachedFile>,
     /// Directories that were synced, and names that were changed since in any of them.
     synced: [bool; DIRS.len()],
@@ -189,7 +189,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Demotes and closes a file, as whoever changes a name of it must.
+    /// Demotes and closes a file, as a process that changes its name must.
     fn let_go(&mut self, name: u8) -> Result<()> {
         match self.files.remove(&name) {
             Some(File::Cached(file)) => file.demote(),
@@ -291,7 +291,7 @@ impl Subject {
                 self.attach(name, file)
             }
             Op::Sync(name) => match &self.files[&name] {
-                // As a process does by itself, if it may.
+                // A process syncs by itself, if it may.
                 File::Cached(file) if self.through && file.sync_shared()? => Ok(()),
                 File::Cached(file) => file.sync(),
                 File::Plain(_) => Ok(()),
@@ -362,7 +362,7 @@ impl Subject {
         Some(self.files.iter().filter(|(_, file)| failed(file)).map(|(name, _)| *name).collect())
     }
 
-    /// All there is, as a program sees it; or what is wrong with it.
+    /// All files as a program sees them, or a finding.
     pub(super) fn read(&self) -> Result<std::result::Result<State, String>> {
         for dir in [DIRS[0], DIRS[1], FAST] {
             for name in self.medium.list(Path::new(dir))? {
@@ -387,8 +387,8 @@ impl Subject {
     }
 }
 
-/// Writes as another process does. One in four dies meanwhile, each at one of the steps there are, and the next process finds that it
-/// has to be written still, or was.
+/// Writes as another process does. One in four dies meanwhile, each at one of the steps there are, and the next
+/// process finds that it has to be written still, or was.
 fn write_shared(file: &CachedFile, at: u64, bytes: &[u8]) -> Result<()> {
     file.allow_writers(true);
     let dies = death(bytes[0], at);
@@ -396,7 +396,7 @@ fn write_shared(file: &CachedFile, at: u64, bytes: &[u8]) -> Result<()> {
     brought_to_its_end(file, dies, written, bytes.len(), || file.write_at(bytes, at))
 }
 
-/// The same to the end, by a description that the kernel appends for.
+/// Appends in the same way, by a description that the kernel appends for.
 fn append_shared(file: &CachedFile, bytes: &[u8]) -> Result<()> {
     file.allow_writers(true);
     let dies = death(bytes[0], bytes.len() as u64);
@@ -427,7 +427,7 @@ fn brought_to_its_end(
     otherwise: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     if dies.is_some() && written == Some(0) {
-        // What it left is brought to its end by whoever has the file next.
+        // The next owner of the file completes what it left.
         file.revoke_writers()?;
         if dies >= Some(Step::Stored) {
             return Ok(());

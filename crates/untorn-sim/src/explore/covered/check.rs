@@ -1,4 +1,4 @@
-//! What must hold of a file of an engine that has redundancy: of what a crash left, after a pass, and when something is damaged.
+//! Checks of a file of an engine that has redundancy: after a crash, after a pass, and when something is damaged.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub(super) fn read(file: &AtomicFile) -> Found<Vec<u8>> {
     Ok(held)
 }
 
-/// What redundancy says of a file that a crash left, of which nothing was damaged.
+/// Judges what redundancy says of a file that a crash left, and of which nothing was damaged.
 pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
     let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
     let looked = match looked {
@@ -90,7 +90,7 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
     Ok(())
 }
 
-/// After a pass with nobody else about.
+/// Checks the file after a pass, with no other user.
 pub(super) fn is_covered(file: &AtomicFile) -> Found<()> {
     if file.is_empty() {
         return Ok(());
@@ -112,7 +112,7 @@ pub(super) struct Sidecar {
 }
 
 impl Sidecar {
-    /// Where the pages behind the records of so small a record area begin.
+    /// The offset of the pages behind the records of so small a record area.
     const FROM: u64 = 4 * PAGE as u64;
 
     pub(super) fn of(file: &AtomicFile) -> Option<Sidecar> {
@@ -120,7 +120,7 @@ impl Sidecar {
         Some(Sidecar { path: file.info().sidecar?, bytes: Self::FROM..Self::FROM + pages * PAGE as u64 })
     }
 
-    /// Flips a bit of them, those behind the end aside. What it held before.
+    /// Flips a bit of them, except behind the end. Returns the content before that.
     pub(super) fn rot(&self, medium: &SimMedium, rng: &mut Rng) -> Option<Vec<u8>> {
         let before = medium.peek(&self.path)?;
         let end = self.bytes.end.min(before.len() as u64);
@@ -130,9 +130,9 @@ impl Sidecar {
     }
 }
 
-/// Damages the first page of a sidecar that tells which bytes of it count, if a crash has left all of it covered, and the tables
-/// that say so whole: of a page that differs while one of these is torn, or before it is durable that the sidecar is open again,
-/// it cannot be told whether it is damaged.
+/// Damages the first page of a sidecar that tells which bytes of it count. A crash must have left all of it covered,
+/// and the tables that say so whole. Otherwise redundancy cannot tell whether a page that differs is damaged: a table
+/// is torn, or it is not yet durable that the sidecar is open again.
 pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
     let Ok(looked) = ProtectOptions::new().look_on(medium.clone(), PATH) else { return Ok(()) };
     let coverage = looked.coverage().map_err(|error| Finding::new(format!("reading the coverage failed: {error}")))?;
@@ -150,8 +150,8 @@ pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
     Ok(())
 }
 
-/// Flips a bit of a file before the page that has the byte at `end`: of that the engine reads a part when the length changes. Whether
-/// there is such a page.
+/// Flips a bit of a file before the page that has the byte at `end`: the engine reads a part of that page when the
+/// length changes. Returns whether there is such a page.
 pub(super) fn rot_before(medium: &SimMedium, end: usize, rng: &mut Rng) -> bool {
     let before = medium.peek(PATH).unwrap_or_default();
     let bytes = end.min(before.len()) / PAGE * PAGE;

@@ -39,10 +39,10 @@ enum Op {
     Settle,
     /// All is committed, brought home and covered; then a page is damaged at rest, and repaired.
     Mend(u64),
-    /// The file is closed, a page of its sidecar is damaged at rest, and it is opened again. Or all is covered, a page is damaged, and
-    /// the file is closed or settled before it is opened.
+    /// The file is closed, a page of its sidecar is damaged at rest, and it is opened again. Or all is covered, a
+    /// page is damaged, and the file is closed or settled before it is opened.
     Rest(u64),
-    /// Somebody stores to the file past its engine.
+    /// Another program stores to the file past its engine.
     Untold(u64),
 }
 
@@ -64,10 +64,10 @@ impl fmt::Display for Op {
     }
 }
 
-/// What a crash may leave.
+/// The states that a crash may leave.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Expected {
-    /// What the file may hold, the last being what it holds.
+    /// The contents that the file may have; the last is the one that it has.
     pub(super) states: Vec<Vec<u8>>,
     /// Whether there may be no companion file.
     pub(super) unprotected: bool,
@@ -178,8 +178,8 @@ impl<'a> Life<'a> {
                 break;
             }
             let op = self.next(&mut rng);
-            // What a store past the engine leaves is judged, and nothing else is looked at: else another check may convict it
-            // where the judge is blind.
+            // After a store past the engine, only the judge looks at the file: another check could convict it where
+            // the judge is blind.
             let past = matches!(op, Op::Untold(_));
             self.operation(&op, past || step >= untested)?;
             if past {
@@ -319,13 +319,15 @@ impl<'a> Life<'a> {
                 }
                 let file = self.file.take();
                 let sidecar = file.as_ref().and_then(Sidecar::of);
-                // Before the crashes of what comes next, which find it whole again or damaged still.
+                // The damage comes before the crashes of the next steps, which find the sidecar whole again or still
+                // damaged.
                 self.recorder.arm(false);
                 if let Some(sidecar) = sidecar.as_ref().filter(|_| early) {
                     sidecar.rot(&self.medium, &mut rng);
                 }
                 if let Some(file) = file {
-                    // What is covered and damaged by then must not become the truth: not at home, nor in the digests of the engine.
+                    // Bytes that are covered and damaged by then must not become the truth, neither at home nor in
+                    // the digests of the engine.
                     let settles = early && rng.one_in(2);
                     guarded("closing or settling", || if settles { file.settle() } else { file.close() })?
                         .map_err(failed)?;
@@ -368,7 +370,7 @@ impl<'a> Life<'a> {
         self.expected.states.push(held);
     }
 
-    /// What it holds is durable.
+    /// The current content is durable now.
     fn committed(&mut self) {
         let last = self.expected.states.len() - 1;
         self.expected.states.drain(..last);

@@ -1,4 +1,4 @@
-//! What must be so on every machine that a crash leaves.
+//! The checks of every machine that a crash leaves.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::rng::Rng;
 
 pub(super) const PATH: &str = "/data";
 
-/// Page tables in little: what was stored to, forgotten when the process ends.
+/// Page tables in little: they record stores, and are forgotten when the process ends.
 #[derive(Default)]
 pub(super) struct Memory(Mutex<BTreeSet<u64>>);
 
@@ -68,7 +68,7 @@ pub(super) fn contents(medium: &SimMedium) -> Vec<Vec<u8>> {
     (0..PAGES).map(|page| bytes.get(range(page)).unwrap_or_default().to_vec()).collect()
 }
 
-/// What a crash image must be like.
+/// The properties that a crash image must have.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
     pub(super) model: Model,
@@ -76,7 +76,7 @@ pub(super) struct Expected {
     pub(super) stored: BTreeSet<u64>,
     /// Whether a flush of it failed.
     pub(super) failed: bool,
-    /// Pages that somebody else wrote.
+    /// Pages that another program wrote.
     pub(super) foreign: BTreeSet<u64>,
     /// Whether there may be no companion file yet.
     pub(super) unprotected: bool,
@@ -98,7 +98,7 @@ fn wrong<T>(what: String) -> Found<T> {
     Err(Finding::new(what))
 }
 
-/// Scrubs and repairs a machine on which nobody has the file open, then protects it again.
+/// Scrubs and repairs a machine on which no process has the file open, then protects it again.
 pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rng: &mut Rng) -> Found<()> {
     let failed = |what: &str, error: untorn::Error| Finding::new(format!("{what} failed: {error}"));
     let Some(name) = companion(medium).map_err(|error| failed("finding the redundancy file", error))? else {
@@ -124,7 +124,8 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
             Damage::Unknown(range) => {
                 let page = page_of(range);
                 let told = config.is_tracked() || expected.foreign.contains(&page) || model.side_rotten;
-                // Of a page that is damaged nothing but this is told if a table block is torn, or the file's time shows a write.
+                // Redundancy reports a damaged page only in this way if a table block is torn, or the file's time
+                // shows a write.
                 let doubted = torn || !expected.foreign.is_empty();
                 if !(told || doubted && model.rotten.contains_key(&page)) {
                     return wrong(format!(
@@ -171,7 +172,7 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
     again(config, medium, expected, &after, rng)
 }
 
-/// Protects the file again. What is called covered then must survive damage.
+/// Protects the file again. Pages that are called covered then must survive damage.
 fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8>], rng: &mut Rng) -> Found<()> {
     let failed = |what: &str, error: untorn::Error| Finding::new(format!("{what} failed: {error}"));
     let opened = guarded("opening", || open(config, medium))?;
@@ -185,7 +186,7 @@ fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8
         return wrong(format!("after a crash and a whole pass, some pages are not covered: {coverage:?}"));
     }
     let settled = contents(medium);
-    // Of a page that was being stored to, a failed flush may have left in the cache what the medium does not have.
+    // A failed flush may have left bytes of a page that was being stored to in the cache, and not on the medium.
     let may_change =
         |page: &u64| expected.model.rotten.contains_key(page) || expected.failed && expected.stored.contains(page);
     if (0..).zip(settled.iter().zip(now)).any(|(page, (is, was))| is != was && !may_change(&page)) {

@@ -22,7 +22,7 @@ use crate::rng::{Rng, mix};
 
 const SYNC: Barrier = Barrier::new("somebody-else.sync");
 
-/// What every life of a case shares.
+/// The data that every life of a case shares.
 struct Context<'a> {
     config: Config,
     muted: Option<Barrier>,
@@ -113,7 +113,8 @@ impl<'a> Life<'a> {
         self.covered()
     }
 
-    /// After a pass: what was stored to is covered, save in stripes with damage that cannot be repaired.
+    /// After a pass, the pages that were stored to are covered, except in stripes with damage that cannot be
+    /// repaired.
     fn covered(&mut self) -> Found<()> {
         let coverage = self
             .protected()
@@ -181,7 +182,7 @@ impl<'a> Life<'a> {
                     let hopeless: Vec<u64> = self.model.rotten.keys().copied().filter(near).collect();
                     self.model.hopeless.extend(hopeless);
                 }
-                // What becomes of a damaged page beside a page that is being stored to is anybody's guess already.
+                // A damaged page beside a page that is being stored to may already have any content.
                 during.model.hopeless = self.model.hopeless.clone();
                 during.model.hopeless.extend(during.stored.iter().filter(|page| self.model.rotten.contains_key(page)));
                 if self.context.config.is_synchronous() {
@@ -217,7 +218,7 @@ impl<'a> Life<'a> {
                 during.failed = true;
                 self.recorder.trip(*nth, mix(self.seed ^ mix(self.phases)));
                 let result = guarded("storing", || self.store(&[(*page, *tag)]))?;
-                // Of what fails while it is covered the next call tells.
+                // The next call reports a failure of covering.
                 let result = result.and_then(|()| self.protected().coverage().map(drop));
                 if result.is_ok() == self.recorder.tripped() {
                     return Err(Finding::new(format!(
@@ -252,7 +253,7 @@ impl<'a> Life<'a> {
             Op::Repair => self.repair()?,
             Op::Reopen { clean } => {
                 if !clean && self.context.config.is_tracked() {
-                    // Whether they are damaged is unknown from here on.
+                    // From here on it is unknown whether they are damaged.
                     during.model.hopeless.extend(self.model.rotten.keys());
                 }
                 self.reopen(*clean)?;
@@ -273,7 +274,7 @@ impl<'a> Life<'a> {
                 self.model.hopeless.insert(*page);
                 during = Expected { stored: BTreeSet::from([*other]), ..self.expected() };
                 if self.context.config.is_synchronous() {
-                    // It is not stuck at all.
+                    // With synchronous covering, this page is not beyond repair.
                     self.model.hopeless.remove(page);
                 }
                 for tag in [*tag, 1 - tag.min(&1)] {
@@ -285,8 +286,8 @@ impl<'a> Life<'a> {
             Op::Foreign(page, tag) => {
                 self.end(true)?;
                 self.crash(&during, &self.expected())?;
-                // A power cut that takes the file's time and not the bytes makes a lost write of it, by all that can be told:
-                // no crash here.
+                // A power cut that takes the file's time and not the bytes makes a lost write of it, by all that can
+                // be told: no crash here.
                 let file = self.file()?;
                 file.store(range(*page).start as u64, &bytes_of(*page, *tag)).map_err(failed)?;
                 file.flush(SYNC, 0, LEN as u64);
@@ -304,7 +305,7 @@ impl<'a> Life<'a> {
         pages.iter().try_for_each(|(page, tag)| self.store_bytes(*page, &bytes_of(*page, *tag)))
     }
 
-    /// Stores as the program does: it tells first, except for the one who must be convicted.
+    /// Stores as the program does: it announces each store first, except for the canary that must be convicted.
     fn store_bytes(&self, page: u64, bytes: &[u8]) -> untorn::Result<()> {
         let file = self.medium.open(Path::new(PATH), Access::ReadWrite, LEN as u64)?;
         let (protected, memory) = self.protected.as_ref().expect("the file is protected while a script runs");
@@ -391,7 +392,7 @@ impl<'a> Life<'a> {
             if !self.model.rotten.is_empty() && self.model.is_repairable() {
                 return Err(Finding::new(format!("without a crash, a repair left damage: {report:?}")));
             }
-            // What was passed over may still be damaged.
+            // Skipped pages may still be damaged.
             self.model.side_rotten &= report.scrub.skipped > 0;
         }
         Ok(())
@@ -465,7 +466,7 @@ impl<'a> Life<'a> {
         stamp.map(|stamp| stamp.modified).map_err(|error| Finding::new(format!("the file cannot be opened: {error}")))
     }
 
-    /// What comes after all processes were killed: a tool that looks at the file, or another life.
+    /// Continues after all processes were killed: with a tool that looks at the file, or with another life.
     fn after_kill(&self, medium: SimMedium, expected: &Expected, seed: u64, tool: bool) -> Found<()> {
         if !tool {
             return self.next_life(medium, expected, seed);
@@ -481,7 +482,7 @@ impl<'a> Life<'a> {
         let mut life = Life::new(self.context, medium, seed);
         life.generation = self.generation + 1;
         life.model = expected.model.clone();
-        // What may or may not be damaged any more cannot be told from here.
+        // Here it is unknown which pages are still damaged.
         let certain = expected.stored.is_empty() && expected.foreign.is_empty() && life.model.rotten.is_empty();
         if !certain || life.model.side_rotten {
             return check(&self.context.config, &life.medium, expected, &mut Rng::new(seed));
@@ -495,7 +496,7 @@ impl<'a> Life<'a> {
         life.report(result)
     }
 
-    /// The file is scrubbed and repaired by a tool, before anybody protects it again.
+    /// A tool scrubs and repairs the file before a process protects it again.
     fn look(&mut self, expected: &Expected) -> Found<()> {
         if companion(&self.medium).map_or(true, |found| found.is_none()) {
             return Ok(());

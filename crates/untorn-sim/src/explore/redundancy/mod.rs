@@ -1,9 +1,12 @@
 //! The same exploration for redundancy: a protected file that is stored to, covered, damaged at rest, scrubbed and
 //! repaired.
 //!
-//! What is judged is not what the file holds, for it is a plain one and may hold anything after a crash, but what redundancy
-//! says of it and does to it: a page that was not damaged is never accused and never changed, a page that was covered and
-//! was damaged is found and gets its bytes back, and what is called covered can be given back indeed.
+//! The judge does not look at the file's content: it is a plain file and may hold anything after a crash. It judges
+//! what redundancy says of the file and does to it:
+//!
+//! - A page that was not damaged is never accused and never changed.
+//! - A page that was covered and was damaged is found and gets its bytes back.
+//! - A page that is called covered can indeed be given back.
 
 use super::report::Violation;
 use super::{Canary, Mutant, Outcome, ProgressFn, Settings, scripted};
@@ -15,8 +18,8 @@ mod ops;
 
 use config::Config;
 
-/// Explores until `settings.states` distinct states were checked, or too many violations found. The engine of the settings
-/// is not looked at.
+/// Explores until `settings.states` distinct states were checked, or too many violations found. The engine of the
+/// settings is not looked at.
 pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
     scripted::explore::<Config>(settings, progress)
 }

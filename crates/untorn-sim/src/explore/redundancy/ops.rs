@@ -1,4 +1,4 @@
-//! What a program does to a protected file, what happens to it at rest, and what is known of both.
+//! The operations of a program on a protected file, the events at rest, and the model of both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,15 +12,15 @@ pub(super) const PAGE: usize = 4096;
 pub(super) const PAGES: u64 = 7;
 /// Data pages of a stripe.
 pub(super) const STRIPE: u64 = 3;
-/// How many different contents a page may be given: so few that what was stored before is often stored again.
+/// The number of different contents that a page may be given: so few that earlier bytes are often stored again.
 const TAGS: u64 = 2;
 
-/// Where a page is, and how long.
+/// The range of a page.
 pub(super) fn range(page: u64) -> std::ops::Range<usize> {
     page as usize * PAGE..((page as usize + 1) * PAGE).min(LEN)
 }
 
-/// What a page holds that was given this tag.
+/// The content of a page that was given this tag.
 pub(super) fn bytes_of(page: u64, tag: u64) -> Vec<u8> {
     let word = |at: usize| mix((tag << 32) | (page << 16) | (at as u64 / 8));
     (0..range(page).len()).map(|at| (word(at) >> (8 * (at % 8))) as u8).collect()
@@ -46,11 +46,12 @@ pub(super) enum Op {
     Reopen {
         clean: bool,
     },
-    /// Stores something else to a page and then what it held, drops, opens, closes and opens the file.
+    /// Stores other bytes to a page and then its old ones, drops, opens, closes and opens the file.
     ThereAndBack(u64),
-    /// A page is damaged at rest and another of its stripe stored to, twice, with a pass after each, which can cover nothing.
+    /// A page is damaged at rest and another of its stripe stored to, twice, with a pass after each, which can cover
+    /// nothing.
     Stick(u64, u64, u64),
-    /// Between two of them somebody else writes to the file.
+    /// Between two of them another program writes to the file.
     Foreign(u64, u64),
 }
 
@@ -78,14 +79,14 @@ impl fmt::Display for Op {
     }
 }
 
-/// What is known of the file.
+/// The known state of the file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     /// Pages that were stored to and are not covered.
     pub(super) fresh: BTreeSet<u64>,
     /// Damaged pages, and what they held when they were covered.
     pub(super) rotten: BTreeMap<u64, Vec<u8>>,
-    /// Of these, whose stripe was stored to since: they may be beyond repair.
+    /// The rotten pages whose stripe was stored to since: they may be beyond repair.
     pub(super) hopeless: BTreeSet<u64>,
     /// Whether the companion file was damaged and not repaired.
     pub(super) side_rotten: bool,

@@ -18,7 +18,7 @@ use crate::choice::Choice;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
-/// What a crash may leave.
+/// The states that a crash may leave.
 #[derive(Clone, Debug, Hash)]
 struct Allowed {
     states: Vec<State>,
@@ -41,7 +41,7 @@ impl Allowed {
     }
 }
 
-/// What every life of a case shares.
+/// The data that every life of a case shares.
 struct Context<'a> {
     config: Config,
     muted: Option<Barrier>,
@@ -163,7 +163,8 @@ impl<'a> Life<'a> {
         }
         let during = Allowed { states: vec![before, self.model.durable.clone()], missing: false };
         let opened = matches!(op, Op::Reopen { .. } | Op::PmsyncFails { .. } | Op::ReopenFails { .. });
-        // What the program sees is compared now and then, since it reads every page; always where it sees it anew.
+        // The content that the program sees is compared now and then, since that reads every page, and always after
+        // an open.
         if opened || mix(self.seed ^ self.log.len() as u64).is_multiple_of(8) {
             let seen = self.see()?;
             let unfailing = !matches!(op, Op::PmsyncFails { .. });
@@ -202,8 +203,8 @@ impl<'a> Life<'a> {
         self.try_open()?.map_err(|error| Finding::new(format!("opening failed: {error}")))
     }
 
-    /// Does something during which a flush fails, and opens the store again, on a machine whose page cache holds what its
-    /// disk does not.
+    /// Does something during which a flush fails, and opens the store again, on a machine whose page cache holds what
+    /// its disk does not.
     fn without_a_flush(
         &mut self,
         op: &Op,
@@ -227,8 +228,8 @@ impl<'a> Life<'a> {
         see(subject)
     }
 
-    /// Crashes the machine at every point recorded since the last call, and checks what is left: something of `during`, and
-    /// of `after` once the operation has returned.
+    /// Crashes the machine at every point recorded since the last call, and checks what is left: something of
+    /// `during`, and of `after` once the operation has returned.
     fn crash(&mut self, during: &Allowed, after: &Allowed) -> Found<()> {
         self.recorder.returned(&self.medium);
         self.recorder.arm(false);

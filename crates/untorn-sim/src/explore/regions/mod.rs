@@ -1,7 +1,7 @@
 //! The same exploration for region stores: several regions, each with commits of its own.
 //!
-//! The model is simple, since a region is used by one thread at a time: an operation is durable whole or not at all until
-//! it returns, and whole from then on.
+//! The model is simple, since a region is used by one thread at a time: an operation is durable whole or not at all
+//! until it returns, and whole from then on.
 
 use super::report::Violation;
 use super::{Canary, Mutant, Outcome, ProgressFn, Settings, scripted};
@@ -13,8 +13,8 @@ mod subject;
 
 use config::Config;
 
-/// Explores until `settings.states` distinct states were checked, or too many violations found. The engine of the settings
-/// is not looked at.
+/// Explores until `settings.states` distinct states were checked, or too many violations found. The engine of the
+/// settings is not looked at.
 pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
     scripted::explore::<Config>(settings, progress)
 }

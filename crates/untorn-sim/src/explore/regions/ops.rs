@@ -8,13 +8,14 @@ use crate::rng::{Rng, mix};
 /// The regions of a script: names, and how many pages they are for. Their page tables differ in height.
 pub(super) const REGIONS: [(&str, u64); 3] = [("tall", 1 << 20), ("flat", 128), ("wide", 128 * 512)];
 
-/// The pages a script works with: some share a cache line of their leaf, some a sector, some a leaf, some an inner node.
+/// The pages a script works with: some share a cache line of their leaf, some a sector, some a leaf, some an inner
+/// node.
 const PAGES: [u64; 9] = [0, 1, 2, 4, 40, 127, 128, 129, 70_000];
 
-/// Contents a page may have; 0 are zeros. So few that a page often gets bytes it had before.
+/// Contents a page may have; 0 are zeros. There are so few that a page often gets bytes it had before.
 const TAGS: u8 = 4;
 
-/// The pages of one region, and what is in them.
+/// The pages of one region, and their content.
 pub(super) type Pages = BTreeMap<u64, u8>;
 
 /// The regions of a store by their number in [`REGIONS`].
@@ -84,7 +85,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// What a store must hold: durably, and as its program sees it.
+/// The content that a store must have: durably, and as its program sees it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     pub(super) durable: State,

@@ -1,4 +1,4 @@
-//! What is explored: a region store, or one that keeps no promise.
+//! The subject of the exploration: a region store, or one that keeps no promise.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -69,7 +69,7 @@ impl Subject {
         }
     }
 
-    /// All it holds, as a program sees it; or what is wrong with it.
+    /// All content as a program sees it, or a finding.
     pub(super) fn read(&mut self) -> Result<std::result::Result<State, String>> {
         match self {
             Subject::Canary(canary) => Ok(Ok(canary.working.clone())),
@@ -96,7 +96,7 @@ impl Subject {
         }
     }
 
-    /// What is wrong with the store as a whole.
+    /// The faults of the store as a whole.
     pub(super) fn audit(&mut self) -> Result<Option<String>> {
         let Subject::Store { store, .. } = self else { return Ok(None) };
         store.scan()?;
@@ -228,7 +228,7 @@ impl Canary {
                 let pages = durable.entry(region - 1).or_default();
                 if let Some(page) = page.checked_sub(1) {
                     file.read(PAGES_AT + slot as u64 * 4096, &mut bytes)?;
-                    // Bytes that nobody wrote get a tag that nobody gave.
+                    // Bytes that no operation wrote get a tag that no operation gave.
                     pages.insert(page, tag_of(region - 1, page, &bytes).unwrap_or(u8::MAX));
                 }
             }

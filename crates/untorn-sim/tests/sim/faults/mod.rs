@@ -1,8 +1,8 @@
 //! Every call of the medium fails, one at a time and in each way it can, under one script of operations.
 //!
-//! A dry run counts the calls. Then for each of them, and each way to fail, the script runs anew up to the failure; what
-//! the handle shows then, what a kill and what a power cut would leave, and how the file fares for the rest of the script
-//! must all be what the documentation of [`AtomicFile`] promises.
+//! A dry run counts the calls. Then the script runs anew up to the failure, for each call and each way to fail. The
+//! documentation of [`AtomicFile`] promises what must hold after it: for the handle, for the file after a kill and
+//! after a power cut, and for the rest of the script.
 //!
 //! `cargo test` takes a sample that follows from `UNTORN_SEED`; `UNTORN_FAULTS=all` tries everything, and
 //! `UNTORN_FAULTS=TOKEN` one case again, or all whose token begins so.
@@ -69,13 +69,13 @@ impl Setup {
         all
     }
 
-    /// The fewest slots, so that cuts are frequent and a wide commit is spilled; and of the hybrid log chunks so small, and
-    /// so few at first, that the log grows and is used again.
+    /// The fewest slots, so that cuts are frequent and a wide commit is spilled; and of the hybrid log chunks so
+    /// small, and so few at first, that the log grows and is used again.
     fn options(&self) -> Options {
         let options = Options::new().durability(self.durability).order(self.order).max_len(64 << 10);
         match self.engine {
             Engine::Reflection(layout) => options.layout(layout).record_area(2, 4),
-            // What happens in the background is not the script's.
+            // Background work is not part of the script.
             Engine::HybridLog(policy) => {
                 options.engine(EngineKind::HybridLog).log_policy(policy).record_area(1, 4).checkpoint_threads(0)
             }
@@ -99,7 +99,7 @@ impl Display for Setup {
     }
 }
 
-/// How a call fails.
+/// The way in which a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     /// Without an effect, with this errno.
@@ -111,8 +111,8 @@ enum How {
 }
 
 impl How {
-    /// What the medium's contract lets a call of this kind fail with. Loads, stores and fences of persistent memory are
-    /// instructions.
+    /// The failures that the medium's contract allows for a call of this kind. Loads, stores and fences of persistent
+    /// memory are instructions.
     fn all(class: MediumClass, step: Step) -> Vec<How> {
         let block = class == MediumClass::Block;
         if step == Step::Flush || !block && matches!(step, Step::Read | Step::Write | Step::Store | Step::Fence) {
@@ -150,14 +150,14 @@ impl How {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     setup: Setup,
-    /// Which call fails, counted from 0.
+    /// The call that fails, counted from 0.
     call: usize,
     step: Step,
     how: How,
 }
 
 impl Case {
-    /// Whether an operation may succeed all the same: where the disk gives no longer log, a checkpoint makes room in it.
+    /// Whether an operation may succeed all the same: if the disk gives no longer log, a checkpoint makes room in it.
     fn is_got_over(&self) -> bool {
         matches!(self.setup.engine, Engine::HybridLog(_)) && matches!(self.how.errno(), ENOSPC | EDQUOT)
     }
@@ -298,7 +298,7 @@ impl Run {
         }
     }
 
-    /// What a failed operation may leave: the handle, the file after a kill, the file after a power cut.
+    /// Checks what a failed operation may leave: the handle, the file after a kill, the file after a power cut.
     fn after_failure(
         &mut self,
         case: &Case,
@@ -315,7 +315,7 @@ impl Run {
                 return Err(format!("the error is {error}"));
             }
         } else if !matches!(op, Op::Drop) && !matches!(case.step, Step::Unlink | Step::Punch) && !case.is_got_over() {
-            // A handle that is dropped has nobody to tell; a file or a hole too many is nothing to tell of.
+            // A dropped handle has no caller to report to, and an extra file or hole is nothing to report.
             return Err("it succeeds".to_owned());
         }
         let state = self.medium.crash_state();
@@ -400,7 +400,7 @@ impl Run {
         Ok(())
     }
 
-    /// Opens the file on another machine; what is seen there, a later power cut must leave.
+    /// Opens the file on another machine. A later power cut must leave the content that is seen there.
     fn recover(&mut self, medium: &SimMedium, allowed: &[Bytes]) -> Check<()> {
         let file = self.open(medium).map_err(|error| format!("it does not open: {error}"))?;
         let found = read_all(&file)?;

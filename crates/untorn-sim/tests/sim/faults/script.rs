@@ -24,7 +24,8 @@ pub(super) enum Op {
     Settle,
 }
 
-/// What is worth failing in: each operation, on fresh and on written pages, within an epoch and across commits.
+/// The operations that are worth failing in: each one, on fresh and on written pages, within an epoch and across
+/// commits.
 pub(super) fn script() -> Vec<Op> {
     let wide = || Op::Transaction((0..10).map(|page| (page * 4096 + 40, 90)).collect());
     vec![
@@ -71,7 +72,7 @@ pub(super) fn script() -> Vec<Op> {
 
 pub(super) type Bytes = Arc<Vec<u8>>;
 
-/// What a program sees, and what the last commit holds.
+/// The content that a program sees, and that of the last commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Model {
     pub(super) now: Bytes,
@@ -109,7 +110,8 @@ impl Model {
     }
 }
 
-/// What the write of this number writes, moved into a file of this length: offsets and bytes, without overlap.
+/// The pieces that the write of this number writes, moved into a file of this length: offsets and bytes, without
+/// overlap.
 pub(super) fn pieces(ranges: &[(u64, u64)], number: usize, file: usize) -> Vec<(usize, Vec<u8>)> {
     let mut all: Vec<(usize, Vec<u8>)> = Vec::new();
     for (index, &(offset, len)) in ranges.iter().enumerate() {

@@ -22,10 +22,10 @@ use crate::choice::Choice;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
-/// What an operation syncs a file by that went past the log.
+/// The barrier with which an operation that went past the log syncs the file.
 const PAST: &str = "cache.past";
 
-/// What every life of a case shares.
+/// The data that every life of a case shares.
 struct Context<'a> {
     config: Config,
     muted: Option<Barrier>,
@@ -114,8 +114,8 @@ impl<'a> Life<'a> {
         self.crash(allowed, &Allowed::of(self.model.allowed()))
     }
 
-    /// Where durability is left to a sync and files are written through, they may show what a log has lost that failed. Nobody takes
-    /// it for durable before a sync.
+    /// Files that are written through, with durability left to a sync, may show bytes that a failed log has lost. No
+    /// program may rely on these bytes before a sync.
     fn sync_shown(&self, allowed: &Allowed) -> Found<()> {
         let subject = self.subject.as_ref().expect("the log was just opened");
         if !allowed.mixed {
@@ -170,7 +170,7 @@ impl<'a> Life<'a> {
         let past = matches!(op, Op::SetLen(file, _) if seen_past || self.model.demoted.contains(file));
         let mut states = before;
         let mut after = self.model.allowed();
-        // A removal may be durable later than what is done now.
+        // A removal may be durable later than the operations that follow now.
         leaving.or_back(&mut after);
         for state in after {
             if !states.contains(&state) {
@@ -189,14 +189,14 @@ impl<'a> Life<'a> {
         self.crash(&during, &after)
     }
 
-    /// What a crash may leave of these states.
+    /// The states that a crash may leave, given these.
     fn allowed_of(&self, states: Vec<State>) -> Allowed {
         let Config { through, durability, .. } = self.context.config;
         let mixed = through && durability == Durability::PerCommit;
         Allowed { mixed, grown: self.model.grown(), ..Allowed::of(states) }
     }
 
-    /// What a crash may leave now.
+    /// The states that a crash may leave now.
     fn allowed(&self) -> Allowed {
         self.allowed_of(self.model.allowed())
     }
@@ -224,8 +224,8 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Drains while a flush fails. If it is that of a file, the others go on; if it is the log's, it has to be opened anew, on a
-    /// machine whose page cache holds what its disk does not.
+    /// Drains while a flush fails. If it is that of a file, the others go on; if it is the log's, it has to be opened
+    /// anew, on a machine whose page cache holds what its disk does not.
     fn drain_fails(&mut self, op: &Op, nth: u32) -> Found<()> {
         self.recorder.trip(nth, mix(self.seed ^ mix(self.phases)));
         let result = self.attempt(op)?;
@@ -284,8 +284,8 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// After a replay that could not bring one file what the log has of it, a plain program writes a byte to another, and syncs it: it
-    /// stays, for only the first is still to be replayed.
+    /// A replay could not bring one file the entries that the log has for it. A plain program then writes a byte to
+    /// another file, and syncs it. The byte stays, because only the first file is still to be replayed.
     fn kept(&mut self, name: u8) -> Found<()> {
         let replaying = self.allowed();
         self.model.synced();
@@ -296,7 +296,7 @@ impl<'a> Life<'a> {
         let written = guarded("writing without the log", || Subject::write_direct(medium, name))?;
         written.map_err(|error| Finding::new(format!("writing without the log failed: {error}")))?;
         let mut state = self.model.visible();
-        // Of what it writes a crash may leave a part, a length without the byte for instance, until it has synced it.
+        // Until it has synced its write, a crash may leave a part of it, for instance a length without the byte.
         let torn = state.get_mut(&name).map(|content| {
             let before = content.clone();
             content.resize(content.len().max(1), 0);
@@ -312,7 +312,7 @@ impl<'a> Life<'a> {
         self.reopen()
     }
 
-    /// Opens the log after a flush of it failed, which may have lost what was not synced.
+    /// Opens the log after a flush of it failed, which may have lost unsynced bytes.
     fn take_what_is_left(&mut self) -> Found<()> {
         let allowed = self.allowed();
         self.open()?;
@@ -330,8 +330,8 @@ impl<'a> Life<'a> {
         see(subject)
     }
 
-    /// Crashes the machine at every point recorded since the last call, and checks what is left: something of `during`, and
-    /// of `after` once the operation has returned.
+    /// Crashes the machine at every point recorded since the last call, and checks what is left: something of
+    /// `during`, and of `after` once the operation has returned.
     fn crash(&mut self, during: &Allowed, after: &Allowed) -> Found<()> {
         self.recorder.returned(&self.medium);
         self.recorder.arm(false);
@@ -357,8 +357,8 @@ impl<'a> Life<'a> {
                 let afterlife = self.lives_on(&mut rng);
                 self.check(&point, choice, allowed, afterlife).map_err(|finding| finding.at(&point, choice))?;
             }
-            // What a process that was killed was writing past the log, or without one, is seen, and not durable before the next sync
-            // of the file; the same holds of a name that it was changing.
+            // A killed process may have been writing past the log, or without one. Its bytes are visible, but not
+            // durable before the next sync of the file; the same holds for a name that it was changing.
             let certain = point.before.is_none() || during.torn.is_none() && !during.direct;
             if self.lives_on(&mut rng) && certain {
                 let seed = rng.next_u64();

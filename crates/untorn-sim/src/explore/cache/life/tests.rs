@@ -1,18 +1,19 @@
-//! Lives of which it is known what happens in them.
+//! Lives with known events.
 
 use super::*;
 
-/// This is done to a file of 210 bytes when the log is full of what another has that failed, and is crashed everywhere.
+/// Runs this operation on a file of 210 bytes while the log is full of the entries of another file that failed, and
+/// crashes everywhere.
 fn past_a_full_log(durability: Durability, effort: Effort, op: Op) {
     let config = Config { medium: MediumClass::Block, durability, through: false, canary: false };
     let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
     let mut life = Life::new(&context, SimMedium::new(config.medium), 1);
-    // Where durability is left to a sync, the log is flushed before the file.
+    // If durability is left to a sync, the log is flushed before the file.
     let flush_of_the_file = if durability == Durability::PerWrite { 1 } else { 2 };
     let full = [
         Op::Create(1, 200, 140),
         Op::Drain,
-        // 18 entries, of which writers may have no more.
+        // Writers may have these 18 entries, and no more.
         Op::Create(0, 300, 8),
         Op::Write(0, 100, 200, 32),
         Op::Write(0, 200, 200, 40),
@@ -50,8 +51,8 @@ fn a_length_for_which_failed_files_leave_no_room_may_be_seen_after_a_kill_and_lo
     }
 }
 
-/// Does this to files behind a log on a disk, and is crashed everywhere. What they hold then, and whether the log was ever flushed for
-/// names of a directory.
+/// Runs these operations on files behind a log on a disk, and crashes everywhere. Returns the final content of the
+/// files, and whether the log was ever flushed for names of a directory.
 fn lived(durability: Durability, through: bool, ops: &[Op]) -> (State, bool) {
     let config = Config { medium: MediumClass::Block, durability, through, canary: false };
     let effort = Effort { cap: 64, samples: 16, afterlife: 1, depth: 0 };
@@ -72,15 +73,15 @@ fn lived(durability: Durability, through: bool, ops: &[Op]) -> (State, bool) {
 #[test]
 fn what_was_done_to_a_file_since_its_last_sync_is_durable_by_the_next() {
     for last in [
-        // By a process, as bytes that are even are.
+        // A process makes this write, as it makes all writes of even bytes.
         Op::Write(0, 0, 70, 4),
-        // By the server.
+        // The server makes this one.
         Op::Write(0, 0, 70, 3),
         Op::SetLen(0, 60),
         Op::SetLen(0, 200),
         Op::Append(0, 70, 5),
     ] {
-        // What was there before processes were let in is to be durable, too.
+        // The content from before processes were let in must be durable, too.
         let ops =
             [Op::Make(0, 70, 1), Op::Sync(0), Op::Write(0, 0, 70, 2), Op::Sync(0), last, Op::Sync(0), Op::Sync(0)];
         lived(Durability::PerCommit, true, &ops);
@@ -89,7 +90,7 @@ fn what_was_done_to_a_file_since_its_last_sync_is_durable_by_the_next() {
 
 #[test]
 fn a_name_is_kept_if_what_says_so_is_durable() {
-    // For the first new file its directory is synced.
+    // The first new file needs a sync of its directory.
     let makes =
         [Op::Make(0, 70, 1), Op::SyncNames(0), Op::Make(1, 70, 1), Op::SyncNames(0), Op::Sync(1), Op::SyncNames(0)];
     lived(Durability::PerCommit, true, &makes);
@@ -101,7 +102,7 @@ fn a_name_is_kept_if_what_says_so_is_durable() {
 fn a_name_is_given_up_for_good_only_by_all_that_had_it() {
     let first = [Op::SyncNames(0), Op::Create(0, 70, 1), Op::Sync(0), Op::Move(0, 1), Op::Sync(1)];
     let second = [Op::Make(0, 70, 1), Op::Sync(0), Op::Move(0, 2), Op::SyncNames(0)];
-    // Which of the two is found first is a matter of chance.
+    // Chance decides which of the two is found first.
     for _ in 0..8 {
         let (_, flushed) = lived(Durability::PerCommit, true, &[&first[..], &second].concat());
         assert!(flushed, "a crash may bring back the second");
