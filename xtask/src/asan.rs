@@ -28,7 +28,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "the sanitizer's signal handler replaces the runtime's, reports the signal and exits",
     ),
     (
-        "a_companion_that_is_a_hole_as_long_as_it_says_ends_no_process",
+        "an_enormous_sparse_redundancy_file_is_an_error",
         "the sanitizer kills a process that allocates terabytes; the usual allocator returns an error",
     ),
 ];

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_run_says_is_understood() {
+    fn run_reports_are_parsed() {
         let said = "cuts of a region: 2 processes, 10003 commits in 12.5 s, 4711 tickets, 200 kills (101 of the \
                     server, 3 of one about to join), 0 torn None; longest store 7.5 ms, commit 41.0 ms, gap between \
                     commits 30.2 ms";

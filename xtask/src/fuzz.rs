@@ -214,7 +214,7 @@ mod tests {
         artifact_prefix='a/'; Test unit written to a/crash-1\n";
 
     #[test]
-    fn what_libfuzzer_says_is_understood() {
+    fn libfuzzer_output_is_parsed() {
         assert_eq!(executions(DIED), 37);
         assert_eq!(executions("#8 pulse\nDone 900 runs\nstat::number_of_executed_units: 900\n"), 900);
         let (what, input) = what_died(DIED);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_model_says_is_understood() {
+    fn model_reports_are_parsed() {
         let said = "page: two: writers: 47 interleavings with up to 3 preemptions, 0.1 s";
         assert_eq!(report(&format!("..model {said}")), Some((said, 47)));
         assert_eq!(report("running 47 tests"), None);

@@ -28,7 +28,7 @@ fn a_failed_call_is_an_honest_error_or_a_true_success() {
 }
 
 #[test]
-fn what_is_no_case_is_not_taken_for_one_that_is_sound() {
+fn an_unknown_case_is_an_error() {
     for words in [&["--only", "reboot"], &["--replay", "fsync:1:EBADF"], &["--replay", "fsync:9999:EIO"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("faults").args(words).output().expect("it runs");
         let complaint = String::from_utf8_lossy(&output.stderr);

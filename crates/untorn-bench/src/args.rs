@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_refused() {
+    fn arguments_that_cannot_run_are_refused() {
         let args = Args::default();
         assert!(args.validate(&[64], &[1, 2], 1 << 20).is_ok());
         assert!(args.validate(&[64], &[1], 4097).is_err());

@@ -296,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn on_persistent_memory_flushes_are_cache_lines() {
+    fn flushes_are_cache_lines_on_persistent_memory() {
         let counts = operate(Dax::new(MediumKind::AssumedPmem));
         assert_eq!(counts, Counts { fences: 2, syncs: 2, flushes: 2, bytes: 132 });
     }
 
     #[test]
-    fn on_a_block_medium_flushes_are_files() {
+    fn flushes_are_files_on_a_block_medium() {
         assert_eq!(operate(PageCache::new()), Counts { fences: 2, syncs: 2, flushes: 3, bytes: 132 });
     }
 }

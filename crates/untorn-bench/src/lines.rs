@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_has_every_line_and_breaks_it_where_there_is_no_number() {
+    fn a_plot_draws_every_line_and_breaks_it_at_nan() {
         let points = vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 1.0), (4.0, 3.0)];
         let lines = vec![Line { name: "broken".to_owned(), points }, Line { name: "none".to_owned(), points: vec![] }];
         let plot = Lines { caption: "above".to_owned(), lines, ..Lines::default() };

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_goes_to_the_two_places_in_turn_with_a_record_and_a_fence_each() {
+    fn slices_alternate_places_with_a_record_and_a_fence_each() {
         let (model, home) = (model(4), Noted::default());
         for turn in 0..4 {
             model.reflect(&home, Order::OneFence, &[7; 64], 4096 + 128).unwrap();

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_ranks_are_drawn_most_of_the_time_and_all_keys_are_below_the_limit() {
+    fn draws_follow_zipfs_law_and_keys_stay_below_the_limit() {
         let zipf = Zipf::new(10_000);
         let draws: Vec<u64> = (0..100_000).map(|n| zipf.rank(mix(n))).collect();
         let share = |below: u64| draws.iter().filter(|&&rank| rank < below).count() as f64 / draws.len() as f64;

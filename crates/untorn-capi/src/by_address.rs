@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_calls_share_is_ended_when_they_are_through() {
+    fn ending_a_map_waits_for_the_calls_that_use_it() {
         let (dir, maps) = (tempfile::tempdir().unwrap(), apart());
         let address = enter(&maps, &dir).expose_provenance();
         let inside = std::sync::Barrier::new(3);

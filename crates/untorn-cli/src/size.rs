@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn malformed_sizes_are_refused() {
         for text in ["", "K", "-1", "1KB", "1.5M", "0x10", "18446744073709551616", "16777216T", "1 K"] {
             assert!(parse(text).is_err(), "{text:?} was taken for a size");
         }

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_changed_opens() {
+    fn unchanged_forgeries_open() {
         for pair in PAIRS.iter() {
             opened(pair, &pair.forged()).unwrap();
         }

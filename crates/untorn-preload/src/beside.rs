@@ -2,17 +2,20 @@
 //! ([`untorn_ring`]). Whatever stands in the way, the server is asked as for any other file.
 //!
 //! # What makes it sound
-//! 1. A file that has a turn in the ledger has one open description in the whole system, so every descriptor of it is one of that,
-//!    and `statx(2)` tells which file it is.
-//! 2. With the turn in hand no handler of a signal runs, which might write to the same file, nor does the thread end: all signals
-//!    are blocked. What dies nevertheless is known to the kernel.
-//! 3. A child of `vfork` has its parent's memory, and is for its locks the same thread; one of a system call by number is its parent
-//!    to them too. Neither appends: the first has another number than the one that is kept, the second finds none.
-//! 4. A descriptor's number stands for the same file from the question which that is to the last call with it ([`busy`]).
-//! 5. The bytes that are summed, and that the kernel gets, are those in the log, or on their way there, whatever other threads do to the program's memory
-//!    meanwhile. That there is such memory the kernel is asked before. A vector of pieces is copied first, and looked at no more.
-//! 6. Where the kernel appends (`O_APPEND`) it does so at the end that is found with the turn in hand, where the log has the bytes:
-//!    there is one description, and whoever changes the length has the turn.
+//! 1. A file that has a turn in the ledger has one open description in the whole system, so every descriptor of it is
+//!    one of that, and `statx(2)` tells which file it is.
+//! 2. With the turn in hand no handler of a signal runs, which might write to the same file, nor does the thread end:
+//!    all signals are blocked. What dies nevertheless is known to the kernel.
+//! 3. A child of `vfork` has its parent's memory, and is for its locks the same thread; one of a system call by
+//!    number is its parent to them too. Neither appends: the first has another number than the one that is kept, the
+//!    second finds none.
+//! 4. A descriptor's number stands for the same file from the question which that is to the last call with it
+//!    ([`busy`]).
+//! 5. The bytes that are summed, and that the kernel gets, are those in the log, or on their way there, whatever
+//!    other threads do to the program's memory meanwhile. That there is such memory the kernel is asked before. A
+//!    vector of pieces is copied first, and looked at no more.
+//! 6. Where the kernel appends (`O_APPEND`) it does so at the end that is found with the turn in hand, where the log
+//!    has the bytes: there is one description, and whoever changes the length has the turn.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -38,7 +41,8 @@ const NO_PIECE: iovec = iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 /// The ledger: address and words. Never unmapped; a forked child has it too.
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// What they are about, as they said when they were mapped: a neighbour that stores to memory at random does not move our stores.
+/// What they are about, as they said when they were mapped: a neighbour that stores to memory at random does not move
+/// our stores.
 static TERMS: OnceLock<Terms> = OnceLock::new();
 /// Whether somebody has seen to it that they are mapped, or found that they cannot be.
 static TRIED: AtomicBool = AtomicBool::new(false);
@@ -91,8 +95,8 @@ extern "C" fn in_child() {
     }
 }
 
-/// Whether there is memory of the program's here, for the kernel to read. It copies a mask of signals from an address before it finds
-/// that it is asked for nothing that it knows.
+/// Whether there is memory of the program's here, for the kernel to read. It copies a mask of signals from an address
+/// before it finds that it is asked for nothing that it knows.
 fn is_readable(from: *const c_void, count: usize) -> bool {
     const NOTHING: usize = 99;
     let (start, end) = (from as usize, (from as usize).saturating_add(count));
@@ -120,7 +124,8 @@ impl Source<'_> {
     unsafe fn copy(&mut self, mut into: *mut u8, mut len: usize) {
         while let Some(piece) = self.pieces.first() {
             let count = (piece.iov_len - self.skip).min(len);
-            // SAFETY: the caller's. What another thread stores to the program's memory meanwhile arrives or not, as in the kernel.
+            // SAFETY: the caller's. What another thread stores to the program's memory meanwhile arrives or not, as
+            // in the kernel.
             unsafe { ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>().wrapping_add(self.skip), into, count) };
             into = into.wrapping_add(count);
             len -= count;

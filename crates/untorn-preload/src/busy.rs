@@ -1,9 +1,9 @@
 //! Descriptors that this process is writing to by itself.
 //!
-//! Such a write is several system calls with one number, and a program may give the number to another file at any time: a thread that
-//! replaces a log by `dup2` while others write to it does no wrong, for each write of the kernel's goes to one of the two. So whoever
-//! takes a number away waits for the writes to it that are under way; those that begin meanwhile are for the server, which is handed
-//! the description.
+//! Such a write is several system calls with one number, and a program may give the number to another file at any
+//! time: a thread that replaces a log by `dup2` while others write to it does no wrong, for each write of the
+//! kernel's goes to one of the two. So whoever takes a number away waits for the writes to it that are under way;
+//! those that begin meanwhile are for the server, which is handed the description.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};

@@ -1,8 +1,8 @@
 //! Connections to the process that serves the run: a few for each process, one for each call at a time.
 //!
-//! They are kept in memory that a forked child finds empty (`MADV_WIPEONFORK`), so it never speaks over its parent's. A child
-//! of `vfork` shares that memory, but not the descriptors that it opens: it is told by its number, and connects for just one
-//! call.
+//! They are kept in memory that a forked child finds empty (`MADV_WIPEONFORK`), so it never speaks over its parent's.
+//! A child of `vfork` shares that memory, but not the descriptors that it opens: it is told by its number, and
+//! connects for just one call.
 
 use core::ffi::{CStr, c_int};
 use core::mem::size_of;
@@ -98,8 +98,8 @@ pub(crate) fn own() -> impl Iterator<Item = c_int> {
     OWN.iter().map(|own| own.load(Ordering::Relaxed) - 1).filter(|fd| *fd >= 0)
 }
 
-/// The program takes a descriptor's number for something else: it is not ours any more. The board, or the log, is closed for good then,
-/// and the server is asked instead. Nobody uses it when this returns.
+/// The program takes a descriptor's number for something else: it is not ours any more. The board, or the log, is
+/// closed for good then, and the server is asked instead. Nobody uses it when this returns.
 pub(crate) fn give_up(fd: c_int) {
     if !is_own(fd) {
         return;
@@ -228,8 +228,8 @@ pub(crate) fn ask_within_reach(request: &Request, fd: Option<c_int>, out: Memory
     }
 }
 
-/// Makes a request whose answer may carry a descriptor, which is closed on `exec`. One may have come without the rest of the answer,
-/// and the answer without it.
+/// Makes a request whose answer may carry a descriptor, which is closed on `exec`. One may have come without the rest
+/// of the answer, and the answer without it.
 pub(crate) fn ask_for_descriptor(request: &Request, fd: Option<c_int>) -> (Result<Reply, c_int>, Option<c_int>) {
     let mut exchange = Exchange { request, fd, out: Memory::NONE, into: Memory::NONE, taken: None };
     let reply = ask_for(&mut exchange);
@@ -261,7 +261,8 @@ pub(crate) fn appends() {
     }
 }
 
-/// Whether it may, and is not a child of `vfork`. The server knows of it, and so hears of its end: it has asked for something.
+/// Whether it may, and is not a child of `vfork`. The server knows of it, and so hears of its end: it has asked for
+/// something.
 #[inline]
 pub(crate) fn may_append() -> bool {
     pool().is_some_and(|pool| {
@@ -337,8 +338,8 @@ fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Resu
                 if broken.ours {
                     let _ = raw::close(socket);
                 }
-                // The program closed it behind our back: once more, with a new one. Or it gave the number of a new one to a file of its
-                // own, before that was known to be ours.
+                // The program closed it behind our back: once more, with a new one. Or it gave the number of a new
+                // one to a file of its own, before that was known to be ours.
                 if !(broken.unsent && (kept >= 0 || broken.errno == libc::ENOTSOCK)) {
                     break Err(broken.errno());
                 }
@@ -412,8 +413,8 @@ fn exchange(socket: c_int, wanted: &mut Exchange<'_>, patience: &mut Patience) -
     Ok(reply)
 }
 
-/// Sends or receives all of `header` and of the first `count` bytes of `memory`. `pass` goes along with what is sent, or is what
-/// came along with what is received.
+/// Sends or receives all of `header` and of the first `count` bytes of `memory`. `pass` goes along with what is sent,
+/// or is what came along with what is received.
 fn transfer(
     call: libc::c_long,
     socket: c_int,
@@ -445,8 +446,8 @@ fn transfer(
         }
         let flags = libc::MSG_NOSIGNAL | if call == libc::SYS_recvmsg { libc::MSG_CMSG_CLOEXEC } else { 0 };
         let arguments = [word(socket), &raw mut message as usize, word(flags), 0, 0, 0];
-        // SAFETY: the message and its headers are ours, and live; of memory that the program named the kernel finds out whether
-        // it is the program's.
+        // SAFETY: the message and its headers are ours, and live; of memory that the program named the kernel finds
+        // out whether it is the program's.
         match unsafe { raw::result(call, arguments) } {
             Ok(0) => return Err(Broken { errno: libc::EIO, unsent: false, ours: true }),
             Ok(moved) => {

@@ -1,5 +1,6 @@
-//! A test build dies where it is told to: `UNTORN_PRELOAD_DEATH` names a step of an append, and after how many of them. With a third
-//! number it sends itself that signal instead of SIGKILL; or, if it is 0, takes its time, as it may anywhere.
+//! A test build dies where it is told to: `UNTORN_PRELOAD_DEATH` names a step of an append, and after how many of
+//! them. With a third number it sends itself that signal instead of SIGKILL; or, if it is 0, takes its time, as it
+//! may anywhere.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! What untorn keeps beside managed files, and on them. Programs do not see it: they would copy it, and take it for what is left in
-//! a directory. Boosted files have nothing of the kind.
+//! What untorn keeps beside managed files, and on them. Programs do not see it: they would copy it, and take it for
+//! what is left in a directory. Boosted files have nothing of the kind.
 
 use core::ffi::{CStr, c_char};
 use core::mem::offset_of;
@@ -19,8 +19,8 @@ pub(crate) fn hides() -> bool {
     settings().is_some_and(|settings| !settings.boost)
 }
 
-/// Whether an entry of a directory, of this name and kind (`DT_…`), is to be left out. A file system that tells no kinds is taken at
-/// the name's word: to ask it would cost a system call where least is expected.
+/// Whether an entry of a directory, of this name and kind (`DT_…`), is to be left out. A file system that tells no
+/// kinds is taken at the name's word: to ask it would cost a system call where least is expected.
 pub(crate) fn is_hidden(name: &[u8], kind: u8) -> bool {
     name == SIDECARS.to_bytes() && matches!(kind, libc::DT_DIR | libc::DT_UNKNOWN)
 }

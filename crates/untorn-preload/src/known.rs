@@ -1,8 +1,8 @@
 //! Descriptors of this process that were boosted once.
 //!
 //! The kernel takes a lease away, and the mark with it, from a server that is too slow to give it back, or gone
-//! (`/proc/sys/fs/lease-break-time`). So a mark that is missing is not enough to leave a file to the kernel, which may not have
-//! what was written: the server is asked, once.
+//! (`/proc/sys/fs/lease-break-time`). So a mark that is missing is not enough to leave a file to the kernel, which
+//! may not have what was written: the server is asked, once.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};

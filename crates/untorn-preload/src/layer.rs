@@ -39,8 +39,8 @@ pub(crate) fn managed(fd: c_int) -> bool {
     seen() && fd >= 0 && (is_marked(fd) || known::is_known(fd) && !is_plain(fd))
 }
 
-/// Whether the file of a descriptor that has lost its mark is the kernel's. If nobody can say, it is not: what was written to it may
-/// be in the log only.
+/// Whether the file of a descriptor that has lost its mark is the kernel's. If nobody can say, it is not: what was
+/// written to it may be in the log only.
 #[cold]
 fn is_plain(fd: c_int) -> bool {
     let managed = raw::fstat(fd).map(|status| ask(Operation::Managed, None, of_file(&status)));
@@ -54,12 +54,14 @@ fn is_plain(fd: c_int) -> bool {
 /// Says that the layer is in this process.
 pub(crate) fn hello() {
     if ask(Operation::Hello, None, Request::default()).is_ok_and(|reply| reply.value == 1) {
-        // What it wrote before an `exec` may be in an open epoch: its end has to be told, though it holds nothing any more.
+        // What it wrote before an `exec` may be in an open epoch: its end has to be told, though it holds nothing any
+        // more.
         see();
     }
 }
 
-/// Asks the server; `None` if this process has not the right to, and so is like any program outside: nothing that it opens is managed.
+/// Asks the server; `None` if this process has not the right to, and so is like any program outside: nothing that it
+/// opens is managed.
 fn ask_within_reach(
     operation: Operation,
     fd: Option<c_int>,
@@ -109,7 +111,8 @@ pub(crate) fn boosts() -> bool {
     settings().is_some_and(|settings| settings.boost)
 }
 
-/// Makes the file of a descriptor a plain one, if it is managed, before the kernel sees the call: for the mode that does so.
+/// Makes the file of a descriptor a plain one, if it is managed, before the kernel sees the call: for the mode that
+/// does so.
 ///
 /// # Errors
 /// That of bringing to the file what was written.
@@ -154,7 +157,8 @@ pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
     Ok(())
 }
 
-/// A file lost its last name: nothing can be recovered to it any more. If nobody can say so, its last close finds it out.
+/// A file lost its last name: nothing can be recovered to it any more. If nobody can say so, its last close finds it
+/// out.
 pub(crate) fn was_removed(status: &stat) {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
         let _ = ask(Operation::Unnamed, None, of_file(status));
@@ -208,8 +212,8 @@ pub(crate) fn was_moved(status: &stat, done: bool) -> Result<(), c_int> {
     ask(Operation::Moved, None, Request { number: done.into(), ..of_file(status) }).map(drop)
 }
 
-/// A descriptor of a file that is about to be opened with `flags`, if the server has its only description: opening it would have
-/// to wait until what was written is durable there. The file is regular, and `open` would succeed.
+/// A descriptor of a file that is about to be opened with `flags`, if the server has its only description: opening it
+/// would have to wait until what was written is durable there. The file is regular, and `open` would succeed.
 pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
     if !may_be_managed(status.st_dev, status.st_ino) || raw::is_limited() {
         return None;
@@ -278,12 +282,13 @@ pub(crate) fn is_chosen(fd: c_int) -> bool {
     is_chosen_by(settings.globs.iter().map(Vec::as_slice), |glob| fast_glob::glob_match(glob, path.bytes()))
 }
 
-/// File systems whose files are questions to the kernel: procfs, sysfs, both cgroups, debugfs, tracefs, securityfs, configfs.
+/// File systems whose files are questions to the kernel: procfs, sysfs, both cgroups, debugfs, tracefs, securityfs,
+/// configfs.
 const NO_FILES: [i64; 8] =
     [0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163, 0x7363_6673, 0x6265_6570];
 
-/// Makes a descriptor that was just opened a managed one, if its file is to be: chosen by a glob, by `O_ATOMIC`, or managed
-/// already. Truncates its file then, if asked to. Whether it is managed.
+/// Makes a descriptor that was just opened a managed one, if its file is to be: chosen by a glob, by `O_ATOMIC`, or
+/// managed already. Truncates its file then, if asked to. Whether it is managed.
 ///
 /// # Errors
 /// Why the file cannot be managed.
@@ -420,8 +425,8 @@ pub(crate) fn was_closed(status: &stat) -> Result<(), c_int> {
     ask(Operation::Closed, None, of_file(status)).map(drop)
 }
 
-/// Closes a descriptor of a file of which the server would have none. It may have been the last one, and have kept the server from letting
-/// go of the file.
+/// Closes a descriptor of a file of which the server would have none. It may have been the last one, and have kept
+/// the server from letting go of the file.
 pub(crate) fn close_refused(fd: c_int) {
     let status = raw::fstat(fd).ok().filter(is_regular);
     let _ = raw::close(fd);

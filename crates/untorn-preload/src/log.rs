@@ -1,14 +1,15 @@
-//! The log, as this process gets to it: memory that it stores to, or a file on a disk, to which it writes what it has put together in
-//! memory of its own.
+//! The log, as this process gets to it: memory that it stores to, or a file on a disk, to which it writes what it has
+//! put together in memory of its own.
 //!
 //! # What makes it sound
-//! 1. The log is the server's open file, of which this process has a page mapped even where it stores to none: as long as it has, nobody
-//!    takes the log over.
-//! 2. It writes to a disk, and flushes it, by a description that it alone has: the kernel tells each of what failed. A child of `fork`
-//!    gets one of its own before it writes.
-//! 3. That descriptor's number is the log's from the question which file it is to the last call with it ([`busy`]), so that nothing of
-//!    a log gets into a file of the program's.
-//! 4. What is put together in a room is one write's alone: nobody else is given the room meanwhile, and all signals are blocked.
+//! 1. The log is the server's open file, of which this process has a page mapped even where it stores to none: as
+//!    long as it has, nobody takes the log over.
+//! 2. It writes to a disk, and flushes it, by a description that it alone has: the kernel tells each of what failed.
+//!    A child of `fork` gets one of its own before it writes.
+//! 3. That descriptor's number is the log's from the question which file it is to the last call with it ([`busy`]),
+//!    so that nothing of a log gets into a file of the program's.
+//! 4. What is put together in a room is one write's alone: nobody else is given the room meanwhile, and all signals
+//!    are blocked.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -155,8 +156,8 @@ impl Opened {
         opened.is_log().then_some(opened)
     }
 
-    /// Whether the number is the log's still. The program may have given it to a file of its own, by a call that is not seen, too: then it
-    /// is the program's.
+    /// Whether the number is the log's still. The program may have given it to a file of its own, by a call that is
+    /// not seen, too: then it is the program's.
     fn is_log(&self) -> bool {
         if client::log() != Some(self.fd) {
             return false;

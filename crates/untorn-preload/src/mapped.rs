@@ -1,14 +1,15 @@
-//! Shared mappings of managed files. What is mapped is a file's *twin*, memory that the server has made with the file's bytes, so
-//! all that a program does to a mapping the kernel does. What can be stored to is registered with userfaultfd(2) and protected, so
-//! that each first store to a page waits until the server has heard of it.
+//! Shared mappings of managed files. What is mapped is a file's *twin*, memory that the server has made with the
+//! file's bytes, so all that a program does to a mapping the kernel does. What can be stored to is registered with
+//! userfaultfd(2) and protected, so that each first store to a page waits until the server has heard of it.
 //!
 //! # What makes it sound
-//! 1. Nobody knows the address of a mapping before all of it is protected and the server has the descriptor that tells of its
-//!    faults. The place of one of `MAP_FIXED` others may know, and store there meanwhile: so it is made elsewhere, told to the server,
-//!    and moved to its place, which to others is one step.
-//! 2. A forked child has the mappings, and they are not protected in it. So before `fork` returns each of them is made so again, or
-//!    the child is killed. Where no mapping can be stored to, there is nothing to protect.
-//! 3. Which mappings there are is the kernel's knowledge, which the server asks for. Here is only a range that all lie in.
+//! 1. Nobody knows the address of a mapping before all of it is protected and the server has the descriptor that
+//!    tells of its faults. The place of one of `MAP_FIXED` others may know, and store there meanwhile: so it is made
+//!    elsewhere, told to the server, and moved to its place, which to others is one step.
+//! 2. A forked child has the mappings, and they are not protected in it. So before `fork` returns each of them is
+//!    made so again, or the child is killed. Where no mapping can be stored to, there is nothing to protect.
+//! 3. Which mappings there are is the kernel's knowledge, which the server asks for. Here is only a range that all
+//!    lie in.
 //! 4. A mapping that would have to move (`mremap`) is made once more, and the old one unmapped.
 
 use core::ffi::{CStr, c_int};
@@ -64,8 +65,8 @@ const PROTECTED: u64 = 1;
 const USER_MODE_ONLY: c_int = 1;
 
 fn request(fd: c_int, number: u64, words: &mut [u64]) -> Result<(), c_int> {
-    // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`. What they name is a mapping
-    // just made, or inherited and told nobody yet; whether a store to it waits is all that changes.
+    // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`. What they
+    // name is a mapping just made, or inherited and told nobody yet; whether a store to it waits is all that changes.
     unsafe { raw::result(libc::SYS_ioctl, [word(fd), number as usize, words.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
 }
 
@@ -98,7 +99,8 @@ fn whole(len: usize) -> Result<usize, c_int> {
     len.checked_next_multiple_of(4096).ok_or(libc::EINVAL)
 }
 
-/// Has every page of a mapping wait for its first store, and the server hear of it. It is moved to `place` next, if that is not 0.
+/// Has every page of a mapping wait for its first store, and the server hear of it. It is moved to `place` next, if
+/// that is not 0.
 fn announce(start: usize, len: usize, watch: Option<&Owned>, place: usize) -> Result<(), c_int> {
     if let Some(watch) = watch {
         let whole = whole(len)? as u64;
@@ -174,8 +176,8 @@ fn put(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_i
     }
     let (number, offset, flags) = (place as u64, len as i64, moved.is_ok().into());
     let told = Request { number, offset, flags, device: start as u64, ..Request::default() };
-    // Others wait for this. Without a descriptor to connect with it has to wait for a connection that there is. What fails with the
-    // server has been heard by it, and may be said again.
+    // Others wait for this. Without a descriptor to connect with it has to wait for a connection that there is. What
+    // fails with the server has been heard by it, and may be said again.
     while let Err(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) = ask(Operation::Placed, None, told) {
         raw::pause();
     }
@@ -247,7 +249,8 @@ fn found(start: usize, len: usize) -> (Result<Reply, c_int>, Option<Owned>) {
     (reply, twin.map(Owned))
 }
 
-/// `mremap`: a mapping that gets longer or moves is made once more, which shows the same bytes. `None` if it is none of ours.
+/// `mremap`: a mapping that gets longer or moves is made once more, which shows the same bytes. `None` if it is none
+/// of ours.
 pub(crate) fn again(old: usize, old_len: usize, len: usize, flags: c_int) -> Option<Result<usize, c_int>> {
     let (reply, twin) = found(old, 1);
     let found = match reply {
@@ -300,7 +303,8 @@ pub(crate) fn sync(start: usize, len: usize) -> Result<(), c_int> {
     ask(Operation::SyncMapped, None, asked).map(drop)
 }
 
-/// Something may have been unmapped. A commit at a file's last mapping that fails is in the report: `munmap` has no way to tell.
+/// Something may have been unmapped. A commit at a file's last mapping that fails is in the report: `munmap` has no
+/// way to tell.
 pub(crate) fn were_unmapped(start: usize, len: usize) {
     let _ = ask(Operation::Unmapped, None, Request { number: start as u64, offset: len as i64, ..Request::default() });
 }
@@ -344,7 +348,8 @@ pub(crate) extern "C" fn in_child() {
                     raw::die();
                 }
             }
-            // Nobody would hear of what it stores to memory that it shares with others, of which a part may be committed.
+            // Nobody would hear of what it stores to memory that it shares with others, of which a part may be
+            // committed.
             Err(_) => raw::die(),
         }
     }

@@ -1,10 +1,10 @@
-//! A test build reports every system call on a managed descriptor that did not come from the layer (Syscall User Dispatch,
-//! prctl(2)). One line for each, in the file that `UNTORN_PRELOAD_ORACLE` names: the process, the call's number, the descriptor. A
-//! process that cannot be watched says so there.
+//! A test build reports every system call on a managed descriptor that did not come from the layer (Syscall User
+//! Dispatch, prctl(2)). One line for each, in the file that `UNTORN_PRELOAD_ORACLE` names: the process, the call's
+//! number, the descriptor. A process that cannot be watched says so there.
 //!
-//! The kernel lets calls through that come from the layer's one system call instruction, and of the others those that are made
-//! while the layer itself calls the C library. For the rest it sends SIGSYS; the handler makes the call in the program's place.
-//! It watches the thread that the process began with, and a forked child's.
+//! The kernel lets calls through that come from the layer's one system call instruction, and of the others those that
+//! are made while the layer itself calls the C library. For the rest it sends SIGSYS; the handler makes the call in
+//! the program's place. It watches the thread that the process began with, and a forked child's.
 
 use core::cell::Cell;
 use core::ffi::{c_int, c_long, c_void};
@@ -186,7 +186,8 @@ fn escaped(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
     places.iter().map(|place| arguments[*place] as c_int).find(|fd| is_marked(*fd))
 }
 
-/// Whether a path says that the descriptor itself is meant, as far as it can be read without a look beyond the end of memory.
+/// Whether a path says that the descriptor itself is meant, as far as it can be read without a look beyond the end of
+/// memory.
 fn is_empty(path: usize, flags: usize) -> bool {
     flags as c_int & libc::AT_EMPTY_PATH != 0 && (path == 0 || raw::word_at(path).is_some_and(|word| word & 0xff == 0))
 }
@@ -221,7 +222,8 @@ fn append(line: &[u8]) {
     let _ = raw::close(to as c_int);
 }
 
-/// `rt_sigprocmask`, on the mask that the program goes on with; but SIGSYS is never blocked, or the next call would end it.
+/// `rt_sigprocmask`, on the mask that the program goes on with; but SIGSYS is never blocked, or the next call would
+/// end it.
 ///
 /// # Safety
 /// A context of the kernel's; masks are null or the program's.
@@ -290,8 +292,8 @@ unsafe extern "C" fn handle(_signal: c_int, information: *mut libc::siginfo_t, c
         libc::SYS_sigaltstack,
     ];
     if repeats.contains(&number) {
-        // Made by the program itself, once it returns: it is about the program's own stack, or its signals. Until the layer is
-        // next called, nothing is watched.
+        // Made by the program itself, once it returns: it is about the program's own stack, or its signals. Until the
+        // layer is next called, nothing is watched.
         SELECTOR.store(ALLOW, Ordering::Relaxed);
         registers[libc::REG_RIP as usize] -= 2;
         registers[libc::REG_RAX as usize] = number;

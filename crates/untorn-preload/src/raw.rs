@@ -12,13 +12,14 @@ pub(crate) const GETSIG: c_int = 11;
 /// `fcntl`: sets it.
 pub(crate) const SETSIG: c_int = 10;
 
-/// One system call. A negative result is an errno. After it stands the return from a signal handler, for the [oracle]: what the
-/// layer asks of the kernel, it asks from here.
+/// One system call. A negative result is an errno. After it stands the return from a signal handler, for
+/// the [oracle]: what the layer asks of the kernel, it asks from here.
 ///
 /// [oracle]: crate::oracle
 ///
 /// # Safety
-/// What the system call asks for; `arguments` are six. Pointers into the program's memory may be wrong; the kernel checks them.
+/// What the system call asks for; `arguments` are six. Pointers into the program's memory may be wrong; the kernel
+/// checks them.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn gate(number: c_long, arguments: *const usize) -> isize {
@@ -131,8 +132,9 @@ pub(crate) fn fstat(fd: c_int) -> Result<stat, c_int> {
     Ok(unsafe { status.assume_init() })
 }
 
-/// Device and inode of a descriptor's file. Unlike [`fstat`] it asks for no times: of a file whose times were asked for the kernel
-/// has to note each change after that anew (multigrain timestamps, Linux 6.13), which makes every write slower.
+/// Device and inode of a descriptor's file. Unlike [`fstat`] it asks for no times: of a file whose times were asked
+/// for the kernel has to note each change after that anew (multigrain timestamps, Linux 6.13), which makes every
+/// write slower.
 pub(crate) fn file_of(fd: c_int) -> Result<(u64, u64), c_int> {
     let mut status = MaybeUninit::<libc::statx>::zeroed();
     let (empty, mask) = (c"".as_ptr() as usize, libc::STATX_INO as usize);
@@ -239,8 +241,8 @@ pub(crate) fn truncate(fd: c_int, len: u64) -> Result<(), c_int> {
     unsafe { result(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Whether 8 bytes of the program's memory are there. The kernel copies a mask from there before it finds that it is told to do with
-/// it what it cannot.
+/// Whether 8 bytes of the program's memory are there. The kernel copies a mask from there before it finds that it is
+/// told to do with it what it cannot.
 pub(crate) fn is_readable(address: usize) -> bool {
     const NOTHING: usize = 77;
     // SAFETY: changes nothing, and the kernel checks the address.
@@ -262,7 +264,8 @@ pub(crate) fn has_something(socket: c_int) -> bool {
     found != Err(libc::EAGAIN)
 }
 
-/// Calls `each` with every descriptor of this process, until it fails. The first thread may have ended, and has none then.
+/// Calls `each` with every descriptor of this process, until it fails. The first thread may have ended, and has none
+/// then.
 pub(crate) fn each_descriptor(mut each: impl FnMut(c_int) -> Result<(), c_int>) -> Result<(), c_int> {
     let flags = word(libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
     let arguments = [word(libc::AT_FDCWD), c"/proc/thread-self/fd".as_ptr() as usize, flags, 0, 0, 0];

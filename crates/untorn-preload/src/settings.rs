@@ -81,8 +81,8 @@ pub(crate) fn set_up() {
         beside::watch_forks();
     }
     layer::hello();
-    // What was inherited: managed already, or opened by a program without the layer, or by `posix_spawn`. Shells keep such
-    // descriptors low; one that is handed down by number is low, too.
+    // What was inherited: managed already, or opened by a program without the layer, or by `posix_spawn`. Shells keep
+    // such descriptors low; one that is handed down by number is low, too.
     for fd in 0..256 {
         if raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(libc::O_PATH) & libc::O_PATH != 0 {
             continue;

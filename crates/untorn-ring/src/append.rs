@@ -174,8 +174,8 @@ pub fn pieces(geometry: Geometry, first: u64, len: usize) -> impl Iterator<Item 
         .map(move |part| (geometry.entry_at(first + part) + HEADER, (len - part as usize * entry).min(entry)))
 }
 
-/// Changes a file whose turn is held, if [processes may](crate::FileLock::is_writable): first in the log, durably unless
-/// durability is per sync, and then by the kernel.
+/// Changes a file whose turn is held, if [processes may](crate::FileLock::is_writable): first in the log, durably
+/// unless durability is per sync, and then by the kernel.
 pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Appender) -> Outcome {
     let change = change.into();
     let len = change.len();

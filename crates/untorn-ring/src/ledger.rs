@@ -123,8 +123,8 @@ impl<'a> SharedState<'a> {
         SharedState { words, terms }
     }
 
-    /// Turns zeroed words into a ledger that other processes can [find](SharedState::find). `way` is how they write to the
-    /// log; `batch` is the number of entries that makes a drain worthwhile.
+    /// Turns zeroed words into a ledger that other processes can [find](SharedState::find). `way` is how they write
+    /// to the log; `batch` is the number of entries that makes a drain worthwhile.
     ///
     /// # Errors
     /// Errors of creating the locks.
@@ -217,7 +217,8 @@ impl<'a> SharedState<'a> {
         self.words[OPEN].store(0, Ordering::SeqCst);
     }
 
-    /// The thread that [opened](SharedState::open) the ledger calls this before it ends, and before the words are freed.
+    /// The thread that [opened](SharedState::open) the ledger calls this before it ends, and before the words are
+    /// freed.
     pub fn let_go(&self) {
         self.close();
         robust::unlock(self.lock_words(ALIVE));

@@ -1,15 +1,15 @@
 //! The log of a write cache, as several processes append to it.
 //!
 //! The process that serves a run keeps the log. A write through its socket would take many times as long as the write
-//! itself, so the processes of the run append to the log themselves: by stores on persistent memory, by system calls on
-//! a disk. This crate has what they must agree on, once: the [entry](Entry), the [ledger](SharedState), which says where
-//! each process may write, how a process [appends](append()) an entry, and how processes that wait for a disk [share a
-//! flush](SharedState::flush_together).
+//! itself, so the processes of the run append to the log themselves: by stores on persistent memory, by system calls
+//! on a disk. This crate has what they must agree on, once: the [entry](Entry), the [ledger](SharedState), which says
+//! where each process may write, how a process [appends](append()) an entry, and how processes that wait for a disk
+//! [share a flush](SharedState::flush_together).
 //!
 //! # Invariants
 //!
-//! 1. A process appends for a file only while it holds that file's [turn](FileLock), a robust lock: the kernel reports if
-//!    its holder died. The operations of a file therefore have one order, in the log and in the kernel.
+//! 1. A process appends for a file only while it holds that file's [turn](FileLock), a robust lock: the kernel
+//!    reports if its holder died. The operations of a file therefore have one order, in the log and in the kernel.
 //! 2. Positions are allocated from one atomic word that also names the previous owner. Each process that allocates
 //!    positions first records that owner's. The server therefore knows for certain whether a dead process had been
 //!    given any.

@@ -70,7 +70,8 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Calle
             Ok(answer) => answer,
             Err(errno) => (Reply { errno, ..Reply::default() }, Vec::new()),
         };
-        // Before the answer: until then the caller's own reference is not the last one, and a lock on it lives on with ours.
+        // Before the answer: until then the caller's own reference is not the last one, and a lock on it lives on
+        // with ours.
         let passed = call.finish();
         let reply = Reply { payload: bytes.len() as u64, ..reply };
         match passed {
@@ -82,8 +83,8 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Calle
     Ok(())
 }
 
-/// The next request, with the descriptor that came with it, and whether there was one that this process had no number to spare for;
-/// `None` at the end.
+/// The next request, with the descriptor that came with it, and whether there was one that this process had no number
+/// to spare for; `None` at the end.
 fn receive(socket: &mut UnixStream, patience: &mut Patience) -> io::Result<Option<(Request, Option<OwnedFd>, bool)>> {
     patience.wait(|| recv(&*socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT) != Err(Sys::AGAIN));
     let mut request = Request::new_zeroed();
@@ -159,7 +160,8 @@ pub(crate) fn bytes(bytes: Vec<u8>) -> Answer {
     (Reply { value: bytes.len() as i64, ..Reply::default() }, bytes)
 }
 
-/// An answer of length and time of the last change, seconds and nanoseconds since the epoch, where they differ from the kernel's.
+/// An answer of length and time of the last change, seconds and nanoseconds since the epoch, where they differ from
+/// the kernel's.
 pub(crate) fn status(found: Option<(u64, (i64, i64))>) -> Answer {
     let differs = |(len, (seconds, nanoseconds))| Reply {
         managed: 1,
@@ -272,11 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn what_lost_its_descriptor_on_the_way_is_not_done_without() {
+    fn a_request_that_lost_its_descriptor_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(Box::new(Atomic), Board::create(&dir.path().join("board")).unwrap());
-        // The kernel drops one for which there is no room as it does one for which there is no number. There is room for a
-        // few, as it counts.
+        // The kernel drops one for which there is no room as it does one for which there is no number. There is room
+        // for a few, as it counts.
         let file = File::create(dir.path().join("f")).unwrap();
         let opened = Request { operation: Operation::Open as u32, ..Request::default() };
         assert_eq!(answer(&files, opened, &[file.as_fd(); 9]), libc_errno(Sys::MFILE));

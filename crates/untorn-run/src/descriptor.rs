@@ -32,7 +32,8 @@ pub(crate) fn flags(descriptor: &OwnedFd) -> Result<OFlags, Errno> {
     fcntl_getfl(descriptor).map_err(libc_errno)
 }
 
-/// `O_DSYNC`, a bit that `O_SYNC` has as well. The constant of this name that comes with the calls has all bits of `O_SYNC` (rustix 1.1).
+/// `O_DSYNC`, a bit that `O_SYNC` has as well. The constant of this name that comes with the calls has all bits of
+/// `O_SYNC` (rustix 1.1).
 pub(crate) const O_DSYNC: OFlags = OFlags::from_bits_retain(0o10_000);
 
 /// Whether each write of a description is to be durable when it returns.
@@ -52,7 +53,8 @@ pub(crate) fn move_to(descriptor: &OwnedFd, offset: u64) -> Result<(), Errno> {
     seek(descriptor, SeekFrom::Start(offset)).map(drop).map_err(libc_errno)
 }
 
-/// Where `lseek` leads in a file of this length. The whole file is data, which `SEEK_DATA` and `SEEK_HOLE` may say of any file.
+/// Where `lseek` leads in a file of this length. The whole file is data, which `SEEK_DATA` and `SEEK_HOLE` may say of
+/// any file.
 pub(crate) fn sought(descriptor: &OwnedFd, request: &Request, len: u64) -> Result<u64, Errno> {
     let len = i64::try_from(len).map_err(|_| libc_errno(Sys::OVERFLOW))?;
     let inside = (0..len).contains(&request.offset);

@@ -1,6 +1,7 @@
 //! Who holds a file: asked of the kernel, for all processes that descend from this one.
 //!
-//! Nothing is counted: a descriptor goes by `close`, `exec`, `exit` and SIGKILL, and comes by `dup`, `fork` and over sockets.
+//! Nothing is counted: a descriptor goes by `close`, `exec`, `exit` and SIGKILL, and comes by `dup`, `fork` and over
+//! sockets.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -20,10 +21,11 @@ use crate::maps::areas;
 /// Files by device and inode.
 pub(crate) type Keys = HashSet<(u64, u64)>;
 
-/// Those of `wanted` that some process below this one has open. A process that may not be looked into is taken to hold all.
+/// Those of `wanted` that some process below this one has open. A process that may not be looked into is taken to
+/// hold all.
 ///
-/// While this looks, a process may hand its descriptors to a child and close its own, or leave its children to this one: so it
-/// goes on until there is no process that it has not looked into.
+/// While this looks, a process may hand its descriptors to a child and close its own, or leave its children to this
+/// one: so it goes on until there is no process that it has not looked into.
 pub(crate) fn held(wanted: &Keys) -> Keys {
     let mut found = Keys::new();
     let mut seen: HashSet<u32> = HashSet::new();
@@ -36,7 +38,8 @@ pub(crate) fn held(wanted: &Keys) -> Keys {
     }
 }
 
-/// Whether some process below this one has a file in memory mapped. One that may not be looked into is taken to have it.
+/// Whether some process below this one has a file in memory mapped. One that may not be looked into is taken to have
+/// it.
 pub(crate) fn maps(inode: u64) -> bool {
     let mut seen: HashSet<u32> = HashSet::new();
     loop {
@@ -101,11 +104,12 @@ fn descriptors(process: u32) -> io::Result<Vec<PathBuf>> {
 const AWAKE: u32 = 10;
 /// Between two later ones.
 const MOMENT: Duration = Duration::from_millis(1);
-/// A thread that was killed, and does not even begin to end, is waited for so many looks: the kernel may keep it for as long as it likes.
+/// A thread that was killed, and does not even begin to end, is waited for so many looks: the kernel may keep it for
+/// as long as it likes.
 const PATIENCE: u32 = 1000;
 
-/// Waits until a process has ended that is about to: whoever dies has neither descriptors nor locks any more some time before it can be
-/// told that it died. Whether it has ended; not if there is none, or it may not be looked at.
+/// Waits until a process has ended that is about to: whoever dies has neither descriptors nor locks any more some
+/// time before it can be told that it died. Whether it has ended; not if there is none, or it may not be looked at.
 pub(crate) fn await_dying(process: u32) -> bool {
     let mut looks = 0;
     loop {
@@ -119,7 +123,8 @@ pub(crate) fn await_dying(process: u32) -> bool {
     }
 }
 
-/// Whether the first thread of a process is about to end, or has ended. Before all have begun to, nothing that they share is let go of.
+/// Whether the first thread of a process is about to end, or has ended. Before all have begun to, nothing that they
+/// share is let go of.
 pub(crate) fn is_exiting(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"));
     stat.is_ok_and(|stat| thread(&stat).is_some_and(|first| first.exiting))
@@ -147,8 +152,8 @@ enum ReplayOutcome {
 
 /// What becomes of a process with these threads, at a look after `looks` others.
 fn fate(threads: &[Thread], looks: u32) -> ReplayOutcome {
-    // The first thread stays until somebody has waited for the process, and any other one until who traces it has. One that was made
-    // while the others were looked at may be none of these.
+    // The first thread stays until somebody has waited for the process, and any other one until who traces it has.
+    // One that was made while the others were looked at may be none of these.
     let complete = threads.last().is_some_and(|last| last.among == threads.len());
     if complete && threads.iter().all(|thread| thread.ended) {
         return ReplayOutcome::Ended;
@@ -183,8 +188,8 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
-/// How long a list of processes may be taken for complete. Within this nobody starts as many as there are numbers, after which
-/// the last one could be the same again.
+/// How long a list of processes may be taken for complete. Within this nobody starts as many as there are numbers,
+/// after which the last one could be the same again.
 const FRESH: Duration = Duration::from_millis(3);
 
 /// A list of the processes below this one.
@@ -195,11 +200,12 @@ struct Listed {
     processes: Vec<u32>,
 }
 
-/// The last list, for whoever asks again in a moment: who opens one file after the other would else spend most of the time on it.
+/// The last list, for whoever asks again in a moment: who opens one file after the other would else spend most of the
+/// time on it.
 static LISTED: Mutex<Option<Listed>> = Mutex::new(None);
 
-/// All processes below this one; since one was listed a moment ago and nothing has started since, that list, of which some may have
-/// ended.
+/// All processes below this one; since one was listed a moment ago and nothing has started since, that list, of which
+/// some may have ended.
 pub(crate) fn descendants() -> Vec<u32> {
     let at = Instant::now();
     let Some(last) = last_number() else { return list() };
@@ -290,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_dying_is_told_from_who_lives_and_who_has_ended() {
+    fn living_dying_and_ended_processes_are_told_apart() {
         let stat = |state, flags: u32, pending: u32| {
             let some = "0 ".repeat(10);
             format!("7 (a) R 1 4) {state} 1 7 7 0 -1 {flags} {some}3 {some}{pending} 0 0")
@@ -312,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_what_may_never_come() {
+    fn the_fate_of_a_process_follows_from_all_its_threads() {
         let [lives, killed, exiting, ended] =
             [(false, false, false), (false, false, true), (false, true, false), (true, true, false)]
                 .map(|(ended, exiting, killed)| Thread { ended, exiting, killed, among: 2 });
@@ -359,8 +365,8 @@ mod tests {
         assert_eq!(held(&wanted), wanted);
         drop(child.stdin.take());
         child.wait().unwrap();
-        // Other tests start processes: what one of them inherited before our copy was closed, it has until it is another
-        // program.
+        // Other tests start processes: what one of them inherited before our copy was closed, it has until it is
+        // another program.
         let start = Instant::now();
         while !held(&wanted).is_empty() {
             assert!(start.elapsed() < Duration::from_secs(60), "somebody holds it for ever");

@@ -34,8 +34,8 @@ pub struct Launch {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Which files are managed. A glob without a slash is one for names; one that does not begin with a slash is taken from
-    /// the working directory.
+    /// Which files are managed. A glob without a slash is one for names; one that does not begin with a slash is
+    /// taken from the working directory.
     pub globs: Vec<String>,
     /// Globs of files that are not managed, whatever else they match.
     pub excluded: Vec<String>,
@@ -119,8 +119,8 @@ pub fn launch(launch: &Launch, mode: impl Mode + 'static) -> Result<Ended, NotRu
     run(launch, name, |board| Ok(Files::new(Box::new(mode), board)))
 }
 
-/// Runs a program with a log in front of its files, which was replayed when it was opened; otherwise as [`launch`]. What is still
-/// in the log at the end is of files that could not be written to.
+/// Runs a program with a log in front of its files, which was replayed when it was opened; otherwise as [`launch`].
+/// What is still in the log at the end is of files that could not be written to.
 ///
 /// # Errors
 /// Why it was not run; nothing of it was, then.
@@ -229,7 +229,8 @@ fn preload(layer: &Path) -> Result<OsString, NotRun> {
     Ok(preload)
 }
 
-/// Asks the program's dynamic linker what it would load, without running the program: of a preload that fails it only warns.
+/// Asks the program's dynamic linker what it would load, without running the program: of a preload that fails it only
+/// warns.
 fn verify(runnable: &Runnable, layer: &Path, preload: &OsStr) -> Result<(), NotRun> {
     let output = Command::new(&runnable.linker)
         .arg("--list")

@@ -11,8 +11,8 @@ use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 /// An errno, as a positive number.
 pub(crate) type Errno = i32;
 
-/// One managed file. Its caller holds the file's lock over each call. Dropped without [`release`](Managed::release) it is left as
-/// a crash would leave it.
+/// One managed file. Its caller holds the file's lock over each call. Dropped without [`release`](Managed::release)
+/// it is left as a crash would leave it.
 pub trait Managed: Send {
     /// Length in bytes, as the program sees it.
     fn len(&self) -> u64;
@@ -85,7 +85,8 @@ impl Mode for Atomic {
 }
 
 fn options() -> Options {
-    // Programs have many small files, of which each gets two chunks of the log, written once, when it is first changed: so these are small.
+    // Programs have many small files, of which each gets two chunks of the log, written once, when it is first
+    // changed: so these are small.
     Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).record_area(1, 64)
 }
 
@@ -129,8 +130,8 @@ impl Managed for Epochs {
         }
         self.file.resize(end).map_err(|error| errno(&error))?;
         self.file.write_at(bytes, offset).map_err(|error| {
-            // The length goes back with the bytes that were not written. If not even that is possible, the handle is poisoned
-            // and nothing of this is ever committed.
+            // The length goes back with the bytes that were not written. If not even that is possible, the handle is
+            // poisoned and nothing of this is ever committed.
             let _ = self.file.resize(before);
             errno(&error)
         })
@@ -149,8 +150,9 @@ impl Managed for Epochs {
     }
 }
 
-/// Does what opens a file anew, with `rights`. A program may use by its descriptor what its owner may not open any more (`open`
-/// with `O_CREAT` and mode 0444): the owner is allowed to for as long as this takes. Of another user's file it fails.
+/// Does what opens a file anew, with `rights`. A program may use by its descriptor what its owner may not open any
+/// more (`open` with `O_CREAT` and mode 0444): the owner is allowed to for as long as this takes. Of another user's
+/// file it fails.
 pub(crate) fn as_owner<T>(file: &(impl AsFd + AsRawFd), rights: Access, act: impl FnOnce() -> T) -> T {
     let before = match rustix::fs::access(in_proc(file), rights) {
         Err(rustix::io::Errno::ACCESS) => rustix::fs::fstat(file).map(|status| Bits::from_raw_mode(status.st_mode)),

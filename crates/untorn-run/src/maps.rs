@@ -35,8 +35,8 @@ impl Area {
     }
 }
 
-/// The areas of a process, without the places that were claimed. A program may have thousands of mappings, and each of them is looked
-/// for among all of these.
+/// The areas of a process, without the places that were claimed. A program may have thousands of mappings, and each
+/// of them is looked for among all of these.
 pub(crate) struct Unclaimed {
     by_start: BTreeMap<usize, Area>,
     is_alive: bool,
@@ -73,8 +73,8 @@ impl Unclaimed {
     }
 }
 
-/// The areas of a process, in the order of their addresses. None of one that has ended. Its threads share them; the first may
-/// have ended, and has none then.
+/// The areas of a process, in the order of their addresses. None of one that has ended. Its threads share them; the
+/// first may have ended, and has none then.
 ///
 /// # Errors
 /// EACCES for a process that may not be looked into.
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_registered_is_found() {
+    fn unregistered_mappings_are_found() {
         let part = |start: &str, path: &str, flags: &str| {
             format!("{start}000-{start}fff r--s 00000000 00:01 1029  {path}\nSize: 4 kB\nVmFlags: rd sh {flags}\n")
         };

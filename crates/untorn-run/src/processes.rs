@@ -63,8 +63,8 @@ impl Processes {
         self.programs.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The program that a process runs, by a number that no other one has. It may have become it without a word, and has the number of
-    /// the one before then.
+    /// The program that a process runs, by a number that no other one has. It may have become it without a word, and
+    /// has the number of the one before then.
     pub(crate) fn program(&self, process: u32) -> u64 {
         self.lock().get(&process).map_or(0, |process| process.program)
     }
@@ -78,8 +78,8 @@ impl Processes {
         program
     }
 
-    /// A thread of a program says that its process is about to become another one, or that it has not. What it said may be heard when
-    /// the process is another one already, and is of no account then.
+    /// A thread of a program says that its process is about to become another one, or that it has not. What it said
+    /// may be heard when the process is another one already, and is of no account then.
     pub(crate) fn becomes(&self, process: u32, program: u64, becoming: bool) {
         if let Some(process) = self.lock().get_mut(&process).filter(|process| process.program == program) {
             process.becoming = if becoming { process.becoming + 1 } else { process.becoming.saturating_sub(1) };
@@ -91,13 +91,14 @@ impl Processes {
         self.lock().get(&process).is_some_and(|process| process.becoming > 0)
     }
 
-    /// Whether a process ended without having said so: it was killed, or crashed. Not if it had become a program that cannot say so:
-    /// that has written nothing.
+    /// Whether a process ended without having said so: it was killed, or crashed. Not if it had become a program that
+    /// cannot say so: that has written nothing.
     pub(crate) fn died(&self, process: u32) -> bool {
         self.lock().get_mut(&process).is_none_or(|process| !process.is_willing() && process.has_ended())
     }
 
-    /// The same, and whether it is about to, which is waited for: others may know of its end already, by a lock that it had, or a pipe.
+    /// The same, and whether it is about to, which is waited for: others may know of its end already, by a lock that
+    /// it had, or a pipe.
     pub(crate) fn dies(&self, process: u32) -> bool {
         self.died(process) || !self.is_willing(process) && holders::await_dying(process) || self.died(process)
     }
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_that_said_nothing_has_died() {
+    fn only_a_process_that_did_not_announce_its_exit_has_died() {
         let processes = Processes::default();
         for exiting in [false, true] {
             let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_becomes_a_program_that_cannot_say_anything_does_not_die_of_it() {
+    fn an_exec_of_a_silent_program_does_not_count_as_a_death() {
         let processes = Processes::default();
         for (becoming, died) in [
             (&[true][..], false),
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_said_is_of_no_account_once_its_process_is_another_one() {
+    fn messages_of_the_earlier_program_are_ignored_after_exec() {
         let processes = Processes::default();
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let handle = processes.meet(child.id()).unwrap().unwrap();
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_never_connected_cannot_vouch_for_what_it_wrote() {
+    fn a_process_that_never_connected_counts_as_died() {
         assert!(Processes::default().died(1));
     }
 }

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_told_why() {
+    fn a_refusal_says_why_a_program_cannot_be_served() {
         let dir = tempfile::tempdir().unwrap();
         let text = dir.path().join("text");
         fs::write(&text, "echo no magic\n").unwrap();

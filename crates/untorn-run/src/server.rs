@@ -23,7 +23,8 @@ use crate::service::Service;
 /// Serves the managed files of one run. The files are let go of by [`finish`](Server::finish).
 pub(crate) struct Server {
     files: Arc<dyn Service>,
-    /// Of this user alone; of root's runs the processes may take other rights, so anybody may connect, and is asked who it is.
+    /// Of this user alone; of root's runs the processes may take other rights, so anybody may connect, and is asked
+    /// who it is.
     directory: TempDir,
 }
 
@@ -142,7 +143,8 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
         if let Err(error) = connection::serve(&*files, socket, caller) {
             tracing::debug!(%error, process, "a connection ended within a request");
         }
-        // Its connections are closed by `exec`, as its descriptors are; of a program without the layer nobody hears more.
+        // Its connections are closed by `exec`, as its descriptors are; of a program without the layer nobody hears
+        // more.
         if files.processes().has_become(process) {
             files.became(process);
         }

@@ -168,8 +168,9 @@ impl SimMedium {
     }
 
     /// Makes the device write nothing more to the page of a file that has this byte, and report success. The cache
-    /// shows later writes, and [`read_stored`](untorn::testing::storage::MediumFile::read_stored) shows the page's present
-    /// bytes. Memory, which has no such cache, shows that to all. A power cut forgets it. No such file, no wear.
+    /// shows later writes, and [`read_stored`](untorn::testing::storage::MediumFile::read_stored) shows the page's
+    /// present bytes. Memory, which has no such cache, shows that to all. A power cut forgets it. No such file, no
+    /// wear.
     pub fn wear(&self, path: impl AsRef<Path>, offset: u64) {
         let from = offset / 4096 * 4096;
         let Some(bytes) = self.peek(&path) else { return };

@@ -1,8 +1,8 @@
 //! Virtual threads: operating-system threads of which one runs at a time, in an order that follows from a seed.
 //!
 //! A thread started by [`run`] holds a token while it runs. At every call of a simulated medium it may hand the token
-//! to another, and whenever it waits ([`Medium::relax`](untorn::testing::storage::Medium::relax)) it does. An interleaving at
-//! the granularity of medium calls is therefore a function of the seed and can be run again.
+//! to another, and whenever it waits ([`Medium::relax`](untorn::testing::storage::Medium::relax)) it does. An
+//! interleaving at the granularity of medium calls is therefore a function of the seed and can be run again.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_excluded_is_not_chosen_whatever_else_it_matches() {
+    fn excluded_paths_are_never_chosen() {
         let chosen = |globs: &[&str]| is_chosen(globs.iter().map(|glob| glob.as_bytes()), |glob| glob == b"yes");
         assert!(chosen(&["no", "yes"]) && chosen(&["yes", "!no"]));
         assert!(!chosen(&[]) && !chosen(&["no"]) && !chosen(&["!no"]));

@@ -70,13 +70,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_answered_soon_stays_awake() {
+    fn a_waiter_that_is_answered_soon_stays_awake() {
         let mut patience = Patience::default();
         assert_eq!([(); 9].map(|()| looks(&mut patience, 7)), [7; 9]);
     }
 
     #[test]
-    fn who_waits_in_vain_sleeps_ever_more_often_and_begins_anew() {
+    fn a_waiter_in_vain_sleeps_more_often_and_then_starts_anew() {
         let mut patience = Patience::default();
         let awake: Vec<usize> = (0..2000).filter(|_| looks(&mut patience, LOOKS + 1) > 0).collect();
         assert_eq!(awake[..5], [0, 2, 6, 14, 30]);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_kept_in_a_word() {
+    fn patience_is_kept_in_a_word() {
         let mut patience = Patience::from_bits(0);
         assert_eq!(patience, Patience::default());
         for _ in 0..700 {

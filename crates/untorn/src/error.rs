@@ -73,8 +73,8 @@ pub enum Error {
         sidecar: PathBuf,
         /// The UUID the data file carries.
         uuid: String,
-        /// The file beside this one whose sidecar has that UUID, of which this one is a copy; `None` unless adoption came
-        /// across it.
+        /// The file beside this one whose sidecar has that UUID, of which this one is a copy; `None` unless adoption
+        /// came across it.
         original: Option<PathBuf>,
     },
     /// The sidecar belongs to another file, or the data file was replaced.

@@ -3,19 +3,20 @@
 //! untorn gives *failure atomicity* to file I/O: after any crash a file holds exactly the state of its last commit,
 //! never a mixture, on persistent memory and on ordinary disks, on a stock kernel.
 //!
-//! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages. A [`Transaction`] gathers writes to any ranges
-//!   that commit together.
+//! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages. A [`Transaction`] gathers writes
+//!   to any ranges that commit together.
 //! - [`AtomicMap`]: plain loads and stores into memory, committed together.
 //! - [`Options`]: engine, durability, layout; the rest of its words are in [`options`].
-//! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit. [`doctor`](doctor()): what can be promised
-//!   at a path, and why. What they tell is in [`report`].
+//! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit. [`doctor`](doctor()):
+//!   what can be promised at a path, and why. What they tell is in [`report`].
 //! - [`protect`], [`scrub`], [`repair`], [`coverage`], [`unprotect`]: checksums and parity of a file, by its path.
 //!
 //! Each further product has a module:
 //! - [`region`]: named sets of pages in one store, each committed as a whole.
 //! - [`shared`]: a file as plain memory of several processes.
 //! - [`write_cache`]: a log on a fast medium in front of many ordinary files.
-//! - [`redundancy`]: checksums and parity for a plain file, a mapping of one's own, or ([`Options::redundancy`]) a file with an engine.
+//! - [`redundancy`]: checksums and parity for a plain file, a mapping of one's own, or ([`Options::redundancy`]) a
+//!   file with an engine.
 //!
 //! What a commit promises, and against which faults, is in `docs/fault-model.md`; the bytes are in `docs/format.md`.
 //!

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_commands_at_once_each_can_fail_the_step() {
+    fn either_of_two_parallel_commands_can_fail_the_step() {
         for (one, other) in [(["-c", "exit 3"], ["-c", "exit 0"]), (["-c", "exit 0"], ["-c", "exit 3"])] {
             assert!(matches!(side_by_side(&context(Path::new("/")), &one, &other), Outcome::Failed(_)));
         }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_lacks_a_program_is_skipped_with_the_way_to_get_it() {
+    fn a_step_without_its_program_is_skipped_with_the_remedy() {
         let step = Step {
             name: "step",
             does: "nothing",

@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ci_samples_the_nightly_loop_does_at_length() {
+    fn the_nightly_loop_explores_more_states_than_ci() {
         let explored = |which: Loop| {
             let steps = STEPS.iter().filter(move |step| step.loops.contains(&which));
             let work = steps.flat_map(|step| step.work).filter_map(|work| match work {

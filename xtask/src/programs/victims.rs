@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_crash_is_dealt_to_somebody_and_every_failure_is_counted() {
+    fn all_crashes_are_dealt_out_and_all_failures_counted() {
         for crashes in [0, 1, 7, 8, 1000] {
             assert_eq!((0..7).map(|number| share(crashes, 7, number)).sum::<u32>(), crashes);
         }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_judge_is_believed_only_between_what_was_acknowledged_and_what_was_under_way() {
+    fn a_verdict_must_lie_between_acknowledged_and_under_way() {
         let output = |said: &str, code| Output {
             status: ExitStatus::from_raw(code << 8),
             stdout: said.into(),

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_log_takes_at_once_is_not_counted_beyond_it_and_a_blocked_write_delays_the_end() {
+    fn rates_exclude_absorbed_bytes_and_stalls_delay_the_end() {
         let start = 5_000 * MS;
         // 256 writes in no time, then 256 of 2 ms each: 1 MiB, and 1 MiB in 512 ms.
         let mut burst: Vec<[u64; 2]> = (0..256).map(|nth| [start + nth, start + nth + 1]).collect();

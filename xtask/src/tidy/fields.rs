@@ -1,8 +1,9 @@
 //! Private fields of a struct are touched in its own file, and in those of its module's files that are named here.
 //!
-//! Rust lets every file below a module touch the private fields of the structs declared in it. So a type whose `impl` is spread over
-//! ten files has no place where its invariants are kept. An `impl` may stand anywhere and call methods; one that
-//! touches a private field of its type, in another file than the type's, is named in [`SPREAD`] with the reason.
+//! Rust lets every file below a module touch the private fields of the structs declared in it. So a type whose `impl`
+//! is spread over ten files has no place where its invariants are kept. An `impl` may stand anywhere and call
+//! methods; one that touches a private field of its type, in another file than the type's, is named in [`SPREAD`]
+//! with the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -189,7 +190,8 @@ fn directory(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
 
-/// The struct of a name that a file may touch the private fields of: declared in the file, or in the nearest module around it.
+/// The struct of a name that a file may touch the private fields of: declared in the file, or in the nearest module
+/// around it.
 fn declared<'a>(structs: &'a [Struct], path: &str, name: &str) -> Option<&'a Struct> {
     let around = |of: &&Struct| {
         of.path == path || of.path.ends_with("/mod.rs") && path.starts_with(&format!("{}/", directory(&of.path)))

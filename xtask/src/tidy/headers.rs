@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn in_step() {
+    fn headers_in_step_are_fine() {
         assert_eq!(messages(RUST, HEADER), Vec::<String>::new());
     }
 

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn down_is_fine() {
+    fn downward_imports_are_fine() {
         let found = messages(&[
             ("crates/untorn/src/lib.rs", "mod engine; pub use engine::X; pub use crate::file::A;"),
             (
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn up_is_found_however_it_is_written() {
+    fn upward_imports_are_found_however_written() {
         let up = "`storage` (storage floor) uses `engine` (engine floor)";
         only(&[("crates/untorn/src/storage/dax.rs", "\nuse crate::engine::Engine;")], up);
         only(&[("crates/untorn/src/storage/dax.rs", "\nuse crate::{error::E, engine};")], up);

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_child_waits_for_is_not() {
+    fn statics_that_no_child_waits_for_are_fine() {
         let text = "static A: PerProcess<Mutex<u8>> = PerProcess::new();\n\
                     static B: FirstUse<u8> = FirstUse::new();\n\
                     fn f(a: &'static Mutex<u8>) -> MutexGuard<'static, u8> { a.lock() }\n\

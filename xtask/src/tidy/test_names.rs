@@ -1,29 +1,23 @@
 //! Names of tests: short enough to be read in a list, long enough to say what is tested and what must hold.
 
-use super::ratchet::Ratchet;
 use super::source::{File, identifier_at, occurrences, words};
 use super::{Finding, Tree};
 
 /// The most characters of a test's name.
 const MOST: usize = 60;
 
-const RATCHET: Ratchet = Ratchet { what: "long test names", at: "xtask/src/tidy/test_names.rs", limit: 228 };
-
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    check_with(tree, &RATCHET)
+    long(tree)
+        .map(|(file, at, name)| {
+            let message = format!("`{name}` has {} characters; a test's name has at most {MOST}", name.chars().count());
+            Finding::new(file, file.line_of(at), message)
+        })
+        .collect()
 }
 
-/// The last line of the run.
+/// What the run says last.
 pub(super) fn summary(tree: &Tree) -> String {
     format!("test names of more than {MOST} characters: {} of {}", long(tree).count(), tests(tree).count())
-}
-
-fn check_with(tree: &Tree, ratchet: &Ratchet) -> Vec<Finding> {
-    let finding = |(file, at, name): (&File, usize, &str)| {
-        let message = format!("`{name}` has {} characters; a test's name has at most {MOST}", name.chars().count());
-        Finding::new(file, file.line_of(at), message)
-    };
-    ratchet.hold(long(tree).count(), long(tree).map(finding).collect())
 }
 
 fn long(tree: &Tree) -> impl Iterator<Item = (&File, usize, &str)> {
@@ -52,7 +46,7 @@ mod tests {
 
     #[test]
     fn long_names_are_found() {
-        let found = check_with(&tree(), &Ratchet { limit: 1, ..RATCHET });
+        let found = check(&tree());
         assert!(found.len() == 2 && found.iter().all(|finding| finding.fails), "{found:#?}");
         assert!(found[0].to_string().starts_with("b.rs:3: `aaa") && found[0].message.contains("has 61 characters"));
     }

@@ -273,7 +273,7 @@ fn region_ops_compares_what_is_done_with_regions_and_files() {
 }
 
 #[test]
-fn redundancy_is_compared_with_none_and_with_tracking_at_every_period() {
+fn redundancy_has_rows_for_off_tracking_and_on_per_period() {
     for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
         let dir = tempfile::tempdir().unwrap();
         let (periods, rate) = (vec![0.01, 0.02], Some(1_000_000));
@@ -308,7 +308,7 @@ fn redundancy_is_compared_with_none_and_with_tracking_at_every_period() {
 }
 
 #[test]
-fn a_pass_over_what_nobody_stored_to_is_timed_by_tracking_method() {
+fn an_idle_pass_is_timed_for_each_tracking_method() {
     for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
         let dir = tempfile::tempdir().unwrap();
         let args = Args { sizes: vec![], threads: vec![], seconds: Some(0.01), ..small(dir.path()) };

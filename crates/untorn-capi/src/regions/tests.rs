@@ -48,7 +48,7 @@ fn a_region_that_a_call_left_in_the_middle_can_be_closed() {
 
 /// The calls that must not block while another thread is inside a call on a region, as during a commit.
 #[test]
-fn a_call_on_a_region_holds_up_calls_on_it_only_and_on_a_shared_one_none() {
+fn a_call_blocks_only_its_region_and_never_a_shared_one() {
     let dir = tempfile::tempdir().unwrap();
     let regions = none_open();
     let path = |name: &str| dir.path().join(name);

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_reaches_the_options_and_other_processes() {
+    fn given_arguments_reach_the_options_and_other_processes() {
         let log = Alone::parse_from(["alone", "--log-policy", "redo", "--log-size", "4M"]).log;
         assert_eq!(log.arguments(), ["--log-policy=redo", "--log-size=4194304"]);
         let options = format!("{:?}", log.apply(Options::new()));

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_given_back_and_what_goes_wrong_is_told() {
+    fn damage_is_repaired_and_the_judge_reports_failures() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("healed");
         let file = options().create(&path, LEN).unwrap();

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_read_returned_must_survive_if_every_write_is_a_commit() {
+    fn bytes_returned_by_a_read_survive_if_each_write_commits() {
         let saw = Report::Saw { stamp: Stamp::new(1, 1) };
         let plan = Plan::new(SEED, 2);
         assert!(!verdict(Durability::PerWrite, &[saw], &state(&plan, &[])).is_empty());
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_survives_only_with_all_that_had_returned_before_it_began() {
+    fn an_operation_survives_only_with_those_returned_before_it() {
         let plan = Plan::new(SEED, 2);
         let heard = [done(0, 1), done(1, 1), done(0, 2)];
         // Thread 0's operation 2 began before thread 1's operation 1 was reported, its operation 3 after that.

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_cover_the_file_without_overlap_and_every_thread_has_some() {
+    fn blocks_tile_the_file_and_every_thread_owns_some() {
         let plan = Plan::new(1, 2);
         for pair in plan.blocks.windows(2) {
             assert_eq!(pair[0].offset + pair[0].len as u64, pair[1].offset);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_follows_from_its_number_and_touches_an_own_block_only_of_its_thread() {
+    fn operations_are_deterministic_and_spare_foreign_blocks() {
         let plan = Plan::new(9, 3);
         for number in 1..200 {
             let operation = plan.operation(1, number);

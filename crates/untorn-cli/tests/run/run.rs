@@ -29,7 +29,7 @@ fn every_call_does_what_it_does_bare() {
 /// Where that is blind, nothing that is compared above shows that nothing slips past.
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn what_slips_past_the_layer_is_reported_by_its_test_build() {
+fn the_test_build_reports_calls_that_bypass_the_layer() {
     let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let program = compile("past.c", dir.path(), &[]);
     let report = dir.path().join("escapes");
@@ -98,7 +98,7 @@ fn git_does_what_it_does_bare() {
 }
 
 #[test]
-fn what_was_synced_is_kept_and_nothing_later() {
+fn a_kill_keeps_synced_writes_and_nothing_later() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("epochs.c", dir.path(), &[]);
     // What ends it, and what is found then: killed amid the third epoch, amid it after a fork, or by its own will.
@@ -121,7 +121,7 @@ fn what_was_synced_is_kept_and_nothing_later() {
 }
 
 #[test]
-fn a_survivor_is_told_if_its_own_bytes_go_with_those_of_one_that_was_killed() {
+fn a_survivor_gets_eio_if_a_kill_takes_its_bytes_too() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("epochs.c", dir.path(), &[]);
     let at = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn a_survivor_is_told_if_its_own_bytes_go_with_those_of_one_that_was_killed() {
 
 /// Whoever dies has let go of its files before anybody can tell that it died.
 #[test]
-fn what_was_written_by_one_that_is_dying_is_not_kept_when_its_child_ends() {
+fn writes_of_a_dying_process_are_lost_when_its_child_ends() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("dying.c", dir.path(), &[]);
     let output = succeed(&mut under(dir.path(), layer(), &[program.as_os_str()]));
@@ -141,7 +141,7 @@ fn what_was_written_by_one_that_is_dying_is_not_kept_when_its_child_ends() {
 
 /// So it is when a lock is free that it had, and while it cannot be told at all since somebody traces it.
 #[test]
-fn what_was_written_by_one_that_is_dying_is_not_seen_by_who_hears_of_it_otherwise() {
+fn writes_of_a_dying_process_are_not_seen_by_observers() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("heard.c", dir.path(), &[]);
     for (how, expected, kept) in [("lock", "kept: 10 of 10\n", b"kept 9\0"), ("trace", "kept: 1 of 1\n", b"kept 0\0")] {
@@ -153,7 +153,7 @@ fn what_was_written_by_one_that_is_dying_is_not_seen_by_who_hears_of_it_otherwis
 }
 
 #[test]
-fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
+fn writes_are_kept_however_a_program_exits_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     for (end, expected) in [("quick_exit", "first"), ("exit_group", "first"), ("daemon", "first second")] {
@@ -164,7 +164,7 @@ fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
 }
 
 #[test]
-fn a_sync_of_all_commits_also_by_a_program_that_has_no_managed_file() {
+fn sync_by_a_program_without_managed_files_commits_all() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     let at = tempfile::tempdir().unwrap();
@@ -242,7 +242,7 @@ fn tools_for_wide_characters_do_what_they_do_bare() {
 }
 
 #[test]
-fn a_file_whose_name_changed_is_what_it_was_at_the_last_sync_after_a_kill() {
+fn a_kill_returns_a_renamed_file_to_its_last_sync() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     for (end, expected) in
@@ -260,7 +260,7 @@ fn a_file_whose_name_changed_is_what_it_was_at_the_last_sync_after_a_kill() {
 
 /// By one who is not root: what is behind the log has to be found again, and its name synced.
 #[test]
-fn a_file_in_a_directory_that_may_not_be_read_is_left_to_the_kernel() {
+fn a_file_in_an_unreadable_directory_is_left_to_the_kernel() {
     let dir = tempfile::tempdir().unwrap();
     let drop = dir.path().join("drop");
     fs::create_dir(&drop).unwrap();
@@ -277,7 +277,7 @@ fn a_file_in_a_directory_that_may_not_be_read_is_left_to_the_kernel() {
 /// By one who is not root: a file may be created with rights that do not let its owner open it a second time, as git
 /// does.
 #[test]
-fn a_file_that_its_owner_may_not_open_is_served_to_who_has_it_open() {
+fn a_file_its_owner_cannot_reopen_is_served_to_its_holders() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     let at = dir.path().join("at");

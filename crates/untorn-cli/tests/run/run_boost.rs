@@ -30,7 +30,7 @@ print('done')
 ";
 
 #[test]
-fn the_report_says_what_went_through_the_log_and_what_was_left_to_the_kernel() {
+fn the_report_lists_logged_files_and_those_left_to_the_kernel() {
     let place = Place::new();
     let run = place.run(&["--match", "*.managed", "--json"], &["python3", "-c", PROGRAM]).expect(0);
     let out = run.text();
@@ -71,7 +71,7 @@ fn the_report_says_what_went_through_the_log_and_what_was_left_to_the_kernel() {
 
 /// Descriptors are looked for where there are any, however high their numbers.
 #[test]
-fn a_file_is_left_to_the_kernel_when_its_descriptor_is_handed_to_another_program() {
+fn a_file_kept_open_across_exec_is_left_to_the_kernel() {
     let place = Place::new();
     let program = "
 import fcntl, os, resource
@@ -90,7 +90,7 @@ os.execvp('sh', ['sh', '-c', 'echo second > /proc/self/fd/' + str(high)])
 }
 
 #[test]
-fn the_words_say_it_too() {
+fn the_text_report_lists_logged_and_unlogged_files() {
     let place = Place::new();
     let run = place.run(&["--match", "*.managed", "--stats"], &["python3", "-c", PROGRAM]).expect(0);
     assert_eq!(run.text(), "done\n");
@@ -102,7 +102,7 @@ fn the_words_say_it_too() {
 
 /// As a name, below the working directory, and by its path.
 #[test]
-fn what_is_excluded_is_left_alone() {
+fn excluded_files_are_left_alone() {
     let place = Place::new();
     let program = "
 import os
@@ -122,7 +122,7 @@ for name in ('f', 'f-shm', 'd/f', 'd/g'):
 }
 
 #[test]
-fn without_a_glob_all_files_but_the_log_go_through_it() {
+fn all_files_but_the_log_go_through_it_without_a_glob() {
     let place = Place::new();
     let program = "
 import os, sys
@@ -255,7 +255,7 @@ fn a_run_begins_with_what_an_earlier_one_left() {
 }
 
 #[test]
-fn a_log_whose_file_is_gone_stands_in_the_way_until_it_is_decided() {
+fn a_run_is_refused_while_a_logged_file_is_missing() {
     let place = Place::new();
     let path = place.files.path().canonicalize().unwrap().join("a.managed");
     leave(&place.log(), &path, b"left behind");

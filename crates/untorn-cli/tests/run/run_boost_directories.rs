@@ -11,7 +11,7 @@ fn kept(report: &Value) -> u64 {
 
 /// What SQLite does with its journal, and what others do who replace a file.
 #[test]
-fn a_directory_in_which_the_log_keeps_all_that_happens_is_synced_once() {
+fn a_directory_whose_changes_are_all_logged_is_synced_once() {
     let place = Place::new();
     let program = "
 import os
@@ -45,7 +45,7 @@ print('done')
 
 /// Each line is something that only the directory's own sync makes durable.
 #[test]
-fn whatever_the_log_does_not_keep_the_kernel_is_asked_for() {
+fn the_kernel_syncs_directory_changes_the_log_lacks() {
     let changes = [
         "open('plain', 'w').close()",
         "os.mkdir('d')",

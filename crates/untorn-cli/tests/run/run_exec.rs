@@ -11,7 +11,7 @@ use crate::common::layered::{compile, files, layer, same_as_bare, succeed, text,
 /// What closes the last descriptor is another program's beginning, whatever becomes of that: one that the layer gets
 /// into, and one that it does not, which ends without a word.
 #[test]
-fn what_was_written_is_kept_when_the_program_becomes_another() {
+fn writes_are_kept_when_exec_replaces_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     let fixed = compile("taker.c", dir.path(), &["-static"]);
@@ -30,7 +30,7 @@ fn what_was_written_is_kept_when_the_program_becomes_another() {
 }
 
 #[test]
-fn what_was_written_is_not_kept_of_a_program_that_is_killed_when_it_could_not_become_another() {
+fn writes_of_a_program_killed_after_a_failed_exec_are_lost() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     // What the kernel takes for none, though it may be executed; and what there is not.
@@ -47,14 +47,14 @@ fn what_was_written_is_not_kept_of_a_program_that_is_killed_when_it_could_not_be
 }
 
 #[test]
-fn what_was_written_before_an_exec_is_kept_though_the_new_program_knows_nothing_of_it() {
+fn writes_survive_an_exec_of_a_program_unaware_of_the_file() {
     let script = "exec 5> a.managed; (echo one >&5; exec sh -c : 5>&-); echo two >&5; exec 5>&-; cat a.managed; \
                   (echo three; exec true) > b.managed; cat b.managed";
     same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
 }
 
 #[test]
-fn memory_that_processes_share_is_theirs_whatever_the_globs_choose() {
+fn shared_memory_is_never_managed_whatever_the_globs() {
     let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let program = compile("memory.c", dir.path(), &[]);
     let mut untorn = Command::new(UNTORN);

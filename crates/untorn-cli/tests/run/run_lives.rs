@@ -44,7 +44,7 @@ os.kill(os.getpid(), 9)
 
 /// By one who is not root: nobody else may look into a process that has ended and was not waited for.
 #[test]
-fn a_process_that_has_ended_holds_nothing_before_somebody_waits_for_it() {
+fn a_zombie_holds_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let program = "
 import os, subprocess, time
@@ -61,7 +61,7 @@ os.kill(os.getpid(), 9)
 
 /// Who starts a new worker at once, when the others were killed, opens the file while the server still has it for lost.
 #[test]
-fn a_file_is_whole_again_for_who_opens_it_when_all_are_dead_who_held_it() {
+fn an_open_after_all_holders_died_sees_committed_bytes() {
     let program = "
 import os, time
 open('f.managed', 'w').write('kept')
@@ -150,7 +150,7 @@ os.kill(os.getpid(), 9)
 
 /// As `su` starts one.
 #[test]
-fn a_process_with_other_rights_is_served_where_files_are_boosted() {
+fn a_process_of_another_user_is_served_in_boost_mode() {
     let Some((place, layer)) = shared_place() else { return };
     // One file is opened a second time by it, another one renamed.
     let program = r#"
@@ -181,7 +181,7 @@ for fd in (held, moved): os.write(fd, b'third\n'); os.fsync(fd)
 /// Though processes of the run may connect that have other rights. These are given nothing that they could not open
 /// by themselves: neither the log nor a file that rests.
 #[test]
-fn who_has_other_rights_and_is_not_below_the_run_is_turned_away() {
+fn a_foreign_process_of_another_user_is_turned_away() {
     let [hello_number, share, reopen] = ["1", "19", "18"];
     // What a server answers that leaves a call to the kernel.
     let plain = 4095;

@@ -51,7 +51,7 @@ fn threads_and_children_lose_nothing_of_what_they_store_at_once() {
 }
 
 #[test]
-fn what_is_stored_while_the_file_is_mapped_anew_in_the_same_place_is_not_missed() {
+fn stores_during_a_remap_at_the_same_address_are_not_missed() {
     if are_stores_heard_of() {
         let dir = tempfile::tempdir().unwrap();
         let program = compile("inplace.c", dir.path(), &[]);
@@ -62,7 +62,7 @@ fn what_is_stored_while_the_file_is_mapped_anew_in_the_same_place_is_not_missed(
 
 /// Where the mapping is about to be, what is mapped cannot be stored to, and has nothing to be protected from.
 #[test]
-fn a_file_is_made_shorter_while_a_mapping_comes_in_the_place_of_one_for_reading() {
+fn a_truncation_during_a_remap_of_a_read_only_mapping_works() {
     if are_stores_heard_of() {
         let dir = tempfile::tempdir().unwrap();
         let program = compile("halfway.c", dir.path(), &[]);
@@ -75,7 +75,7 @@ fn a_file_is_made_shorter_while_a_mapping_comes_in_the_place_of_one_for_reading(
 }
 
 #[test]
-fn who_maps_a_file_where_it_is_mapped_waits_for_nobody_who_had_no_descriptor_to_say_that_it_is_done() {
+fn a_remap_waits_for_no_thread_that_lacks_a_descriptor() {
     if are_stores_heard_of() {
         let dir = tempfile::tempdir().unwrap();
         let program = compile("crowded.c", dir.path(), &[]);
@@ -99,7 +99,7 @@ fn a_child_has_its_parents_mapping_or_is_killed() {
 
 /// The kernel says nothing of what such a process has open and mapped, but of its other threads'.
 #[test]
-fn a_process_whose_first_thread_has_ended_is_served_like_any_other() {
+fn a_process_without_its_first_thread_is_served_as_usual() {
     if !are_stores_heard_of() {
         return;
     }
@@ -132,7 +132,7 @@ fn mappings_that_replace_one_another_leave_nothing_behind() {
 }
 
 #[test]
-fn what_was_stored_is_kept_by_a_sync_and_by_the_programs_own_end_and_by_nothing_else() {
+fn stores_are_kept_only_by_a_sync_or_the_programs_own_end() {
     if !are_stores_heard_of() {
         return;
     }
@@ -157,7 +157,7 @@ fn what_was_stored_is_kept_by_a_sync_and_by_the_programs_own_end_and_by_nothing_
 }
 
 #[test]
-fn what_one_stored_that_was_killed_is_seen_no_more_and_who_stored_too_is_told() {
+fn stores_of_a_killed_process_vanish_and_co_writers_get_eio() {
     if !are_stores_heard_of() {
         return;
     }
@@ -208,7 +208,7 @@ fn killed_amid(program: &Path, how: &str, reached: u64, patience: Duration) -> (
 }
 
 #[test]
-fn stores_of_two_processes_killed_with_all_others_are_as_at_one_instant() {
+fn stores_of_processes_killed_together_form_a_consistent_cut() {
     if !are_stores_heard_of() {
         return;
     }
@@ -227,7 +227,7 @@ fn stores_of_two_processes_killed_with_all_others_are_as_at_one_instant() {
 }
 
 #[test]
-fn the_report_counts_mappings_and_stores_and_says_what_was_refused() {
+fn the_report_counts_mappings_stores_and_refused_calls() {
     if !are_stores_heard_of() {
         return;
     }

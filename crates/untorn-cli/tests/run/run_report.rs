@@ -52,7 +52,7 @@ fn the_report_says_what_was_served_and_what_was_refused() {
 }
 
 #[test]
-fn asynchronous_calls_of_the_kernel_are_told_that_there_are_none() {
+fn asynchronous_io_calls_fail_with_enosys() {
     let program = "
 import ctypes, errno
 c = ctypes.CDLL(None, use_errno=True)
@@ -134,7 +134,7 @@ fn a_file_in_use_elsewhere_is_busy() {
 
 /// The program has run, and how it ended and what became of its files is not to be lost with the report.
 #[test]
-fn a_report_that_cannot_be_written_hides_neither_how_the_program_ended_nor_what_it_says() {
+fn a_failed_report_hides_neither_the_exit_code_nor_the_counts() {
     let layer = untorn_testing::built_oracle();
     for (code, expected) in [(0, 74), (3, 3)] {
         let dir = tempfile::tempdir().unwrap();

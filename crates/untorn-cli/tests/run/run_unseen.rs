@@ -12,7 +12,7 @@ fn shell(script: &str) {
 }
 
 #[test]
-fn directories_and_attributes_are_listed_and_directories_removed_as_they_are_bare() {
+fn listings_and_directory_removal_do_what_they_do_bare() {
     let dir = tempfile::tempdir().unwrap();
     for options in [["-O0", "-DPLAIN"], ["-O1", "-D_FILE_OFFSET_BITS=64"]] {
         same_as_bare(&[compile("unseen.c", dir.path(), &options).as_os_str()]);
@@ -20,7 +20,7 @@ fn directories_and_attributes_are_listed_and_directories_removed_as_they_are_bar
 }
 
 #[test]
-fn what_is_not_listed_is_there_and_no_program_sets_the_mark() {
+fn hidden_sidecars_exist_and_no_program_can_set_the_mark() {
     let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let program = compile("unseen.c", dir.path(), &[]);
     let output = succeed(&mut under(at.path(), layer(), &[program.as_os_str(), "mark".as_ref()]));
@@ -57,7 +57,7 @@ shutil.rmtree('d'); shutil.rmtree('e'); f.close()";
 
 /// Nobody told the server of it.
 #[test]
-fn a_directory_is_empty_once_a_program_outside_has_removed_its_file() {
+fn rmdir_works_after_an_outside_program_removed_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let script = "mkdir d; exec 5> d/a.managed; echo one >&5; : > ready; \
                   while test -e d/a.managed; do sleep 0.01; done; rmdir d; echo two >&5; test ! -e d";
@@ -73,7 +73,7 @@ fn a_directory_is_empty_once_a_program_outside_has_removed_its_file() {
 
 /// A run sees nothing of what one left that was killed, and need not.
 #[test]
-fn what_a_crash_left_goes_with_its_file() {
+fn sidecars_left_by_a_crash_are_removed_with_their_file() {
     let dir = tempfile::tempdir().unwrap();
     let script = "mkdir d; exec 5> d/a.managed; echo one >&5; echo two > d/b; kill -9 $PPID; sleep 1";
     let program: [&OsStr; 3] = ["sh".as_ref(), "-ec".as_ref(), script.as_ref()];

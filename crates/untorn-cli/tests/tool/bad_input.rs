@@ -123,7 +123,7 @@ fn a_missing_file_is_an_io_error() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused() {
+fn directories_and_devices_are_refused() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
     for arguments in on_a_file(dir) {
@@ -169,7 +169,7 @@ fn options_of_another_torture_are_refused_in_words() {
 }
 
 #[test]
-fn whoever_may_not_cut_the_power_is_told_what_is_missing() {
+fn block_torture_without_root_says_what_is_missing() {
     let place = Place::empty();
     let program = public_binary(&place);
     unprivileged(&program, &["torture", "--medium", "block"], b"").expect(74).names("this needs root");

@@ -29,7 +29,7 @@ fn rows_carry_what_others_parse() {
 }
 
 #[test]
-fn what_a_log_costs_is_reported() {
+fn bench_reports_the_cost_of_a_log() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
     let bench = |arguments: &[&str]| {
@@ -50,7 +50,7 @@ fn what_a_log_costs_is_reported() {
 }
 
 #[test]
-fn what_redundancy_costs_is_reported_and_drawn() {
+fn bench_reports_and_plots_the_cost_of_redundancy() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
     let plot = place.dir.path().join("plot.svg");
@@ -75,7 +75,7 @@ fn what_redundancy_costs_is_reported_and_drawn() {
 }
 
 #[test]
-fn what_cannot_run_is_a_usage_error() {
+fn arguments_that_cannot_run_are_a_usage_error() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
     let bench = |arguments: &[&str]| untorn(&[&["bench", "atomic-write", "--dir", dir][..], arguments].concat());

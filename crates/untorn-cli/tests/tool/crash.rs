@@ -80,7 +80,7 @@ fn a_change_by_another_program_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_copy_without_its_sidecar_is_refused_where_the_file_system_keeps_marks() {
+fn a_marked_file_without_its_sidecar_is_refused() {
     let place = reflected();
     if !marks_are_kept(&place) {
         return;

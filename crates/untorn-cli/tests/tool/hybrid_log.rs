@@ -22,7 +22,7 @@ fn crashed() -> Place {
 }
 
 #[test]
-fn every_verb_serves_it() {
+fn every_verb_serves_a_hybrid_log_file() {
     let place = Place::empty();
     let arguments = ["--len=1M", ENGINE[0], ENGINE[1], "--log-policy=redo", "--log-size=8M", "--json"];
     let made = untorn(&[&["create", place.name()], &arguments[..]].concat()).expect(0).json();
@@ -67,7 +67,7 @@ fn a_killed_writer_leaves_a_file_to_recover() {
 }
 
 #[test]
-fn another_engine_is_told_where_the_bytes_are() {
+fn an_open_with_another_engine_says_where_the_bytes_are() {
     let place = crashed();
     let parent = std::process::id().to_string();
     let arguments =
@@ -87,7 +87,7 @@ fn another_engine_is_told_where_the_bytes_are() {
 }
 
 #[test]
-fn what_cannot_be_leaves_no_file() {
+fn refused_log_options_leave_no_file() {
     let place = Place::empty();
     let create = |more: &[&str]| untorn(&[&["create", place.name(), "--len", "1M"], more].concat());
     create(&[ENGINE[0], ENGINE[1], "--log-size", "1K"]).expect(64).names("256 KiB");

@@ -31,7 +31,7 @@ fn untorn_survives_on_ext4_and_xfs() {
 }
 
 #[test]
-fn an_engine_without_atomicity_is_convicted_and_its_disk_can_be_checked_again() {
+fn passthrough_is_convicted_and_its_kept_disk_replays() {
     let place = Place::empty();
     let keep = place.dir.path().to_str().expect("text");
     let Some(run) = cut(&["--engine", "passthrough", "--images", "400", "--keep", keep]) else { return };
@@ -50,7 +50,7 @@ fn an_engine_without_atomicity_is_convicted_and_its_disk_can_be_checked_again() 
 }
 
 #[test]
-fn mapped_regions_survive_too_and_are_convicted_on_a_disk_that_lies() {
+fn regions_survive_power_cuts_and_fail_on_a_lying_disk() {
     let Some(run) = cut(&["--region", "--images", "24", "--seed", "42"]) else { return };
     let object = run.expect(0).json();
     assert_eq!((&object["engine"], &object["durability"]), (&"snapshot".into(), &"commit".into()));

@@ -62,7 +62,7 @@ fn more_than_parity_can_carry_is_listed_and_nothing_is_touched() {
 }
 
 #[test]
-fn what_somebody_wrote_untold_is_reported_and_left_alone() {
+fn outside_writes_are_reported_and_left_alone() {
     let place = plain(8);
     untorn(&["protect", place.name()]).expect(0);
     write_untold(&place.file, b"an honest write", 2 * PAGE);
@@ -99,7 +99,7 @@ fn the_shape_is_chosen_once() {
 }
 
 #[test]
-fn what_cannot_be_protected_is_refused_with_the_way_out() {
+fn unprotectable_files_are_refused_with_the_way_out() {
     let empty = Place::plain(b"");
     untorn(&["protect", empty.name()]).expect(64).names("nothing to protect");
     let plain = plain(3);
@@ -176,7 +176,7 @@ fn a_period_is_kept_for_who_opens_it_later() {
 
 /// Three pages that follow each other, as one bad place of a device takes them.
 #[test]
-fn one_bad_place_is_given_back_where_stripes_are_spread() {
+fn one_bad_place_is_repaired_with_spread_stripes() {
     for (layout, given_back) in [("spread", true), ("consecutive", false)] {
         let place = plain(64);
         let before = fs::read(&place.file).unwrap();
@@ -192,7 +192,7 @@ fn one_bad_place_is_given_back_where_stripes_are_spread() {
 }
 
 #[test]
-fn what_is_recorded_is_told_while_another_process_keeps_it() {
+fn info_shows_the_record_while_another_process_protects() {
     let place = plain(12);
     untorn(&["protect", place.name(), "--period", "30", "--stripe=3"]).expect(0);
     untorn(&["scrub", place.name()]).expect(0);

@@ -71,7 +71,7 @@ fn the_store_may_be_named_by_a_flag_or_by_the_environment() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_leaves_nothing_behind() {
+fn impossible_region_requests_leave_nothing_behind() {
     let (_dir, store) = place();
     untorn(&["region", "create", &store, "r"]).expect(0);
     untorn(&["region", "create", &store, "r"]).expect(74).names("#r");

@@ -42,7 +42,7 @@ fn a_log_is_shown_and_replayed_once() {
 }
 
 #[test]
-fn a_log_whose_file_is_gone_is_kept_and_the_others_of_its_directory_are_replayed() {
+fn a_log_with_a_missing_file_is_kept_and_others_are_replayed() {
     let dir = tempfile::tempdir().expect("a directory for temporary files");
     let logs = dir.path().join("logs");
     std::fs::create_dir(&logs).expect("a directory");
@@ -68,7 +68,7 @@ fn a_log_whose_file_is_gone_is_kept_and_the_others_of_its_directory_are_replayed
 }
 
 #[test]
-fn what_is_no_log_is_refused() {
+fn files_that_are_no_log_are_refused() {
     let dir = tempfile::tempdir().expect("a directory for temporary files");
     let file = dir.path().join("file");
     let name = file.to_str().expect("a name in UTF-8");

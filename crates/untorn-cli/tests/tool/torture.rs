@@ -53,7 +53,7 @@ fn mapped_regions_survive_too() {
 }
 
 #[test]
-fn files_with_redundancy_survive_and_are_given_back_what_is_damaged() {
+fn torture_with_redundancy_repairs_all_injected_damage() {
     for (engine, durability) in [("reflection", "commit"), ("hybrid-log", "commit"), ("reflection", "write")] {
         let place = Place::empty();
         let dir = place.dir.path().to_str().expect("text");
@@ -117,7 +117,7 @@ fn the_report_says_what_was_checked_and_what_not() {
 }
 
 #[test]
-fn an_engine_without_atomicity_is_convicted_and_the_files_are_kept() {
+fn passthrough_is_convicted_and_its_files_are_kept() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
     // About every fortieth kill falls inside a write, and the first that does ends it; so long is only for a machine
@@ -130,7 +130,7 @@ fn an_engine_without_atomicity_is_convicted_and_the_files_are_kept() {
 }
 
 #[test]
-fn one_life_is_verified_apart_from_its_writer_and_a_lost_operation_is_found() {
+fn the_verifier_accepts_a_life_and_finds_a_lost_operation() {
     let place = Place::empty();
     let path = place.dir.path().join("tortured");
     let common = ["--seed=5", "--engine=reflection", "--durability=write"];

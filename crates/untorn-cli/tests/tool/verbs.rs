@@ -53,7 +53,7 @@ fn info_calls_a_plain_file_a_clean_one_without_engine() {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn read_returns_the_written_bytes() {
     let place = Place::created(20_000);
     let bytes: Vec<u8> = (0..9000u32).map(|i| i as u8).collect();
     let wrote = untorn_with(&["write", place.name(), "--offset", "4K", "--json"], &bytes).expect(0).json();
@@ -85,7 +85,7 @@ fn apply_commits_every_line_and_the_later_one_wins() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_by_where_the_file_ends() {
+fn a_write_past_the_end_says_where_the_file_ends() {
     let place = Place::created(5000);
     let write = |offset| untorn_with(&["write", place.name(), "--offset", offset], b"bytes").expect(64);
     write("6000")

@@ -449,7 +449,7 @@ mod tests {
 
     /// A fuzzer whose seals are wrong would never get past the first check.
     #[test]
-    fn what_is_sealed_anew_is_believed() {
+    fn resealed_changes_are_believed() {
         for honest in HONEST.iter() {
             assert_eq!(honest.done.keys().copied().collect::<Vec<_>>(), [1, 2]);
             let replayed = |log: &[u8]| {
@@ -491,7 +491,7 @@ mod tests {
     /// A line that takes the number of another file and the old name of one that is to be renamed: what is made for
     /// it stands where that one was looked for, and must not be renamed in its stead.
     #[test]
-    fn what_comes_between_is_not_renamed() {
+    fn an_interposed_file_is_not_renamed() {
         for honest in HONEST.iter() {
             let mut log = honest.log.clone();
             for line in [TABLE_AT + 4 * PAGE, TABLE_AT + 5 * PAGE] {
@@ -517,7 +517,7 @@ mod tests {
     /// Whole operations that are made up, of every length, must reach the files, or the searcher tries nothing but
     /// the first checks.
     #[test]
-    fn what_is_made_up_consistently_is_done() {
+    fn consistent_forged_operations_are_replayed() {
         let honest = &HONEST[0];
         let (mut others, mut longest) = (0, 0);
         for seed in 0..300 {

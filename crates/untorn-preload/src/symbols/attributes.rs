@@ -1,4 +1,5 @@
-//! Extended attributes. Programs find the mark on no file: a copy that has it would be taken for one that lost its sidecar.
+//! Extended attributes. Programs find the mark on no file: a copy that has it would be taken for one that lost its
+//! sidecar.
 
 use core::ffi::{c_char, c_int, c_long, c_void};
 use core::ptr::null_mut;
@@ -24,8 +25,8 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     hides() && unsafe { text(name) } == Some(MARK)
 }
 
-/// What a program is told that asks for the mark's value, from what the kernel said to the same: of a file that is not there, or that
-/// cannot have one, the kernel's word stands.
+/// What a program is told that asks for the mark's value, from what the kernel said to the same: of a file that is
+/// not there, or that cannot have one, the kernel's word stands.
 fn no_value(said: ssize_t) -> ssize_t {
     if said < 0 { said } else { fail(libc::ENODATA) as ssize_t }
 }
@@ -156,8 +157,8 @@ pub(super) unsafe fn by_number(number: c_long, [a, b, c, d, e]: [usize; 5]) -> O
     Some(result)
 }
 
-// SAFETY (of all below): the paths and names are the program's, and end in a zero; the C library's functions fill no more than they are
-// given.
+// SAFETY (of all below): the paths and names are the program's, and end in a zero; the C library's functions fill no
+// more than they are given.
 calls! {
     [getxattr](path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t = {
         let (nowhere, none) = (null_mut(), 0);

@@ -118,8 +118,8 @@ pub(super) fn allocate(fd: c_int, flags: c_int, offset: off_t, len: off_t) -> Re
     Ok(ask(Operation::Allocate, Some(fd), request)?.value)
 }
 
-/// Reserves room for a boosted file (`FALLOC_FL_KEEP_SIZE`). Neither its bytes nor its length change, so a replay has nothing to do with
-/// it; it is an attribute of the file, which its next sync makes durable.
+/// Reserves room for a boosted file (`FALLOC_FL_KEEP_SIZE`). Neither its bytes nor its length change, so a replay has
+/// nothing to do with it; it is an attribute of the file, which its next sync makes durable.
 fn reserve(fd: c_int, offset: off_t, len: off_t) -> Result<i64, c_int> {
     let arguments = [word(fd), word(libc::FALLOC_FL_KEEP_SIZE), offset as usize, len as usize, 0, 0];
     // SAFETY: takes numbers.
@@ -136,8 +136,8 @@ pub(super) fn commit(fd: c_int) -> Result<i64, c_int> {
     Ok(ask(Operation::Commit, Some(fd), Request::default())?.value)
 }
 
-/// Syncs a directory, if it has to be: the server knows. `None` if it is for the kernel: it is none, or this process has nothing to do
-/// with a log.
+/// Syncs a directory, if it has to be: the server knows. `None` if it is for the kernel: it is none, or this process
+/// has nothing to do with a log.
 fn sync_directory(fd: c_int) -> Option<Result<i64, c_int>> {
     if !boosts() || !seen() || !raw::is_directory(fd) {
         return None;
@@ -162,8 +162,8 @@ fn commit_all() -> Result<i64, c_int> {
     }
 }
 
-/// A managed descriptor's result; `None` goes on to the C library. Where files are boosted the kernel has all that was written, so
-/// what only reads is the kernel's.
+/// A managed descriptor's result; `None` goes on to the C library. Where files are boosted the kernel has all that
+/// was written, so what only reads is the kernel's.
 macro_rules! if_read {
     ($fd:ident, $served:expr) => {
         if !boosts() && managed($fd) { $served } else { None }
@@ -177,7 +177,8 @@ macro_rules! if_managed {
     };
 }
 
-/// What this process appended to the log by itself, or a managed descriptor's result. `$offset` is an explicit one, or `None`.
+/// What this process appended to the log by itself, or a managed descriptor's result. `$offset` is an explicit one,
+/// or `None`.
 macro_rules! if_appended {
     ($fd:ident, $from:ident, $count:ident, $offset:expr, $served:expr) => {
         if let Some(written) = appended($fd, $from, $count, $offset) {

@@ -58,8 +58,8 @@ fn replacing(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if old == new { call() } else { taking_away(new, call) }
 }
 
-/// Before a descriptor gets a number that the program chose: a stream of the C library may have that number, and goes past us. What
-/// the call fails with, if what was written could not be brought to the file.
+/// Before a descriptor gets a number that the program chose: a stream of the C library may have that number, and goes
+/// past us. What the call fails with, if what was written could not be brought to the file.
 fn replaced(old: c_int, new: c_int) -> Option<c_int> {
     if old == new || !boosts() {
         return None;
@@ -67,7 +67,8 @@ fn replaced(old: c_int, new: c_int) -> Option<c_int> {
     demoted(c"dup2", &[old]).map(|failed| failed as c_int)
 }
 
-/// After a descriptor was copied to the lowest free number: one of the C library's own streams may have it. The result of the call.
+/// After a descriptor was copied to the lowest free number: one of the C library's own streams may have it. The
+/// result of the call.
 fn copied(call: &core::ffi::CStr, old: c_int, copy: c_int) -> c_int {
     if known::is_known(old) {
         known::note(copy);
@@ -84,8 +85,8 @@ fn copied(call: &core::ffi::CStr, old: c_int, copy: c_int) -> c_int {
     }
 }
 
-/// The flags of a boosted descriptor; `None` for any other. The kernel shows `O_ASYNC` of a description with a lease, which the program
-/// knows nothing of.
+/// The flags of a boosted descriptor; `None` for any other. The kernel shows `O_ASYNC` of a description with a lease,
+/// which the program knows nothing of.
 fn flags_as_opened(fd: c_int) -> Option<c_int> {
     if !managed(fd) {
         return None;
@@ -96,8 +97,8 @@ fn flags_as_opened(fd: c_int) -> Option<c_int> {
     })
 }
 
-/// A lock whose range is counted from the end of a managed file. The kernel's own length may be another, and changes with a commit: so
-/// it is told the place itself. `None` for any other lock.
+/// A lock whose range is counted from the end of a managed file. The kernel's own length may be another, and changes
+/// with a commit: so it is told the place itself. `None` for any other lock.
 fn locked_from_end(fd: c_int, command: c_int, argument: usize) -> Option<c_int> {
     let last = argument.wrapping_add(size_of::<libc::flock>() - size_of::<u64>());
     if !raw::is_readable(argument) || !raw::is_readable(last) {
@@ -201,8 +202,8 @@ calls! {
     };
     [fcntl fcntl64 __fcntl](fd: c_int, command: c_int, argument: usize) -> c_int = match command {
         libc::F_GETFL if boosts() => flags_as_opened(fd),
-        // None of these has to do with bytes, with what the mark is made of, or with a lock that is the description's, which this
-        // process's end would not end while the server has it.
+        // None of these has to do with bytes, with what the mark is made of, or with a lock that is the
+        // description's, which this process's end would not end while the server has it.
         libc::F_GETFD | libc::F_SETFD | libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW
             if boosts() => None,
         // How long what is written will live, in the program's opinion: of the inode, or of the file.

@@ -91,7 +91,8 @@ fn environment() -> Strings {
     unsafe { environ }
 }
 
-// SAFETY (of all below): the program's paths, which end in a zero; its environment, or the C library's, which ends in a null.
+// SAFETY (of all below): the program's paths, which end in a zero; its environment, or the C library's, which ends in
+// a null.
 calls! {
     [execve](path: *const c_char, arguments: Strings, variables: Strings) -> c_int = Some({
         // SAFETY: see above.
@@ -164,7 +165,8 @@ calls! {
             arguments: Strings, variables: Strings
         ) -> c_int)
     });
-    // Since glibc 2.39. Programs that look whether there is such a function find this one; what it answers then sends them to `fork`.
+    // Since glibc 2.39. Programs that look whether there is such a function find this one; what it answers then sends
+    // them to `fork`.
     [pidfd_spawn](
         process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: Strings, variables: Strings
@@ -281,8 +283,8 @@ unsafe extern "C" fn listed_with_environment(path: *const c_char, first: Strings
     unsafe { gathered(first, more, exec) }
 }
 
-/// A function that takes a path and then any number of arguments, which the calling convention has in registers and above the return
-/// address: handed on as two places.
+/// A function that takes a path and then any number of arguments, which the calling convention has in registers and
+/// above the return address: handed on as two places.
 #[cfg(target_arch = "x86_64")]
 macro_rules! variadic {
     ($($name:ident by $listed:ident;)*) => {$(

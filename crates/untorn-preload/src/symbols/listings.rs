@@ -1,5 +1,5 @@
-//! What is in a directory, without the directory of sidecars. Positions in a directory (`telldir`, `d_off`) stay the kernel's: an entry
-//! that is left out is passed over whenever it is come upon.
+//! What is in a directory, without the directory of sidecars. Positions in a directory (`telldir`, `d_off`) stay the
+//! kernel's: an entry that is left out is passed over whenever it is come upon.
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_long, c_void};
@@ -63,8 +63,8 @@ pub(super) unsafe fn entries(number: c_long, fd: c_int, into: *mut c_void, len: 
     }
 }
 
-/// Takes the directory of sidecars out of entries as the kernel has them; how many bytes are left. In the older form the kind stands
-/// behind the name, in the last byte.
+/// Takes the directory of sidecars out of entries as the kernel has them; how many bytes are left. In the older form
+/// the kind stands behind the name, in the last byte.
 fn without_sidecars(entries: &mut [u8], with_kind_first: bool) -> usize {
     /// Where an entry has its length, and what follows it.
     const LEN: usize = 16;

@@ -114,7 +114,8 @@ calls! {
         None
     };
     [msync](place: *mut c_void, len: size_t, flags: c_int) -> c_int = if mapped::may_be_in(place as usize, len) {
-        // Whether the arguments are right the kernel knows; there is nothing that it could write back of these mappings.
+        // Whether the arguments are right the kernel knows; there is nothing that it could write back of these
+        // mappings.
         let result = real!(msync(place: *mut c_void, len: size_t, flags: c_int) -> c_int);
         // Without the flag it is to begin with writing, and promises nothing.
         Some(match if result == 0 && flags & libc::MS_SYNC != 0 { mapped::sync(place as usize, len) } else { Ok(()) } {

@@ -12,8 +12,8 @@ use crate::settings::seen;
 /// Control messages begin at multiples of this.
 const ALIGNED: usize = size_of::<usize>();
 
-/// Makes the files of descriptors that a message hands on plain ones, where files are boosted. What the call fails with, if that
-/// fails.
+/// Makes the files of descriptors that a message hands on plain ones, where files are boosted. What the call fails
+/// with, if that fails.
 ///
 /// # Safety
 /// `message` is null or points to a message of the program's.

@@ -25,8 +25,8 @@ mod zero_copy;
 #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
 pub(crate) use self::refused::is_about_bytes;
 
-/// Defines functions of the C library: each returns what `= …` gives, if that is `Some`, and else what the C library's own
-/// function of that name does.
+/// Defines functions of the C library: each returns what `= …` gives, if that is `Some`, and else what the C
+/// library's own function of that name does.
 macro_rules! calls {
     ($([$($name:ident)+] $arguments:tt -> $result:ty = $served:expr;)*) => {
         $(calls! { @each [$($name)+] $arguments, $result, $served })*
@@ -47,8 +47,8 @@ macro_rules! calls {
 }
 use calls;
 
-/// Defines variadic functions, each by one that takes as a list what comes after its first two arguments, or after one or three: as the
-/// calling convention has them.
+/// Defines variadic functions, each by one that takes as a list what comes after its first two arguments, or after
+/// one or three: as the calling convention has them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! listed {
     ($($name:ident by $with_list:ident $(after $count:ident)?;)*) => {

@@ -1,5 +1,5 @@
-//! Names of files. A file that is under the engine has a sidecar in its directory, where recovery looks for it; so while that is
-//! so, it stays there.
+//! Names of files. A file that is under the engine has a sidecar in its directory, where recovery looks for it; so
+//! while that is so, it stays there.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -50,8 +50,8 @@ unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), fo
     Some(fail(refuse_at(c"rename or link", why, -1, old)) as c_int)
 }
 
-/// Where files are boosted: leaves nothing in the log of the file that a name stands for, or of those below it, for a replay looks
-/// for files where they were. What the call fails with, if that fails.
+/// Where files are boosted: leaves nothing in the log of the file that a name stands for, or of those below it, for a
+/// replay looks for files where they were. What the call fails with, if that fails.
 ///
 /// # Safety
 /// The path is null or a string that ends in a zero.
@@ -65,8 +65,8 @@ unsafe fn settled(call: &CStr, directory: c_int, path: *const c_char, follow: bo
     outcome.err().map(|errno| fail(errno) as c_int)
 }
 
-/// Where files are boosted: removes a name by `call`. The log is told before; if the name stays, the file is made a plain one, for the
-/// log takes it that it is gone if it is not where it was. What the call returns.
+/// Where files are boosted: removes a name by `call`. The log is told before; if the name stays, the file is made a
+/// plain one, for the log takes it that it is gone if it is not where it was. What the call returns.
 ///
 /// # Safety
 /// The path is null or a string that ends in a zero.
@@ -94,8 +94,8 @@ unsafe fn removing(directory: c_int, path: *const c_char, call: impl FnOnce() ->
     result
 }
 
-/// Where files are boosted: renames by `call`. The log is told before and after, of a file that it can follow; all others are plain
-/// ones before. What the call returns.
+/// Where files are boosted: renames by `call`. The log is told before and after, of a file that it can follow; all
+/// others are plain ones before. What the call returns.
 ///
 /// # Safety
 /// Both paths are null or strings that end in a zero.
@@ -129,8 +129,8 @@ unsafe fn moving(
     }
 }
 
-/// Tells the log of a rename that is about to be done: the file, and whether it has to be told what became of that. `None` if it is none
-/// of a file that the log could follow.
+/// Tells the log of a rename that is about to be done: the file, and whether it has to be told what became of that.
+/// `None` if it is none of a file that the log could follow.
 ///
 /// # Safety
 /// Both paths are null or strings that end in a zero.
@@ -217,8 +217,8 @@ unsafe fn renamed(
     }
 }
 
-/// The refusal to remove a name, if it is to be refused: what would be left of the file is a name in a directory where recovery
-/// finds no sidecar. Else the file, if it is about to lose its last name.
+/// The refusal to remove a name, if it is to be refused: what would be left of the file is a name in a directory
+/// where recovery finds no sidecar. Else the file, if it is about to lose its last name.
 ///
 /// # Safety
 /// The path is null or a string that ends in a zero.
@@ -240,8 +240,9 @@ unsafe fn removed(directory: c_int, path: *const c_char) -> Result<Option<libc::
     Err(fail(refuse_at(c"unlink", why, -1, path)) as c_int)
 }
 
-/// Does by `call` what takes a name from what has it, if `checked` does not refuse it. What stands in a directory for a recovery of files
-/// that have no name any more goes with them: nothing of it is in the way of a directory's own removal. What the call returns.
+/// Does by `call` what takes a name from what has it, if `checked` does not refuse it. What stands in a directory for
+/// a recovery of files that have no name any more goes with them: nothing of it is in the way of a directory's own
+/// removal. What the call returns.
 ///
 /// # Safety
 /// The path is null or a string that ends in a zero.

@@ -58,8 +58,8 @@ fn by_number(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
     }
 }
 
-/// By the C library's function of the same name and meaning, if there is one that the layer replaces. Where files are boosted, only
-/// what asks for a status: the rest is left to the kernel.
+/// By the C library's function of the same name and meaning, if there is one that the layer replaces. Where files are
+/// boosted, only what asks for a status: the rest is left to the kernel.
 fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
     let (fd, path, at) = (a as c_int, a as *const c_char, b as *const c_char);
     // SAFETY (of all below): the program's arguments, which the kernel's call of that number takes in this order.
@@ -248,8 +248,9 @@ struct OpenHow {
     resolve: u64,
 }
 
-/// `openat2`, which the C library has no function for: as `openat` where that means the same. How a path is resolved `openat` cannot
-/// say, and what the kernel opens would be unmanaged; programs use `openat` where they are told that there is no such call.
+/// `openat2`, which the C library has no function for: as `openat` where that means the same. How a path is resolved
+/// `openat` cannot say, and what the kernel opens would be unmanaged; programs use `openat` where they are told that
+/// there is no such call.
 ///
 /// # Safety
 /// `path` is null or ends in a zero, `how` is null or has `len` bytes.

@@ -25,8 +25,8 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
         return open_boosted(directory, path, flags, mode);
     }
     match open_managed(directory, path, flags, mode, atomic) {
-        // Bytes were lost of those who held it, and perhaps nobody does any more but who has just tried to open it. One that was made by
-        // that is there now.
+        // Bytes were lost of those who held it, and perhaps nobody does any more but who has just tried to open it.
+        // One that was made by that is there now.
         Err(libc::EIO) if flags & libc::O_EXCL == 0 => open_managed(directory, path, flags, mode, atomic),
         opened => opened,
     }

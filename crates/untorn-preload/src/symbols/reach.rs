@@ -1,5 +1,5 @@
-//! Which programs the layer cannot get into, and what they must not be handed; and what the server has to know of a process that
-//! becomes another program.
+//! Which programs the layer cannot get into, and what they must not be handed; and what the server has to know of a
+//! process that becomes another program.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -64,7 +64,8 @@ impl Program {
             .is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG && status.st_mode & 0o111 != 0)
     }
 
-    /// Whether it is an ELF program without a dynamic linker, or a script for one. Of what cannot be read the kernel says the rest.
+    /// Whether it is an ELF program without a dynamic linker, or a script for one. Of what cannot be read the kernel
+    /// says the rest.
     fn is_static(&self) -> bool {
         let mut start = start_of(self.directory, &self.path);
         for _ in 0..SCRIPTS {
@@ -141,8 +142,8 @@ fn out_of_reach(call: &CStr, fd: c_int, program: Option<&Program>) -> Result<(),
     Err(refuse(call, c"a statically linked program would inherit a managed descriptor", fd))
 }
 
-/// Where files are boosted: makes those plain that another program is about to get, which may not have the layer. All of this process
-/// if it may choose among them (`posix_spawn`), or those that stay open.
+/// Where files are boosted: makes those plain that another program is about to get, which may not have the layer. All
+/// of this process if it may choose among them (`posix_spawn`), or those that stay open.
 pub(super) fn hand_down(call: &CStr, all: bool) -> Result<(), c_int> {
     if !seen() || !boosts() {
         return Ok(());
@@ -155,8 +156,9 @@ pub(super) fn hand_down(call: &CStr, all: bool) -> Result<(), c_int> {
 
 /// Makes this process another program by `call`, unless that must not be. It returns only if that fails.
 ///
-/// The new program may be one that the layer cannot get into, which ends without a word. What this one wrote is not lost with it, be
-/// it ever so soon: the server is told of the `exec` before, for afterwards nobody can. If it fails, it is told that, too.
+/// The new program may be one that the layer cannot get into, which ends without a word. What this one wrote is not
+/// lost with it, be it ever so soon: the server is told of the `exec` before, for afterwards nobody can. If it fails,
+/// it is told that, too.
 pub(super) fn become_another(program: impl FnOnce() -> Option<Program>, call: impl FnOnce() -> c_int) -> c_int {
     if !seen() {
         return call();
@@ -183,8 +185,8 @@ pub(super) fn become_another(program: impl FnOnce() -> Option<Program>, call: im
     result
 }
 
-/// Whether the server is to be told of the `exec` of a program, unless that is refused. A process that never asked for anything wrote
-/// nothing; and where there is no program the kernel says so, and the process goes on.
+/// Whether the server is to be told of the `exec` of a program, unless that is refused. A process that never asked
+/// for anything wrote nothing; and where there is no program the kernel says so, and the process goes on.
 #[inline(never)] // The path stands on the stack no longer than this takes.
 fn judged(program: impl FnOnce() -> Option<Program>) -> Result<bool, c_int> {
     let (inherited, asked) = (inherited(), client::has_asked());

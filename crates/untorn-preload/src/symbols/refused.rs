@@ -65,13 +65,14 @@ const FIONREAD: u32 = libc::FIONREAD as u32;
 const FICLONE: u32 = 0x4004_9409;
 const FIDEDUPERANGE: u32 = 0xc018_9436;
 
-/// Whether a request of `ioctl` tells where a file's bytes are, moves them, or gives room to more: of a managed file the kernel has
-/// old ones. By kind and number, for the rest of a request says only how long its argument is.
+/// Whether a request of `ioctl` tells where a file's bytes are, moves them, or gives room to more: of a managed file
+/// the kernel has old ones. By kind and number, for the rest of a request says only how long its argument is.
 fn is_about_blocks(request: u32) -> bool {
     match ((request >> 8) as u8, request as u8) {
         // FIBMAP; FIEMAP, and of ext4 MOVE_EXT, SWAP_BOOT and GET_ES_CACHE.
         (0, 1) | (b'f', 11 | 15 | 17 | 42) => true,
-        // RESVSP, UNRESVSP and ZERO_RANGE of all file systems; of XFS ALLOCSP, FREESP, GETBMAP, SWAPEXT, EXCHANGE_RANGE and its kin.
+        // RESVSP, UNRESVSP and ZERO_RANGE of all file systems; of XFS ALLOCSP, FREESP, GETBMAP, SWAPEXT,
+        // EXCHANGE_RANGE and its kin.
         (b'X', 10 | 11 | 36..=38 | 40..=43 | 56 | 57 | 109 | 129..=131) => true,
         // Clones and deduplication; of btrfs reading and writing of what is compressed.
         (0x94, 9 | 13 | 54 | 64) => true,
@@ -124,8 +125,8 @@ unsafe fn unread(fd: c_int, answer: *mut c_int, call: impl FnOnce() -> c_int) ->
     0
 }
 
-/// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call fails with, if
-/// what was written could not be brought to the files.
+/// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call
+/// fails with, if what was written could not be brought to the files.
 fn limited(resource: c_uint) -> Option<c_int> {
     if !boosts() || u64::from(resource) != libc::RLIMIT_FSIZE as u64 {
         return None;
@@ -133,8 +134,8 @@ fn limited(resource: c_uint) -> Option<c_int> {
     demote_all(c"setrlimit").err().map(|errno| fail(errno) as c_int)
 }
 
-/// Before a program gets asynchronous I/O of the kernel, which nobody sees it use: told no; or, where files are boosted, none of its
-/// files is from now on. The errno of what the call fails with.
+/// Before a program gets asynchronous I/O of the kernel, which nobody sees it use: told no; or, where files are
+/// boosted, none of its files is from now on. The errno of what the call fails with.
 pub(super) fn asynchronous(call: &CStr) -> Option<c_int> {
     settings()?;
     if boosts() {
@@ -145,8 +146,9 @@ pub(super) fn asynchronous(call: &CStr) -> Option<c_int> {
     Some(libc::ENOSYS)
 }
 
-/// The same for libraries that return the errno, negative. A library that only a plugin has (`dlopen(3)` with `RTLD_LOCAL`) is not
-/// found from here: then the kernel is asked, whose call of that number is all that the function is.
+/// The same for libraries that return the errno, negative. A library that only a plugin has (`dlopen(3)` with
+/// `RTLD_LOCAL`) is not found from here: then the kernel is asked, whose call of that number is all that the function
+/// is.
 fn library(call: &CStr, known: bool, number: c_long, arguments: [usize; 2]) -> Option<c_int> {
     if let Some(errno) = asynchronous(call) {
         return Some(-errno);

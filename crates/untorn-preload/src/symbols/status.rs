@@ -14,7 +14,8 @@ use crate::settings::settings;
 
 const HERE: c_int = libc::AT_FDCWD;
 
-/// A status as the program is to see it, if that is not what the kernel said, which was asked a moment ago. Where nobody can say, it is.
+/// A status as the program is to see it, if that is not what the kernel said, which was asked a moment ago. Where
+/// nobody can say, it is.
 pub(super) fn seen_of(status: &Status) -> Option<Status> {
     let reply = overlay(status).ok()??;
     let mut copy = *status;
@@ -56,7 +57,8 @@ unsafe fn covered(call: impl Fn() -> c_int, status: *mut Status) -> c_int {
     }
 }
 
-/// Whether the server may know more of a descriptor's file than the kernel. Where files are boosted the kernel knows all.
+/// Whether the server may know more of a descriptor's file than the kernel. Where files are boosted the kernel knows
+/// all.
 fn may_differ(fd: c_int) -> bool {
     !boosts() && managed(fd)
 }
@@ -95,8 +97,8 @@ unsafe fn covered_extended(call: impl Fn() -> c_int, status: *mut Extended) -> c
     }
 }
 
-/// A call that sets times, mode or owner of a descriptor's file. Where it changes none of them there is nothing that a sync would
-/// have to make durable, and a boosted file goes on as it was.
+/// A call that sets times, mode or owner of a descriptor's file. Where it changes none of them there is nothing that
+/// a sync would have to make durable, and a boosted file goes on as it was.
 fn setting(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let before = if boosts() && managed(fd) { raw::fstat(fd).ok() } else { None };
     let result = call();
@@ -138,7 +140,8 @@ unsafe fn set_at(result: c_int, directory: c_int, path: *const c_char, flags: c_
     }
 }
 
-// SAFETY (of all below): the status was filled by the call that returned 0; the path is the program's, and ends in a zero.
+// SAFETY (of all below): the status was filled by the call that returned 0; the path is the program's, and ends in a
+// zero.
 calls! {
     [fstat fstat64](fd: c_int, status: *mut Status) -> c_int = Some({
         let call = || real!(fstat(fd: c_int, status: *mut Status) -> c_int);

@@ -1,9 +1,10 @@
-//! Streams. The C library reads and writes them by calls of its own, which the layer never sees; so a stream of a managed
-//! descriptor is one whose reading and writing the layer does itself (`fopencookie(3)`).
+//! Streams. The C library reads and writes them by calls of its own, which the layer never sees; so a stream of a
+//! managed descriptor is one whose reading and writing the layer does itself (`fopencookie(3)`).
 //!
-//! The standard streams are there before anybody can choose: while descriptor 0, 1 or 2 is managed, the variables `stdin`,
-//! `stdout` and `stderr` name such a stream, and the C library's own, to which a program may have kept a pointer, is cut off
-//! from its descriptor. What is asked of it is passed on ([`streams`](super::streams)); what is not fails, and harms nothing.
+//! The standard streams are there before anybody can choose: while descriptor 0, 1 or 2 is managed, the variables
+//! `stdin`, `stdout` and `stderr` name such a stream, and the C library's own, to which a program may have kept a
+//! pointer, is cut off from its descriptor. What is asked of it is passed on ([`streams`](super::streams)); what is
+//! not fails, and harms nothing.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
@@ -248,7 +249,8 @@ unsafe fn reopened(path: *const c_char, mode: *const c_char, file: *mut FILE) ->
     Some(real!(freopen(path: *const c_char, mode: *const c_char, own: *mut FILE) -> *mut FILE))
 }
 
-/// `freopen` with a managed file, which a standard stream may become: ours stands in its place then. Any other is told no.
+/// `freopen` with a managed file, which a standard stream may become: ours stands in its place then. Any other is
+/// told no.
 ///
 /// # Safety
 /// Both are null or strings that end in a zero; the stream is one.
@@ -363,7 +365,8 @@ fn variable(fd: usize) -> *mut *mut FILE {
     }
 }
 
-/// Puts streams of ours in the place of standard ones that are managed, and of the C library's where they no longer are.
+/// Puts streams of ours in the place of standard ones that are managed, and of the C library's where they no longer
+/// are.
 fn swap(fd: usize) {
     let (Some(own), Some(in_place)) = (OWN.get(fd), IN_PLACE.get(fd)) else { return };
     let number = fd as c_int;

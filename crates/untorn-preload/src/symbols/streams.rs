@@ -1,5 +1,6 @@
-//! Calls on the C library's own standard streams, to which a program has kept a pointer: passed on to the stream that stands in the
-//! place of one. A library may have kept it before the layer was set up, as that of C++ does for `std::cin`.
+//! Calls on the C library's own standard streams, to which a program has kept a pointer: passed on to the stream that
+//! stands in the place of one. A library may have kept it before the layer was set up, as that of C++ does for
+//! `std::cin`.
 
 use core::ffi::{c_char, c_int, c_long, c_void};
 
@@ -16,8 +17,8 @@ calls! {
         number_of(file).or_else(|| stand_in(file).and_then(number_of));
 }
 
-/// Defines functions of the C library that are about a stream, by one of them: what is asked of a stream that another stands in the
-/// place of is asked of that. All else is as if the layer were not there.
+/// Defines functions of the C library that are about a stream, by one of them: what is asked of a stream that another
+/// stands in the place of is asked of that. All else is as if the layer were not there.
 macro_rules! passed_on {
     ($([$($name:ident)+] $arguments:tt -> $result:ty = $real:ident;)*) => {
         $(passed_on! { @each [$($name)+] $arguments, $result, $real })*

@@ -1,5 +1,6 @@
-//! Directories, and walks over them. The C library asks for the status of each file by calls that only it sees; what the server knows is laid
-//! over what it found before the program is shown it, and it is not shown the directory of sidecars.
+//! Directories, and walks over them. The C library asks for the status of each file by calls that only it sees; what
+//! the server knows is laid over what it found before the program is shown it, and it is not shown the directory of
+//! sidecars.
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_long, c_short, c_ushort, c_void};
@@ -135,7 +136,8 @@ pub(super) struct Entry {
     name: [c_char; 1],
 }
 
-/// What `fts` says of directories, also those that it may not read or was at already (`FTS_D`, `FTS_DC`, `FTS_DNR`, `FTS_DP`).
+/// What `fts` says of directories, also those that it may not read or was at already (`FTS_D`, `FTS_DC`, `FTS_DNR`,
+/// `FTS_DP`).
 const DIRECTORIES: [c_ushort; 4] = [1, 2, 4, 6];
 
 /// `fts_children` is asked for names only, so it does not find out which are directories (`FTS_NAMEONLY`).
@@ -144,8 +146,8 @@ const NAMES_ONLY: c_int = 0x100;
 /// What `fts` is told that is not to go down (`FTS_SKIP`).
 const SKIP: c_ushort = 4;
 
-/// Whether an entry is the directory of sidecars, by its name alone if that is all that is known of it. Where a walk begins the program
-/// says what it is to see.
+/// Whether an entry is the directory of sidecars, by its name alone if that is all that is known of it. Where a walk
+/// begins the program says what it is to see.
 ///
 /// # Safety
 /// `entry` is null or one of the C library's.
@@ -196,8 +198,8 @@ unsafe fn next_of(entry: *mut Entry, names_only: bool) -> *mut Entry {
     entry.next
 }
 
-/// Lays what the server knows over the status of an entry, and of those that follow it, without the directory of sidecars. The first
-/// that is left.
+/// Lays what the server knows over the status of an entry, and of those that follow it, without the directory of
+/// sidecars. The first that is left.
 ///
 /// # Safety
 /// `first` is null or the first of a list of the C library's.

@@ -1,6 +1,7 @@
-//! Wide characters on streams of ours. The C library gives a stream of `fopencookie(3)` no memory for them, and crashes where it is
-//! asked for one; so they are made of bytes here, and bytes of them, by the narrow calls on the same stream. No character is kept
-//! between two calls: one that is put back goes back as bytes, so that offsets are what they are on other streams.
+//! Wide characters on streams of ours. The C library gives a stream of `fopencookie(3)` no memory for them, and
+//! crashes where it is asked for one; so they are made of bytes here, and bytes of them, by the narrow calls on the
+//! same stream. No character is kept between two calls: one that is put back goes back as bytes, so that offsets are
+//! what they are on other streams.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
@@ -25,12 +26,12 @@ pub(super) const FAILED: c_int = 0x20;
 /// More bytes than a character has in any character set.
 const LONGEST: usize = 16;
 
-/// Where a stream's orientation is not known, which is so where functions of any number of arguments are not replaced: the C library
-/// may only say no to those on a stream that it takes for one of bytes.
+/// Where a stream's orientation is not known, which is so where functions of any number of arguments are not
+/// replaced: the C library may only say no to those on a stream that it takes for one of bytes.
 const UNORIENTED: c_int = if cfg!(target_arch = "x86_64") { 0 } else { -1 };
 
-/// What a stream is read and written through, from when it is one of wide characters. As in the C library that is of the locale of that
-/// moment, whatever becomes the locale later.
+/// What a stream is read and written through, from when it is one of wide characters. As in the C library that is of
+/// the locale of that moment, whatever becomes the locale later.
 struct Conversion {
     decode: AtomicPtr<c_void>,
     encode: AtomicPtr<c_void>,
@@ -71,7 +72,8 @@ pub(super) fn forget(place: usize) {
     }
 }
 
-/// Gives the stream at a place, which is locked or known to nobody else, wide characters. Whether there is such a character set.
+/// Gives the stream at a place, which is locked or known to nobody else, wide characters. Whether there is such a
+/// character set.
 fn widen(place: usize, file: *mut FILE, charset: &[u8]) -> bool {
     const HOW: &[u8] = b"//TRANSLIT\0";
     let (mut name, mut how) = ([0u8; 64], [0u8; 64 + HOW.len()]);
@@ -139,7 +141,8 @@ pub(super) struct Wide {
     encode: iconv_t,
 }
 
-/// Does something to a stream if it is one of ours, or stands in the place of it; the result is `narrow` if it is one of bytes.
+/// Does something to a stream if it is one of ours, or stands in the place of it; the result is `narrow` if it is one
+/// of bytes.
 pub(super) fn on<T>(file: *mut FILE, narrow: T, what: impl FnOnce(&Wide) -> T) -> Option<T> {
     let (place, file) = place_of(file)?;
     let conversion = ALL.get(place)?;
@@ -215,8 +218,8 @@ impl Wide {
             let Ok(byte) = u8::try_from(byte) else {
                 let flags = self.flags();
                 if count > 0 && flags & FAILED == 0 {
-                    // The first bytes of a character are a failure to the C library only where it has read them last, and
-                    // it takes them then; else they stay where they are.
+                    // The first bytes of a character are a failure to the C library only where it has read them last,
+                    // and it takes them then; else they stay where they are.
                     if at == end {
                         self.set_flags(AT_END, 0);
                         self.is_invalid();
@@ -295,7 +298,8 @@ impl Wide {
         count == 0 || watched!(fwrite(from: *const u8, one: size_t, count: size_t, file: *mut FILE) -> size_t) == count
     }
 
-    /// Reads a line of at most `most` characters into memory that has room for them, as `fgetws` does. How many, if any.
+    /// Reads a line of at most `most` characters into memory that has room for them, as `fgetws` does. How many, if
+    /// any.
     ///
     /// # Safety
     /// It has.
@@ -341,8 +345,8 @@ pub(super) unsafe fn take_pending(from: *mut FILE, count: usize, to: *mut FILE) 
     }
 }
 
-/// `fgetws` of at most `count` characters, with the zero at the end. Where the compiler knows the size of the memory, and more would go
-/// beyond, this ends the process.
+/// `fgetws` of at most `count` characters, with the zero at the end. Where the compiler knows the size of the memory,
+/// and more would go beyond, this ends the process.
 ///
 /// # Safety
 /// There is room for `room` characters, and if it is not known for `count`.

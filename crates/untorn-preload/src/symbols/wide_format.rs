@@ -171,8 +171,8 @@ fn scanned(letters: &[wchar_t], scan: impl FnOnce(*mut FILE) -> c_int) -> Option
     in_memory(scan_and_count, |_, _| {})
 }
 
-/// Whether a scan of characters comes to their end. A stream in memory does not tell; one that has nothing, and to which they were put
-/// back, does.
+/// Whether a scan of characters comes to their end. A stream in memory does not tell; one that has nothing, and to
+/// which they were put back, does.
 fn comes_to_the_end(letters: &[wchar_t], scan: impl FnOnce(*mut FILE) -> c_int) -> bool {
     let (path, mode) = (c"/dev/null".as_ptr(), c"re".as_ptr());
     let file = real!(fopen(path: *const c_char, mode: *const c_char) -> *mut FILE);
@@ -191,8 +191,8 @@ fn comes_to_the_end(letters: &[wchar_t], scan: impl FnOnce(*mut FILE) -> c_int) 
 
 /// `vfwscanf`; `scan` does it to a stream in memory, by a format.
 ///
-/// The C library reads one character after another as it needs them, which a stream in memory cannot ask for. So first it is found out,
-/// by a format that stores nothing, how many that are; then those are scanned, once.
+/// The C library reads one character after another as it needs them, which a stream in memory cannot ask for. So
+/// first it is found out, by a format that stores nothing, how many that are; then those are scanned, once.
 /// The format is the program's, and ends in a zero.
 fn scan(file: *mut FILE, format: *const wchar_t, scan: impl Fn(*mut FILE, *const wchar_t) -> c_int) -> Option<c_int> {
     let scanned_by = |wide: &Wide| {

@@ -81,8 +81,8 @@ fn by_memory(mut to: End, mut from: End, count: size_t) -> ssize_t {
         }
         let written = to.write(buffer, read as usize);
         if written < read && from.at.is_none() {
-            // What was not written was not taken either. On a pipe that is not so; it is no managed file then, and its reader has
-            // what it has.
+            // What was not written was not taken either. On a pipe that is not so; it is no managed file then, and
+            // its reader has what it has.
             // SAFETY: takes numbers.
             let _ = unsafe { data::lseek(from.fd, written.max(0) as off_t - read as off_t, libc::SEEK_CUR) };
         }

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_completed_flush_covers_is_never_lost_and_the_rest_may_be() {
+    fn a_completed_flush_is_never_lost_and_later_writes_may_be() {
         let log = log(&[write(0, 1, 1), write(1, 1, 2), Request::Flush, write(0, 1, 3)]);
         let end = draws(&log, log.position(), 2);
         assert_eq!(end, BTreeSet::from([vec![1, 2], vec![3, 2]]));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_writes_to_a_sector_either_may_win_in_each_sector() {
+    fn either_of_two_pending_writes_may_win_in_each_sector() {
         let log = log(&[write(0, 2, 1), write(0, 2, 2)]);
         let mut all = BTreeSet::new();
         for first in 0..3 {

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_follow_each_other_at_the_speed_of_the_disk_and_little_is_free_after_a_rest() {
+    fn writes_are_paced_to_the_disk_and_a_rest_earns_little() {
         let start = Instant::now() + Duration::from_secs(100);
         let speed = Speed { bytes_per_second: 1000, flush: Duration::ZERO };
         let mut pace = Pace { speed, done: start };

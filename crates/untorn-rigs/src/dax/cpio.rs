@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_comes_out_and_each_directory_once() {
+    fn an_archive_has_every_file_and_each_directory_once() {
         let mut archive = Archive::default();
         archive.file("bin/sh", b"odd");
         archive.file("bin/x/y", b"");

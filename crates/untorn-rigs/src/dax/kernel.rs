@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unpacked_package_is_a_kernel_and_an_empty_directory_is_not() {
+    fn a_kernel_is_found_in_an_unpacked_package_only() {
         let place = tempfile::tempdir().unwrap();
         let at = || Kernel::find(place.path().to_str(), place.path());
         fs::create_dir_all(place.path().join("boot")).unwrap();

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_module_needs_comes_before_it_and_what_is_built_in_is_left_out() {
+    fn dependencies_precede_a_module_and_built_ins_are_left_out() {
         let place = tempfile::tempdir().unwrap();
         let write = |name: &str, content: &str| fs::write(place.path().join(name), content).unwrap();
         fs::create_dir(place.path().join("kernel")).unwrap();

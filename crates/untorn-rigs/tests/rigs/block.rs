@@ -13,7 +13,7 @@ use untorn_sim::Rng;
 const IMAGES: u64 = 12;
 
 #[test]
-fn a_synced_file_is_in_every_image_and_an_unsynced_one_need_not_be() {
+fn every_image_has_synced_files_and_may_lack_unsynced_ones() {
     for kind in FileSystem::ALL {
         let outcome = kind
             .require()

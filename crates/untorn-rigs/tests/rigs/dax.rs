@@ -4,7 +4,7 @@ use untorn_rigs::Error;
 use untorn_rigs::dax::{self, Kernel};
 
 #[test]
-fn what_the_dax_rig_lacks_is_named_with_the_way_to_get_it() {
+fn missing_dax_tools_are_named_with_the_way_to_get_them() {
     for error in dax::missing() {
         let Error::Missing { what, remedy } = &error else { panic!("not a missing tool: {error}") };
         assert!(!what.is_empty() && remedy.contains("apt-get install"), "{error}");
@@ -14,7 +14,7 @@ fn what_the_dax_rig_lacks_is_named_with_the_way_to_get_it() {
 }
 
 #[test]
-fn a_kernel_that_is_not_to_be_had_is_named_with_the_way_to_get_one() {
+fn a_missing_kernel_is_named_with_the_way_to_get_one() {
     let cache = tempfile::tempdir().unwrap();
     let error = Kernel::find(Some("0.99"), cache.path()).unwrap_err();
     assert!(matches!(error, Error::Missing { .. }), "{error}");

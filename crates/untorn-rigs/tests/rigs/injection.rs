@@ -5,7 +5,7 @@ use std::time::Duration;
 use untorn_rigs::injection::{self, Kind, Part, Place, Settings};
 
 #[test]
-fn every_damage_is_found_and_given_back_and_nothing_else_is_touched() {
+fn injected_damage_is_repaired_and_nothing_else_is_touched() {
     let dir = tempfile::tempdir().unwrap();
     let cases = untorn_testing::cases(1, 4);
     let settings = Settings { cases, seed: 1, dir: dir.path().to_owned(), pages: 60, watch: Duration::ZERO, jobs: 2 };

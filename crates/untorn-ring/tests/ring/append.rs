@@ -142,7 +142,7 @@ fn a_write_is_in_the_log_then_with_the_kernel_then_complete() {
 }
 
 #[test]
-fn what_is_left_by_a_death_at_each_step_is_told_apart() {
+fn leftovers_of_a_death_at_each_step_are_told_apart() {
     for step in Step::ALL {
         // Alone, and when others were given positions meanwhile.
         for others in [0, 2] {
@@ -194,7 +194,7 @@ fn what_is_left_by_a_death_at_each_step_is_told_apart() {
 }
 
 #[test]
-fn a_length_is_in_the_log_and_then_the_kernels_and_its_death_is_told_apart_from_that_of_a_write() {
+fn a_set_length_is_logged_first_and_its_death_is_recognized() {
     for until in Step::ALL.map(Some).into_iter().chain([None]) {
         let words = words(terms());
         let ledger = opened(&words);
@@ -227,7 +227,7 @@ fn a_length_is_in_the_log_and_then_the_kernels_and_its_death_is_told_apart_from_
 }
 
 #[test]
-fn a_length_that_the_kernel_refuses_leaves_the_file_to_the_server() {
+fn a_refused_length_leaves_the_file_to_the_server() {
     let words = words(terms());
     let ledger = opened(&words);
     let mut bench = Bench::new();
@@ -241,7 +241,7 @@ fn a_length_that_the_kernel_refuses_leaves_the_file_to_the_server() {
 
 /// A repeated write must know whether the kernel appends by itself.
 #[test]
-fn what_goes_to_the_end_is_found_to_do_so() {
+fn an_interrupted_append_is_recognized_as_one() {
     let words = words(terms());
     let ledger = opened(&words);
     let mut bench = Bench { src: vec![5; 100], until: Some(Step::Delivered), ..Bench::new() };
@@ -289,7 +289,7 @@ fn the_end_of_the_server_is_known() {
 }
 
 #[test]
-fn processes_have_as_much_room_as_is_theirs_and_the_server_the_rest() {
+fn processes_fill_only_their_share_of_the_log() {
     let words = words(terms());
     let ledger = opened(&words);
     let mut bench = Bench::new();
@@ -312,7 +312,7 @@ fn processes_have_as_much_room_as_is_theirs_and_the_server_the_rest() {
 }
 
 #[test]
-fn memory_that_is_not_to_be_had_leaves_void_positions_and_the_kernel_untouched() {
+fn unreadable_memory_voids_positions_and_writes_nothing() {
     let words = words(terms());
     let ledger = opened(&words);
     let mut bench = Bench::new();
@@ -324,7 +324,7 @@ fn memory_that_is_not_to_be_had_leaves_void_positions_and_the_kernel_untouched()
 }
 
 #[test]
-fn what_the_kernel_takes_in_part_leaves_the_file_to_the_server() {
+fn a_partial_write_leaves_the_file_to_the_server() {
     for until in [None, Some(Step::Delivered), Some(Step::Completed)] {
         let words = words(terms());
         let ledger = opened(&words);

@@ -116,7 +116,7 @@ fn a_failed_flush_ends_all_appending_and_answers_nobody() {
 
 /// Only the dead process's own description, which others do not know, was told of its flush.
 #[test]
-fn after_a_death_amid_a_flush_the_next_one_flushes() {
+fn the_next_caller_flushes_after_a_death_amid_a_flush() {
     let words = words();
     let ledger = SharedState::of(&words, terms());
     thread::scope(|scope| {
@@ -132,7 +132,7 @@ fn after_a_death_amid_a_flush_the_next_one_flushes() {
 }
 
 #[test]
-fn who_cannot_flush_leaves_appending_to_the_others() {
+fn a_process_that_cannot_flush_does_not_stop_the_others() {
     let words = words();
     let ledger = SharedState::of(&words, terms());
     assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Elsewhere)), Flushed::Elsewhere);
@@ -142,7 +142,7 @@ fn who_cannot_flush_leaves_appending_to_the_others() {
 
 /// The one that flushes may have been stopped, for example.
 #[test]
-fn nobody_waits_for_ever_for_one_who_flushes_and_only_the_first_for_long() {
+fn waiting_for_a_stopped_flusher_is_bounded_and_happens_once() {
     let words = words();
     let (begun, over) = (Barrier::new(2), Barrier::new(2));
     let waits = AtomicU64::new(0);
@@ -171,7 +171,7 @@ fn nobody_waits_for_ever_for_one_who_flushes_and_only_the_first_for_long() {
 }
 
 #[test]
-fn a_sync_flushes_what_was_put_into_the_log_for_its_file_since_a_flush_began() {
+fn a_sync_flushes_entries_logged_since_the_last_flush_began() {
     let words = words();
     let ledger = SharedState::of(&words, terms());
     let [mine, other] = [5, 6].map(|inode| {

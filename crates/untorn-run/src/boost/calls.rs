@@ -1,4 +1,5 @@
-//! The calls of programs on boosted files that change bytes or lengths, and syncs. Each is one critical section of its file.
+//! The calls of programs on boosted files that change bytes or lengths, and syncs. Each is one critical section of
+//! its file.
 
 use std::os::fd::OwnedFd;
 
@@ -15,15 +16,16 @@ use crate::managed::Errno;
 /// No file of any file system reaches so far that a log would be in front of: the kernel knows what to say to more.
 const FAR: u64 = 1 << 42;
 
-/// What the log says to the first write of a file when it has as many files as it can have. Nothing of the file is in it then.
+/// What the log says to the first write of a file when it has as many files as it can have. Nothing of the file is in
+/// it then.
 const NO_LINE: Errno = Sys::NFILE.raw_os_error();
 const NO_LINE_IN_WORDS: &str = "write: the log has reached its maximum number of files";
 
 impl Boost {
     /// Writes, and moves the descriptor's offset where it is used.
     ///
-    /// The program's other threads may read and seek meanwhile, which the kernel does without asking. An offset that somebody moved
-    /// during the write stays where they moved it, as if they had done so after it.
+    /// The program's other threads may read and seek meanwhile, which the kernel does without asking. An offset that
+    /// somebody moved during the write stays where they moved it, as if they had done so after it.
     pub(super) fn write(&self, descriptor: &OwnedFd, request: &Request, bytes: &[u8]) -> Result<i64, Errno> {
         self.with(descriptor, |file| {
             let flags = flags(descriptor)?;
@@ -34,8 +36,8 @@ impl Boost {
             if request.flags & !(RWF_HINTS | synchronous | RWF_APPEND) != 0 {
                 return self.left_to_the_kernel(file, "pwritev2: unsupported flags");
             }
-            // The kernel appends what is written by such a description, whatever the offset: nobody else makes the file longer, so
-            // that is where the log has it. `RWF_NOAPPEND` was left to the kernel.
+            // The kernel appends what is written by such a description, whatever the offset: nobody else makes the
+            // file longer, so that is where the log has it. `RWF_NOAPPEND` was left to the kernel.
             let appends = request.flags & RWF_APPEND != 0 || flags.contains(OFlags::APPEND);
             if bytes.is_empty() {
                 return Ok(0);

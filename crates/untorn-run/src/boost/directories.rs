@@ -1,14 +1,17 @@
-//! Syncs of directories, which wait for no device where the log keeps all that changed there since the last one that did.
+//! Syncs of directories, which wait for no device where the log keeps all that changed there since the last one that
+//! did.
 //!
 //! # What makes it sound
-//! 1. The kernel tells of each name that changes in a directory that is watched before the call that changes it returns (inotify(7)),
-//!    whoever makes it. So a sync that is asked for afterwards hears of it.
-//! 2. A directory is watched before it is synced. So all names are known that changed since, or it is known that others may have:
-//!    more than are remembered, or than the kernel's queue holds; or the directory itself changed.
-//! 3. The log is asked for each of these names what a crash would leave there, as the name is now ([`WriteCache::dir_is_durable`]). One
-//!    of which it knows nothing, as of a file that is plain, or removed, makes the directory be synced.
-//! 4. What a sync that is under way makes durable is not known before its end: until then the others are made, too. Programs make
-//!    them themselves, and say so afterwards; what one was about to make durable that does not say so any more is not known.
+//! 1. The kernel tells of each name that changes in a directory that is watched before the call that changes it
+//!    returns (inotify(7)), whoever makes it. So a sync that is asked for afterwards hears of it.
+//! 2. A directory is watched before it is synced. So all names are known that changed since, or it is known that
+//!    others may have: more than are remembered, or than the kernel's queue holds; or the directory itself changed.
+//! 3. The log is asked for each of these names what a crash would leave there, as the name is now
+//!    ([`WriteCache::dir_is_durable`]). One of which it knows nothing, as of a file that is plain, or removed, makes
+//!    the directory be synced.
+//! 4. What a sync that is under way makes durable is not known before its end: until then the others are made, too.
+//!    Programs make them themselves, and say so afterwards; what one was about to make durable that does not say so
+//!    any more is not known.
 //!
 //! [`WriteCache::dir_is_durable`]: untorn::write_cache::WriteCache::keeps_names
 
@@ -180,7 +183,8 @@ impl Boost {
             }
             directories.changed(key)
         };
-        // Without the lock, for it may be a flush of the log's disk. A log that failed keeps nothing: then what the kernel says holds.
+        // Without the lock, for it may be a flush of the log's disk. A log that failed keeps nothing: then what the
+        // kernel says holds.
         if changed.is_some_and(|names| self.cache.dir_is_durable(&path, &names).unwrap_or(false)) {
             self.ledger.directory_kept();
             return Ok(Sync::Kept);
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_that_failed_or_of_which_nothing_is_heard_leaves_nothing_known() {
+    fn a_failed_or_unfinished_sync_leaves_nothing_known() {
         let (dir, mut directories, key) = watched();
         std::fs::write(dir.path().join("a"), "1").unwrap();
         directories.hear();
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_of_the_directory_are_its_own_and_those_of_a_file_are_not() {
+    fn a_chmod_counts_for_the_directory_but_not_for_its_files() {
         use std::os::unix::fs::PermissionsExt;
         let (dir, mut directories, key) = watched();
         let path = dir.path().join("a");

@@ -50,8 +50,8 @@ pub(super) struct Boosted {
     leaving: bool,
     /// The name that it is about to get, and what has that.
     moving: Option<(PathBuf, Option<Key>)>,
-    /// Whether the kernel may have what is not durable, of which the log knows nothing: what the opening truncated, what was written
-    /// before it, attributes. The log has the file synced once, when it gets the first of it.
+    /// Whether the kernel may have what is not durable, of which the log knows nothing: what the opening truncated,
+    /// what was written before it, attributes. The log has the file synced once, when it gets the first of it.
     unsynced: bool,
     state: State,
     /// A descriptor of it was closed, and it was not opened since: it may be that nobody holds it any more.
@@ -90,9 +90,9 @@ impl Boosted {
             return Err("read-only".to_owned());
         }
         if synchronous(flags) {
-            // Whatever is written by it waits for the device of the file. The kernel takes the flag off no description, and another
-            // description of the file would cost the lease; nor could one that was opened without the flag be given it when the file
-            // becomes a plain one.
+            // Whatever is written by it waits for the device of the file. The kernel takes the flag off no
+            // description, and another description of the file would cost the lease; nor could one that was opened
+            // without the flag be given it when the file becomes a plain one.
             return Err("O_SYNC".to_owned());
         }
         if flags.contains(OFlags::DIRECT) {
@@ -165,8 +165,8 @@ impl Boosted {
         self.file()?.len().map_err(errno)
     }
 
-    /// How many of the bytes were written is for the kernel to say. Programs are let in again by the caller, once the offset is where it is
-    /// to be.
+    /// How many of the bytes were written is for the kernel to say. Programs are let in again by the caller, once the
+    /// offset is where it is to be.
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
         let count = self.file()?.write_some(bytes, offset).map_err(errno)?;
         self.note();
@@ -342,8 +342,8 @@ impl Boosted {
         Ok(file.is_settled() || file.prepare_unlink().map_err(errno)?)
     }
 
-    /// The description, for whoever opens the file again with `flags`, as if newly opened; `None` if it is not what they would get.
-    /// The caller knows that nobody else holds it.
+    /// The description, for whoever opens the file again with `flags`, as if newly opened; `None` if it is not what
+    /// they would get. The caller knows that nobody else holds it.
     pub(super) fn reopen(&mut self, wanted: OFlags) -> Result<Option<OwnedFd>, Errno> {
         let own = &self.hold()?.own;
         // A replay looks for it where it was opened first.
@@ -360,7 +360,8 @@ impl Boosted {
         Ok(Some(copy))
     }
 
-    /// Has everything in the file durably, and nothing of it in the log any more. What is written to it from then on is the kernel's.
+    /// Has everything in the file durably, and nothing of it in the log any more. What is written to it from then on
+    /// is the kernel's.
     pub(super) fn settle(&mut self) -> Result<(), Errno> {
         let settled = self.file()?.demote().map_err(errno);
         if let Err(errno) = settled {
@@ -385,8 +386,8 @@ impl Boosted {
         }
     }
 
-    /// Makes it a plain one that nobody holds. The lease ends with the description: who waits for the lease to execute the file would
-    /// find it open for writing otherwise.
+    /// Makes it a plain one that nobody holds. The lease ends with the description: who waits for the lease to
+    /// execute the file would find it open for writing otherwise.
     pub(super) fn drop_it(&mut self) {
         self.state = State::Plain;
         if let Some(Hold { own, file }) = self.hold.take() {
@@ -455,7 +456,8 @@ mod tests {
         let file = File::options().read(true).write(true).create_new(true).open(dir.path().join("f")).unwrap();
         let file = OwnedFd::from(file);
         let start = Instant::now();
-        // Other tests start processes, which have a copy until they are another program. The signal is ignored by default.
+        // Other tests start processes, which have a copy until they are another program. The signal is ignored by
+        // default.
         while let Err(error) = take_lease(file.as_fd(), 23) {
             assert!(start.elapsed() < Duration::from_secs(60), "{error}");
             thread::sleep(Duration::from_millis(1));

@@ -1,26 +1,30 @@
-//! `--mode boost`: what programs write to managed files goes to the log of a [`WriteCache`] (the NVCache paper, §II and III).
+//! `--mode boost`: what programs write to managed files goes to the log of a [`WriteCache`] (the NVCache paper, §II
+//! and III).
 //!
 //! # What makes it sound
-//! 1. Each write goes to the log and then to the kernel, before it returns. So the kernel shows what was written to whoever looks,
-//!    by whatever call, and reads are its own. The log is there for durability: a replay repeats what did not reach the device.
-//! 2. What a replay would write over must not have been written past the log. So a file is *boosted* only while its one open
-//!    description in the whole system is the program's, which `dup`, `fork` and this server share: the kernel says so when it
-//!    grants the write lease (`file`). Whoever opens the file else, under untorn or not, or truncates it by its name, is kept
-//!    waiting by the kernel until the lease is given back, and that is done when the file has all that the log has of it, durably:
-//!    it is *demoted*, and plain until its last descriptor is gone.
-//! 3. The mark of a boosted description goes with its lease, in one step of the kernel's. A call of the layer that comes too late
-//!    is answered that the file is plain, and goes on to the kernel, which knows everything by then.
-//! 4. What changes bytes or length and is not served is a reason to demote, which the layer asks for before the call goes on. So the
-//!    kernel never sees such a call on a boosted description but this server's.
-//! 5. A file that cannot be synced keeps its mark without a lease, and every write to it fails: what the kernel shows of it may not
-//!    be what a crash leaves. The log keeps its writes.
-//! 6. What is written has the guarantee of the log when the call, or the sync, returns, whether its process lives on or not.
-//! 7. Who holds a file is asked of the kernel (`holders`). A file that nobody may hold any more *rests* (`rest`): the server keeps
-//!    the description with its lease, until all of the file is durable. So nobody else changes it while a replay could still write
-//!    over it; and who opens it again in the run is given the description.
+//! 1. Each write goes to the log and then to the kernel, before it returns. So the kernel shows what was written to
+//!    whoever looks, by whatever call, and reads are its own. The log is there for durability: a replay repeats what
+//!    did not reach the device.
+//! 2. What a replay would write over must not have been written past the log. So a file is *boosted* only while its
+//!    one open description in the whole system is the program's, which `dup`, `fork` and this server share: the
+//!    kernel says so when it grants the write lease (`file`). Whoever opens the file else, under untorn or not, or
+//!    truncates it by its name, is kept waiting by the kernel until the lease is given back, and that is done when
+//!    the file has all that the log has of it, durably: it is *demoted*, and plain until its last descriptor is gone.
+//! 3. The mark of a boosted description goes with its lease, in one step of the kernel's. A call of the layer that
+//!    comes too late is answered that the file is plain, and goes on to the kernel, which knows everything by then.
+//! 4. What changes bytes or length and is not served is a reason to demote, which the layer asks for before the call
+//!    goes on. So the kernel never sees such a call on a boosted description but this server's.
+//! 5. A file that cannot be synced keeps its mark without a lease, and every write to it fails: what the kernel shows
+//!    of it may not be what a crash leaves. The log keeps its writes.
+//! 6. What is written has the guarantee of the log when the call, or the sync, returns, whether its process lives on
+//!    or not.
+//! 7. Who holds a file is asked of the kernel (`holders`). A file that nobody may hold any more *rests* (`rest`): the
+//!    server keeps the description with its lease, until all of the file is durable. So nobody else changes it while
+//!    a replay could still write over it; and who opens it again in the run is given the description.
 //!
-//! Locks, in the order in which they are taken: a file's, that of descriptions about to be closed, the table's, the board's; that of
-//! directories, with no other. None is held while anything is opened, for the server's own opening may have to wait for a lease of the server's.
+//! Locks, in the order in which they are taken: a file's, that of descriptions about to be closed, the table's, the
+//! board's; that of directories, with no other. None is held while anything is opened, for the server's own opening
+//! may have to wait for a lease of the server's.
 
 mod calls;
 mod directories;
@@ -66,7 +70,8 @@ pub(crate) struct Boost {
     resting: Arc<Resting>,
     moves: Moves,
     directories: Mutex<Directories>,
-    /// Held while a description is let go of, which takes no time. Whoever waits for its lease is waked before that is done.
+    /// Held while a description is let go of, which takes no time. Whoever waits for its lease is waked before that
+    /// is done.
     closing: Mutex<()>,
     /// The run is over.
     closed: AtomicBool,
@@ -118,8 +123,8 @@ impl Boost {
         lock(&self.table).get(&key).cloned()
     }
 
-    /// Demotes every file that somebody waits to open. Each in a thread of its own: a process that was stopped amid a write keeps its
-    /// file, and nobody is to wait for that but who wants the same.
+    /// Demotes every file that somebody waits to open. Each in a thread of its own: a process that was stopped amid a
+    /// write keeps its file, and nobody is to wait for that but who wants the same.
     fn yield_leases(self: &Arc<Self>) {
         for file in self.all() {
             // Somebody is busy with it, or it is asked.
@@ -257,8 +262,8 @@ impl Boost {
         self.release(&mut file)
     }
 
-    /// Makes a file a plain one that nobody holds. One that failed stays in the table, so that nobody opens it unaware: what it has
-    /// is not what was acknowledged.
+    /// Makes a file a plain one that nobody holds. One that failed stays in the table, so that nobody opens it
+    /// unaware: what it has is not what was acknowledged.
     fn release(&self, file: &mut Boosted) -> Result<(), Errno> {
         match file.state() {
             State::Plain => return Ok(()),

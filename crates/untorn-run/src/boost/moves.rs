@@ -1,5 +1,5 @@
-//! Renames, which programs do themselves: the server is asked before, and told afterwards. One at a time gets a name, so that the log
-//! counts them in the order in which the kernel does them.
+//! Renames, which programs do themselves: the server is asked before, and told afterwards. One at a time gets a name,
+//! so that the log counts them in the order in which the kernel does them.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -40,8 +40,8 @@ impl Moves {
 }
 
 impl Boost {
-    /// A file is about to be renamed to `name` in a directory. If the answer is no, it is a plain one by then, and so is what has that
-    /// name.
+    /// A file is about to be renamed to `name` in a directory. If the answer is no, it is a plain one by then, and so
+    /// is what has that name.
     ///
     /// # Errors
     /// Why one of the two could not be drained.
@@ -84,7 +84,8 @@ impl Boost {
         Ok(true)
     }
 
-    /// A rename that was announced was done, or was not. Of a file that became a plain one meanwhile there is nothing more to say.
+    /// A rename that was announced was done, or was not. Of a file that became a plain one meanwhile there is nothing
+    /// more to say.
     ///
     /// # Errors
     /// Why the log could not be told.
@@ -114,8 +115,8 @@ impl Boost {
         outcome
     }
 
-    /// A process has ended that may have been about to rename a file. If it has the new name, the log is told; otherwise it may be that
-    /// another process is about to rename it, which then renames a plain one.
+    /// A process has ended that may have been about to rename a file. If it has the new name, the log is told;
+    /// otherwise it may be that another process is about to rename it, which then renames a plain one.
     pub(super) fn look_after_moving(&self, file: &mut Boosted) {
         if file.is_moving().is_none() || file.state() != State::Boosted {
             return;

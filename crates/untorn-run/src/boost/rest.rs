@@ -1,5 +1,5 @@
-//! Files at rest: closed, and not yet durable. The server has the one description that is left, and its lease keeps everybody else
-//! away until the file is durable; then it is let go of, which costs nothing any more.
+//! Files at rest: closed, and not yet durable. The server has the one description that is left, and its lease keeps
+//! everybody else away until the file is durable; then it is let go of, which costs nothing any more.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -116,8 +116,8 @@ impl Boost {
         }
     }
 
-    /// Lets go of files at rest that nobody holds: those that are durable, or all of them. Those that somebody is busy with it passes
-    /// over, so the caller may hold one of them.
+    /// Lets go of files at rest that nobody holds: those that are durable, or all of them. Those that somebody is
+    /// busy with it passes over, so the caller may hold one of them.
     pub(super) fn look_after_resting(&self, all: bool) {
         let keys = self.resting.take();
         // Before it is asked who holds them: who opens one later is not among those.
@@ -171,7 +171,8 @@ impl Boost {
         Ok(())
     }
 
-    /// The description of a file that is about to be opened with `flags`, if it rests and whoever opens it would get one like it.
+    /// The description of a file that is about to be opened with `flags`, if it rests and whoever opens it would get
+    /// one like it.
     ///
     /// # Errors
     /// Those of the kernel.

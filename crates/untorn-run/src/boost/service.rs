@@ -93,7 +93,8 @@ impl Service for Boost {
         self.process_ended();
     }
 
-    /// It is written already, and comes to rest when a process ends. To see to it now might be to wait for one that is stopped.
+    /// It is written already, and comes to rest when a process ends. To see to it now might be to wait for one that
+    /// is stopped.
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.let_go_of_unheld();

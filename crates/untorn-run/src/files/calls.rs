@@ -214,8 +214,8 @@ impl Files {
         if state.is_over() { Ok(()) } else { state.times_were_set() }
     }
 
-    /// A directory is about to get another name. What has a sidecar below it is made plain, for the sidecar would be looked for where it
-    /// was; it gets one anew when it is changed next.
+    /// A directory is about to get another name. What has a sidecar below it is made plain, for the sidecar would be
+    /// looked for where it was; it gets one anew when it is changed next.
     ///
     /// # Errors
     /// ENOTSUP if something below has changes of an open epoch, or is mapped; that of settling what has none.
@@ -238,8 +238,8 @@ impl Files {
         Ok(())
     }
 
-    /// Whether a file is managed; and 1 if it is under the engine now, with a sidecar that stands in its directory, 2 if that is
-    /// the directory with this inode, and has no more than one name of the file.
+    /// Whether a file is managed; and 1 if it is under the engine now, with a sidecar that stands in its directory, 2
+    /// if that is the directory with this inode, and has no more than one name of the file.
     pub(crate) fn is_managed(&self, key: Key, directory: u64) -> (bool, i64) {
         let Some(state) = self.find(key) else { return (false, 0) };
         let state = lock(&state);

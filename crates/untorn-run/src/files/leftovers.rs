@@ -1,5 +1,5 @@
-//! What the engine keeps beside a file, for a recovery, when the file has lost its last name. It is not to be in the way of who removes
-//! the directory, and programs would not see what is.
+//! What the engine keeps beside a file, for a recovery, when the file has lost its last name. It is not to be in the
+//! way of who removes the directory, and programs would not see what is.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,8 @@ use rustix::fs::FlockOperation;
 /// Where that is, in a directory.
 const SIDECARS: &str = ".untorn";
 
-/// What follows the file's inode in the names there; `docs/format.md` has them. One that was set aside is kept: it is not this file's.
+/// What follows the file's inode in the names there; `docs/format.md` has them. One that was set aside is kept: it is
+/// not this file's.
 const KINDS: [&str; 4] = ["", ".spill", ".redundancy", ".sidecar-redundancy"];
 
 /// What stands in a directory beside a file, by the file's device and inode.
@@ -19,7 +20,8 @@ fn beside(directory: &Path, (device, inode): (u64, u64)) -> Vec<PathBuf> {
     all.into_iter().filter(|path| fs::symlink_metadata(path).is_ok_and(|found| found.dev() == device)).collect()
 }
 
-/// Removes what stands in a directory beside a file of ours that has no name any more. What has it open goes on with it.
+/// Removes what stands in a directory beside a file of ours that has no name any more. What has it open goes on with
+/// it.
 pub(super) fn remove(directory: &Path, file: (u64, u64)) {
     remove_all(directory, &beside(directory, file));
 }
@@ -54,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_somebody_has_locked_stays() {
+    fn locked_sidecars_are_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let sidecars = dir.path().join(SIDECARS);
         fs::create_dir(&sidecars).unwrap();

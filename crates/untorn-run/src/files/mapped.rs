@@ -47,8 +47,8 @@ impl Files {
         })
     }
 
-    /// Runs `call`, of a process if one waits for it, on the file whose twin has this inode, under its lock. EBADF if it is managed no
-    /// more.
+    /// Runs `call`, of a process if one waits for it, on the file whose twin has this inode, under its lock. EBADF if
+    /// it is managed no more.
     fn with_twin<T>(
         &self,
         inode: u64,
@@ -70,8 +70,8 @@ impl Files {
         self.with_twin(inode, None, |_, _, state| Ok(state.path().to_owned())).ok()
     }
 
-    /// A process mapped a twin, or is about to move a mapping to its place. From now on its stores are heard of, over `watch` if it can
-    /// store at all.
+    /// A process mapped a twin, or is about to move a mapping to its place. From now on its stores are heard of, over
+    /// `watch` if it can store at all.
     ///
     /// # Errors
     /// EBUSY while another mapping is about to be moved to the same place.
@@ -117,8 +117,8 @@ impl Files {
 
     fn take_up(&self, key: Key, state: &mut State, mapping: &Arc<Mapping>) -> Result<(), Errno> {
         let Some(parts) = self.places.take_up(key, mapping) else { return fail(Sys::BUSY) };
-        // One that is coming is told of before it is in its place. Any other has the place of one that was unmapped a moment ago, and
-        // a page that was let go there late may be one of its own.
+        // One that is coming is told of before it is in its place. Any other has the place of one that was unmapped a
+        // moment ago, and a page that was let go there late may be one of its own.
         for part in parts.into_iter().filter(|_| mapping.is_watched() && !mapping.is_coming()) {
             mapping.protect(&(part.start..part.end)).map_err(|error| io_errno(&error))?;
             for address in (part.start..part.end).step_by(rustix::param::page_size()) {
@@ -169,8 +169,8 @@ impl Files {
         }
     }
 
-    /// A process gave up what it had mapped in a range of addresses. A file that nobody holds any more is let go of. Only files of which it
-    /// had something there are looked at, lest it wait for the commits of others.
+    /// A process gave up what it had mapped in a range of addresses. A file that nobody holds any more is let go of.
+    /// Only files of which it had something there are looked at, lest it wait for the commits of others.
     ///
     /// # Errors
     /// That of the commit.
@@ -185,8 +185,8 @@ impl Files {
         outcome
     }
 
-    /// A process is another program now, and nobody hears of what the earlier one had mapped. How the process ends says what becomes of
-    /// what that one stored.
+    /// A process is another program now, and nobody hears of what the earlier one had mapped. How the process ends
+    /// says what becomes of what that one stored.
     pub(super) fn became(&self, process: u32) {
         for key in self.places.files_in(process, 0, usize::MAX) {
             self.is_unmapped(key, process);

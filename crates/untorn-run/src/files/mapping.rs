@@ -1,8 +1,9 @@
 //! A mapping of a twin in a process: where it is, and over what its stores are heard of.
 //!
-//! Another one may come in its place, while others store there. To the kernel it does not matter over which descriptor a page is let
-//! go: so whoever lets one go asks before whether it is this mapping's. A mapping that comes in a place is protected elsewhere, moved
-//! there in one step, and noted before that: from then on no earlier one lets a page go there.
+//! Another one may come in its place, while others store there. To the kernel it does not matter over which
+//! descriptor a page is let go: so whoever lets one go asks before whether it is this mapping's. A mapping that comes
+//! in a place is protected elsewhere, moved there in one step, and noted before that: from then on no earlier one
+//! lets a page go there.
 
 use std::io;
 use std::ops::Range;
@@ -56,7 +57,8 @@ impl Others {
         self.all().any(|other| (other.start..other.end).contains(&address))
     }
 
-    /// Adds to those that are there. As many come one after the other as the program likes, so they become one where they touch.
+    /// Adds to those that are there. As many come one after the other as the program likes, so they become one where
+    /// they touch.
     fn add(&mut self, mut place: Area) {
         self.there.retain(|other| {
             let touches = other.start <= place.end && place.start <= other.end;
@@ -175,7 +177,8 @@ impl Mapping {
         self.bell.as_fd()
     }
 
-    /// Whether it is at an address, and no other one, nor about to be. Who moves it past the layer has its stores elsewhere.
+    /// Whether it is at an address, and no other one, nor about to be. Who moves it past the layer has its stores
+    /// elsewhere.
     pub(super) fn is_at(&self, address: usize) -> bool {
         (self.area.start..self.area.end).contains(&address) && !lock(&self.others).are_at(address)
     }
@@ -213,7 +216,8 @@ impl Mapping {
         for look in 0..LOOKS {
             let mut whole = true;
             let mut places: Vec<Area> = lock(&self.others).all().copied().collect();
-            // Where this one is about to be another one may be that nobody can store to. Until it is moved all that is needed is done.
+            // Where this one is about to be another one may be that nobody can store to. Until it is moved all that
+            // is needed is done.
             if look >= FEW {
                 places.extend(maps::unregistered(self.process)?);
             }

@@ -1,6 +1,7 @@
 //! The managed files: which there are, and when one becomes a plain file again.
 //!
-//! Locks, in the order in which they are taken: that of opening, a file's, those of its places, the table's, the board's.
+//! Locks, in the order in which they are taken: that of opening, a file's, those of its places, the table's, the
+//! board's.
 
 mod calls;
 mod leftovers;
@@ -35,7 +36,8 @@ pub(crate) struct Files {
     me: Weak<Files>,
     mode: Box<dyn Mode>,
     pub(crate) processes: Processes,
-    /// Held while a file is looked at that is not in the table yet: whoever else opens it must not find it in use by us.
+    /// Held while a file is looked at that is not in the table yet: whoever else opens it must not find it in use by
+    /// us.
     opening: Mutex<()>,
     table: Mutex<HashMap<Key, Arc<Mutex<State>>>>,
     board: Mutex<Board>,
@@ -72,8 +74,8 @@ impl Files {
     /// The file that a descriptor stands for, which is managed from now on if it was not.
     ///
     /// # Errors
-    /// EINVAL for what is no regular file; that of opening it a second time; EBUSY while another run, or another program that
-    /// uses untorn, has it.
+    /// EINVAL for what is no regular file; that of opening it a second time; EBUSY while another run, or another
+    /// program that uses untorn, has it.
     fn of_descriptor(&self, descriptor: &OwnedFd) -> Result<Arc<Mutex<State>>, Errno> {
         let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
         let key = (status.st_dev, status.st_ino);
@@ -125,7 +127,8 @@ impl Files {
         }
     }
 
-    /// A process died without saying that it wants to end: nothing that it wrote and did not sync may ever be committed.
+    /// A process died without saying that it wants to end: nothing that it wrote and did not sync may ever be
+    /// committed.
     fn forsake(&self, process: u32) {
         for state in self.all() {
             lock(&state).forsake(&*self.mode, process, &self.processes, &self.ledger);

@@ -48,8 +48,8 @@ impl Places {
         all.filter(|(_, mapping)| mapping.area.within(start, end).is_some()).map(|(key, _)| key).collect()
     }
 
-    /// Notes a mapping, and has all others leave its place. Which parts of it they were in; `None` if it is coming, and another one is
-    /// about to come to the same place: of two the one that comes later must be noted later.
+    /// Notes a mapping, and has all others leave its place. Which parts of it they were in; `None` if it is coming,
+    /// and another one is about to come to the same place: of two the one that comes later must be noted later.
     pub(super) fn take_up(&self, key: Key, mapping: &Arc<Mapping>) -> Option<Vec<Area>> {
         let mut all = lock(&self.mappings);
         all.retain(|(_, mapping)| mapping.strong_count() > 0);
@@ -72,8 +72,8 @@ impl Places {
         Some(parts)
     }
 
-    /// The mapping of a process that is about to come from an address to a place, with its file. Once it has been moved another one may
-    /// have the address, and be about to come from there as well.
+    /// The mapping of a process that is about to come from an address to a place, with its file. Once it has been
+    /// moved another one may have the address, and be about to come from there as well.
     pub(super) fn coming(&self, process: u32, from: usize, place: usize) -> Option<(Key, Arc<Mapping>)> {
         let is_it = |mapping: &Mapping| mapping.process == process && mapping.comes_from(from);
         self.all().into_iter().find(|(_, mapping)| is_it(mapping) && mapping.area.start == place)
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_that_come_from_the_same_address_each_is_found_by_its_place() {
+    fn two_mappings_moved_from_one_address_are_told_apart() {
         let places = Places::default();
         let coming = |start: usize| {
             let area = Area { start, end: start + 4096, offset: 0, protection: 3, inode: 7 };

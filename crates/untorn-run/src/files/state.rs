@@ -325,10 +325,10 @@ impl State {
         Ok(())
     }
 
-    /// Drops what those wrote who died, before anything is done that could publish it. What the server reads of a dead
-    /// process's last requests may arrive after the news of its death, so it is asked each time. `caller` is the process that waits for
-    /// this, if one does. All others are looked at: one that is about to end has let go of its locks before it can be told that it
-    /// died, and by that the caller may know.
+    /// Drops what those wrote who died, before anything is done that could publish it. What the server reads of a
+    /// dead process's last requests may arrive after the news of its death, so it is asked each time. `caller` is the
+    /// process that waits for this, if one does. All others are looked at: one that is about to end has let go of its
+    /// locks before it can be told that it died, and by that the caller may know.
     pub(super) fn bury(&mut self, mode: &dyn Mode, processes: &Processes, ledger: &Ledger, caller: Option<u32>) {
         let may_die = |process| caller != Some(process) && !processes.is_willing(process);
         let is_about_to = |process| may_die(process) && holders::is_exiting(process) && processes.dies(process);
@@ -339,7 +339,8 @@ impl State {
         }
     }
 
-    /// One that may have written in the open epoch died. Bytes are lost of those others that live, not of those that die with it.
+    /// One that may have written in the open epoch died. Bytes are lost of those others that live, not of those that
+    /// die with it.
     pub(super) fn forsake(&mut self, mode: &dyn Mode, process: u32, processes: &Processes, ledger: &Ledger) {
         if !self.writers.remove(&process) {
             return;
@@ -452,7 +453,8 @@ mod tests {
         child
     }
 
-    /// What becomes of a file to which processes wrote of which the first `killed` are killed: what is read, and how a call fares.
+    /// What becomes of a file to which processes wrote of which the first `killed` are killed: what is read, and how
+    /// a call fares.
     fn left(writers: usize, killed: usize, poisoned: bool) -> (Vec<u8>, Result<(), Errno>) {
         let (dir, processes, ledger) = (tempfile::tempdir().unwrap(), Processes::default(), Ledger::default());
         let path = dir.path().join("f");
@@ -478,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_lives_and_wrote_is_told_of_what_others_take_with_them() {
+    fn only_living_writers_get_eio_for_bytes_lost_with_others() {
         let lost = Err(libc_errno(Sys::IO));
         assert_eq!(left(1, 0, false), (b"torn".to_vec(), Ok(())));
         assert_eq!(left(1, 1, false), (b"kept".to_vec(), Ok(())));

@@ -1,10 +1,11 @@
 //! What programs map in the place of a managed file: a file in memory with the same bytes.
 //!
-//! The kernel maps it as it would the file itself: what is beyond its end is a SIGBUS, and all mappings show the same bytes. What
-//! calls write goes to the engine and to the twin, and is read from there. What programs *store* is in the twin only, until a commit
-//! hands it to the engine. So that nothing of it is missed, and that all of it is of one instant, memory that may be stored to is
-//! protected by userfaultfd(2), in every process: the first store to a page waits until the page is noted here; a commit protects
-//! all pages that were noted, in every process, before it copies the first.
+//! The kernel maps it as it would the file itself: what is beyond its end is a SIGBUS, and all mappings show the same
+//! bytes. What calls write goes to the engine and to the twin, and is read from there. What programs *store* is in
+//! the twin only, until a commit hands it to the engine. So that nothing of it is missed, and that all of it is of
+//! one instant, memory that may be stored to is protected by userfaultfd(2), in every process: the first store to a
+//! page waits until the page is noted here; a commit protects all pages that were noted, in every process, before it
+//! copies the first.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
@@ -118,9 +119,9 @@ impl Twin {
         Ok(())
     }
 
-    /// Gives the memory this length, whatever it has of it. Where the kernel takes pages away it forgets which of them stores wait for, or
-    /// do not: beyond the new end all of them do from here on, and nobody stores there until it gets longer. What comes to be within it is
-    /// as it was when it was mapped, or last cut off.
+    /// Gives the memory this length, whatever it has of it. Where the kernel takes pages away it forgets which of
+    /// them stores wait for, or do not: beyond the new end all of them do from here on, and nobody stores there until
+    /// it gets longer. What comes to be within it is as it was when it was mapped, or last cut off.
     fn cut(&self, len: u64) -> Result<(), Errno> {
         let before = self.len()?;
         self.memory.set_len(len).map_err(|error| io_errno(&error))?;
@@ -198,8 +199,8 @@ impl Twin {
         Ok(())
     }
 
-    /// Lets go of mappings, of one process or of all, that are there no more; whether there were any. One that cannot be looked at is
-    /// there.
+    /// Lets go of mappings, of one process or of all, that are there no more; whether there were any. One that cannot
+    /// be looked at is there.
     pub(super) fn look_again(&mut self, process: Option<u32>) -> bool {
         let before = self.mappings.len();
         let mut known = BTreeMap::new();
@@ -213,8 +214,8 @@ impl Twin {
                 .and_then(|areas| areas.as_mut());
             let there = areas.is_none_or(|areas| {
                 if mapping.is_coming() {
-                    // It is here or there, or the process is no more. Who reads while it is moved may find it in neither place, but it is
-                    // moved only once.
+                    // It is here or there, or the process is no more. Who reads while it is moved may find it in
+                    // neither place, but it is moved only once.
                     return areas.is_alive() || Unclaimed::of(mapping.process).map_or(true, |areas| areas.is_alive());
                 }
                 let is_there = !mapping.parts(areas.over(&mapping.area)).is_empty();

@@ -63,7 +63,7 @@ fn git_does_what_it_does_bare() {
 }
 
 #[test]
-fn whoever_opens_a_file_finds_what_was_written_and_the_file_is_plain_from_then_on() {
+fn a_second_open_sees_all_writes_and_makes_the_file_plain() {
     let place = Place::new();
     let more = "print('written'); sys.stdin.readline(); os.write(fd, b' second'); print('more'); sys.stdin.readline()";
     let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
@@ -81,7 +81,7 @@ fn whoever_opens_a_file_finds_what_was_written_and_the_file_is_plain_from_then_o
 
 /// Each is done with a file whose writes are in the log.
 #[test]
-fn what_cannot_be_served_finds_a_plain_file() {
+fn unserved_calls_find_a_plain_file() {
     let cases = [
         ("mmap", "import mmap; assert mmap.mmap(fd, 5, prot=mmap.PROT_READ)[:] == b'first'"),
         (
@@ -149,7 +149,7 @@ fn what_cannot_be_served_finds_a_plain_file() {
 
 /// Each is the kernel's, which has all that was written, and none makes the file a plain one.
 #[test]
-fn what_changes_neither_bytes_nor_length_leaves_a_file_as_it_is() {
+fn calls_that_change_nothing_leave_a_file_boosted() {
     let place = Place::new();
     let more = "
 import ctypes, errno, fcntl, mmap
@@ -185,7 +185,7 @@ for round in range(3):
 }
 
 #[test]
-fn a_process_with_asynchronous_calls_of_the_kernel_has_plain_files() {
+fn a_process_with_asynchronous_io_has_plain_files() {
     // No library of the program has the functions, as none that only a plugin loads: they do what the kernel's calls
     // do.
     let alike = |name: &str, x86: u32, arm: u32, arguments: &str| {
@@ -218,7 +218,7 @@ fn a_process_with_asynchronous_calls_of_the_kernel_has_plain_files() {
 }
 
 #[test]
-fn descriptors_that_are_shared_share_an_offset_and_all_that_is_written() {
+fn shared_descriptors_share_their_offset_and_all_writes() {
     let place = Place::new();
     let then = "
 other = os.dup(fd)
@@ -281,7 +281,7 @@ print(int(append_only), os.geteuid())
 }
 
 #[test]
-fn what_is_appended_goes_to_the_end_by_way_of_the_log() {
+fn appends_go_to_the_end_through_the_log() {
     let place = Place::new();
     let program = "
 import fcntl, os
@@ -380,7 +380,7 @@ fn descriptor_of(talk: &mut Talk) -> OwnedFd {
 }
 
 #[test]
-fn a_program_is_not_left_to_the_kernel_that_lost_patience_before_the_log_was_drained() {
+fn a_lost_lease_does_not_bypass_an_undrained_log() {
     let more = "
 copy = os.dup(fd)
 print(os.getpid(), fd); sys.stdin.readline()
@@ -396,7 +396,7 @@ assert os.write(fd, b' second') == 7 and os.pread(copy, 100, 0) == b'first secon
 }
 
 #[test]
-fn a_program_without_its_server_fails_also_when_the_kernel_took_the_lease_back() {
+fn calls_fail_without_the_server_even_after_a_lost_lease() {
     let more = "
 copy = os.dup(fd)
 print(os.getpid(), fd); sys.stdin.readline()
@@ -424,7 +424,7 @@ for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), l
 }
 
 #[test]
-fn a_launcher_that_was_started_with_its_signals_blocked_hears_of_leases_all_the_same() {
+fn lease_breaks_reach_a_launcher_with_blocked_signals() {
     let place = Place::new();
     let program = format!("{BEGIN}print('written'); sys.stdin.readline()");
     let under = place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]);
@@ -502,7 +502,7 @@ assert os.wait()[1] == 0
 ";
 
 #[test]
-fn a_length_is_never_older_than_the_last_write_though_the_file_is_let_go_of_meanwhile() {
+fn lengths_are_never_stale_while_a_file_is_let_go() {
     let place = Place::new();
     succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), LENGTHS.as_ref()]));
 }

@@ -14,7 +14,7 @@ os.write(fd, b'first')
 ";
 
 #[test]
-fn what_is_appended_goes_to_the_end_and_the_offset_with_it() {
+fn appends_go_to_the_end_and_move_the_offset() {
     let place = Place::new();
     let more = "
 assert os.lseek(fd, 0, os.SEEK_SET) == 0
@@ -73,7 +73,7 @@ sys.stdin.readline()
 
 /// A child is killed at each step of an append, and of a change of the length. What it did is there once, or not.
 #[test]
-fn a_process_that_dies_amid_an_append_or_a_change_of_length_leaves_all_of_it_or_nothing() {
+fn a_killed_append_or_length_change_is_all_or_nothing() {
     // On a disk the other two are the server's.
     let ways = ["append", "length", "long"].map(|way| (way, false)).into_iter().chain([("append", true)]);
     for (step, (way, on_disk)) in ways.flat_map(|way| (0..7).map(move |step| (step, way))) {

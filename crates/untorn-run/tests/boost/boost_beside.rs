@@ -13,7 +13,7 @@ use crate::common::{
 use serde_json::Value;
 
 #[test]
-fn all_but_the_first_write_is_the_programs_own() {
+fn the_program_itself_does_all_writes_but_the_first() {
     Place::of_each_kind().iter().for_each(all_but_the_first_write);
 }
 
@@ -87,7 +87,7 @@ fn a_log_on_a_disk_that_is_durable_per_write_is_the_servers_own() {
 }
 
 #[test]
-fn what_is_in_the_way_of_a_write_does_not_hold_it_up() {
+fn obstacles_do_not_hold_up_a_write() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("beside.c", dir.path(), &[]);
     let ways = ["signals", "memory", "executed", "replaced", "numbers", "offsets"];
@@ -288,7 +288,7 @@ sys.stdin.readline()
 /// The child is killed, and nobody writes after it: one that only syncs, or reads when the run has heard of its end,
 /// finds all of it.
 #[test]
-fn what_a_death_left_is_settled_before_a_sync_is_answered_and_at_the_end_of_the_process() {
+fn a_killed_childs_write_is_settled_at_its_end_and_at_a_sync() {
     let cases = [2, 4, 5].into_iter().flat_map(|step| [(step, true), (step, false)]);
     for ((step, syncs), place) in cases.flat_map(|case| Place::of_each_kind().map(|place| (case, place))) {
         let more = "
@@ -334,7 +334,7 @@ sys.stdin.readline()
 
 /// Nobody drains any more, so nobody may go on writing.
 #[test]
-fn without_its_server_a_program_writes_no_more() {
+fn a_program_writes_no_more_without_its_server() {
     let more = "
 print('written')
 sys.stdin.readline()
@@ -370,7 +370,7 @@ except OSError as error:
 
 /// What cannot be helped: whoever wants the file of a process that was stopped amid a write waits. Nobody else does.
 #[test]
-fn a_process_that_is_stopped_amid_a_write_holds_up_its_own_file_alone() {
+fn a_process_stopped_amid_a_write_blocks_only_its_own_file() {
     let place = Place::new();
     let more = "
 import signal

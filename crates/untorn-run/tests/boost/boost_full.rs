@@ -141,7 +141,7 @@ fn a_program_goes_on_when_a_tmpfs_has_room_again() {
 }
 
 #[test]
-fn what_a_full_disk_took_is_kept_through_a_kill_and_nothing_else_is() {
+fn only_bytes_that_a_full_disk_took_survive_a_kill() {
     for kind in [Kind::Ext4, Kind::Tmpfs] {
         By::ALL.into_iter().for_each(|by| is_kept_through_a_kill(kind, by));
     }

@@ -57,7 +57,7 @@ sys.stdout.buffer.write(file)
 /// Kills the program, or the process that serves it, after so many calls and somewhere within the next ones, and
 /// looks at the file after a replay.
 #[test]
-fn what_was_acknowledged_is_in_the_file_after_a_kill_and_a_replay() {
+fn acknowledged_writes_survive_a_kill_and_a_replay() {
     for number in 0..kills() {
         let calls = [1, 7, 40, 90, 150, 230][number % 6];
         let place = Place::new();

@@ -29,7 +29,7 @@ fn crash(place: &Place, mut talk: Talk) -> untorn::write_cache::Replay {
 }
 
 #[test]
-fn what_an_outsider_writes_to_a_file_that_was_closed_outlives_a_replay() {
+fn outside_writes_to_a_closed_file_outlive_a_replay() {
     let place = Place::new();
     let more = "os.fsync(fd); os.close(fd); print(os.stat('f.managed').st_size); sys.stdin.readline()";
     let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
@@ -44,7 +44,7 @@ fn what_an_outsider_writes_to_a_file_that_was_closed_outlives_a_replay() {
 }
 
 #[test]
-fn what_was_written_before_the_last_close_is_there_after_a_crash() {
+fn writes_before_the_last_close_survive_a_crash() {
     let place = Place::new();
     let mut talk =
         Talk::start(&place, &format!("{BEGIN}os.fsync(fd); os.close(fd); print('closed'); sys.stdin.readline()"));
@@ -134,7 +134,7 @@ while any('LEASE' in line and f':{inode} ' in line for line in open('/proc/locks
 }
 
 #[test]
-fn a_file_that_another_process_still_has_is_not_given_to_whoever_opens_it() {
+fn a_file_still_open_elsewhere_is_not_given_to_an_opener() {
     let place = Place::new();
     let more = "
 r, w = os.pipe()
@@ -185,7 +185,7 @@ sys.stdin.readline()
 }
 
 #[test]
-fn files_that_are_removed_are_boosted_to_their_end_and_leave_an_empty_log() {
+fn removed_files_stay_boosted_and_leave_an_empty_log() {
     let place = Place::new();
     run(&place, &format!("{BEGIN}{REMOVED}"));
     assert_eq!(untorn::write_cache::inspect_log(place.log()).unwrap().operations, 0);

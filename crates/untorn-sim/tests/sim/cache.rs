@@ -5,7 +5,7 @@ use untorn_sim::explore::{Settings, cache, replay};
 fn quiet(_: &str, _: u64, _: u64) {}
 
 #[test]
-fn files_without_a_log_are_convicted_in_both_fault_models_and_found_again() {
+fn unlogged_files_are_convicted_in_both_fault_models() {
     let canaries = cache::canary(&Settings::default());
     assert_eq!(canaries.len(), 2);
     for canary in canaries {

@@ -5,7 +5,7 @@ use untorn_sim::explore::{self, Settings, covered};
 fn quiet(_: &str, _: u64, _: u64) {}
 
 #[test]
-fn a_program_that_stores_past_the_engine_is_convicted_in_both_fault_models() {
+fn stores_past_the_engine_are_convicted_in_both_fault_models() {
     for canary in covered::canary(&Settings::default()) {
         let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
         let again = explore::replay(&first.replay).unwrap().unwrap();

@@ -105,7 +105,7 @@ fn lines_are_evicted_independently() {
 }
 
 #[test]
-fn a_flush_without_a_fence_promises_nothing_nor_does_a_fence_without_a_flush() {
+fn flush_and_fence_promise_nothing_without_each_other() {
     let (medium, file) = pmem(&[1; 8]);
     file.store(0, &[2; 8]).unwrap();
     medium.fence(B, &[&file]).unwrap();
@@ -127,7 +127,7 @@ fn a_line_is_durable_up_to_its_flush_and_not_beyond() {
 }
 
 #[test]
-fn of_two_stores_to_a_word_the_later_wins_whichever_was_fenced() {
+fn the_later_of_two_stores_wins_whichever_was_fenced() {
     let (medium, file) = pmem(&[1; 8]);
     file.store(0, &[2; 8]).unwrap();
     file.write(0, &[3; 8]).unwrap();
@@ -155,7 +155,7 @@ fn a_store_without_space_is_a_fault_on_persistent_memory_only() {
 }
 
 #[test]
-fn a_punched_hole_needs_space_again_and_so_does_a_lost_allocation() {
+fn punched_holes_and_lost_allocations_need_space_again() {
     let (medium, file) = pmem(&[1; 4096]);
     file.punch(0, 4096).unwrap();
     file.store(0, &[1]).unwrap();
@@ -231,7 +231,7 @@ fn a_block_flush_covers_all_threads_but_no_metadata() {
 }
 
 #[test]
-fn what_lay_beyond_a_lost_growth_does_not_come_back() {
+fn bytes_beyond_a_lost_growth_do_not_come_back() {
     let (medium, file) = block(&[1; 8]);
     file.set_len(16).unwrap();
     file.write(8, &[2; 8]).unwrap();
@@ -305,7 +305,7 @@ fn a_named_file_that_was_never_synced_may_be_empty() {
 }
 
 #[test]
-fn a_rename_is_lost_or_kept_whole_even_without_the_creation_before_it() {
+fn a_rename_is_atomic_even_without_the_creation_before_it() {
     let (medium, _old) = block(&[1; 8]);
     let new = medium.create(Path::new("new"), 8, 8).unwrap();
     new.write(0, &[2; 8]).unwrap();
@@ -328,7 +328,7 @@ fn a_rename_is_lost_or_kept_whole_even_without_the_creation_before_it() {
 
 /// As in a journal, a later change cannot be there without the rename, but may be lost when the rename is kept.
 #[test]
-fn a_rename_is_kept_wherever_a_later_change_of_one_of_its_names_is() {
+fn a_rename_is_kept_if_a_later_change_of_its_names_is() {
     let found = |later: fn(&SimMedium)| {
         let (medium, _old) = block(&[1; 8]);
         let new = medium.create(Path::new("new"), 8, 8).unwrap();

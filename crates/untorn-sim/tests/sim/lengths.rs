@@ -37,7 +37,7 @@ fn seen(engine: EngineKind, class: MediumClass, durability: Durability, len: u64
 /// If each write is durable before it is seen, each length is, too: at the barrier that makes it durable, the old
 /// length is still visible.
 #[test]
-fn nobody_sees_a_length_that_a_crash_could_take_back() {
+fn no_reader_sees_a_length_that_a_crash_could_take_back() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
         for class in [MediumClass::PersistentMemory, MediumClass::Block] {
             for len in [LEN + 5000, LEN - 5000, 100] {

@@ -47,7 +47,7 @@ fn after_a_failed_flush(seed: u64) -> (SimMedium, SimFile, Vec<u8>) {
 }
 
 #[test]
-fn a_failed_flush_leaves_a_cache_that_later_flushes_do_not_write() {
+fn later_flushes_skip_the_pages_of_a_failed_flush() {
     for seed in 0..8 {
         let (medium, file, durable) = after_a_failed_flush(seed);
         assert_eq!(sectors(&medium.peek("f").unwrap()), [2; 16], "reads go on as if nothing had happened");

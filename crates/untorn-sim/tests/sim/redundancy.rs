@@ -16,7 +16,7 @@ use untorn_sim::{CrashState, SimMedium, Step, Verdict};
 fn quiet(_: &str, _: u64, _: u64) {}
 
 #[test]
-fn a_program_that_stores_without_telling_is_convicted_in_both_fault_models() {
+fn unannounced_stores_are_convicted_in_both_fault_models() {
     for canary in redundancy::canary(&Settings::default()) {
         let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
         assert!(first.finding.contains("reported as damaged") || first.finding.contains("modified outside"), "{first}");
@@ -50,7 +50,7 @@ fn tokens_that_name_nothing_are_refused() {
 
 /// A superblock names 64 pages, and a list has 500 in a block.
 #[test]
-fn a_repair_of_many_pages_that_is_cut_short_anywhere_is_carried_on() {
+fn a_large_repair_cut_short_anywhere_is_resumed() {
     const PAGE: usize = 4096;
     const PAGES: usize = 1040;
     for (class, damaged) in [(MediumClass::Block, 150), (MediumClass::Block, 510), (MediumClass::PersistentMemory, 70)]
@@ -174,7 +174,7 @@ fn a_repair_that_carries_another_on_may_be_killed_as_well() {
 }
 
 #[test]
-fn what_others_write_between_two_parts_of_a_repair_that_was_killed_stays() {
+fn outside_writes_amid_a_killed_repair_are_kept() {
     let (medium, file) = ManyDamaged::new();
     let states = file.repair_watched(&medium);
     // The first is of the list, the second of the first part.
@@ -196,7 +196,7 @@ fn what_others_write_between_two_parts_of_a_repair_that_was_killed_stays() {
 /// Two repairs are killed one after the other, with a write of others between them. From then on the file's time is
 /// in doubt, and only named or listed pages are known to be damaged.
 #[test]
-fn a_repair_beside_an_unknown_page_may_be_killed_between_its_parts() {
+fn a_repair_beside_an_unknown_page_survives_a_kill() {
     let (medium, file) = ManyDamaged::new();
     let states = file.repair_watched(&medium);
     let done = |states: &[(&str, CrashState)]| -> Vec<CrashState> {
@@ -267,7 +267,7 @@ impl Tracker for Script {
 /// Pages 9 and 0 are stored to after the pass asked; it finds that 9 differs, beside 8, and asks again: by then 0 is
 /// behind it.
 #[test]
-fn a_page_that_a_pass_was_told_of_and_did_not_come_to_is_not_called_covered() {
+fn a_page_that_a_pass_did_not_reach_is_not_called_covered() {
     const PAGE: u64 = 4096;
     let medium = SimMedium::new(MediumClass::Block);
     medium.install("/data", &[1; 12 * PAGE as usize]);

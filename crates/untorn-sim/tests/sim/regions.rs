@@ -17,7 +17,7 @@ fn quiet(_: &str, _: u64, _: u64) {}
 const BOTH: [MediumClass; 2] = [MediumClass::PersistentMemory, MediumClass::Block];
 
 #[test]
-fn a_store_that_writes_in_place_is_convicted_in_both_fault_models() {
+fn an_in_place_region_store_is_convicted_in_both_models() {
     for canary in regions::canary(&Settings::default()) {
         let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
         assert!(first.finding.contains("differs from"), "{first}");
@@ -75,7 +75,7 @@ fn a_commit_costs_one_fence_or_one_flush_and_an_ordered_one_two() {
 }
 
 #[test]
-fn without_an_order_a_disk_gets_one_flush_and_persistent_memory_two_fences() {
+fn the_default_commit_order_follows_the_medium_class() {
     for (class, order) in BOTH.into_iter().zip([Order::TwoFence, Order::OneFence]) {
         let store = options().create_on(SimMedium::new(class), "/store").unwrap();
         assert_eq!(store.info().unwrap().order, order);
@@ -172,7 +172,7 @@ fn check(store: &RegionStore, pages: usize) {
 }
 
 #[test]
-fn no_page_is_lost_or_owned_twice_in_any_crash_of_random_allocation() {
+fn no_crash_of_random_allocation_loses_or_shares_a_page() {
     for class in BOTH {
         for order in [Order::OneFence, Order::TwoFence] {
             storm(class, order, 7);

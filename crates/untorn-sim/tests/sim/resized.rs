@@ -120,7 +120,7 @@ fn pages_that_were_damaged_before_are_given_back_after() {
 }
 
 #[test]
-fn what_cannot_be_given_back_stays_known_to_be_damaged() {
+fn unrepairable_pages_stay_known_as_damaged() {
     for setup in Setup::all().into_iter().filter(|setup| !setup.synchronous) {
         for len in [7 * PAGE, 10 * PAGE + 100, 16 * PAGE] {
             let medium = SimMedium::new(setup.class);
@@ -199,7 +199,7 @@ fn a_crash_amid_it_leaves_damage_known_too() {
 
 /// The length changes while a requested pass goes on, batch after batch: the change waits.
 #[test]
-fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
+fn sync_redundancy_covers_its_pages_beside_a_resize() {
     const STRIPES: usize = 64;
     for round in 1..3_u64 {
         let medium = SimMedium::new(MediumClass::Block);
@@ -255,7 +255,7 @@ fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
 
 /// Another length makes nothing younger.
 #[test]
-fn what_is_uncovered_keeps_its_age_beside_a_change_of_length() {
+fn uncovered_pages_keep_their_age_across_a_resize() {
     for setup in Setup::all().into_iter().filter(|setup| !setup.synchronous) {
         let medium = SimMedium::new(setup.class);
         medium.install(PATH, &bytes(10 * PAGE));
@@ -278,7 +278,7 @@ fn what_is_uncovered_keeps_its_age_beside_a_change_of_length() {
 
 /// The length changes during a scrub: the report is about every page of one length, and names only real damage.
 #[test]
-fn a_scrub_and_a_repair_beside_a_change_of_length_look_at_every_page() {
+fn scrub_and_repair_beside_a_resize_look_at_every_page() {
     const PAGES: usize = 300;
     for setup in Setup::all() {
         for (len, repairs) in [(PAGES + 70, true), (PAGES - 70, true), (PAGES + 70, false), (PAGES - 70, false)] {

@@ -59,7 +59,7 @@ fn read(medium: &SimMedium, path: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_is_given_back_and_ends_nothing_elsewhere() {
+fn an_unreadable_page_is_repaired_and_other_stripes_go_on() {
     for class in CLASSES {
         for period in [None, Some(Duration::ZERO)] {
             for page in 0..PAGES {
@@ -87,7 +87,7 @@ fn a_page_that_cannot_be_read_is_given_back_and_ends_nothing_elsewhere() {
 }
 
 #[test]
-fn beside_a_page_that_is_stored_to_it_is_given_back_before_its_stripe_is_covered_or_else_told_of() {
+fn an_unreadable_page_beside_a_store_is_repaired_or_reported() {
     for class in CLASSES {
         let medium = installed(class);
         let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
@@ -112,7 +112,7 @@ fn beside_a_page_that_is_stored_to_it_is_given_back_before_its_stripe_is_covered
 }
 
 #[test]
-fn what_was_stored_and_cannot_be_read_is_told_of_and_never_given_back_as_it_was_before() {
+fn an_unreadable_new_store_is_reported_and_never_undone() {
     for class in CLASSES {
         let medium = installed(class);
         let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
@@ -182,7 +182,7 @@ fn with_engine(engine: EngineKind) -> Options {
 }
 
 #[test]
-fn an_engine_goes_on_writing_while_pages_of_its_file_cannot_be_read() {
+fn an_engine_keeps_writing_beside_unreadable_pages() {
     for class in CLASSES {
         for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
             let medium = installed(class);
@@ -218,7 +218,7 @@ fn an_engine_goes_on_writing_while_pages_of_its_file_cannot_be_read() {
 
 /// A store to a part of a page reads it, so it fails as long as the page cannot be read.
 #[test]
-fn a_page_that_is_stored_to_in_part_is_given_back_first_also_by_recovery() {
+fn a_partly_stored_page_is_repaired_first_even_by_recovery() {
     for class in CLASSES {
         for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
             for is_killed in [false, true] {
@@ -257,7 +257,7 @@ fn a_page_that_is_stored_to_in_part_is_given_back_first_also_by_recovery() {
 }
 
 #[test]
-fn what_cannot_be_brought_home_is_told_of_and_keeps_nothing_else_uncovered() {
+fn a_page_that_cannot_be_deployed_leaves_one_stripe_uncovered() {
     for class in CLASSES {
         let medium = installed(class);
         let file: AtomicFile =
@@ -319,7 +319,7 @@ fn parity_is_never_made_of_bytes_that_could_not_be_read() {
 }
 
 #[test]
-fn a_page_that_can_be_neither_read_nor_written_is_told_of_and_ends_nothing_elsewhere() {
+fn a_dead_page_is_reported_and_other_stripes_go_on() {
     for class in CLASSES {
         for period in [None, Some(Duration::ZERO)] {
             let medium = installed(class);
@@ -344,7 +344,7 @@ fn a_page_that_can_be_neither_read_nor_written_is_told_of_and_ends_nothing_elsew
 }
 
 #[test]
-fn an_engine_goes_on_beside_a_page_that_can_be_neither_read_nor_written() {
+fn an_engine_goes_on_beside_a_dead_page() {
     for class in CLASSES {
         for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
             let medium = installed(class);
@@ -363,7 +363,7 @@ fn an_engine_goes_on_beside_a_page_that_can_be_neither_read_nor_written() {
 }
 
 #[test]
-fn parity_that_can_be_neither_read_nor_written_is_told_of_and_ends_nothing() {
+fn dead_parity_is_reported_and_other_stripes_go_on() {
     for class in CLASSES {
         let medium = installed(class);
         let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
@@ -383,7 +383,7 @@ fn parity_that_can_be_neither_read_nor_written_is_told_of_and_ends_nothing() {
 }
 
 #[test]
-fn parts_of_the_companion_that_the_device_loses_are_not_called_rebuilt() {
+fn redundancy_that_the_device_loses_is_not_called_rebuilt() {
     for class in CLASSES {
         // Tables, then parity; of both copies of a table, too.
         let pages: [&[usize]; 4] = [&[2], &[5], &[6], &[2, 4]];
@@ -430,7 +430,7 @@ fn both_copies_of_a_table_are_rebuilt_while_the_file_is_open() {
 }
 
 #[test]
-fn an_engine_opens_a_file_whose_sidecar_cannot_be_read_where_redundancy_has_it() {
+fn an_engine_opens_an_unreadable_sidecar_from_redundancy() {
     for class in CLASSES {
         let medium = installed(class);
         let options = with_engine(EngineKind::Reflection);
@@ -455,7 +455,7 @@ fn an_engine_opens_a_file_whose_sidecar_cannot_be_read_where_redundancy_has_it()
 }
 
 #[test]
-fn a_thread_that_covers_does_not_die_of_it_and_tries_ever_more_seldom() {
+fn the_covering_thread_survives_bad_pages_and_backs_off() {
     let medium = installed(MediumClass::Block);
     let options = ProtectOptions::new().stripe(4).period(Duration::from_millis(1));
     let protected = options.open_on(medium.clone(), PATH).unwrap();

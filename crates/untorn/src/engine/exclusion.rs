@@ -47,9 +47,9 @@ impl NotShared {
     }
 }
 
-/// Tries to open a file, again as long as an attempt says that it was turned away: somebody who is just leaving, or was killed a
-/// moment ago, is waited for as long as the lock of a sidecar is. Between two attempts nothing is held, for this process itself
-/// may take part, and be the next to serve.
+/// Tries to open a file, again as long as an attempt says that it was turned away: somebody who is just leaving, or
+/// was killed a moment ago, is waited for as long as the lock of a sidecar is. Between two attempts nothing is held,
+/// for this process itself may take part, and be the next to serve.
 pub(crate) fn retry_while_shared<T>(mut open: impl FnMut(&mut bool) -> Result<T>) -> Result<T> {
     for _ in 0..ATTEMPTS {
         let mut turned_away = false;
@@ -99,7 +99,7 @@ mod tests {
 
     /// For they may be in this process: the thread that opens the file as the next to serve those who share it.
     #[test]
-    fn others_open_the_file_while_somebody_waits_until_it_is_not_shared() {
+    fn an_opener_that_waits_for_sharers_does_not_block_others() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         AtomicFile::create(&path, 4096).unwrap().close().unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_who_is_just_leaving_is_waited_for() {
+    fn an_open_waits_for_a_sharer_that_is_leaving() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let file = AtomicFile::create(&path, 4096).unwrap();

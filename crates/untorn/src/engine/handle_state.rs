@@ -58,8 +58,8 @@ impl HandleState {
         Ok(())
     }
 
-    /// From now on [`readable`](HandleState::readable) fails: what a failed write left in the file may be seen by nobody. Before what
-    /// it touched is let go of.
+    /// From now on [`readable`](HandleState::readable) fails: what a failed write left in the file may be seen by
+    /// nobody. Before what it touched is let go of.
     #[cold]
     pub(crate) fn hide(&self) {
         self.words.hides.store(1, Ordering::Release);
@@ -87,8 +87,8 @@ impl HandleState {
     }
 
     /// # Errors
-    /// [`Error::Forked`] in a child of the process that opened the file: it must not even wait for a lock, which a thread of
-    /// its parent's may have held when it was forked.
+    /// [`Error::Forked`] in a child of the process that opened the file: it must not even wait for a lock, which a
+    /// thread of its parent's may have held when it was forked.
     pub(crate) fn ours(&self) -> Result<()> {
         if self.is_ours() { Ok(()) } else { Err(Error::Forked { path: self.path.clone() }) }
     }
@@ -98,8 +98,8 @@ impl HandleState {
         self.words.alive.load(Ordering::Relaxed) != 0
     }
 
-    /// Ends all promises: what was stored last may or may not have reached the medium, so only recovery can tell what the
-    /// file holds. Returns the error that caused it.
+    /// Ends all promises: what was stored last may or may not have reached the medium, so only recovery can tell what
+    /// the file holds. Returns the error that caused it.
     #[cold]
     pub(crate) fn poison(&self, error: Error) -> Error {
         tracing::error!(path = %self.path.display(), %error, "poisoned");

@@ -178,8 +178,8 @@ pub(crate) trait Engine: Send + Sync {
     /// Why the file accepts no writes, if so.
     fn writable(&self) -> Result<()>;
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
-    /// [`read`](Engine::read) where that is a plain copy; false, with `dst` in any state, where there is more to do or to
-    /// say. It comes first at each read, so it is short.
+    /// [`read`](Engine::read) where that is a plain copy; false, with `dst` in any state, where there is more to do
+    /// or to say. It comes first at each read, so it is short.
     fn try_read(&self, _offset: u64, _dst: &mut [u8]) -> bool {
         false
     }

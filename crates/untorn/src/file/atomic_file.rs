@@ -37,7 +37,8 @@ use crate::sys::sync::Arc;
 /// # Ok(()) }
 /// ```
 ///
-/// Source: the Acumen paper, §IV; under [`EngineKind::HybridLog`](crate::EngineKind::HybridLog) the Libnvmmio paper, §3.
+/// Source: the Acumen paper, §IV; under [`EngineKind::HybridLog`](crate::EngineKind::HybridLog) the Libnvmmio paper,
+/// §3.
 #[derive(Clone)]
 pub struct AtomicFile {
     shared: Arc<Shared>,
@@ -88,8 +89,9 @@ impl AtomicFile {
         self.engine().read_at(offset, buf)
     }
 
-    /// Writes `buf` at `offset`, atomically. Under [`Durability::PerWrite`](crate::Durability::PerWrite) it is durable when the call returns;
-    /// under [`Durability::PerCommit`](crate::Durability::PerCommit) it joins the open epoch.
+    /// Writes `buf` at `offset`, atomically. Under [`Durability::PerWrite`](crate::Durability::PerWrite) it is
+    /// durable when the call returns; under [`Durability::PerCommit`](crate::Durability::PerCommit) it joins the open
+    /// epoch.
     ///
     /// - [`Error::OutOfRange`] unless the whole range is within the file ([`resize`](AtomicFile::resize) it first).
     /// - [`Error::Io`] when space runs out.

@@ -30,8 +30,8 @@ use crate::storage::{Access, Medium, MediumFile, PageCache, resolve};
 /// Only errors that prevent the inspection, such as a missing file or missing permission. Damage that it finds is in
 /// the report.
 pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
-    // Records are replayed in memory only. The page cache shows the same bytes as a DAX mapping, so reading goes through it
-    // whatever the medium.
+    // Records are replayed in memory only. The page cache shows the same bytes as a DAX mapping, so reading goes
+    // through it whatever the medium.
     inspect_on(&Arc::new(PageCache::reading_by_call()), &resolve(path.as_ref())?)
 }
 
@@ -64,9 +64,9 @@ fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
 
 /// The report; `None` if a writer came in between.
 ///
-/// The lock is taken for a moment before and after, to see that no writer has it, and is not held in between: reading all
-/// slices may take minutes, and who wants to write must not wait for that. What was read while a writer came in may be
-/// nonsense, which recovery withstands, and is thrown away.
+/// The lock is taken for a moment before and after, to see that no writer has it, and is not held in between: reading
+/// all slices may take minutes, and who wants to write must not wait for that. What was read while a writer came in
+/// may be nonsense, which recovery withstands, and is thrown away.
 fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
     let data = open_data(&**medium, path, &reader())?;
     let mut report = plain(path, &data);

@@ -1,8 +1,8 @@
 //! XXH3-64, with a path of our own for the lengths of the shortest write: a record's line and one slice.
 //!
-//! Between the fence of one write and the first store of the next every instruction counts, for the CPU looks only a few
-//! hundred ahead. For 33 to 64 bytes XXH3 is four multiplications; spelt out, they take half the instructions of the
-//! library's one function for all lengths. The result is the same, and the tests hold it to the library's.
+//! Between the fence of one write and the first store of the next every instruction counts, for the CPU looks only a
+//! few hundred ahead. For 33 to 64 bytes XXH3 is four multiplications; spelt out, they take half the instructions of
+//! the library's one function for all lengths. The result is the same, and the tests hold it to the library's.
 
 use twox_hash::XxHash3_64;
 
@@ -64,7 +64,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_what_the_library_says(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn the_checksum_equals_the_reference_library(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert_eq!(xxh3(seed, &bytes), XxHash3_64::oneshot_with_seed(seed, &bytes));
         }
     }

@@ -4,8 +4,8 @@
 //! - [`sidecar`]: the file beside a data file: whose it is, where its areas are, how it was left.
 //! - [`magic`]: the first bytes by which one product knows another's file.
 //!
-//! What only one product writes is in its own room: `file/reflection/layout`, `file/hybrid_log/format`, `region/engine/format`,
-//! `write_cache/engine/format`, `redundancy/format`.
+//! What only one product writes is in its own room: `file/reflection/layout`, `file/hybrid_log/format`,
+//! `region/engine/format`, `write_cache/engine/format`, `redundancy/format`.
 
 pub(crate) mod checksum;
 pub(crate) mod lane;

@@ -204,14 +204,14 @@ pub(crate) fn number(line: &Line) -> u64 {
     HeadLine::read_from_bytes(line).map_or(0, |head| head.seq.get())
 }
 
-/// The lines of a record that stands in a lane, the first one first. The caller has seen that the lane has room for them,
-/// and the largest lane has room for 2^17 entries, so their count fits its field.
+/// The lines of a record that stands in a lane, the first one first. The caller has seen that the lane has room for
+/// them, and the largest lane has room for 2^17 entries, so their count fits its field.
 pub(crate) fn encode(checksum_seed: ChecksumSeed, offset: u64, record: &Record) -> Vec<Line> {
     encode_as(checksum_seed, offset, record, record.entries.len() as u32, false)
 }
 
-/// The lines of a record whose entries stand in the spill file: the first line, which stands alone in the lane and names
-/// none of them, then the lines of the file.
+/// The lines of a record whose entries stand in the spill file: the first line, which stands alone in the lane and
+/// names none of them, then the lines of the file.
 ///
 /// # Errors
 /// [`Error::Invalid`] for more pages than the first line can count, which is more than 16 TiB changed in one commit.
@@ -384,7 +384,8 @@ mod tests {
     #[test]
     fn a_head_line_is_no_further_line_and_the_other_way_round() {
         let mut asked = 0;
-        // The head of a record of five pages, sealed for its place, with a head line behind it where a further line was.
+        // The head of a record of five pages, sealed for its place, with a head line behind it where a further line
+        // was.
         let lines = encode(checksum_seed(), 4096, &record(5));
         let found = decode(checksum_seed(), 4096, &lines[0], 1 << 20, |_, _| {
             asked += 1;

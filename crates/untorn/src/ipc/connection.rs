@@ -54,8 +54,8 @@ pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
 }
 
-/// Waits for descriptors, not longer than the limit; false if that cannot be done just now. It cannot where a process has
-/// lowered its limit of descriptors below those it waits for, and then the caller has to look at each of them.
+/// Waits for descriptors, not longer than the limit; false if that cannot be done just now. It cannot where a process
+/// has lowered its limit of descriptors below those it waits for, and then the caller has to look at each of them.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> bool {
     match poll(fds, limit.map(timespec).as_ref()) {
         // An interruption is a turn with nothing to do.

@@ -8,8 +8,8 @@ use super::rendezvous::Rendezvous;
 use crate::error::Result;
 use crate::sys::socket;
 
-/// A socket that listens at a place. Dropping it ends that also where a forked child still has the descriptor, and ends the
-/// connections that nobody has accepted.
+/// A socket that listens at a place. Dropping it ends that also where a forked child still has the descriptor, and
+/// ends the connections that nobody has accepted.
 pub(crate) struct Listener {
     rendezvous: Arc<Rendezvous>,
     socket: OwnedFd,
@@ -41,8 +41,8 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // In this order: nobody new finds it, nobody new is let in, and those who wait look for the next one, which listens
-        // at the same name.
+        // In this order: nobody new finds it, nobody new is let in, and those who wait look for the next one, which
+        // listens at the same name.
         self.rendezvous.unlink();
         socket::shut_down(self.socket.as_fd());
         while let Ok(Some(waiting)) = self.accept() {

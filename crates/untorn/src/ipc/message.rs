@@ -32,8 +32,8 @@ kinds! {
     Hello = 1,
     /// Back: `a` is how many pages there is room for; with the control block and the memory.
     Welcome = 2,
-    /// To the server: I have, in slot `id`, the memory at address `a`, and all but the last pages, from page `b`, protected;
-    /// with the userfaultfd. The text names the working copy.
+    /// To the server: I have, in slot `id`, the memory at address `a`, and all but the last pages, from page `b`,
+    /// protected; with the userfaultfd. The text names the working copy.
     Attach = 3,
     /// The same from a process that took part already, under another server.
     Return = 4,

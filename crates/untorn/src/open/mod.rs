@@ -1,9 +1,9 @@
 //! The factory: it chooses the engine and the medium of a file, with or without redundancy, alone or with other
 //! processes.
 //!
-//! Products do not import each other; this module, above all of them, composes operations that need several. So it has
-//! the functions of [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::shared::SharedMap) that open a
-//! file, and those that need both a file and its redundancy ([`redundancy`]).
+//! Products do not import each other; this module, above all of them, composes operations that need several. So it
+//! has the functions of [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::shared::SharedMap)
+//! that open a file, and those that need both a file and its redundancy ([`redundancy`]).
 //!
 //! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine),
 //! [`bare_engine_on`] (which engine); then [`map`], [`redundancy`], [`recover`].
@@ -88,7 +88,8 @@ impl Options {
 
 pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
-    // Another file may get the name between our looking at it and the engine's opening it; each time round we look anew.
+    // Another file may get the name between our looking at it and the engine's opening it; each time round we look
+    // anew.
     for _ in 0..16 {
         let path = &storage::resolve(path)?;
         let detected = storage::detect(path)?;
@@ -102,7 +103,8 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
         };
         let opened = retry_while_shared(|turned_away| {
             registry::shared(path, detected.identity, options, || {
-                // Here for readers, and for whoever would give the file a sidecar. Whether it is still so is asked when it is locked.
+                // Here for readers, and for whoever would give the file a sidecar. Whether it is still so is asked
+                // when it is locked.
                 let asked = others.as_ref().map_or(Ok(()), ExclusionCheck::check_exclusion);
                 *turned_away = matches!(asked, Err(Error::InUse { .. }));
                 asked?;
@@ -163,7 +165,8 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<sync::A
     })
 }
 
-/// Removes a file that was just created and cannot be used after all because of this error. The caller's is its only handle.
+/// Removes a file that was just created and cannot be used after all because of this error. The caller's is its only
+/// handle.
 pub(crate) fn abandon(shared: sync::Arc<Shared>, error: &Error) {
     // Whoever has it in use by now owns it.
     if matches!(error, Error::InUse { .. }) {

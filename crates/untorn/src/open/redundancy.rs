@@ -53,9 +53,9 @@ impl AtomicFile {
         coverage(self.shared())
     }
 
-    /// Reads the data file, and the covered part of the sidecar, as the medium holds them, and compares them with their
-    /// checksums and parity; see [`Protected::scrub`](crate::redundancy::Protected::scrub). If the file gets another length
-    /// meanwhile, the scrub continues with that length.
+    /// Reads the data file, and the covered part of the sidecar, as the medium holds them, and compares them with
+    /// their checksums and parity; see [`Protected::scrub`](crate::redundancy::Protected::scrub). If the file gets
+    /// another length meanwhile, the scrub continues with that length.
     ///
     /// # Errors
     /// [`Error::Invalid`] if this handle keeps no redundancy; errors of reading. Damage is not an error: it is in the
@@ -217,8 +217,8 @@ pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool
     if coverage_of(path)?.is_none() {
         return Err(Error::io("find the redundancy of", path, rustix::io::Errno::NOENT));
     }
-    // An engine that opens a file gives back what it finds damaged in its sidecar. So if there is nothing for it to recover, the file
-    // is looked at first: who is told that pages are lost has the file as it was.
+    // An engine that opens a file gives back what it finds damaged in its sidecar. So if there is nothing for it to
+    // recover, the file is looked at first: who is told that pages are lost has the file as it was.
     if let Ok(looked) = look(path, Mode::Look)
         && looked.service()?.was_closed()
     {

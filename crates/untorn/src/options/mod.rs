@@ -313,12 +313,12 @@ impl Options {
     /// The processes meet in the directory of sidecars beside the file. So they must run as one user and trust each
     /// other. A program must not open the `.lock` files there: closing one releases its locks.
     ///
-    /// If a later process leaves one of the following options unset or at its default, it takes the value of the first
-    /// process: engine, durability, [`order`](Options::order), [`read_policy`](Options::read_policy),
-    /// [`log_policy`](Options::log_policy), [`redo_threshold_percent`](Options::redo_threshold_percent), [`log_size`](Options::log_size),
-    /// [`checkpoint_threads`](Options::checkpoint_threads), [`max_len`](Options::max_len),
-    /// [`on_lost_page`](Options::on_lost_page). Any other value is refused with [`Error::InUse`], which names both
-    /// values. A read-only handle cannot be shared.
+    /// If a later process leaves one of the following options unset or at its default, it takes the value of the
+    /// first process: engine, durability, [`order`](Options::order), [`read_policy`](Options::read_policy),
+    /// [`log_policy`](Options::log_policy), [`redo_threshold_percent`](Options::redo_threshold_percent),
+    /// [`log_size`](Options::log_size), [`checkpoint_threads`](Options::checkpoint_threads),
+    /// [`max_len`](Options::max_len), [`on_lost_page`](Options::on_lost_page). Any other value is refused with
+    /// [`Error::InUse`], which names both values. A read-only handle cannot be shared.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {

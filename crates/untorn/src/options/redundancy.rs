@@ -190,7 +190,8 @@ impl fmt::Debug for ProtectOptions {
     }
 }
 
-/// A period as it is kept, whoever asked for it: none at all, or one in which a thread has something else to do than to begin anew.
+/// A period as it is kept, whoever asked for it: none at all, or one in which a thread has something else to do than
+/// to begin anew.
 pub(crate) fn as_kept(period: Duration) -> Duration {
     if period.is_zero() { period } else { period.max(Duration::from_millis(1)) }
 }
@@ -226,8 +227,8 @@ impl ProtectOptions {
 
     /// Sets how often a thread covers the pages that were stored to, that is, updates their checksums and parity.
     ///
-    /// With 0 there is no thread and no delay. The drop of a page's [`Stores`](crate::redundancy::Stores) covers it, from the
-    /// difference that the stores made, and a damaged page beside it can be rebuilt at any time. The costs:
+    /// With 0 there is no thread and no delay. The drop of a page's [`Stores`](crate::redundancy::Stores) covers it,
+    /// from the difference that the stores made, and a damaged page beside it can be rebuilt at any time. The costs:
     ///
     /// - Each announcement takes four flushes.
     /// - Until the announcement is dropped, it takes as much memory as the bytes announced, for the old contents of
@@ -236,8 +237,8 @@ impl ProtectOptions {
     ///   take no memory, but three more flushes for each batch of them. [`StripeLayout::Spread`] has few such stripes:
     ///   announce large ranges in parts.
     ///
-    /// A period of 0 is only for [announced](crate::redundancy::Protected::announce) stores. untorn finds the stores to a
-    /// [mapping](ProtectOptions::mapping) only afterwards, so it refuses 0 there.
+    /// A period of 0 is only for [announced](crate::redundancy::Protected::announce) stores. untorn finds the stores
+    /// to a [mapping](ProtectOptions::mapping) only afterwards, so it refuses 0 there.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -289,7 +290,8 @@ impl ProtectOptions {
     }
 
     /// Starts no thread that covers stores. [`Protected::sync`](crate::redundancy::Protected::sync),
-    /// [`Stores::cover`](crate::redundancy::Stores::cover) and [`Protected::close`](crate::redundancy::Protected::close) cover them.
+    /// [`Stores::cover`](crate::redundancy::Stores::cover) and
+    /// [`Protected::close`](crate::redundancy::Protected::close) cover them.
     #[must_use]
     pub fn on_demand(mut self) -> Self {
         self.period = None;
@@ -321,7 +323,8 @@ impl ProtectOptions {
     /// Sets a function to call for each damage found outside a scrub or repair call: by the background scrub, a
     /// covering pass, an announcement, an engine's store, or a [verified](Options::verify_reads) read.
     ///
-    /// - A repaired page is reported too; [`coverage`](crate::redundancy::Protected::coverage) tells which pages are lost.
+    /// - A repaired page is reported too; [`coverage`](crate::redundancy::Protected::coverage) tells which pages are
+    ///   lost.
     /// - A page that was not repaired is reported once, until it is stored to or repaired. Each scrub reports it anew.
     /// - A call to scrub or repair returns its findings in its report.
     ///
@@ -364,11 +367,11 @@ impl Options {
     /// flushes each. Its stores to the sidecar wait for [`sync_redundancy`](crate::AtomicFile::sync_redundancy) or the
     /// close.
     ///
-    /// For the reflection engine, redundancy also covers the sidecar pages that may hold bytes of the file. The engine
-    /// checks and repairs them before it deploys them. If that fails, deploying and settling fail with
+    /// For the reflection engine, redundancy also covers the sidecar pages that may hold bytes of the file. The
+    /// engine checks and repairs them before it deploys them. If that fails, deploying and settling fail with
     /// [`Error::Corrupt`](crate::Error::Corrupt), and so does a read with
-    /// [`ReadPolicy::Deploy`](crate::options::ReadPolicy::Deploy). The hybrid log's sidecar is not covered: once per period,
-    /// committed bytes that are only in the log are checkpointed and then covered in the data file.
+    /// [`ReadPolicy::Deploy`](crate::options::ReadPolicy::Deploy). The hybrid log's sidecar is not covered: once per
+    /// period, committed bytes that are only in the log are checkpointed and then covered in the data file.
     ///
     /// The first store to a file page since it was last covered costs a flush. On a disk this slows down a program
     /// whose stores are spread over many pages. In the sidecar it is a few flushes per period, for any number of pages.

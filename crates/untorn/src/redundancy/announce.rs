@@ -11,12 +11,12 @@ use crate::format::sidecar::PAGE;
 use crate::storage::Medium;
 
 impl<M: Medium> Redundancy<M> {
-    /// Marks the pages of these bytes uncovered, durably, before they are stored to. They are not covered until they are
-    /// [released](Redundancy::release).
+    /// Marks the pages of these bytes uncovered, durably, before they are stored to. They are not covered until they
+    /// are [released](Redundancy::release).
     ///
     /// # Errors
-    /// Those of writing and flushing; where stores are covered at once, those of [`remember`](Redundancy::remember) too.
-    /// Nothing may be stored then.
+    /// Those of writing and flushing; where stores are covered at once, those of [`remember`](Redundancy::remember)
+    /// too. Nothing may be stored then.
     pub(crate) fn announce(&self, bytes: Range<u64>) -> Result<()> {
         let mut inner = self.usable()?;
         let inner = &mut *inner;
@@ -68,10 +68,10 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Gives back covered pages that are to be stored to in part and cannot be read, as parity can as long as they are covered: such a
-    /// store fails, and would leave a page that is marked and has nothing but what it had. What is stored to whole needs none of it,
-    /// and only the first page and the last can be stored to in part. One that is marked already was looked at when it was, if not
-    /// [ahead](super::premark).
+    /// Gives back covered pages that are to be stored to in part and cannot be read, as parity can as long as they
+    /// are covered: such a store fails, and would leave a page that is marked and has nothing but what it had. What
+    /// is stored to whole needs none of it, and only the first page and the last can be stored to in part. One that
+    /// is marked already was looked at when it was, if not [ahead](super::premark).
     fn make_readable(&self, inner: &mut Inner, bytes: &Range<u64>) -> Result<()> {
         let pages = self.geometry.pages_of(bytes);
         let ends = [pages.start, pages.end.saturating_sub(1)];
@@ -92,7 +92,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Tells that the file's time may change from now on, though no byte does, until it is [calm](Redundancy::end_touch).
+    /// Tells that the file's time may change from now on, though no byte does, until it is
+    /// [calm](Redundancy::end_touch).
     ///
     /// # Errors
     /// Those of writing and flushing.

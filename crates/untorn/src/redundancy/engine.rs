@@ -1,8 +1,8 @@
 //! An engine whose data file has redundancy.
 //!
 //! Redundancy covers the pages of the data file, as for a plain file. The medium reports the stores to them
-//! ([`TrackedData`]). For the reflection engine it covers the pages of the sidecar too ([`TrackedSidecar`]), because a written
-//! slice is in one or the other and may stay there.
+//! ([`TrackedData`]). For the reflection engine it covers the pages of the sidecar too ([`TrackedSidecar`]), because
+//! a written slice is in one or the other and may stay there.
 //!
 //! It does not cover the hybrid log: an entry is written once, with its own checksum, is checkpointed soon, and its
 //! space is reused. Before each pass, committed bytes in the log are checkpointed. So committed bytes are uncovered for
@@ -99,8 +99,8 @@ pub(crate) fn open<M: Medium>(
 ) -> Result<ProtectedEngine> {
     let (watch, sidecar) = (Arc::clone(&watched.data), Arc::clone(&watched.sidecar));
     let watched_medium = Arc::clone(&watched.medium);
-    // Redundancy that there is must know of the engine's first store. That which is to be made must not be, if the engine is
-    // refused the file.
+    // Redundancy that there is must know of the engine's first store. That which is to be made must not be, if the
+    // engine is refused the file.
     let is_protected = watch.is_protected()?;
     if is_protected {
         watch.bind()?;
@@ -138,7 +138,8 @@ impl Work {
     fn cover_with(&self, cover: impl FnOnce() -> Result<u64>) -> Result<u64> {
         self.engine.writable()?;
         let home = if self.sidecar.is_kept() { Ok(()) } else { self.bring_home() };
-        // What cannot be brought home, as to a page that cannot be read, keeps nothing else in the file from being covered.
+        // What cannot be brought home, as to a page that cannot be read, keeps nothing else in the file from being
+        // covered.
         let covered = cover()?;
         home?;
         *self.unreported() = None;
@@ -159,8 +160,8 @@ impl Work {
 }
 
 impl Work {
-    /// Looks at what these pages have in the sidecar before it goes home, and repairs it: at home nothing would tell it from
-    /// what was written.
+    /// Looks at what these pages have in the sidecar before it goes home, and repairs it: at home nothing would tell
+    /// it from what was written.
     fn verify_in_sidecar(&self, pages: Range<u64>) -> Result<()> {
         let repair = !self.leaves_damage.load(Ordering::Relaxed);
         pages

@@ -33,8 +33,8 @@ pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> 
     remove_at(medium, &redundancy_file(path, medium.open(path, Access::Read, 0)?.identity()?.inode)).map(drop)
 }
 
-/// Removes the companion file of the sidecar, if there is one: of a file that is not protected, or not any more. What its engine
-/// stores from then on nobody would tell it of.
+/// Removes the companion file of the sidecar, if there is one: of a file that is not protected, or not any more. What
+/// its engine stores from then on nobody would tell it of.
 ///
 /// # Errors
 /// [`Error::InUse`] while somebody has it open, who has protected the file in this moment, or has it without a byte.
@@ -88,8 +88,9 @@ pub(super) enum Found {
     OfAnotherLength,
 }
 
-/// Looks for the companion of a file, changing none. That of a file that is gone, whose inode number went to this one, is set
-/// aside, as an engine does with a sidecar: nobody asked for redundancy of this file, and it is no reason to refuse it.
+/// Looks for the companion of a file, changing none. That of a file that is gone, whose inode number went to this
+/// one, is set aside, as an engine does with a sidecar: nobody asked for redundancy of this file, and it is no reason
+/// to refuse it.
 pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     let data = medium.open(path, Access::Read, 0)?;
     let place = redundancy_file(path, data.identity()?.inode);
@@ -97,7 +98,8 @@ pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
         return Ok(Found::Nothing);
     }
     let side = medium.open(&place, Access::ReadWrite, 0)?;
-    // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has its name.
+    // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has
+    // its name.
     let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::FileSuperblock) };
     if is_of(&superblock, &data)? {
         let differs = superblock.geometry.len != data.len();

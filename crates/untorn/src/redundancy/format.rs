@@ -24,8 +24,8 @@ const MAGIC: [u8; 8] = *b"REDUND\r\n";
 const VERSION: u32 = 1;
 /// Features that a reader without knowledge of them may not open the file with at all. None are defined yet.
 const KNOWN_INCOMPAT: u64 = 0;
-/// Features that a program without knowledge of them may at most read. None are defined yet, and until one is, a file with
-/// any of them is refused altogether.
+/// Features that a program without knowledge of them may at most read. None are defined yet, and until one is, a file
+/// with any of them is refused altogether.
 const KNOWN_RO_COMPAT: u64 = 0;
 
 /// Entries of a table block.
@@ -38,18 +38,19 @@ pub(super) const MAX_INTENTS: usize = 64;
 pub(super) enum Left {
     /// Nobody has it open. If size and modification time of the data file are those noted, what differs is damaged.
     Closed,
-    /// Open, or left by a crash, by one who marks pages uncovered before they are stored to, and nobody stores: if size and
-    /// modification time of the data file are those noted, what differs and is not marked is damaged.
+    /// Open, or left by a crash, by one who marks pages uncovered before they are stored to, and nobody stores: if
+    /// size and modification time of the data file are those noted, what differs and is not marked is damaged.
     Announced,
-    /// The same, and somebody does, or did since the time was noted: it says nothing, and what differs and is not marked is
-    /// damaged.
+    /// The same, and somebody does, or did since the time was noted: it says nothing, and what differs and is not
+    /// marked is damaged.
     Storing,
-    /// Open, or left by a crash, by one who learns of stores from page tables, which a crash empties: what differs is unknown.
+    /// Open, or left by a crash, by one who learns of stores from page tables, which a crash empties: what differs is
+    /// unknown.
     Tracked,
 }
 
-/// The superblock: what is protected, how, and how it was left. Two copies are written alternately; the valid one with the
-/// higher sequence number counts.
+/// The superblock: what is protected, how, and how it was left. Two copies are written alternately; the valid one
+/// with the higher sequence number counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) uuid: [u8; 16],
@@ -62,8 +63,8 @@ pub(super) struct Superblock {
     pub(super) stamp: Stamp,
     /// Pages that are being repaired.
     pub(super) intents: Vec<u64>,
-    /// What the blocks of the [list](super::repair_list) of all that a repair is about have as their sequence number; 0 if there is
-    /// none.
+    /// What the blocks of the [list](super::repair_list) of all that a repair is about have as their sequence number;
+    /// 0 if there is none.
     pub(super) list: u64,
     /// Of openings that name none.
     pub(super) period: Option<Duration>,
@@ -239,9 +240,10 @@ impl Superblock {
         }))
     }
 
-    /// Reads both copies of the companion of this file: the one that counts, and whether each is whole. One that speaks of another
-    /// file, or of another companion that this file had once, is a write that went astray, as long as the other one does not: a
-    /// page of another file's companion looks like one of this. If both speak of another file, it is that one's companion.
+    /// Reads both copies of the companion of this file: the one that counts, and whether each is whole. One that
+    /// speaks of another file, or of another companion that this file had once, is a write that went astray, as long
+    /// as the other one does not: a page of another file's companion looks like one of this. If both speak of another
+    /// file, it is that one's companion.
     pub(super) fn read<F: MediumFile>(side: &F, path: &Path, of: &F) -> Result<(Self, [bool; 2])> {
         let ours = of.identity()?;
         let (mut copies, mut refused) = ([None, None], None);
@@ -269,7 +271,8 @@ impl Superblock {
         if let ([Some(first), Some(second)], [true, true]) = (&copies, whole)
             && first.seq.abs_diff(second.seq) != 1
         {
-            // They are written by turns, and each is durable before the next: the older one is a version that came back.
+            // They are written by turns, and each is durable before the next: the older one is a version that came
+            // back.
             whole[usize::from(second.seq <= first.seq)] = false;
         }
         let nothing = || {

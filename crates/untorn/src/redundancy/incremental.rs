@@ -21,17 +21,18 @@ use crate::storage::Medium;
 const SITES: Sites = Sites { data: barriers::DELTA_DATA, tables: barriers::DELTA_TABLES, marks: barriers::DELTA_MARKS };
 
 impl<M: Medium> Redundancy<M> {
-    /// What covered pages hold that are about to be stored to, after a look whether they are damaged: then they are repaired
-    /// first.
+    /// What covered pages hold that are about to be stored to, after a look whether they are damaged: then they are
+    /// repaired first.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a page that is damaged, cannot be given back and is to be stored to in part: the rest of it
-    /// would be covered as it is. Of a file with an engine it is, and told of as lost. Those of reading and of repair.
+    /// [`Error::Corrupt`] for a page that is damaged, cannot be given back and is to be stored to in part: the rest
+    /// of it would be covered as it is. Of a file with an engine it is, and told of as lost. Those of reading and of
+    /// repair.
     pub(super) fn remember(&self, inner: &mut Inner, bytes: &Range<u64>) -> Result<Vec<(u64, Box<[u8]>)>> {
         let pages = self.geometry.pages_of(bytes);
-        // A stripe all of which is stored to speaks of nothing else. Of many pages, to cover such a stripe as a whole takes
-        // fewer reads and no memory. What is beside a page of any other stripe can be given back only as long as it is known
-        // what the page held, however many they are.
+        // A stripe all of which is stored to speaks of nothing else. Of many pages, to cover such a stripe as a whole
+        // takes fewer reads and no memory. What is beside a page of any other stripe can be given back only as long
+        // as it is known what the page held, however many they are.
         let are_many = pages.end - pages.start > self.batch;
         let is_alone =
             |page: u64| self.geometry.members(self.geometry.stripe_of(page)).all(|member| pages.contains(&member));
@@ -58,8 +59,8 @@ impl<M: Medium> Redundancy<M> {
                         continue;
                     }
                     if self.has_engine {
-                        // It may be recovery that stores, without which nobody gets at the rest of the file. The page is covered
-                        // as it will be, as one is that is covered after a period.
+                        // It may be recovery that stores, without which nobody gets at the rest of the file. The page
+                        // is covered as it will be, as one is that is covered after a period.
                         if inner.spoilt.insert(page) {
                             let path = self.path.display();
                             tracing::error!(%path, page, "a damaged page is stored to, and parity cannot rebuild it");
@@ -92,8 +93,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(true)
     }
 
-    /// Puts what pages that are being stored to were covered with, of which parity goes on speaking, in the place of what
-    /// they hold by now.
+    /// Puts what pages that are being stored to were covered with, of which parity goes on speaking, in the place of
+    /// what they hold by now.
     pub(super) fn take_back(&self, inner: &Inner, read: &mut Stripe) {
         for nth in 0..read.pages.len() {
             let page = read.pages[nth];
@@ -103,8 +104,8 @@ impl<M: Medium> Redundancy<M> {
         }
     }
 
-    /// Covers pages whose stores were made, of which it is known what they held. False if pages of their stripes are left,
-    /// which can be covered only with the whole stripe.
+    /// Covers pages whose stores were made, of which it is known what they held. False if pages of their stripes are
+    /// left, which can be covered only with the whole stripe.
     pub(super) fn cover_differences(&self, inner: &mut Inner, made: &[u64]) -> Result<bool> {
         let mut parities: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         let mut covered = Vec::new();

@@ -26,14 +26,15 @@
 //!    time whenever no store is open. Before the next store it records, durably, that the time says nothing any more.
 //! 6. A repair writes the page in place. Until it is done, the page still differs from its checksum, whatever a crash
 //!    leaves of it, and neither parity nor the other pages of the stripe change: so the repair can be repeated. The
-//!    repair changes the file's time, which would make every page unknown by 5, so the superblock names the page first.
-//!    If there are too many pages for it, all of them are [listed](repair_list), so that the pages still to be repaired
-//!    are known to be damaged as well. A repair is reported only when the medium has the bytes, which are read back after the flush.
+//!    repair changes the file's time, which would make every page unknown by 5, so the superblock names the page
+//!    first. If there are too many pages for it, all of them are [listed](repair_list), so that the pages still to be
+//!    repaired are known to be damaged as well. A repair is reported only when the medium has the bytes, which are
+//!    read back after the flush.
 //! 7. If stores are covered at once, parity changes by the difference between a page's bytes at the announcement and
-//!    its bytes now, see [`incremental`]. The old bytes are those that its checksum is of, so parity still matches every
-//!    other page as it was covered, whatever that page holds by now. The old bytes need not be kept only if all pages
-//!    of a stripe are announced together. While they are kept, a damaged page in the stripe is repaired with them. A
-//!    crash before that leaves what it would have left anyway: damage beside an uncovered page.
+//!    its bytes now, see [`incremental`]. The old bytes are those that its checksum is of, so parity still matches
+//!    every other page as it was covered, whatever that page holds by now. The old bytes need not be kept only if all
+//!    pages of a stripe are announced together. While they are kept, a damaged page in the stripe is repaired with
+//!    them. A crash before that leaves what it would have left anyway: damage beside an uncovered page.
 //! 8. A page that the medium cannot read, of the file or of the redundancy file, is an erasure: it is known to be
 //!    damaged, whatever was stored to it. It is rebuilt if it was covered and its stripe allows it, and otherwise
 //!    reported. It ends neither a pass nor an engine's work elsewhere in the file. A rebuilt page is written as a
@@ -171,8 +172,8 @@ pub(crate) mod sidecar_barriers {
     }
 }
 
-/// The shortest time between two stores that a file's modification time tells apart, and more: kernels note it by a clock
-/// that ticks as seldom as 100 times a second.
+/// The shortest time between two stores that a file's modification time tells apart, and more: kernels note it by a
+/// clock that ticks as seldom as 100 times a second.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
 /// How stores to a protected mapping are found.
@@ -247,11 +248,11 @@ struct Inner {
     mends: bool,
     superblock: Superblock,
     tables: Tables,
-    /// Pages that were stored to since they were last read to be covered. All of them are marked, but those that a pass was told
-    /// of and has not come to.
+    /// Pages that were stored to since they were last read to be covered. All of them are marked, but those that a
+    /// pass was told of and has not come to.
     stored: Bits,
-    /// Pages that are marked because stores to them may come, and that nobody has stored to since: all else says that they are
-    /// covered, and they are.
+    /// Pages that are marked because stores to them may come, and that nobody has stored to since: all else says that
+    /// they are covered, and they are.
     premarked: Bits,
     /// How many pages the next announcement marks ahead.
     stride: u64,
@@ -261,7 +262,8 @@ struct Inner {
     touching: u32,
     /// Pages that were damaged, could not be given back, and were stored to in part all the same.
     spoilt: BTreeSet<u64>,
-    /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are covered at once.
+    /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are
+    /// covered at once.
     before: BTreeMap<u64, Box<[u8]>>,
     /// Pages for which untorn cannot tell whether they are damaged.
     unknown: BTreeSet<u64>,
@@ -271,7 +273,8 @@ struct Inner {
     stuck: BTreeSet<u64>,
     /// Damaged pages that were told of as they are.
     notified: BTreeSet<u64>,
-    /// Stripes with a page that cannot be read, which passes leave alone for a while: to read it may take a device seconds.
+    /// Stripes with a page that cannot be read, which passes leave alone for a while: to read it may take a device
+    /// seconds.
     left_alone: BTreeMap<u64, LeftAlone>,
     /// Copies of table blocks that were not whole when they were read.
     damaged: Vec<(u64, usize)>,
@@ -285,8 +288,8 @@ struct Inner {
     carried: bool,
     /// The file has another length for a reason that is not known, so pages that are not spoken of may hold anything.
     doubts: bool,
-    /// Size and time of a file that is only looked at, when it was opened, or as the last repair left them: if they are others,
-    /// somebody else has written to it.
+    /// Size and time of a file that is only looked at, when it was opened, or as the last repair left them: if they
+    /// are others, somebody else has written to it.
     seen: Stamp,
     /// The first failure, after which nothing more is done.
     failed: Option<String>,
@@ -324,8 +327,8 @@ impl<M: Medium> Redundancy<M> {
         self.geometry.len
     }
 
-    /// Has passes under way end soon, and scrubs make a pause, for the file is about to change. Not passes that somebody
-    /// [called for](Redundancy::cover).
+    /// Has passes under way end soon, and scrubs make a pause, for the file is about to change. Not passes that
+    /// somebody [called for](Redundancy::cover).
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }
@@ -344,8 +347,8 @@ impl<M: Medium> Redundancy<M> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a page as programs see it, filled up with zeros. Its checksum, or nothing if the medium cannot read it: it is then
-    /// known to be damaged, whatever it was covered with.
+    /// Reads a page as programs see it, filled up with zeros. Its checksum, or nothing if the medium cannot read it:
+    /// it is then known to be damaged, whatever it was covered with.
     fn read(&self, page: u64, bytes: &mut [u8]) -> Result<Option<u64>> {
         self.read_with(page, bytes, |offset, bytes| self.pages.read(offset, bytes))
     }
@@ -380,7 +383,8 @@ impl<M: Medium> Redundancy<M> {
             let pages = self.geometry.pages();
             uncovered.extend(tracker.look()?.into_iter().flat_map(|run| run.start..run.end.min(pages)));
         }
-        // What a pass was told of and has not come to yet: whoever told it does not tell it again, and it is marked only then.
+        // What a pass was told of and has not come to yet: whoever told it does not tell it again, and it is marked
+        // only then.
         uncovered.extend(inner.stored.iter());
         uncovered.extend(inner.unknown.iter().copied());
         let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();

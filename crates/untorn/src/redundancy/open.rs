@@ -80,13 +80,13 @@ impl Inner {
 }
 
 impl<M: Medium> Redundancy<M> {
-    /// Opens the redundancy of a file. If it has none it is made, unless it is only to be looked at; nothing is covered then,
-    /// save where stores are covered at once.
+    /// Opens the redundancy of a file. If it has none it is made, unless it is only to be looked at; nothing is
+    /// covered then, save where stores are covered at once.
     ///
     /// # Errors
-    /// [`Error::InUse`] while somebody has it open; [`Error::SidecarMismatch`] for that of another file; [`Error::Corrupt`] if
-    /// neither superblock is whole; [`Error::Invalid`] for a file that has an engine, an empty one, and settings that differ
-    /// from what is there; ENOENT, if it is only to be looked at and there is none.
+    /// [`Error::InUse`] while somebody has it open; [`Error::SidecarMismatch`] for that of another file;
+    /// [`Error::Corrupt`] if neither superblock is whole; [`Error::Invalid`] for a file that has an engine, an empty
+    /// one, and settings that differ from what is there; ENOENT, if it is only to be looked at and there is none.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
         let opened = Self::attach(medium, path, mode, settings, None, None)?;
         opened.begin()?;
@@ -97,10 +97,11 @@ impl<M: Medium> Redundancy<M> {
         Ok(opened)
     }
 
-    /// The same for a file that is being opened with an engine, and before that writes to it. Nothing is changed that is there,
-    /// until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the file. Only if it is for
-    /// another length it is made anew at once, and what it says is carried over. Where the file is `trusted`, because somebody says
-    /// so who knows that others wrote to it, no page that differs is taken for damaged.
+    /// The same for a file that is being opened with an engine, and before that writes to it. Nothing is changed that
+    /// is there, until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the
+    /// file. Only if it is for another length it is made anew at once, and what it says is carried over. Where the
+    /// file is `trusted`, because somebody says so who knows that others wrote to it, no page that differs is taken
+    /// for damaged.
     ///
     /// # Errors
     /// As there.
@@ -160,8 +161,8 @@ impl<M: Medium> Redundancy<M> {
         let is_as_long = of_sidecar || superblock.geometry.len == data.len();
         let mut troubles = None;
         if beside && !is_as_long && is_of(&superblock, &data)? {
-            // A crash while its length was being changed. Another may have changed it too, of which the time tells only where
-            // nobody stored.
+            // A crash while its length was being changed. Another may have changed it too, of which the time tells
+            // only where nobody stored.
             // And anybody may have written the length, which nothing bounds but what there is of the companion.
             let is_there = superblock.geometry.side_len() <= side.len();
             side = if superblock.left == Left::Storing && !trusted && is_there {
@@ -188,10 +189,11 @@ impl<M: Medium> Redundancy<M> {
         // What the next line writes again is not a write that nobody told of.
         let seen = data.stamp()?;
         let untouched = seen == superblock.stamp;
-        // Where the engine was not closed it does this itself; where it was, no flush had failed, and the file's time is noted.
+        // Where the engine was not closed it does this itself; where it was, no flush had failed, and the file's time
+        // is noted.
         if superblock.left != Left::Closed && mode.is_announced() && !beside {
-            // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what it held a
-            // moment ago. Of pages that are not marked, a flush that failed has left none.
+            // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what
+            // it held a moment ago. Of pages that are not marked, a flush that failed has left none.
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
         }
         let (tables, read) = Tables::read(&side, &place, geometry, superblock.tie(), superblock.left == Left::Closed)?;
@@ -276,8 +278,8 @@ impl<M: Medium> Redundancy<M> {
             Left::Closed | Left::Announced if untouched => Belief::All,
             // It was stored to by those who announced it.
             Left::Storing => Belief::All,
-            // Between two batches of a repair the time is the one that was noted, so somebody else wrote: of what is listed, pages
-            // that were repaired already may be what he wrote.
+            // Between two batches of a repair the time is the one that was noted, so somebody else wrote: of what is
+            // listed, pages that were repaired already may be what he wrote.
             Left::Closed | Left::Announced if inner.superblock.intents.is_empty() => Belief::Only(BTreeSet::new()),
             Left::Closed | Left::Announced => {
                 let listed = self.listed(inner)?;
@@ -345,7 +347,8 @@ impl<M: Medium> Redundancy<M> {
         }
     }
 
-    /// The checksums of pages whose table block is lost, if their stripe still agrees with its parity. Else they are unknown.
+    /// The checksums of pages whose table block is lost, if their stripe still agrees with its parity. Else they are
+    /// unknown.
     fn restore_sums(&self, inner: &mut Inner, stripe: u64, lost: &std::ops::Range<u64>) -> Result<()> {
         let parity = self.read_parity(stripe, false)?;
         let mut whole = parity.as_ref().is_some_and(|(_, sum)| *sum == inner.tables.parity_sum(stripe));
@@ -435,8 +438,8 @@ impl<M: Medium> Redundancy<M> {
         self.pages.follow()
     }
 
-    /// [`close`](Redundancy::close) of a file that its engine has closed: the engine has noted the file's time, so nothing is
-    /// repaired any more.
+    /// [`close`](Redundancy::close) of a file that its engine has closed: the engine has noted the file's time, so
+    /// nothing is repaired any more.
     ///
     /// # Errors
     /// As there.
@@ -445,7 +448,8 @@ impl<M: Medium> Redundancy<M> {
         self.close()
     }
 
-    /// Covers everything and leaves the file so that later damage is told from later stores. Nobody stores to it meanwhile.
+    /// Covers everything and leaves the file so that later damage is told from later stores. Nobody stores to it
+    /// meanwhile.
     ///
     /// # Errors
     /// Those of covering. What could not be covered is left marked.

@@ -14,7 +14,8 @@ pub(crate) trait Pages: Send + Sync {
     /// Reads bytes of one page as the medium holds them; false likewise.
     fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool>;
 
-    /// Replaces the bytes of one page, which may be one that cannot be read; false if the medium cannot write it either.
+    /// Replaces the bytes of one page, which may be one that cannot be read; false if the medium cannot write it
+    /// either.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool>;
 
     /// Makes all that programs see durable, whoever stored it.
@@ -69,13 +70,14 @@ impl<F: MediumFile> Pages for FilePages<F> {
     }
 }
 
-/// The pages of a file from an offset on, which may lie behind its end, or not any more: there they are zeros, as they are once
-/// the file is so long.
+/// The pages of a file from an offset on, which may lie behind its end, or not any more: there they are zeros, as
+/// they are once the file is so long.
 pub(super) struct PagesFrom<M: Medium> {
     medium: Arc<M>,
     path: PathBuf,
     from: u64,
-    /// Opened anew when the file has got another length: this one goes by the length that it had. Nothing, if it could not be.
+    /// Opened anew when the file has got another length: this one goes by the length that it had. Nothing, if it
+    /// could not be.
     file: RwLock<Option<M::File>>,
 }
 
@@ -144,8 +146,8 @@ impl<M: Medium> Pages for PagesFrom<M> {
 
     fn follow(&self) -> Result<()> {
         let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
-        // First: what is opened by the length before would say that there are zeros where there are none, and whoever believed
-        // it would cover these. If it cannot be opened now, it is when it is needed.
+        // First: what is opened by the length before would say that there are zeros where there are none, and whoever
+        // believed it would cover these. If it cannot be opened now, it is when it is needed.
         *file = None;
         *file = Some(self.medium.open(&self.path, Access::ReadWrite, 0)?);
         Ok(())

@@ -32,8 +32,8 @@ impl<M: Medium> Redundancy<M> {
         }
     }
 
-    /// Takes back the marks of pages that nobody stored to. What their checksums speak of has been durable since they were
-    /// covered.
+    /// Takes back the marks of pages that nobody stored to. What their checksums speak of has been durable since they
+    /// were covered.
     pub(super) fn give_up_premarked(&self, inner: &mut Inner) -> Result<()> {
         inner.stride = STRIDE;
         if inner.premarked.count() == 0 {

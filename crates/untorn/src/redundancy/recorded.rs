@@ -21,7 +21,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// What the companion file of a file says, and of its sidecar; nothing if it has none.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if neither superblock is whole, [`Error::Invalid`] if it is that of another file; those of reading.
+/// [`Error::Corrupt`] if neither superblock is whole, [`Error::Invalid`] if it is that of another file; those of
+/// reading.
 pub(crate) fn recorded<M: Medium>(medium: &M, path: &Path) -> Result<Option<Coverage>> {
     let data = medium.open(path, Access::Read, 0)?;
     let inode = data.identity()?.inode;

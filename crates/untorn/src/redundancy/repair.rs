@@ -120,8 +120,9 @@ impl<M: Medium> Redundancy<M> {
             } else {
                 report.lost.extend(found.damaged.iter().map(|page| self.range_of(*page)));
             }
-            // Of bytes that are what their checksums speak of, though they were read anew and others may have come: parity that is
-            // damaged can be made again, and what it would be made of otherwise would be gone for good.
+            // Of bytes that are what their checksums speak of, though they were read anew and others may have come:
+            // parity that is damaged can be made again, and what it would be made of otherwise would be gone for
+            // good.
             let agrees = |nth: usize| read.sums[nth] == Some(inner.tables.sum(read.pages[nth]));
             if found.parity && found.damaged.is_empty() {
                 if (0..read.pages.len()).all(agrees) {
@@ -193,16 +194,17 @@ impl<M: Medium> Redundancy<M> {
         Ok(right.then_some(bytes))
     }
 
-    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them the medium has by then: one
-    /// that is being stored to by now is left to whoever does, and covered as he leaves it; one that the medium did not take
-    /// is [stuck](Inner::stuck). `next` are those that are to follow.
+    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them the medium has by
+    /// then: one that is being stored to by now is left to whoever does, and covered as he leaves it; one that the
+    /// medium did not take is [stuck](Inner::stuck). `next` are those that are to follow.
     pub(super) fn put_back(
         &self,
         inner: &mut Inner,
         pages: &[(u64, Vec<u8>)],
         next: &[(u64, Vec<u8>)],
     ) -> Result<Vec<u64>> {
-        // Named pages are taken for damaged whatever the file's time is, so none is named that may have been written to.
+        // Named pages are taken for damaged whatever the file's time is, so none is named that may have been written
+        // to.
         if self.was_touched(inner)? {
             if !inner.superblock.intents.is_empty() {
                 inner.superblock.intents.clear();
@@ -213,7 +215,8 @@ impl<M: Medium> Redundancy<M> {
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
         let left = inner.superblock.left;
         if left == Left::Announced && self.mode.is_announced() {
-            // Other pages may be damaged too, and are not named: a crash must not have the file's time speak against them.
+            // Other pages may be damaged too, and are not named: a crash must not have the file's time speak against
+            // them.
             inner.superblock.left = Left::Storing;
         }
         self.write_superblock(inner, barriers::REPAIR_INTENT)?;
@@ -248,7 +251,8 @@ impl<M: Medium> Redundancy<M> {
         inner.superblock.left = left;
         let was_touched = self.was_touched(inner)?;
         if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() && !was_touched {
-            // All other pages are known to be as they were, so the time that only this repair changed is believed again.
+            // All other pages are known to be as they were, so the time that only this repair changed is believed
+            // again.
             inner.superblock.stamp = if matches!(self.mode, Mode::Look) { inner.seen } else { self.pages.stamp()? };
         } else if !was_touched {
             // The time stays in doubt, and with it all that is not named: also those whose turn has not come yet.
@@ -265,9 +269,9 @@ impl<M: Medium> Redundancy<M> {
         Ok(repaired)
     }
 
-    /// Of pages that were written and flushed, those of which the medium has the bytes. The flush says only that the device took
-    /// them; one that loses writes says so too, and the cache would show what was written. They are read as a scrub reads
-    /// them: whoever is told of a repair is told of what the next scrub finds.
+    /// Of pages that were written and flushed, those of which the medium has the bytes. The flush says only that the
+    /// device took them; one that loses writes says so too, and the cache would show what was written. They are read
+    /// as a scrub reads them: whoever is told of a repair is told of what the next scrub finds.
     fn that_took(&self, inner: &mut Inner, written: Vec<u64>) -> Result<Vec<u64>> {
         let mut held = [0; PAGE as usize];
         let mut differing = Vec::new();
@@ -301,8 +305,8 @@ impl<M: Medium> Redundancy<M> {
         self.medium.fence(barrier, &[&self.side])
     }
 
-    /// Writes the next version of the superblock over the older copy; the next fence makes it durable. The other copy is seen
-    /// to first: a tear of this one must not meet one that was damaged since.
+    /// Writes the next version of the superblock over the older copy; the next fence makes it durable. The other copy
+    /// is seen to first: a tear of this one must not meet one that was damaged since.
     pub(super) fn write_superblock(&self, inner: &mut Inner, barrier: Barrier) -> Result<()> {
         if inner.superblock.seq > 0 && !inner.superblock.is_whole(&self.side)? {
             inner.superblock.rewrite(&self.side)?;
@@ -313,8 +317,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Writes parity pages anew, and copies of tables and of the superblock that are not whole. How many the medium has by then, and
-    /// which it does not.
+    /// Writes parity pages anew, and copies of tables and of the superblock that are not whole. How many the medium
+    /// has by then, and which it does not.
     fn rebuild_side(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<(u64, Vec<Damage>)> {
         for (stripe, parity) in parities {
             inner.tables.set_parity_sum(*stripe, self.checksum.of(parity));
@@ -322,11 +326,12 @@ impl<M: Medium> Redundancy<M> {
             let _ = self.side.write_anew_unless_bad(self.geometry.parity_at(*stripe), parity)?;
         }
         let damaged = self.damaged_tables(inner)?;
-        // Where both copies are, what is in memory is written over one of them, and over the other when that is durable.
+        // Where both copies are, what is in memory is written over one of them, and over the other when that is
+        // durable.
         let (mut first, mut second) = (Vec::new(), Vec::new());
         for &(block, copy) in &damaged {
-            // After a crash the damaged copy may have been the newer one, with marks that the other has not. Once both are
-            // whole nothing says so any more, so what was found to differ is marked.
+            // After a crash the damaged copy may have been the newer one, with marks that the other has not. Once
+            // both are whole nothing says so any more, so what was found to differ is marked.
             if inner.superblock.left != Left::Closed
                 && let Scope::Pages(pages) = inner.tables.scope(block)
             {
@@ -356,7 +361,8 @@ impl<M: Medium> Redundancy<M> {
         Ok((all.saturating_sub(refused.len()) as u64, refused))
     }
 
-    /// Of what was written to the companion file and flushed, what the medium does not have, as of [pages](Redundancy::that_took).
+    /// Of what was written to the companion file and flushed, what the medium does not have, as of
+    /// [pages](Redundancy::that_took).
     fn side_that_did_not_take(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<Vec<Damage>> {
         let mut refused = Vec::new();
         for &(stripe, _) in parities {

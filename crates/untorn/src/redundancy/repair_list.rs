@@ -17,8 +17,8 @@ use crate::format::sidecar::PAGE;
 use crate::storage::{Medium, MediumFile};
 
 impl<M: Medium> Redundancy<M> {
-    /// Lists these pages, durably. The next version of the superblock says so. Those that are listed already, by a repair that was
-    /// killed, stay as they are: the superblock may go on naming that list while this one is written.
+    /// Lists these pages, durably. The next version of the superblock says so. Those that are listed already, by a
+    /// repair that was killed, stay as they are: the superblock may go on naming that list while this one is written.
     ///
     /// Where there is no room for a list the repair goes on without: if it is killed too, then some pages are unknown.
     ///
@@ -68,8 +68,9 @@ impl<M: Medium> Redundancy<M> {
         Ok(number)
     }
 
-    /// The pages that a repair under way when the file was left was about, if there is a list of them. They are repaired by
-    /// stripes, so of those before the pages that the superblock names it is over: what they hold otherwise is somebody else's.
+    /// The pages that a repair under way when the file was left was about, if there is a list of them. They are
+    /// repaired by stripes, so of those before the pages that the superblock names it is over: what they hold
+    /// otherwise is somebody else's.
     pub(super) fn listed(&self, inner: &Inner) -> Result<BTreeSet<u64>> {
         let (number, from) = (inner.superblock.list, self.geometry.side_len());
         let named = inner.superblock.intents.iter().map(|page| self.geometry.stripe_of(*page)).min();

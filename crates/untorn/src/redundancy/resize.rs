@@ -40,8 +40,8 @@ pub(super) struct Troubles {
 }
 
 impl<M: Medium> Redundancy<M> {
-    /// Puts a companion file for another length in the place of this one, durably; what it says of pages that stay is carried
-    /// over. This one is of no further use. The other is locked, so that nobody has it between the two.
+    /// Puts a companion file for another length in the place of this one, durably; what it says of pages that stay is
+    /// carried over. This one is of no further use. The other is locked, so that nobody has it between the two.
     ///
     /// # Errors
     /// Those of creating, reading, writing and flushing.
@@ -65,7 +65,8 @@ impl<M: Medium> Redundancy<M> {
         let from = self.geometry;
         let zeros = vec![0; PAGE as usize];
         let of_zeros = self.checksum.of(&zeros);
-        // A sidecar may be longer than what was spoken of, and have there what it was once used for. Nobody says so of a data file.
+        // A sidecar may be longer than what was spoken of, and have there what it was once used for. Nobody says so
+        // of a data file.
         let there = if self.of_sidecar {
             self.pages.stamp()?.size.saturating_sub(self.pages.begins_at()).div_ceil(PAGE)
         } else {
@@ -123,8 +124,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// The bytes of a page that its checksum speaks of, which it is given back if it is damaged; of one that is marked, those
-    /// that it has. Nothing, if they are lost.
+    /// The bytes of a page that its checksum speaks of, which it is given back if it is damaged; of one that is
+    /// marked, those that it has. Nothing, if they are lost.
     fn as_covered(&self, inner: &mut Inner, page: u64) -> Result<Option<Vec<u8>>> {
         let mut bytes = vec![0; PAGE as usize];
         let sum = self.read(page, &mut bytes)?;
@@ -138,8 +139,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(is_back.then_some(bytes))
     }
 
-    /// Has pages count as marked of which nothing is known in a file that is `len` bytes long: those that are not whole in both
-    /// lengths.
+    /// Has pages count as marked of which nothing is known in a file that is `len` bytes long: those that are not
+    /// whole in both lengths.
     pub(super) fn doubt_beyond(&self, len: u64) {
         let mut inner = self.lock();
         let known = len.min(self.geometry.len) / PAGE;

@@ -18,7 +18,8 @@ use crate::format::sidecar::PAGE;
 use crate::options::{Damage, PageRange};
 use crate::storage::{Medium, MediumFile};
 
-/// So many bytes are read between two times that progress is told, and that it is seen to that no more are read than may be.
+/// So many bytes are read between two times that progress is told, and that it is seen to that no more are read than
+/// may be.
 const STEP: u64 = 1 << 20;
 
 /// The longest sleep of a scrub that is ahead of its time: whoever wants it to end waits no longer.
@@ -35,8 +36,8 @@ pub(super) struct StripeFindings {
 
 /// How far a scrub has come that goes on when the file has another length.
 ///
-/// What counts is which pages were looked at, for stripes may have others by then. What was found wrong is looked at once more: it
-/// may have been given back, or cut off, and the parity of a stripe may be a new one.
+/// What counts is which pages were looked at, for stripes may have others by then. What was found wrong is looked at
+/// once more: it may have been given back, or cut off, and the parity of a stripe may be a new one.
 pub(super) struct Looked {
     start: Instant,
     /// The shape that the file had then.
@@ -167,7 +168,8 @@ impl<M: Medium> Redundancy<M> {
                 return Ok(End::Stopped);
             }
             let found = self.look_at(stripe)?;
-            // Of a stripe that has others than before, some pages were looked at already, and nothing was wrong with them.
+            // Of a stripe that has others than before, some pages were looked at already, and nothing was wrong with
+            // them.
             looked.note(self.geometry.members(stripe), &found.uncovered);
             let ranges = |pages: &[u64]| pages.iter().map(|page| self.range_of(*page)).collect::<Vec<_>>();
             looked.damage.extend(ranges(&found.damaged).into_iter().map(Damage::Page));
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_stopped_reads_no_other_stripe() {
+    fn a_stopped_scrub_reads_no_further_stripe() {
         let (_dir, redundancy) = protected(640);
         for after in 0..3 {
             let asked = Cell::new(0);
@@ -373,7 +375,7 @@ mod tests {
 
     /// Who is ahead of its time sleeps until it is not, and is asked after each nap; nobody else sleeps.
     #[test]
-    fn one_that_may_read_so_much_in_a_second_sleeps_when_it_has() {
+    fn a_rate_limited_scrub_sleeps_when_ahead_of_its_rate() {
         let (_dir, redundancy) = protected(64);
         let naps = |rate: Option<u64>, most: u64| {
             let mut notified = 0;

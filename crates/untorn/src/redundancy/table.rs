@@ -20,8 +20,8 @@ pub(super) struct Tables {
     tie: u64,
     /// Of data pages, then of parity pages, each table in whole blocks.
     sums: Vec<u64>,
-    /// Data pages that may differ from their checksums, and from what the parity of their stripe speaks of. As durable as the
-    /// block.
+    /// Data pages that may differ from their checksums, and from what the parity of their stripe speaks of. As
+    /// durable as the block.
     uncovered: Bits,
     blocks: Vec<Held>,
     /// Blocks that were changed and not written.
@@ -70,8 +70,8 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Reads both copies of every block; of a file that was closed they hold the same version. Of a block that is lost all
-    /// pages are uncovered.
+    /// Reads both copies of every block; of a file that was closed they hold the same version. Of a block that is
+    /// lost all pages are uncovered.
     pub(super) fn read<F: MediumFile>(
         side: &F,
         place: &Path,
@@ -188,7 +188,8 @@ impl Tables {
         Ok(any)
     }
 
-    /// Writes this version over the other copy of every block, so that both hold it. Whatever was written before is durable.
+    /// Writes this version over the other copy of every block, so that both hold it. Whatever was written before is
+    /// durable.
     pub(super) fn write_twins<F: MediumFile>(&self, side: &F) -> Result<()> {
         for index in 0..self.geometry.blocks() {
             let held = self.blocks[index as usize];
@@ -204,7 +205,8 @@ impl Tables {
         side.write_anew(self.geometry.block_at(index, copy), &self.block(index).encode(index, self.tie))
     }
 
-    /// Copies of blocks that the medium does not hold as they should be: the newer one is what memory says, the other whole.
+    /// Copies of blocks that the medium does not hold as they should be: the newer one is what memory says, the other
+    /// whole.
     pub(super) fn damaged<F: MediumFile>(&self, side: &F) -> Result<Vec<(u64, usize)>> {
         let mut damaged = Vec::new();
         for index in 0..self.geometry.blocks() {
@@ -224,8 +226,8 @@ impl Tables {
         Ok(damaged)
     }
 
-    /// Has the next [`write`](Tables::write) replace a copy that is damaged: that copy is the one written over, and the other
-    /// is not touched before that is durable.
+    /// Has the next [`write`](Tables::write) replace a copy that is damaged: that copy is the one written over, and
+    /// the other is not touched before that is durable.
     pub(super) fn replace(&mut self, index: u64, copy: usize) {
         self.blocks[index as usize].copy = 1 - copy;
         self.changed.insert(index);

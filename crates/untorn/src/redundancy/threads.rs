@@ -49,7 +49,8 @@ pub(crate) struct Threads {
     process: u32,
     stop: Arc<Stop>,
     running: Vec<JoinHandle<()>>,
-    /// The one that tells of damage, and the way to it. It goes on while the file is closed, for damage is come upon there too.
+    /// The one that tells of damage, and the way to it. It goes on while the file is closed, for damage is come upon
+    /// there too.
     teller: Option<(DamageSender, JoinHandle<()>)>,
 }
 
@@ -92,7 +93,8 @@ impl Threads {
         }
         self.stop.stop();
         for thread in self.running.drain(..) {
-            // What failed in a thread is told by the next call. A panic is a mistake in here, and is told by whoever prints it.
+            // What failed in a thread is told by the next call. A panic is a mistake in here, and is told by whoever
+            // prints it.
             let _ = thread.join();
         }
     }
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_also_if_the_scrub_that_found_it_cannot_be_noted() {
+    fn damage_is_reported_even_if_its_scrub_cannot_be_recorded() {
         let (notify, found) = channel();
         let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
         let options = options.on_damage(move |damage| notify.send(*damage).unwrap_or_default());
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scrub_under_way_hears_that_it_is_to_stop_and_how_fast_it_may_read() {
+    fn a_running_scrub_obeys_a_stop_and_a_rate_limit() {
         let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1)).scrub_rate(FOR_EVER);
         let (mut threads, notified) = Full::start(&options, 0);
         assert_eq!(notified.recv().unwrap(), "scrub");

@@ -173,7 +173,8 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))
     }
 
-    // `write_lines` run by run, each told as what it is: of a page that is not stored to whole the rest has to be there.
+    // `write_lines` run by run, each told as what it is: of a page that is not stored to whole the rest has to be
+    // there.
 
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.store(offset, src))

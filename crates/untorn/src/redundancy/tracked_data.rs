@@ -10,9 +10,9 @@
 //!
 //! 1. Existing redundancy is open before the engine writes its first byte, and so before recovery writes. New
 //!    redundancy is created when the engine has the file open, and so when no other process has.
-//! 2. All stores to the file are between an announcement and its release. Only [`TrackedData::resize`] changes the redundancy
-//!    file to another length, and it excludes all stores. So invariants 1 and 2 of [`redundancy`](super) are those of
-//!    announced stores.
+//! 2. All stores to the file are between an announcement and its release. Only [`TrackedData::resize`] changes the
+//!    redundancy file to another length, and it excludes all stores. So invariants 1 and 2 of [`redundancy`](super)
+//!    are those of announced stores.
 //! 3. Bytes that stores past the cache leave in CPU buffers are not visible to other readers yet. They are ordered
 //!    before the release; otherwise a page would be covered with its old bytes.
 //! 4. Another length needs another redundancy file, to which the known state is [carried](super::resize) over. It
@@ -53,8 +53,9 @@ enum Kept<M: Medium> {
     Nothing,
     /// It is to be protected, and has no bytes.
     Empty,
-    /// Its companion is for another length. It stays as it is, and speaks of the file as it was, until the engine has taken
-    /// the file and is about to store to it: a file that somebody cut short is refused, and can be given its bytes back.
+    /// Its companion is for another length. It stays as it is, and speaks of the file as it was, until the engine has
+    /// taken the file and is about to store to it: a file that somebody cut short is refused, and can be given its
+    /// bytes back.
     Stale,
     Open(Box<Redundancy<M>>),
     /// It got another length, and no companion file of that length.
@@ -89,8 +90,9 @@ impl<M: Medium> TrackedData<M> {
         Ok(!matches!(look_for(&*self.medium, &self.path)?, Found::Nothing))
     }
 
-    /// Opens the redundancy of the file, making it if there is none; from here on stores are announced. The companion file is
-    /// not changed before the first of them, or before [`begin`](TrackedData::begin): the engine may refuse the file yet.
+    /// Opens the redundancy of the file, making it if there is none; from here on stores are announced. The companion
+    /// file is not changed before the first of them, or before [`begin`](TrackedData::begin): the engine may refuse
+    /// the file yet.
     ///
     /// # Errors
     /// Those of [`Redundancy::open`].
@@ -131,8 +133,8 @@ impl<M: Medium> TrackedData<M> {
         Ok(self.read())
     }
 
-    /// Whether there are no bytes to keep anything of. The lock is not held any more: who waits to change what is kept would
-    /// keep out this thread's next look.
+    /// Whether there are no bytes to keep anything of. The lock is not held any more: who waits to change what is
+    /// kept would keep out this thread's next look.
     fn is_empty(&self) -> bool {
         matches!(&*self.read(), Kept::Empty)
     }
@@ -169,8 +171,8 @@ impl<M: Medium> TrackedData<M> {
         }
     }
 
-    /// Scrubs the file to the end, and does something about it while it has that length. It gives way to whoever changes the
-    /// length, and goes on with what is kept then: no page of the length at the end is passed over.
+    /// Scrubs the file to the end, and does something about it while it has that length. It gives way to whoever
+    /// changes the length, and goes on with what is kept then: no page of the length at the end is passed over.
     fn scrubbed<T: Default>(
         &self,
         mut how: Scrub<'_>,
@@ -228,8 +230,9 @@ impl<M: Medium> TrackedData<M> {
         }
     }
 
-    /// Changes the length of the file. What is kept of it is kept for the new length, and what was covered is covered then. A file whose
-    /// path names another by now stays as it is: it is from there that companions are made, removed and opened.
+    /// Changes the length of the file. What is kept of it is kept for the new length, and what was covered is covered
+    /// then. A file whose path names another by now stays as it is: it is from there that companions are made,
+    /// removed and opened.
     pub(super) fn resize(&self, file: &M::File, len: u64) -> Result<()> {
         if file.len() == len {
             return file.set_len(len);

@@ -107,7 +107,8 @@ impl<M: Medium> TrackedSidecar<M> {
         self.kept.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the sidecar says of itself, if it is one whose pages are protected; an engine says what else is wrong with it.
+    /// What the sidecar says of itself, if it is one whose pages are protected; an engine says what else is wrong
+    /// with it.
     fn superblock(&self) -> Result<Option<(M::File, Superblock)>> {
         if !self.medium.exists(&self.path)? {
             return Ok(None);
@@ -120,8 +121,8 @@ impl<M: Medium> TrackedSidecar<M> {
         }
     }
 
-    /// Opens the redundancy of a sidecar that has one, before its engine stores to it. Where that has no digest of what says
-    /// which bytes count, this is looked at, and given back if it is damaged.
+    /// Opens the redundancy of a sidecar that has one, before its engine stores to it. Where that has no digest of
+    /// what says which bytes count, this is looked at, and given back if it is damaged.
     ///
     /// # Errors
     /// Those of [`Redundancy::open`], and [`Error::Corrupt`] for meta pages that are lost.
@@ -161,8 +162,8 @@ impl<M: Medium> TrackedSidecar<M> {
         Ok(())
     }
 
-    /// Refuses a companion that is shorter than it says, and says that it is of more bytes than the sidecar can be believed to have
-    /// had: it would be made as long as it says.
+    /// Refuses a companion that is shorter than it says, and says that it is of more bytes than the sidecar can be
+    /// believed to have had: it would be made as long as it says.
     fn bounded(&self, found: &FileSuperblock, redundancy_file: &M::File, most: u64) -> Result<()> {
         if redundancy_file.len() < found.geometry.side_len() && found.geometry.len > most {
             let what = "the redundancy file is shorter than its superblock says".to_owned();
@@ -195,8 +196,8 @@ impl<M: Medium> TrackedSidecar<M> {
         Ok(!report.repaired.is_empty())
     }
 
-    /// Goes on with an engine that has taken its sidecar, which may be a new one: makes what there is not, like that of the
-    /// data file, and notes that stores are announced from now on.
+    /// Goes on with an engine that has taken its sidecar, which may be a new one: makes what there is not, like that
+    /// of the data file, and notes that stores are announced from now on.
     ///
     /// # Errors
     /// Those of creating, reading, writing and flushing.
@@ -270,7 +271,8 @@ impl<M: Medium> TrackedSidecar<M> {
             return Ok(());
         }
         let len = end.next_multiple_of(PAGE).max(2 * redundancy.len());
-        // What it was asked to leave for does not come: else no pass would ever cover anything again, and say so to nobody.
+        // What it was asked to leave for does not come: else no pass would ever cover anything again, and say so to
+        // nobody.
         let made = redundancy.renew(len).inspect_err(|_| redundancy.stay())?;
         // Lets go of the one before, whose companion has no name any more.
         let troubles = redundancy.troubles();
@@ -306,8 +308,8 @@ impl<M: Medium> TrackedSidecar<M> {
         }
     }
 
-    /// Scrubs the pages to the end, and does something about it while there are so many. It gives way to a store that needs
-    /// a companion for more, and goes on with that.
+    /// Scrubs the pages to the end, and does something about it while there are so many. It gives way to a store that
+    /// needs a companion for more, and goes on with that.
     fn scrubbed<T: Default>(
         &self,
         mut how: Scrub<'_>,
@@ -345,7 +347,8 @@ pub(crate) fn no_sidecar_redundancy<M: Medium>(medium: &M, path: &Path) -> Resul
 }
 
 impl<M: Medium> TrackedSidecar<M> {
-    /// Whether there is nothing that an engine would do to these pages when it opens the file: they were closed, or there are none.
+    /// Whether there is nothing that an engine would do to these pages when it opens the file: they were closed, or
+    /// there are none.
     pub(super) fn was_closed(&self) -> bool {
         match &*self.read() {
             Kept::Open(redundancy) => redundancy.was_closed(),

@@ -53,8 +53,8 @@ impl UncoveredSince {
         self.due = due;
     }
 
-    /// A pass that began at this instant came to its end. What it left are pages that are still due: if another has begun
-    /// meanwhile, perhaps also some that were stored to in between, for which it is too much.
+    /// A pass that began at this instant came to its end. What it left are pages that are still due: if another has
+    /// begun meanwhile, perhaps also some that were stored to in between, for which it is too much.
     pub(super) fn end(&mut self, began: Instant) {
         for page in self.due.iter() {
             self.own.entry(page).or_insert(self.since);
@@ -88,8 +88,8 @@ mod tests {
     }
 
     proptest! {
-        /// Pages are stored to between passes and amid them, and passes leave some: no age is too little, and none is more than
-        /// the time from the beginning of one pass to the beginning of the next too much.
+        /// Pages are stored to between passes and amid them, and passes leave some: no age is too little, and none is
+        /// more than the time from the beginning of one pass to the beginning of the next too much.
         #[test]
         fn they_are_true_within_a_pass(passes in proptest::collection::vec(
             (proptest::collection::vec(0..PAGES, 0..6), proptest::collection::vec(0..PAGES, 0..6),

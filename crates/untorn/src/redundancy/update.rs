@@ -64,19 +64,20 @@ impl<M: Medium> Redundancy<M> {
         Ok(Stripe { pages, bytes, sums })
     }
 
-    /// Covers what was stored to before the call, in batches. Pages that somebody announced and is still storing to are left
-    /// out, with their stripes. Returns how many pages were covered. Who calls goes by its return, so it does not leave for a
-    /// file that is about to change: whoever changes it waits.
+    /// Covers what was stored to before the call, in batches. Pages that somebody announced and is still storing to
+    /// are left out, with their stripes. Returns how many pages were covered. Who calls goes by its return, so it
+    /// does not leave for a file that is about to change: whoever changes it waits.
     ///
     /// # Errors
-    /// Those of reading, writing and flushing. After them, and after any other failure on the way, nothing more is promised.
+    /// Those of reading, writing and flushing. After them, and after any other failure on the way, nothing more is
+    /// promised.
     pub(crate) fn cover(&self) -> Result<u64> {
         self.usable()?.left_alone.values_mut().for_each(|stripe| stripe.left = 0);
         self.pass_unless(|| false)
     }
 
-    /// The same by the way, as the thread does it: without stripes whose pages could not be read a short time ago, and not to the
-    /// end if it is to [leave](Redundancy::leave).
+    /// The same by the way, as the thread does it: without stripes whose pages could not be read a short time ago,
+    /// and not to the end if it is to [leave](Redundancy::leave).
     ///
     /// # Errors
     /// As there.
@@ -251,8 +252,8 @@ impl<M: Medium> Redundancy<M> {
         if any { self.medium.fence(barriers::COVER_MARKS, &[&self.side]) } else { Ok(()) }
     }
 
-    /// Makes durable what pages hold, then the parity and the checksums that speak of it, then that these do: in that order
-    /// a crash leaves the marks, or what they say no longer.
+    /// Makes durable what pages hold, then the parity and the checksums that speak of it, then that these do: in that
+    /// order a crash leaves the marks, or what they say no longer.
     pub(super) fn publish(
         &self,
         inner: &mut Inner,
@@ -286,8 +287,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(covered.len() as u64)
     }
 
-    /// Restores a page that was not stored to and differs all the same, before its stripe gets other parity. That can be done
-    /// where it is the only one and the others have the bytes that the old parity speaks of.
+    /// Restores a page that was not stored to and differs all the same, before its stripe gets other parity. That can
+    /// be done where it is the only one and the others have the bytes that the old parity speaks of.
     pub(super) fn restore(&self, inner: &mut Inner, stripe: u64, read: &mut Stripe, bad: &[usize]) -> Result<bool> {
         let [nth] = bad else { return Ok(false) };
         if !inner.mends {

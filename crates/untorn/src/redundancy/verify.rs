@@ -8,11 +8,12 @@ use crate::format::sidecar::PAGE;
 use crate::storage::Medium;
 
 impl<M: Medium> Redundancy<M> {
-    /// Compares the covered pages that have any of these bytes with their checksums, as programs see them. What is not covered
-    /// is passed over.
+    /// Compares the covered pages that have any of these bytes with their checksums, as programs see them. What is
+    /// not covered is passed over.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a page that is damaged, unless it is to be repaired and can be; those of reading and of repair.
+    /// [`Error::Corrupt`] for a page that is damaged, unless it is to be repaired and can be; those of reading and of
+    /// repair.
     pub(crate) fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()> {
         let bytes = bytes.start.min(self.geometry.len)..bytes.end.min(self.geometry.len);
         let mut held = vec![0; PAGE as usize];
@@ -63,8 +64,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Whether what a page holds is what its checksum speaks of, unless it is damaged: it is covered, and nobody is storing to
-    /// it.
+    /// Whether what a page holds is what its checksum speaks of, unless it is damaged: it is covered, and nobody is
+    /// storing to it.
     pub(super) fn speaks_of(&self, inner: &Inner, page: u64) -> bool {
         let is_marked = inner.tables.uncovered().has(page) && !inner.premarked.has(page);
         !is_marked && !inner.stored.has(page) && !inner.unknown.contains(&page)
@@ -80,8 +81,8 @@ impl<M: Medium> Redundancy<M> {
         self.note_failure(inner, restored)
     }
 
-    /// Whether somebody else has written to a file that is only looked at, since it was opened or last repaired. Asked after the
-    /// reading, as page tables are: a write changes the file's time before its bytes.
+    /// Whether somebody else has written to a file that is only looked at, since it was opened or last repaired.
+    /// Asked after the reading, as page tables are: a write changes the file's time before its bytes.
     pub(super) fn was_touched(&self, inner: &Inner) -> Result<bool> {
         Ok(matches!(self.mode, Mode::Look) && self.pages.stamp()? != inner.seen)
     }

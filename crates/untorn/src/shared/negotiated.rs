@@ -73,8 +73,8 @@ pub(crate) fn adopt(negotiated: &str, options: &Options) -> Result<Options, Stri
     agreed.checkpoint_threads = taken(negotiated, CHECKPOINTERS)?;
     agreed.max_len = if value(negotiated, MAX_LEN) == Some(ANY) { None } else { Some(taken(negotiated, MAX_LEN)?) };
     agreed.lost_page = taken(negotiated, LOST_PAGE)?;
-    // These were about the first opening: nothing that was committed since may be given up by a later one. The program's
-    // function was called for the handle that it asked for, in a thread of its own.
+    // These were about the first opening: nothing that was committed since may be given up by a later one. The
+    // program's function was called for the handle that it asked for, in a thread of its own.
     (agreed.prefer, agreed.adopt, agreed.progress) = (None, false, None);
     Ok(agreed)
 }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_taken_over() {
+    fn unstated_options_are_taken_over() {
         let negotiated = of(&peculiar(), &info());
         let called = std::sync::Arc::new(());
         let mine = Options::new().prefer(Prefer::File).adopt(true).progress({

@@ -19,13 +19,14 @@ const WIDE: usize = 32;
 /// Registers that are folded at once: as many products as the CPU has under way.
 const REGISTERS: usize = 8;
 const BLOCK: usize = WIDE * REGISTERS;
-/// Bytes ahead that are fetched. The CPU fetches by itself to the end of a page and no further, and pages mostly follow each other.
+/// Bytes ahead that are fetched. The CPU fetches by itself to the end of a page and no further, and pages mostly
+/// follow each other.
 const AHEAD: usize = 1024;
 
 /// Bits from where 16 bytes stand to where they are folded to.
 const DISTANCE: u32 = 8 * BLOCK as u32;
-/// What the second half of 16 bytes is multiplied by, and the first. The product of two numbers with their bits reversed is
-/// reversed and one bit short, so the factors have that one.
+/// What the second half of 16 bytes is multiplied by, and the first. The product of two numbers with their bits
+/// reversed is reversed and one bit short, so the factors have that one.
 const SECOND: i64 = power(DISTANCE - 32);
 const FIRST: i64 = power(DISTANCE + 32);
 

@@ -134,8 +134,9 @@ impl Medium for Dax {
     }
 }
 
-/// Whether a system call with a buffer of ours failed because of the memory that the file is in: what is poisoned and not yet in
-/// the list of bad places is come upon in the midst of copying, which ends as if the buffer were a bad one.
+/// Whether a system call with a buffer of ours failed because of the memory that the file is in: what is poisoned and
+/// not yet in the list of bad places is come upon in the midst of copying, which ends as if the buffer were a bad
+/// one.
 fn is_bad_memory(error: &std::io::Error) -> bool {
     is_bad_place(error) || is_fault(error)
 }
@@ -224,9 +225,10 @@ impl MediumFile for DaxFile {
         self.read_unless_bad(offset, dst)
     }
 
-    /// As [`write`](MediumFile::write), through the mapping, unless a read of that place fails. Only then it is by system call: so
-    /// the kernel clears the poison of what is written whole, where a store would lose the page. What such a call changes of the
-    /// file system is not durable by a fence, as it is for a store by `MAP_SYNC`, so the file is flushed.
+    /// As [`write`](MediumFile::write), through the mapping, unless a read of that place fails. Only then it is by
+    /// system call: so the kernel clears the poison of what is written whole, where a store would lose the page. What
+    /// such a call changes of the file system is not durable by a fence, as it is for a store by `MAP_SYNC`, so the
+    /// file is flushed.
     fn write_anew(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.file.range_mut(offset, src.len())?;
         let mut held = vec![0; src.len()];
@@ -338,7 +340,7 @@ mod tests {
     use crate::storage::MediumFile;
 
     #[test]
-    fn what_can_be_read_is_written_anew_and_poison_is_told_from_other_errors() {
+    fn pages_are_rewritten_and_poison_is_told_from_other_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let medium = Dax::new(MediumKind::AssumedPmem);

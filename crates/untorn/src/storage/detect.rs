@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_not_a_file_is_an_error() {
+    fn missing_files_and_devices_are_errors() {
         assert!(matches!(detect(Path::new("/nonexistent")), Err(Error::Io { operation: "open", .. })));
         assert!(matches!(detect(Path::new("/dev/null")), Err(Error::NotAFile { .. })));
     }

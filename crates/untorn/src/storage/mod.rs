@@ -339,8 +339,9 @@ pub trait MediumFile: Send + Sync {
     fn try_lock(&self, kind: LockKind) -> Result<bool>;
 }
 
-/// Whether a system call failed because the device has lost what was to be read. Besides EIO, reads past the page cache say what
-/// the device said: ENODATA of a bad place, EREMOTEIO of a bad target, EILSEQ of a checksum of its own.
+/// Whether a system call failed because the device has lost what was to be read. Besides EIO, reads past the page
+/// cache say what the device said: ENODATA of a bad place, EREMOTEIO of a bad target, EILSEQ of a checksum of its
+/// own.
 pub(crate) fn is_bad_place(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let bad = [Errno::IO, Errno::NODATA, Errno::REMOTEIO, Errno::ILSEQ, Errno::HWPOISON];
@@ -370,9 +371,9 @@ const PAGE: u64 = 4096;
 /// Bytes of a cache line, the unit of [`MediumFile::write_lines`].
 const LINE: u64 = 64;
 
-/// Where the last byte of a range within one page is; `None` if it is not within one. If this is below a limit, the whole
-/// range is. Of a sum that overflows the last byte is in another page than the first; an empty range has it before its
-/// first.
+/// Where the last byte of a range within one page is; `None` if it is not within one. If this is below a limit, the
+/// whole range is. Of a sum that overflows the last byte is in another page than the first; an empty range has it
+/// before its first.
 ///
 /// All who check the range of a short read do it in these words, so it is worked out once.
 #[inline(always)]
@@ -414,8 +415,8 @@ pub fn resolve(path: &Path) -> Result<std::path::PathBuf> {
     std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))
 }
 
-/// Opens a file for writing and closes it again. On overlayfs one of a lower layer becomes another file then, with a birth of its
-/// own: whoever names something after the identity that is found has that done first.
+/// Opens a file for writing and closes it again. On overlayfs one of a lower layer becomes another file then, with a
+/// birth of its own: whoever names something after the identity that is found has that done first.
 pub(crate) fn copy_up(path: &Path) {
     // Whoever opens it in earnest says what is wrong.
     let _ = std::fs::OpenOptions::new().read(true).write(true).open(path);

@@ -9,12 +9,12 @@ use rustix::io::Errno;
 use super::{Access, LockKind, Medium, MediumFile};
 use crate::error::{Error, Result};
 
-/// Makes a file so that a crash leaves all of it or no file of this name. `fill` gets it empty, and makes durable what it
-/// stores; it may grow to `reserve` bytes. The name is to be made durable by whoever opens the file.
+/// Makes a file so that a crash leaves all of it or no file of this name. `fill` gets it empty, and makes durable
+/// what it stores; it may grow to `reserve` bytes. The name is to be made durable by whoever opens the file.
 ///
 /// # Errors
-/// EEXIST if the name is taken, [`Error::InUse`] while another process is making it; those of `fill`, and then nothing is
-/// left behind.
+/// EEXIST if the name is taken, [`Error::InUse`] while another process is making it; those of `fill`, and then
+/// nothing is left behind.
 pub(crate) fn create_whole<M: Medium>(
     medium: &M,
     path: &Path,
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_who_make_one_name_one_succeeds_and_the_file_is_whole() {
+    fn one_of_many_creators_of_a_name_wins_with_a_whole_file() {
         let dir = tempfile::tempdir().unwrap();
         let medium = Dax::new(MediumKind::AssumedPmem);
         for round in 0..20_u8 {

@@ -62,8 +62,8 @@ impl Drop for WordLockGuard<'_> {
     }
 }
 
-/// Locks a standard mutex, waiting like a [`WordLock`]: for state that is no plain word but is held across operations on the
-/// medium too. What the mutex guards must be whole at every instant, for a panic does not poison it.
+/// Locks a standard mutex, waiting like a [`WordLock`]: for state that is no plain word but is held across operations
+/// on the medium too. What the mutex guards must be whole at every instant, for a panic does not poison it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>, mut relax: impl FnMut(u32)) -> MutexGuard<'_, T> {
     let mut round = 0;
     loop {

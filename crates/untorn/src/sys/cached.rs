@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Number of `cachestat(2)`, the same on all architectures (Linux 6.5).
 const CACHESTAT: libc::c_long = 451;
 
-/// File systems whose files have their pages in a cache of their own. Of a file of another one, as overlayfs, the kernel may count
-/// the cache of the file that it stands for as none of it. Source: `linux/magic.h`.
+/// File systems whose files have their pages in a cache of their own. Of a file of another one, as overlayfs, the
+/// kernel may count the cache of the file that it stands for as none of it. Source: `linux/magic.h`.
 const OWN_CACHE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
 #[repr(C)]
@@ -27,18 +27,20 @@ struct Counts {
     recently_evicted: u64,
 }
 
-/// Pages of a range that the page cache has; `None` where the kernel does not tell. It looks at those that are there only, so a long
-/// range without any costs nothing, which `mincore(2)` goes through page by page.
+/// Pages of a range that the page cache has; `None` where the kernel does not tell. It looks at those that are there
+/// only, so a long range without any costs nothing, which `mincore(2)` goes through page by page.
 pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<u64> {
     let own = rustix::fs::fstatfs(file).is_ok_and(|found| OWN_CACHE.contains(&(found.f_type as u64)));
-    // Of a DAX file the kernel takes what it notes of mapped memory for pages that were evicted, and follows it to nowhere: the
-    // process ends within the call, and its file stays locked (seen in 6.12.117). A length of 0 would be all of the file.
+    // Of a DAX file the kernel takes what it notes of mapped memory for pages that were evicted, and follows it to
+    // nowhere: the process ends within the call, and its file stays locked (seen in 6.12.117). A length of 0 would be
+    // all of the file.
     if !own || super::file::is_dax(file) || len == 0 {
         return None;
     }
     let (range, mut counts) = (Range { offset, len }, Counts::default());
     let no_flags: libc::c_uint = 0;
-    // SAFETY: the kernel reads the one and writes the other, both of which have the layout that it documents and outlive the call.
+    // SAFETY: the kernel reads the one and writes the other, both of which have the layout that it documents and
+    // outlive the call.
     let done = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, no_flags) };
     if done != 0 {
         tracing::trace!(error = %io::Error::last_os_error(), "cachestat(2) failed: the kernel does not say which pages \

@@ -63,8 +63,8 @@ pub(crate) fn read_in_page(file: BorrowedFd<'_>, offset: u64, dst: &mut [u8]) ->
     Ok(())
 }
 
-/// Replaces a page, and nothing else: what a cache has of it is gone then. It is for places that a device may refuse, which are
-/// few, so the file is opened each time. Source: `open(2)`, O_DIRECT.
+/// Replaces a page, and nothing else: what a cache has of it is gone then. It is for places that a device may refuse,
+/// which are few, so the file is opened each time. Source: `open(2)`, O_DIRECT.
 ///
 /// # Errors
 /// Those of `pwrite(2)`; EINVAL where the file system has no such writes, and for less than a page.
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_cache_is_read_too_and_the_end_is_no_obstacle() {
+    fn direct_reads_see_cached_bytes_up_to_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         std::fs::write(&path, [7; 5000]).unwrap();

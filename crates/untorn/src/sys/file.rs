@@ -40,7 +40,8 @@ pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64, u64)>
     }
 }
 
-/// Device, inode and birth time (nanoseconds since 1970; 0 where it has none) of what a path leads to. Source: `statx(2)`.
+/// Device, inode and birth time (nanoseconds since 1970; 0 where it has none) of what a path leads to. Source:
+/// `statx(2)`.
 pub(crate) fn identity_of_name(path: &Path) -> rustix::io::Result<(u64, u64, u64)> {
     match rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::INO | StatxFlags::BTIME) {
         Ok(found) => {
@@ -52,8 +53,8 @@ pub(crate) fn identity_of_name(path: &Path) -> rustix::io::Result<(u64, u64, u64
     }
 }
 
-/// The same of what has the name, if it is a regular file, and not of what a symbolic link leads to; no birth time where that cannot
-/// be asked for. Source: `statx(2)`.
+/// The same of what has the name, if it is a regular file, and not of what a symbolic link leads to; no birth time
+/// where that cannot be asked for. Source: `statx(2)`.
 pub(crate) fn identity_of_name_itself(path: &Path) -> rustix::io::Result<Option<(u64, u64, u64)>> {
     let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
     match rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted) {

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_for_the_only_description_and_takes_its_signal_along() {
+    fn a_lease_needs_the_only_description_and_sets_its_signal() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let file = File::create_new(&path).unwrap();
@@ -99,7 +99,8 @@ mod tests {
         assert_eq!(refused.raw_os_error(), Some(libc::EAGAIN));
         assert_eq!((signal_of(&file), has_lease(file.as_fd())), (0, false));
         drop(other);
-        // A process that another test is starting may have inherited the other description, until it is another program.
+        // A process that another test is starting may have inherited the other description, until it is another
+        // program.
         let start = Instant::now();
         while let Err(error) = take_lease(file.as_fd(), SIGNAL) {
             assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));

@@ -1,8 +1,8 @@
-//! Locks on bytes of a file that belong to a process: the kernel releases them when the process ends, however it ends, and
-//! a forked child does not have them. Source: `fcntl(2)`, "Advisory record locking".
+//! Locks on bytes of a file that belong to a process: the kernel releases them when the process ends, however it
+//! ends, and a forked child does not have them. Source: `fcntl(2)`, "Advisory record locking".
 //!
-//! The price: closing *any* descriptor of the same file in the process releases them as well. Whoever uses them opens the
-//! file once a process.
+//! The price: closing *any* descriptor of the same file in the process releases them as well. Whoever uses them opens
+//! the file once a process.
 //!
 //! # Safety
 //! Three requests that read, and one that fills, a structure on the stack.
@@ -29,8 +29,8 @@ pub(crate) fn unlock_byte(file: BorrowedFd<'_>, at: u64) {
     let _ = request(file, libc::F_SETLK, libc::F_UNLCK, at, 1);
 }
 
-/// Whether another process has the lock of one of `count` bytes from `at`, and which process that is as far as its number
-/// means something here, else 0 or less.
+/// Whether another process has the lock of one of `count` bytes from `at`, and which process that is as far as its
+/// number means something here, else 0 or less.
 ///
 /// # Errors
 /// Those of `fcntl(2)`.
@@ -52,7 +52,8 @@ fn request(file: BorrowedFd<'_>, request: i32, kind: i32, at: u64, count: u64) -
     Err(io::Error::last_os_error())
 }
 
-/// The process that has the advisory lock of `flock(2)` on the file of this name, where the kernel tells. Source: `proc_locks(5)`.
+/// The process that has the advisory lock of `flock(2)` on the file of this name, where the kernel tells. Source:
+/// `proc_locks(5)`.
 ///
 /// # Errors
 /// Those of looking at the file.
@@ -60,7 +61,8 @@ pub(crate) fn flock_holder(path: &std::path::Path) -> io::Result<Option<u32>> {
     use std::os::unix::fs::MetadataExt;
     let file = std::fs::metadata(path)?;
     let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return Ok(None) };
-    // What the kernel calls the device of a file is not what file systems with several call it, so the process is asked.
+    // What the kernel calls the device of a file is not what file systems with several call it, so the process is
+    // asked.
     let has_it = |process: u32| {
         let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
         open.filter_map(|open| std::fs::metadata(open.path()).ok())

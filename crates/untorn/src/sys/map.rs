@@ -107,15 +107,15 @@ impl FileMap {
         self.reserved as u64
     }
 
-    /// Lets go of the pages in a range of the mapping; touching them gets the file's. Of a private mapping, what was stored
-    /// there is gone. `offset` is a multiple of the page size, and the range within the reservation.
+    /// Lets go of the pages in a range of the mapping; touching them gets the file's. Of a private mapping, what was
+    /// stored there is gone. `offset` is a multiple of the page size, and the range within the reservation.
     pub(crate) fn release(&self, offset: u64, len: u64) -> io::Result<()> {
         debug_assert!(offset.saturating_add(len) <= self.reserved());
         // What a program locked in memory, `mlockall(2)` all of it, takes a word of its own (Linux 5.18).
         const DONT_NEED_LOCKED: libc::c_int = 24;
         let (at, len) = (self.at(offset), len as usize);
-        // SAFETY: a mapping of a file, and nobody else's; the next access finds the bytes of the file. That a private one
-        // loses others is what its owner asks for.
+        // SAFETY: a mapping of a file, and nobody else's; the next access finds the bytes of the file. That a private
+        // one loses others is what its owner asks for.
         match unsafe { madvise(at.cast(), len, Advice::LinuxDontNeed) } {
             // SAFETY: as above.
             Err(Errno::INVAL) if unsafe { libc::madvise(at.cast(), len, DONT_NEED_LOCKED) } == 0 => Ok(()),

@@ -1,7 +1,8 @@
 //! State of one process.
 //!
-//! A forked child has a copy of its parent's, with things that mean nothing there and with locks that threads of the parent
-//! may have held at that moment, for ever. So each process has its own, and of its parent's it tries the lock at most.
+//! A forked child has a copy of its parent's, with things that mean nothing there and with locks that threads of the
+//! parent may have held at that moment, for ever. So each process has its own, and of its parent's it tries the lock
+//! at most.
 #![allow(unsafe_code)]
 
 use std::process;
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_not_done() {
+    fn a_failed_initialization_is_not_done() {
         static ONCE: OnceForAll = OnceForAll::new();
         assert_eq!(ONCE.run(|| Err(7)), Err(7));
         assert!(!ONCE.is_done() && ONCE.run(|| Ok::<_, ()>(())).is_ok() && ONCE.is_done());
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_an_ancestor_that_comes_again_is_not_its_process() {
+    fn a_reused_process_number_is_not_its_ancestor() {
         static STATE: PerProcess<Mutex<u32>> = PerProcess::new();
         *STATE.lock() = 5;
         let found = STATE.newest.load(Ordering::Acquire);

@@ -26,13 +26,14 @@ pub fn incarnation() -> u64 {
     }
 }
 
-/// Runs `body` in a forked child: the code that it returns, 101 if it panics, or `None` if it had to be killed after a minute.
+/// Runs `body` in a forked child: the code that it returns, 101 if it panics, or `None` if it had to be killed after
+/// a minute.
 #[cfg(test)]
 #[allow(unsafe_code)]
 pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Option<i32> {
     use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-    // SAFETY: the C library makes its allocator usable in the child of a process with threads; beyond allocating, the child uses
-    // only what `body` says, and it leaves by `_exit`.
+    // SAFETY: the C library makes its allocator usable in the child of a process with threads; beyond allocating, the
+    // child uses only what `body` says, and it leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(101);

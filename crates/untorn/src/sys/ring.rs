@@ -42,7 +42,8 @@ trait Queue {
     /// Hands what is in line to the kernel and waits until `count` flushes are done.
     fn wait(&mut self, count: usize) -> io::Result<()>;
 
-    /// How many flushes still are in line, which are the last ones pushed: the kernel has not taken, so not started them.
+    /// How many flushes still are in line, which are the last ones pushed: the kernel has not taken, so not started
+    /// them.
     fn in_line(&mut self) -> usize;
 
     /// The number and the result of a flush that is done, each one once.
@@ -84,9 +85,9 @@ fn open_ring() -> io::Result<IoUring> {
 impl Flusher {
     /// `fdatasync(2)` of every file, all under way at the same time. One result a file, in their order.
     ///
-    /// io_uring does it where it is available, else helper threads do. What a flush reports is final, and so is that one
-    /// was started: after a failed flush the kernel calls the pages clean, and a second one would succeed over data that
-    /// the device lost. Only a flush that was never started is done the other way.
+    /// io_uring does it where it is available, else helper threads do. What a flush reports is final, and so is that
+    /// one was started: after a failed flush the kernel calls the pages clean, and a second one would succeed over
+    /// data that the device lost. Only a flush that was never started is done the other way.
     pub(crate) fn flush(&self, files: &[BorrowedFd<'_>]) -> Vec<io::Result<()>> {
         if let [file] = files {
             return vec![fdatasync(*file)];
@@ -129,8 +130,8 @@ pub(crate) fn probe() -> io::Result<()> {
     open_ring().map(drop)
 }
 
-/// Submits one flush a file and waits for all. False if the ring broke: then the files whose flush was never started are
-/// left without a result, and those whose flush was started and not seen to end have an error.
+/// Submits one flush a file and waits for all. False if the ring broke: then the files whose flush was never started
+/// are left without a result, and those whose flush was started and not seen to end have an error.
 fn round(queue: &mut dyn Queue, files: &[BorrowedFd<'_>], results: &mut [Option<io::Result<()>>]) -> bool {
     // What is only in line the kernel has not seen, so a line that can't be made leaves no flush behind.
     if !files.iter().zip(0..).all(|(file, number)| queue.push(number, *file)) {
@@ -163,9 +164,9 @@ fn round(queue: &mut dyn Queue, files: &[BorrowedFd<'_>], results: &mut [Option<
 
 /// The result of one flush that the kernel took.
 ///
-/// No error of it means for sure that the flush never started. ECANCELED, EAGAIN, EINTR and EINVAL would, where io_uring
-/// itself gives them; but a file system passes on whatever the write-back of a page ended with, those among them, and it
-/// passes that on once. That the kernel knows the operation was asked when the ring was opened.
+/// No error of it means for sure that the flush never started. ECANCELED, EAGAIN, EINTR and EINVAL would, where
+/// io_uring itself gives them; but a file system passes on whatever the write-back of a page ended with, those among
+/// them, and it passes that on once. That the kernel knows the operation was asked when the ring was opened.
 fn outcome(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }

@@ -1,9 +1,9 @@
 //! Memory that several processes map: a file without a name (`memfd_create(2)`), passed on by its descriptor.
 //!
 //! # Safety
-//! Each value owns its mapping from construction to drop and hands out raw pointers and atomic words only: other threads
-//! and other processes store to the same bytes at any time. Memory seen as words of one size is never seen as words of
-//! another. A forked child has none of it (`MADV_DONTFORK`), and must not use or drop the value; see
+//! Each value owns its mapping from construction to drop and hands out raw pointers and atomic words only: other
+//! threads and other processes store to the same bytes at any time. Memory seen as words of one size is never seen as
+//! words of another. A forked child has none of it (`MADV_DONTFORK`), and must not use or drop the value; see
 //! [`incarnation`](super::incarnation).
 #![allow(unsafe_code)]
 
@@ -68,7 +68,8 @@ impl SharedPages {
         self.file.as_fd()
     }
 
-    /// Makes sure that there is memory for a range, so that no store to it can fail. It reads as zeros where it had none.
+    /// Makes sure that there is memory for a range, so that no store to it can fail. It reads as zeros where it had
+    /// none.
     ///
     /// # Errors
     /// Those of `fallocate(2)`.
@@ -93,8 +94,8 @@ impl SharedPages {
         Ok(u64::try_from(rustix::fs::fstat(&self.file)?.st_size).unwrap_or(0))
     }
 
-    /// The first byte from an offset on, a multiple of a page, for which the file has memory; `None` if there is none. It
-    /// moves the position of the file, which means nothing otherwise.
+    /// The first byte from an offset on, a multiple of a page, for which the file has memory; `None` if there is
+    /// none. It moves the position of the file, which means nothing otherwise.
     ///
     /// # Errors
     /// Those of `lseek(2)`.
@@ -113,16 +114,16 @@ impl SharedPages {
         Ok(rustix::fs::ftruncate(&self.file, len)?)
     }
 
-    /// Puts memory of this process's own in the place of the mapping, zeros to begin with: from then on it neither sees nor
-    /// changes what the others have. In one step, for all threads.
+    /// Puts memory of this process's own in the place of the mapping, zeros to begin with: from then on it neither
+    /// sees nor changes what the others have. In one step, for all threads.
     ///
     /// # Errors
     /// Those of `mmap(2)`.
     pub(crate) fn forsake(&self) -> io::Result<()> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         let start = self.start.as_ptr().cast();
-        // SAFETY: exactly the mapping that `map` made. What is there instead is as long, loaded from and stored to as before,
-        // and the words in it are valid as any bytes.
+        // SAFETY: exactly the mapping that `map` made. What is there instead is as long, loaded from and stored to as
+        // before, and the words in it are valid as any bytes.
         let mapped = unsafe { mmap_anonymous(start, self.reserved, protection, flags | MapFlags::FIXED) };
         debug_assert!(mapped.is_err() || mapped == Ok(start));
         // SAFETY: as above. A child must not have what it would not give back.
@@ -146,8 +147,8 @@ impl SharedPages {
         self.start.as_ptr().wrapping_add(offset)
     }
 
-    /// Copies bytes out of the memory, which nobody should be storing to: what a store meanwhile leaves in the copy is not
-    /// specified.
+    /// Copies bytes out of the memory, which nobody should be storing to: what a store meanwhile leaves in the copy
+    /// is not specified.
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
         assert!(offset.checked_add(into.len()).is_some_and(|end| end <= self.reserved));
         // SAFETY: within the mapping, and the destination is Rust's own memory, so elsewhere.

@@ -51,8 +51,8 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Ends a connection, or the listening, also for whoever inherited the descriptor: closing alone does that only when the last
-/// of them is closed.
+/// Ends a connection, or the listening, also for whoever inherited the descriptor: closing alone does that only when
+/// the last of them is closed.
 pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
     // ENOTCONN, if it has ended already.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
@@ -68,8 +68,8 @@ fn address(dir: BorrowedFd<'_>, name: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))?)
 }
 
-/// Who made the other end, or listens there: the effective user, and the number of the process, 0 or less if it has none
-/// here.
+/// Who made the other end, or listens there: the effective user, and the number of the process, 0 or less if it has
+/// none here.
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.

@@ -1,5 +1,5 @@
-//! Stores of another process to memory that it shares with this one: each first store to a page waits until this process has
-//! heard of it. The other process has registered the memory, and handed the descriptor over.
+//! Stores of another process to memory that it shares with this one: each first store to a page waits until this
+//! process has heard of it. The other process has registered the memory, and handed the descriptor over.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,9 +1,9 @@
 //! The same names as `sync.rs`, for models: every operation is a point at which loom may switch threads, and every load
 //! returns each value in turn that the memory model allows.
 //!
-//! Loom's atomics are no plain words, so tables of them are built value by value and not out of zeros. Loom has no weak
-//! references, so [`Arc`] is the standard library's with a count beside it that loom sees, changed and read in the orders
-//! in which the standard library changes and reads its own.
+//! Loom's atomics are no plain words, so tables of them are built value by value and not out of zeros. Loom has no
+//! weak references, so [`Arc`] is the standard library's with a count beside it that loom sees, changed and read in
+//! the orders in which the standard library changes and reads its own.
 
 use std::cell::Cell;
 pub(crate) use std::default::Default as Zeroed;
@@ -37,10 +37,10 @@ pub(crate) fn thread_number() -> usize {
 
 /// Loom's atomic word, and a mark that every access of it leaves.
 ///
-/// Of the accesses that a store may collide with, loom remembers the last only, and takes a thread's own load for it: of
-/// a word that is loaded and then exchanged, as every lock here is, it would never try the exchange before another
-/// thread's earlier load. Notifying a condition that nobody waits for collides with its like and orders nothing, so with
-/// one before each access loom tries them all.
+/// Of the accesses that a store may collide with, loom remembers the last only, and takes a thread's own load for it:
+/// of a word that is loaded and then exchanged, as every lock here is, it would never try the exchange before another
+/// thread's earlier load. Notifying a condition that nobody waits for collides with its like and orders nothing, so
+/// with one before each access loom tries them all.
 #[derive(Debug)]
 pub(crate) struct AtomicU64 {
     word: loom::sync::atomic::AtomicU64,
@@ -243,9 +243,9 @@ impl<T> Default for Weak<T> {
     }
 }
 
-/// Waits in a model as [`Medium::relax`](crate::storage::Medium::relax) does in earnest. Of two threads that wait for a third,
-/// each could be given the other's turn for ever, which no real scheduler does: who has waited this long gets no further
-/// choices, and the rest of the run takes turns fairly. It still has to end.
+/// Waits in a model as [`Medium::relax`](crate::storage::Medium::relax) does in earnest. Of two threads that wait for
+/// a third, each could be given the other's turn for ever, which no real scheduler does: who has waited this long
+/// gets no further choices, and the rest of the run takes turns fairly. It still has to end.
 #[cfg(test)]
 pub(crate) fn relax(round: u32) {
     if round >= 2 {

@@ -1,13 +1,13 @@
 //! Which pages of a private file mapping a program has stored to, from the page tables.
 //!
-//! A page of a private mapping that was never stored to is the file's page; the first store gives the process a page of
-//! its own, with the file's bytes, and leaves the file alone. So the pages of its own are those that were stored to since
-//! they were last given back, and any kernel can tell them from the file's. Where the kernel write-protects pages
-//! asynchronously too (Linux 6.7, and a process that may use userfaultfd), it also tells which of them were stored to
-//! since it was last asked, and asking costs no more than looking.
+//! A page of a private mapping that was never stored to is the file's page; the first store gives the process a page
+//! of its own, with the file's bytes, and leaves the file alone. So the pages of its own are those that were stored
+//! to since they were last given back, and any kernel can tell them from the file's. Where the kernel write-protects
+//! pages asynchronously too (Linux 6.7, and a process that may use userfaultfd), it also tells which of them were
+//! stored to since it was last asked, and asking costs no more than looking.
 //!
-//! Stores by the kernel for the program, as `read(2)` into the mapping, count like the program's. Stores by a forked child
-//! go to pages of the child's own and do not count.
+//! Stores by the kernel for the program, as `read(2)` into the mapping, count like the program's. Stores by a forked
+//! child go to pages of the child's own and do not count.
 //!
 //! Source: `linux/fs.h`, `linux/userfaultfd.h`, and of the kernel's documentation `admin-guide/mm/pagemap.rst`.
 //!
@@ -29,8 +29,8 @@ use super::runs::Runs;
 use super::{PerProcess, incarnation, page_size};
 use crate::options::DirtyTracking;
 
-/// Committed bytes that stay in memory of the process's own before some are given back to the file. A store to a page that
-/// is there costs no copy of it.
+/// Committed bytes that stay in memory of the process's own before some are given back to the file. A store to a page
+/// that is there costs no copy of it.
 pub(crate) const KEPT: u64 = 64 << 20;
 
 /// Pages closer to each other than this many bytes are asked about together.
@@ -48,7 +48,8 @@ impl Tracking {
     /// Tracks the mapping of `len` bytes at `start`, both multiples of the page size, for as long as it is there.
     ///
     /// # Errors
-    /// Of the method asked for, why it is not to be had; of [`DirtyTracking::Auto`], why even the page tables can't be read.
+    /// Of the method asked for, why it is not to be had; of [`DirtyTracking::Auto`], why even the page tables can't
+    /// be read.
     pub(crate) fn new(start: usize, len: usize, method: DirtyTracking) -> io::Result<Self> {
         let pagemap = File::open("/proc/self/pagemap")?;
         let protector = match method {
@@ -64,9 +65,9 @@ impl Tracking {
         if self.protector.is_some() { DirtyTracking::WriteProtect } else { DirtyTracking::PageTable }
     }
 
-    /// The pages in these ranges, which are ascending, that were stored to since this was last asked, and whether those are
-    /// all. Without write protection they are the process's own; then they must be given back when what they hold is in the
-    /// file. `own` are pages known to be the process's own.
+    /// The pages in these ranges, which are ascending, that were stored to since this was last asked, and whether
+    /// those are all. Without write protection they are the process's own; then they must be given back when what
+    /// they hold is in the file. `own` are pages known to be the process's own.
     ///
     /// What was found is told also if something failed: it is not found a second time.
     pub(crate) fn take_stored(&self, within: &[Range<u64>], own: &Runs) -> (Runs, io::Result<()>) {
@@ -77,8 +78,8 @@ impl Tracking {
         }
         let scan = |range: &Range<u64>| self.scan(range.clone(), Scan::TAKE_UNPROTECTED, |run| unprotected.push(run));
         let taken = within.iter().try_for_each(scan);
-        // Nothing protects a page of the file that came into memory by a load, until now. Which pages are of that kind takes
-        // a look at each page's own description, so it is asked of as few as possible.
+        // Nothing protects a page of the file that came into memory by a load, until now. Which pages are of that
+        // kind takes a look at each page's own description, so it is asked of as few as possible.
         let mut files = Runs::new();
         for range in unprotected.without(own).coarsened(LOOK) {
             if self.scan(range, Scan::PAGES_OF_THE_FILE, |run| files.push(run)).is_err() {
@@ -126,10 +127,11 @@ impl Tracking {
     }
 }
 
-/// Watches one shared mapping of a file, made by anybody: which of its pages were stored to through it, by this process.
+/// Watches one shared mapping of a file, made by anybody: which of its pages were stored to through it, by this
+/// process.
 ///
-/// It is not this one's mapping, so it may be gone at any time. The kernel then walks over the hole that it leaves and finds
-/// nothing stored to; or the stores to what is mapped there next. Both are errors here.
+/// It is not this one's mapping, so it may be gone at any time. The kernel then walks over the hole that it leaves
+/// and finds nothing stored to; or the stores to what is mapped there next. Both are errors here.
 pub(crate) struct SharedTracking {
     pagemap: File,
     watch: Arc<TrackedData>,
@@ -142,7 +144,8 @@ struct TrackedData {
     addresses: Range<usize>,
     /// A forked child has other mappings, and locks that nobody lets go.
     process: u64,
-    /// Whether another mapping is watched there since. Held while the kernel is asked, which takes from it what it tells.
+    /// Whether another mapping is watched there since. Held while the kernel is asked, which takes from it what it
+    /// tells.
     displaced: Mutex<bool>,
 }
 
@@ -181,16 +184,16 @@ fn gone() -> io::Error {
 }
 
 impl SharedTracking {
-    /// Tracks the mapping of `len` bytes at `start`, both multiples of the page size, for as long as it is there. A store
-    /// from now on is found.
+    /// Tracks the mapping of `len` bytes at `start`, both multiples of the page size, for as long as it is there. A
+    /// store from now on is found.
     ///
     /// # Errors
     /// Why the kernel cannot do it.
     pub(crate) fn new(start: usize, len: usize) -> io::Result<Self> {
         let pagemap = File::open("/proc/self/pagemap")?;
         let protector = protector(start, len, &pagemap)?;
-        // The kernel lets nobody else watch this mapping, so whoever watches these addresses means another, which is gone.
-        // Before the first store is noticed: they would take it.
+        // The kernel lets nobody else watch this mapping, so whoever watches these addresses means another, which is
+        // gone. Before the first store is noticed: they would take it.
         let watch = TrackedData::begin(start..start + len);
         // `UFFDIO_WRITEPROTECT`. It marks pages that are not in memory, too.
         let mut words = [start as u64, len as u64, 1];
@@ -203,8 +206,8 @@ impl SharedTracking {
         Ok(SharedTracking { pagemap, watch, protector })
     }
 
-    /// The bytes of pages stored to since this was last asked, as offsets into the mapping. Those found before an error are
-    /// not found again.
+    /// The bytes of pages stored to since this was last asked, as offsets into the mapping. Those found before an
+    /// error are not found again.
     ///
     /// # Errors
     /// Those of the kernel, and that the mapping is gone.
@@ -231,8 +234,8 @@ impl SharedTracking {
         // EPERM: there is a mapping of which nobody would notice the stores, and so not the one that was watched.
         let is_refused = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM);
         asked.map_err(|error| if is_refused(&error) { gone() } else { error })?;
-        // Afterwards: if it is there now it was all the while, unless something took its place; and that the kernel refuses
-        // to be asked about, or it is watched, and this has been told so.
+        // Afterwards: if it is there now it was all the while, unless something took its place; and that the kernel
+        // refuses to be asked about, or it is watched, and this has been told so.
         self.watch.is_mapped()?;
         Ok(runs)
     }
@@ -240,8 +243,9 @@ impl SharedTracking {
 
 impl Drop for SharedTracking {
     fn drop(&mut self) {
-        // A forked child has the descriptor too, and with it open the kernel lets nobody watch the mapping anew: closing it here
-        // would not end the watch while the child lives. And the child, whose call would end it for the parent, must not.
+        // A forked child has the descriptor too, and with it open the kernel lets nobody watch the mapping anew:
+        // closing it here would not end the watch while the child lives. And the child, whose call would end it for
+        // the parent, must not.
         if self.watch.process != incarnation() || self.look().is_err() {
             return;
         }
@@ -312,8 +316,9 @@ impl Scan {
         return_mask: WRITTEN,
     };
 
-    /// Pages that are the file's. The kernel's one page of zeros is not: only DAX, where this is not done, has it stand for a
-    /// hole in a file; elsewhere KSM puts it in the place of a page that the program has filled with zeros.
+    /// Pages that are the file's. The kernel's one page of zeros is not: only DAX, where this is not done, has it
+    /// stand for a hole in a file; elsewhere KSM puts it in the place of a page that the program has filled with
+    /// zeros.
     const PAGES_OF_THE_FILE: Scan = Scan { flags: 0, category_mask: FILE, category_anyof_mask: 0, return_mask: FILE };
 
     /// Pages that were stored to since they were protected, and protects them in the same step. With other masks some
@@ -378,8 +383,8 @@ fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<OwnedFd> {
     const FEATURE_ASYNC: u64 = 1 << 15;
     const MODE_WRITE_PROTECT: u64 = 1 << 1;
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-    // `UFFD_USER_MODE_ONLY`, with which the call needs no privilege. Faults of the kernel are resolved all the same: nobody
-    // has to wait for an asynchronous one.
+    // `UFFD_USER_MODE_ONLY`, with which the call needs no privilege. Faults of the kernel are resolved all the same:
+    // nobody has to wait for an asynchronous one.
     let user_only = UserfaultfdFlags::from_bits_retain(1);
     // SAFETY: it manages nothing until it is told what.
     let protector = unsafe { rustix::mm::userfaultfd(flags | user_only) }?;

@@ -1,13 +1,13 @@
 //! Page faults that this process serves itself: `userfaultfd(2)` over memory that several processes share.
 //!
 //! Two ways of registering are offered: one whose faults end in SIGBUS in the thread that touched the page
-//! ([`Userfault::signalling`], served by a [`FaultHandler`](super::fault::FaultHandler)), and one through which pages are filled
-//! ([`Userfault::filling`]).
+//! ([`Userfault::signalling`], served by a [`FaultHandler`](super::fault::FaultHandler)), and one through which pages
+//! are filled ([`Userfault::filling`]).
 //!
 //! # Safety
-//! Requests name a range of addresses that the caller owns; what they change is whether the next access to it faults, and
-//! in [`Userfault::fill`] the contents of pages that nobody has seen yet. No reference into such a range exists: all of it
-//! is shared memory, accessed through raw pointers and atomic words.
+//! Requests name a range of addresses that the caller owns; what they change is whether the next access to it faults,
+//! and in [`Userfault::fill`] the contents of pages that nobody has seen yet. No reference into such a range exists:
+//! all of it is shared memory, accessed through raw pointers and atomic words.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -41,12 +41,12 @@ const IOCTL_WRITEPROTECT: u64 = 0x06;
 pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
-    /// One for ranges whose missing and write-protected pages raise SIGBUS in the thread that touches them. An access of the
-    /// kernel's own, as of `read(2)` into such a page, fails with EFAULT.
+    /// One for ranges whose missing and write-protected pages raise SIGBUS in the thread that touches them. An access
+    /// of the kernel's own, as of `read(2)` into such a page, fails with EFAULT.
     ///
     /// # Errors
-    /// ENOSYS, EPERM where the kernel or a filter has no userfaultfd for this process, EINVAL where it lacks what is needed
-    /// (Linux 5.19): [`probe`] says which.
+    /// ENOSYS, EPERM where the kernel or a filter has no userfaultfd for this process, EINVAL where it lacks what is
+    /// needed (Linux 5.19): [`probe`] says which.
     pub(crate) fn signalling() -> io::Result<Self> {
         Self::with(
             FEATURE_PAGEFAULT_FLAG_WP | FEATURE_MISSING_SHMEM | FEATURE_SIGBUS | FEATURE_WP_HUGETLBFS_SHMEM,
@@ -96,7 +96,8 @@ impl Userfault {
         }
     }
 
-    /// Has missing pages, and write-protected ones, of a range fault. A page that another process filled is not missing.
+    /// Has missing pages, and write-protected ones, of a range fault. A page that another process filled is not
+    /// missing.
     pub(crate) fn register(&self, address: usize, len: usize) -> io::Result<()> {
         Ok(self.request(IOCTL_REGISTER, &mut [address as u64, len as u64, MODE_MISSING | MODE_WRITEPROTECT, 0])?)
     }
@@ -121,9 +122,9 @@ impl Userfault {
         Ok(self.request_of(2, IOCTL_WAKE, &mut [address as u64, len as u64])?)
     }
 
-    /// Makes the next store to each page of a range fault (`on`), or lets stores proceed. It also holds for pages that are
-    /// not mapped yet, not even filled, and through `madvise(2)`, swapping and holes punched. Once it has returned, no
-    /// thread of the process stores to a page that it protected. Safe in a signal handler.
+    /// Makes the next store to each page of a range fault (`on`), or lets stores proceed. It also holds for pages
+    /// that are not mapped yet, not even filled, and through `madvise(2)`, swapping and holes punched. Once it has
+    /// returned, no thread of the process stores to a page that it protected. Safe in a signal handler.
     ///
     /// # Errors
     /// ESRCH if the process that registered the range is gone, ENOMEM.
@@ -163,8 +164,9 @@ impl Userfault {
     fn request_of(&self, direction: u64, number: u64, words: &mut [u64]) -> rustix::io::Result<()> {
         // `_IOR` or `_IOWR(0xaa, number, words)`.
         let request = direction << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
-        // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`. The addresses
-        // in them are ranges of the caller's, or of a process that gave this descriptor away, and readable bytes.
+        // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`. The
+        // addresses in them are ranges of the caller's, or of a process that gave this descriptor away, and readable
+        // bytes.
         if unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) } == 0 {
             return Ok(());
         }

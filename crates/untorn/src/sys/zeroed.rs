@@ -1,8 +1,8 @@
 //! A long array of zeros that takes memory only where it is touched.
 //!
 //! # Safety
-//! The array is an anonymous private mapping, or a zeroed allocation if it is small: no one else has its address, and it
-//! lives until the value is dropped.
+//! The array is an anonymous private mapping, or a zeroed allocation if it is small: no one else has its address, and
+//! it lives until the value is dropped.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -90,9 +90,9 @@ impl<T> Deref for ZeroedArray<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: `reserve` made room for at least `len` values here (or `len` values of no bytes at a dangling but aligned
-        // address), their zero bytes are valid values since `T: FromZeros`, and they live as long as `self`. Nothing
-        // hands out exclusive references, so change happens only through interior mutability.
+        // SAFETY: `reserve` made room for at least `len` values here (or `len` values of no bytes at a dangling but
+        // aligned address), their zero bytes are valid values since `T: FromZeros`, and they live as long as `self`.
+        // Nothing hands out exclusive references, so change happens only through interior mutability.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -114,7 +114,8 @@ impl<T> Deref for ZeroedBox<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: `new` reserved one value, which is valid as zeros and lives as long as `self`; see the array's `deref`.
+        // SAFETY: `new` reserved one value, which is valid as zeros and lives as long as `self`; see the array's
+        // `deref`.
         unsafe { self.0.start.as_ref() }
     }
 }

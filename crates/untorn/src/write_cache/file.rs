@@ -39,8 +39,8 @@ impl CachedFile {
         Ok(self.len()? == 0)
     }
 
-    /// Fills `dst` from `offset`, as far as the file goes, and returns how many bytes that were. Atomic towards writes: of each
-    /// it has everything or nothing.
+    /// Fills `dst` from `offset`, as far as the file goes, and returns how many bytes that were. Atomic towards
+    /// writes: of each it has everything or nothing.
     ///
     /// # Errors
     /// Those of reading the file and the log.
@@ -48,22 +48,22 @@ impl CachedFile {
         self.cache.read(&self.file, offset, dst)
     }
 
-    /// Writes all of `src` at `offset`; the file grows if need be. After a crash all of it is there or nothing, unless it is longer
-    /// than a quarter of the log, or the writes of files that failed leave no room for it there: that goes past the log, to the file,
-    /// and is there when the call has returned. (Of one that was under way when its process was killed, the kernel may show a part
-    /// that a power cut still takes back.)
+    /// Writes all of `src` at `offset`; the file grows if need be. After a crash all of it is there or nothing,
+    /// unless it is longer than a quarter of the log, or the writes of files that failed leave no room for it there:
+    /// that goes past the log, to the file, and is there when the call has returned. (Of one that was under way when
+    /// its process was killed, the kernel may show a part that a power cut still takes back.)
     ///
     /// # Errors
-    /// [`Error::Poisoned`] once the file or the log has failed; [`Error::Io`] with ENFILE if the log has entries of as many
-    /// files as it can.
+    /// [`Error::Poisoned`] once the file or the log has failed; [`Error::Io`] with ENFILE if the log has entries of
+    /// as many files as it can.
     pub fn write_at(&self, src: &[u8], offset: u64) -> Result<()> {
         self.write_all(src, At::Offset(offset)).map(drop)
     }
 
-    /// Writes as much of `src` at `offset` as the file has room for, and returns the number of bytes written. It writes
-    /// all of them, except for a write-through file ([`WriteCache::attach_write_through`]), where the file system may take
-    /// fewer. After a crash the file has all returned bytes or nothing of `src`; if the crash comes before the call
-    /// returns, it may have all of `src`.
+    /// Writes as much of `src` at `offset` as the file has room for, and returns the number of bytes written. It
+    /// writes all of them, except for a write-through file ([`WriteCache::attach_write_through`]), where the file
+    /// system may take fewer. After a crash the file has all returned bytes or nothing of `src`; if the crash comes
+    /// before the call returns, it may have all of `src`.
     ///
     /// # Errors
     /// As for [`write_at`](CachedFile::write_at); [`Error::Io`] if nothing was written, and the file is then unchanged.
@@ -159,10 +159,10 @@ impl CachedFile {
     /// caller must call [`moved`](CachedFile::moved) afterwards, whether it renamed the file or not. Until then a
     /// replay leaves the file where a crash left it.
     ///
-    /// If the replaced file is behind the same cache, this call also lets it [leave](CachedFile::prepare_unlink); it must have
-    /// no other name. Any other replaced file is recorded. If a crash undoes the rename, a replay renames the file over
-    /// that one again, and over no other. For this the call syncs the directory of `to`, if it does not know what a
-    /// crash could leave there.
+    /// If the replaced file is behind the same cache, this call also lets it [leave](CachedFile::prepare_unlink); it
+    /// must have no other name. Any other replaced file is recorded. If a crash undoes the rename, a replay renames
+    /// the file over that one again, and over no other. For this the call syncs the directory of `to`, if it does not
+    /// know what a crash could leave there.
     ///
     /// Returns false if the file and the replaced file must be [demoted](CachedFile::demote) instead:
     ///
@@ -201,11 +201,12 @@ impl CachedFile {
         self.cache.begin_rename(&self.file, to)
     }
 
-    /// Reports whether an [announced](CachedFile::begin_rename) rename was done. When this returns, the rename is as durable
-    /// as a write: a replay repeats it if a crash undoes it. If it was not done, the file with the other name stays.
+    /// Reports whether an [announced](CachedFile::begin_rename) rename was done. When this returns, the rename is as
+    /// durable as a write: a replay repeats it if a crash undoes it. If it was not done, the file with the other name
+    /// stays.
     ///
-    /// It does nothing if no rename was announced, or `begin_rename` returned false. See [`begin_rename`](CachedFile::begin_rename)
-    /// for an example.
+    /// It does nothing if no rename was announced, or `begin_rename` returned false. See
+    /// [`begin_rename`](CachedFile::begin_rename) for an example.
     ///
     /// # Errors
     /// As for [`sync`](CachedFile::sync).

@@ -81,12 +81,12 @@ impl WriteCache {
     /// Puts the log in front of an open file. `path` is its path: only a hint for a replay, which identifies the file
     /// by inode.
     ///
-    /// The call opens the file again for reading and writing, so the descriptor may be open for either. It ignores the
-    /// descriptor's offset. From now on all readers and writers of the file must use this cache, or wait for
+    /// The call opens the file again for reading and writing, so the descriptor may be open for either. It ignores
+    /// the descriptor's offset. From now on all readers and writers of the file must use this cache, or wait for
     /// [`demote`](CachedFile::demote). A program that renames or removes the file tells the log first
-    /// ([`begin_rename`](CachedFile::begin_rename), [`prepare_unlink`](CachedFile::prepare_unlink)), or demotes it: a replay looks for the file at
-    /// `path` and in its directory, and keeps the entries of a file that it does not find. The first write makes the
-    /// file's name and contents durable.
+    /// ([`begin_rename`](CachedFile::begin_rename), [`prepare_unlink`](CachedFile::prepare_unlink)), or demotes it: a
+    /// replay looks for the file at `path` and in its directory, and keeps the entries of a file that it does not
+    /// find. The first write makes the file's name and contents durable.
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be opened for reading and writing; [`Error::NotAFile`]; [`Error::Invalid`] if
@@ -106,10 +106,10 @@ impl WriteCache {
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
 
-    /// Like [`attach_backing`](WriteCache::attach_backing), for a file that is written *through*: when a write returns, the
-    /// log has it and then the file too, so others may read the file without the log. Such a file has the log's
-    /// durability and the file's own read speed, but a write takes the time of both. The file decides how much is
-    /// written ([`CachedFile::write_some`]).
+    /// Like [`attach_backing`](WriteCache::attach_backing), for a file that is written *through*: when a write
+    /// returns, the log has it and then the file too, so others may read the file without the log. Such a file has
+    /// the log's durability and the file's own read speed, but a write takes the time of both. The file decides how
+    /// much is written ([`CachedFile::write_some`]).
     ///
     /// An empty file is *new*: the first write does not wait until its name is durable. That becomes durable no later
     /// than the write itself reaches the file's device. Until then, a replay that does not find the file creates one

@@ -83,8 +83,8 @@ impl CachedFile {
         self.cache.allow_writers(&self.file, durable);
     }
 
-    /// Revokes that permission until the next call of [`allow_writers`](CachedFile::allow_writers). When this returns, no process
-    /// writes to the file.
+    /// Revokes that permission until the next call of [`allow_writers`](CachedFile::allow_writers). When this
+    /// returns, no process writes to the file.
     ///
     /// # Errors
     /// [`Error::Poisoned`](crate::Error::Poisoned) if the log failed while the write of a killed process was being

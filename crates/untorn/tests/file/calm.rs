@@ -257,7 +257,7 @@ fn a_read_in_the_middle_of_a_write() {
 }
 
 #[test]
-fn what_is_deployed_is_calm_before_anybody_reads_it() {
+fn deployed_blocks_are_clean_before_the_first_read() {
     // Under the reflection engine what is deployed is a write of the open epoch, which its next read finds at rest.
     for rig in rigs().filter(|rig| rig.file.info().engine == EngineKind::HybridLog) {
         for (offset, len) in [(LOOKED_AT, 64), (LOOKED_AT, PAGE), (LOOKED_AT - PAGE as u64, 3 * PAGE)] {

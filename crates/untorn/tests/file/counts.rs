@@ -310,7 +310,7 @@ fn a_read_of_settled_pages_costs_no_fence_and_no_allocation() {
 
 /// Gathering costs more reads, and nothing else; deploying is paid for once.
 #[test]
-fn a_read_of_reflected_pages_is_free_of_fences_by_gathering_or_from_the_second_on() {
+fn reads_of_reflected_pages_fence_at_most_once_to_deploy() {
     for (layout, policy) in
         LAYOUTS.into_iter().flat_map(|layout| [(layout, ReadPolicy::Gather), (layout, ReadPolicy::Deploy)])
     {

@@ -192,7 +192,7 @@ fn a_golden_sidecar_can_be_laid_over_its_file() {
 
 /// A last write whose data did not arrive whole is dropped whole. (A commit on a block medium carries a checksum too.)
 #[test]
-fn the_last_record_of_a_golden_file_is_dropped_if_its_data_did_not_arrive() {
+fn a_golden_files_last_record_is_dropped_without_its_data() {
     each(|case| {
         if case.clean {
             return;

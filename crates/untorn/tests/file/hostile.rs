@@ -332,7 +332,7 @@ fn a_cut_sidecar_after_a_crash_is_refused() {
 
 /// A bitmap of a page behind the end of the file is nobody's: the file can be made a plain one all the same.
 #[test]
-fn what_stands_behind_the_end_is_in_nobodys_way() {
+fn a_bitmap_behind_the_end_does_not_prevent_settling() {
     for (durability, page) in [(Durability::PerWrite, 4), (Durability::PerCommit, 63), (Durability::PerWrite, 511)] {
         let dir = crate::common::memory_dir();
         let path = dir.path().join("data");

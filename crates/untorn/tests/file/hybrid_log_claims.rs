@@ -29,7 +29,7 @@ fn hear(from: &Receiver<()>) {
 }
 
 #[test]
-fn an_entry_that_took_the_place_of_one_waited_for_stays_in_the_log() {
+fn an_entry_that_replaced_an_awaited_one_stays_in_the_log() {
     let dir = memory_dir();
     let path = dir.path().join("data");
     std::fs::write(&path, vec![1; PAGES * PAGE]).unwrap();

@@ -83,7 +83,7 @@ fn a_hole_that_a_log_was_found_with_is_not_stored_into() {
 
 /// The log that gave its space back, on a disk that others fill then: what it gets space for serves all further epochs.
 #[test]
-fn after_a_reclaim_checkpoints_make_room_on_a_full_disk() {
+fn checkpoints_make_room_on_a_full_disk_after_a_reclaim() {
     alone!(120, "checkpoints on a full disk");
     fn go<M: Medium>(medium: M, kind: Kind) {
         let Some(disk) = SmallDisk::mount(kind, 16 << 10) else { return };

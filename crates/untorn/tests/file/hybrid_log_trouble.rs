@@ -220,7 +220,7 @@ fn wait_for_two<M: Medium>(medium: &Counting<M>, data: &Path, counts: fn() -> bo
 
 /// Two threads that checkpoint do it together: the first does not get on until the second has come.
 #[test]
-fn both_of_two_checkpointers_carry() {
+fn two_checkpointers_share_a_checkpoint() {
     let _limit = limit(60, "two threads that checkpoint");
     let dir = memory_dir();
     let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
@@ -265,7 +265,7 @@ fn several_threads_recover_a_long_log() {
 /// Where it cannot be taken back either, nobody reads what was written to since, and a block that nobody touched is
 /// read.
 #[test]
-fn a_write_whose_commit_fails_is_not_seen_if_the_log_cannot_be_read() {
+fn a_failed_commit_is_not_seen_if_the_log_cannot_be_read() {
     let dir = memory_dir();
     let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
     let path = dir.path().join("data");
@@ -299,7 +299,7 @@ fn a_write_whose_commit_fails_is_not_seen_if_the_log_cannot_be_read() {
 
 /// A thread that waits for a flush which fails gets no flush of its own, which might succeed with the pages lost.
 #[test]
-fn who_waits_for_a_flush_that_fails_is_told_so() {
+fn a_failed_flush_fails_every_thread_that_waits_for_it() {
     let _limit = limit(60, "a shared flush that fails");
     let dir = memory_dir();
     let medium = Counting::new(PageCache::new());
@@ -325,7 +325,7 @@ fn who_waits_for_a_flush_that_fails_is_told_so() {
 
 /// A writer that waits for a commit which fails is told, and does not go on in an epoch that can never commit.
 #[test]
-fn who_waits_for_a_commit_that_fails_is_told_so() {
+fn a_failed_commit_fails_the_writers_that_wait_for_it() {
     let _limit = limit(60, "a commit that fails");
     for bytes in [8, 2 * PAGE] {
         let dir = memory_dir();
@@ -382,7 +382,7 @@ fn flush_that_fails<M: Medium>(medium: &Counting<M>) -> Arc<AtomicU64> {
 /// A checkpoint in the background that fails between the last sync and the end of its thread: whoever closes is told,
 /// for what the file holds only recovery can tell.
 #[test]
-fn who_closes_a_file_whose_checkpoint_failed_is_told_so() {
+fn a_close_reports_a_failed_background_checkpoint() {
     let _limit = limit(60, "a checkpoint that fails while the file is closed");
     let dir = memory_dir();
     let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));

@@ -57,7 +57,7 @@ fn a_write_that_does_not_fit_leaves_room_for_those_that_do() {
 /// What a lane held at the last cut, and has let go of since, is free without another cut; and a reclaim leaves lanes
 /// nothing.
 #[test]
-fn what_was_held_at_the_last_cut_leaves_room_for_an_epoch_that_fits() {
+fn space_freed_since_the_last_checkpoint_holds_an_epoch() {
     let cuts: [fn(&AtomicFile); 2] = [
         |file| assert!(file.reclaim().unwrap() > 0),
         // Once a shorter length is durable, a growth has everything taken home before it.

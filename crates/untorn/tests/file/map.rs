@@ -176,7 +176,7 @@ fn a_commit_writes_the_pages_that_were_stored_to_and_no_others() {
 }
 
 #[test]
-fn what_the_kernel_writes_into_the_memory_counts() {
+fn kernel_writes_into_a_map_count_as_stores() {
     for method in methods() {
         let dir = memory_dir();
         let source = dir.path().join("source");

@@ -35,7 +35,7 @@ macro_rules! on_every_medium {
 }
 
 on_every_medium! {
-    what_is_written_is_read_back
+    written_bytes_are_read_back
     ranges_outside_the_file_are_errors
     a_file_open_for_reading_refuses_stores
     length_changes_keep_and_zero
@@ -57,7 +57,7 @@ fn read<F: MediumFile>(file: &F, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn what_is_written_is_read_back<M: Medium>(medium: M, dir: &Path) {
+fn written_bytes_are_read_back<M: Medium>(medium: M, dir: &Path) {
     let path = dir.join("file");
     let file = medium.create(&path, 20_000, 20_000).unwrap();
     assert_eq!(file.len(), 20_000);

@@ -125,7 +125,7 @@ fn a_file_open_for_reading_is_not_changed() {
 }
 
 #[test]
-fn what_is_not_a_file() {
+fn opening_what_is_not_a_file_is_refused() {
     let _limit = limit(30, "opening a pipe");
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
@@ -347,7 +347,7 @@ const OTHER: &str = "UNTORN_TEST_OTHER_PROCESS";
 
 /// Called by [`another_process_is_kept_out`], in a process of its own.
 #[test]
-fn what_another_process_sees() {
+fn the_other_process_reports_what_it_sees() {
     let Ok(path) = std::env::var(OTHER) else { return };
     let read_only = options().read_only(true).open(&path).map(drop);
     for outcome in [options().open(&path).map(drop), read_only, untorn::recover(&path, &options()).map(drop)] {
@@ -366,7 +366,7 @@ fn another_process_is_kept_out() {
     let path = dir.path().join("data");
     made(&path, 1);
     let other = || {
-        let mut command = again(sibling!("what_another_process_sees"));
+        let mut command = again(sibling!("the_other_process_reports_what_it_sees"));
         let output = String::from_utf8(command.env(OTHER, &path).output().unwrap().stdout).unwrap();
         let count = |line: &str| output.lines().filter(|said| said.ends_with(line)).count();
         (count("in use"), count("InUse"), count("opened"), count("Clean"))

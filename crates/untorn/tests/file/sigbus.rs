@@ -131,7 +131,7 @@ fn a_read_of_a_truncated_file_is_an_error() {
 }
 
 #[test]
-fn a_write_whose_store_is_lost_is_an_error_and_takes_back_nothing() {
+fn a_lost_store_fails_its_write_and_keeps_earlier_commits() {
     let _limit = limit(60, "writing to a truncated file");
     for dir in places() {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
@@ -416,7 +416,7 @@ ends! {
     a_lost_page_does_not_reach_the_programs_handler: Some(Disposition::Exit), Options::new(), lost => (Some(0), None);
     another_sigbus_reaches_the_programs_handler:
         Some(Disposition::Exit), Options::new(), foreign => (Some(HANDLED), None);
-    another_sigbus_reaches_it_after_a_lost_page_too:
+    another_sigbus_reaches_the_handler_after_a_lost_page_too:
         Some(Disposition::Exit), Options::new(), lost_then_foreign => (Some(HANDLED), None);
     a_sigbus_that_was_sent_reaches_the_programs_handler:
         Some(Disposition::Exit), Options::new(), sent => (Some(HANDLED), None);
@@ -427,8 +427,8 @@ ends! {
     another_sigbus_cannot_be_ignored: Some(Disposition::Ignore), Options::new(), foreign => KILLED;
     a_sigbus_that_was_sent_can_be_ignored:
         Some(Disposition::Ignore), Options::new(), sent_for_nothing => (Some(0), None);
-    by_option_a_lost_page_is_a_signal:
+    a_lost_page_is_a_signal_by_option:
         Some(Disposition::Exit), Options::new().on_lost_page(LostPage::Signal), lost => (Some(HANDLED), None);
-    by_option_a_lost_page_kills:
+    a_lost_page_kills_by_option:
         Some(Disposition::Default), Options::new().on_lost_page(LostPage::Signal), lost => KILLED;
 }

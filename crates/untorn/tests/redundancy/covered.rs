@@ -97,7 +97,7 @@ fn a_protected_file_stays_so_whoever_opens_it() {
 }
 
 #[test]
-fn what_is_dropped_is_covered_or_known_not_to_be() {
+fn a_dropped_file_is_covered_or_known_not_to_be() {
     for options in engines() {
         let place = Place::new();
         let options = options.redundancy(by_hand());
@@ -220,7 +220,7 @@ fn the_period_covers_by_itself() {
 }
 
 #[test]
-fn who_may_not_or_does_not_keep_it_is_told() {
+fn calls_that_need_redundancy_are_refused_without_it() {
     let place = Place::new();
     let file = Options::new().create(&place.path, LEN).unwrap();
     assert!(file.coverage().unwrap().is_none());
@@ -262,7 +262,7 @@ fn edit(path: &Path, at: u64, bytes: &[u8]) {
 }
 
 #[test]
-fn what_the_user_trusts_is_not_repaired_back() {
+fn a_trusted_side_is_not_repaired_back() {
     for options in engines() {
         for side in [Prefer::File, Prefer::Sidecar] {
             let place = Place::new();
@@ -292,7 +292,7 @@ fn what_the_user_trusts_is_not_repaired_back() {
 }
 
 #[test]
-fn a_file_cut_short_by_others_is_refused_with_its_redundancy_whole() {
+fn a_file_cut_short_by_others_is_refused_unchanged() {
     for options in engines() {
         let place = Place::new();
         let options = options.redundancy(by_hand());
@@ -374,7 +374,7 @@ fn damage_that_cannot_be_mended_keeps_nobody_from_the_file() {
 }
 
 #[test]
-fn a_file_that_was_replaced_leaves_the_redundancy_of_the_other_alone() {
+fn a_replaced_file_leaves_the_others_redundancy_alone() {
     for options in engines() {
         let place = Place::new();
         let (other, aside) = (place.path.with_file_name("other"), place.path.with_file_name("aside"));

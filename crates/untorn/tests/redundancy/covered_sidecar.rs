@@ -48,7 +48,7 @@ fn half_in_sidecar(place: &Place, options: &Options) -> (AtomicFile, Vec<u8>, Pa
 }
 
 #[test]
-fn what_the_sidecar_has_is_covered_where_it_is() {
+fn bytes_in_the_sidecar_are_covered_there() {
     for options in with_sidecars() {
         let place = Place::new();
         let options = options.redundancy(by_hand());
@@ -90,7 +90,7 @@ fn what_the_sidecar_has_is_covered_where_it_is() {
 }
 
 #[test]
-fn more_damage_in_the_sidecar_than_parity_carries_is_told_and_nothing_is_touched() {
+fn unrepairable_sidecar_damage_is_reported_changing_nothing() {
     for options in with_sidecars() {
         let place = Place::new();
         let options = options.redundancy(by_hand());
@@ -136,7 +136,7 @@ fn all_files(place: &Place, sidecar: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn a_repair_that_cannot_give_all_back_leaves_a_closed_file_as_it_was() {
+fn an_incomplete_repair_leaves_a_closed_file_unchanged() {
     for options in with_sidecars() {
         let place = Place::new();
         let (file, _, sidecar, from) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
@@ -152,7 +152,7 @@ fn a_repair_that_cannot_give_all_back_leaves_a_closed_file_as_it_was() {
 }
 
 #[test]
-fn a_repair_that_cannot_give_all_back_leaves_the_damage_of_a_file_that_was_not_closed() {
+fn an_incomplete_repair_leaves_an_unclosed_files_damage() {
     let name = test_name!();
     // Alone: it forks a process that opens files.
     run_alone(name, 240, "killed processes", || {
@@ -210,7 +210,7 @@ fn a_sidecar_that_grows_is_covered_as_it_does() {
 }
 
 #[test]
-fn a_file_that_is_not_protected_any_more_keeps_nothing_of_its_sidecar() {
+fn unprotect_removes_the_redundancy_of_the_sidecar() {
     let place = Place::new();
     let options = Options::new().engine(EngineKind::Reflection);
     let (file, bytes, sidecar, _) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
@@ -295,7 +295,7 @@ fn damage_in_the_sidecar_does_not_go_home_as_truth() {
 }
 
 #[test]
-fn a_file_whose_sidecar_has_lost_pages_is_not_settled_and_stays_as_it_is() {
+fn a_file_with_lost_sidecar_pages_is_not_settled() {
     for options in with_sidecars() {
         let place = Place::new();
         let (file, _, sidecar, from) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
@@ -315,7 +315,7 @@ fn a_file_whose_sidecar_has_lost_pages_is_not_settled_and_stays_as_it_is() {
 }
 
 #[test]
-fn a_sidecar_that_was_out_of_sight_while_it_grew_is_covered_as_it_is() {
+fn a_sidecar_hidden_while_it_grew_is_covered_as_it_is() {
     let place = Place::new();
     let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Dense).redundancy(by_hand());
     let options = options.max_len(4000 * PAGE);
@@ -340,7 +340,7 @@ fn a_sidecar_that_was_out_of_sight_while_it_grew_is_covered_as_it_is() {
 }
 
 #[test]
-fn redundancy_of_a_sidecar_that_is_unreadable_is_damage_and_made_anew() {
+fn unreadable_sidecar_redundancy_is_damage_and_rebuilt() {
     let place = Place::new();
     let options = Options::new().engine(EngineKind::Reflection).redundancy(by_hand());
     let (file, bytes, sidecar, _) = half_in_sidecar(&place, &options);
@@ -356,7 +356,7 @@ fn redundancy_of_a_sidecar_that_is_unreadable_is_damage_and_made_anew() {
 }
 
 #[test]
-fn redundancy_that_could_not_be_lengthened_goes_on_for_what_it_has() {
+fn redundancy_that_could_not_grow_covers_what_it_has() {
     let place = Place::new();
     let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Dense).redundancy(by_hand());
     let file = options.create(&place.path, 450 * PAGE).unwrap();
@@ -377,7 +377,7 @@ fn redundancy_that_could_not_be_lengthened_goes_on_for_what_it_has() {
 }
 
 #[test]
-fn redundancy_of_a_sidecar_that_somebody_keeps_is_not_removed_under_his_hands() {
+fn sidecar_redundancy_in_use_is_not_removed() {
     let place = Place::new();
     let options = Options::new().engine(EngineKind::Reflection);
     let (file, _, sidecar, _) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));

@@ -233,7 +233,7 @@ fn the_format_is_that_of_the_golden_file() {
 const GOLDEN_SUMS: [u64; 5] = [3_676_424_672, 2_210_158_064, 2_380_493_071, 1_945_895_445, 1_967_234_228];
 
 #[test]
-fn an_announced_store_that_a_crash_interrupts_is_known_and_other_damage_is_repaired() {
+fn a_repair_skips_an_announced_page_and_mends_other_damage() {
     let bytes = pattern(8 * PAGE, 5);
     let place = Place::new(&bytes);
     let protected = by_hand().open(&place.file).unwrap();
@@ -265,7 +265,7 @@ fn an_announced_store_that_a_crash_interrupts_is_known_and_other_damage_is_repai
 }
 
 #[test]
-fn a_page_beside_which_is_stored_is_repaired_before_parity_changes() {
+fn a_damaged_page_is_repaired_before_its_parity_changes() {
     let bytes = pattern(4 * PAGE, 6);
     let place = Place::new(&bytes);
     let protected = by_hand().open(&place.file).unwrap();
@@ -389,7 +389,7 @@ fn stores_to_a_mapping_are_found_and_covered() {
 }
 
 #[test]
-fn after_a_crash_what_a_mapping_was_stored_is_unknown_and_never_repaired() {
+fn stores_to_a_mapping_are_unknown_after_a_crash_not_repaired() {
     let place = Place::new(&pattern(20 * PAGE, 10));
     let mapping = SharedMapping::new(&place.file);
     let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
@@ -431,7 +431,7 @@ fn no_false_alarm_while_a_mapping_is_stored_to() {
 }
 
 #[test]
-fn what_is_no_mapping_of_a_whole_file_is_refused() {
+fn memory_that_maps_no_whole_file_is_refused() {
     let place = Place::new(&pattern(4 * PAGE, 12));
     let mapping = SharedMapping::new(&place.file);
     let heap = [0_u8; 16];
@@ -466,7 +466,7 @@ fn a_forked_child_has_no_part_in_it() {
 }
 
 #[test]
-fn a_forked_child_that_lives_on_keeps_nobody_from_protecting_a_mapping_anew() {
+fn a_living_forked_child_does_not_block_a_new_protection() {
     alone!(60, "a forked child that lives on");
     let place = Place::new(&pattern(4 * PAGE, 14));
     let mapping = SharedMapping::new(&place.file);

@@ -90,7 +90,7 @@ fn is_one_damaged_table(place: &Place, copy: usize, bytes: &[u8], what: &str) {
 }
 
 #[test]
-fn a_superblock_of_another_file_is_damage_and_no_reason_to_let_go_of_redundancy() {
+fn one_foreign_superblock_is_damage_and_redundancy_stays() {
     let bytes = pattern(12 * PAGE, 1);
     let (place, other) = (Place::new(&bytes), Place::new(&pattern(12 * PAGE, 2)));
     for place in [&place, &other] {
@@ -146,7 +146,7 @@ fn a_version_in_the_place_of_the_other_counts_and_is_damage() {
 }
 
 #[test]
-fn a_superblock_that_lands_in_a_companion_in_use_is_found_by_whoever_it_belongs_to() {
+fn a_foreign_superblock_is_found_and_rebuilt_while_in_use() {
     let (place, other) = (Place::new(&pattern(8 * PAGE, 5)), Place::new(&pattern(8 * PAGE, 6)));
     let handles = [&place, &other].map(|place| by_hand().open(&place.file).unwrap());
     for protected in &handles {
@@ -169,7 +169,7 @@ fn a_superblock_that_lands_in_a_companion_in_use_is_found_by_whoever_it_belongs_
 }
 
 #[test]
-fn an_engine_keeps_redundancy_that_has_a_superblock_of_another_file() {
+fn an_engine_keeps_redundancy_with_one_foreign_superblock() {
     let other = Place::new(&pattern(8 * PAGE, 7));
     by_hand().open(&other.file).unwrap().close().unwrap();
     for _ in 0..40 {
@@ -209,7 +209,7 @@ fn an_engine_keeps_redundancy_that_has_a_superblock_of_another_file() {
 }
 
 #[test]
-fn a_superblock_of_a_later_version_is_refused_if_it_is_of_this_file() {
+fn a_later_version_is_refused_only_in_the_files_own_superblock() {
     let (place, other) = (Place::new(&pattern(8 * PAGE, 9)), Place::new(&pattern(8 * PAGE, 10)));
     for place in [&place, &other] {
         by_hand().open(&place.file).unwrap().close().unwrap();
@@ -235,7 +235,7 @@ fn a_superblock_of_a_later_version_is_refused_if_it_is_of_this_file() {
 const ENDLESS: [u8; 8] = (1_u64 << 56).to_le_bytes();
 
 #[test]
-fn a_length_that_is_made_up_is_not_believed_by_who_asks_what_is_recorded() {
+fn a_forged_length_is_reported_as_corrupt() {
     let place = Place::new(&pattern(8 * PAGE, 11));
     by_hand().open(&place.file).unwrap().close().unwrap();
     let side = place.companion();
@@ -248,7 +248,7 @@ fn a_length_that_is_made_up_is_not_believed_by_who_asks_what_is_recorded() {
 /// As long as it says, which costs nobody anything: where memory for its tables is not to be had, that is an error.
 /// What the kernel promises without having it would be another test's, and take all there is.
 #[test]
-fn a_companion_that_is_a_hole_as_long_as_it_says_ends_no_process() {
+fn an_enormous_sparse_redundancy_file_is_an_error() {
     if fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
         untorn_testing::skipped!("memory that is not to be had, where the kernel promises any");
         return;
@@ -314,7 +314,7 @@ fn a_length_that_is_made_up_is_not_believed_by_an_engine() {
 }
 
 #[test]
-fn what_untorn_stores_to_without_a_word_is_not_protected() {
+fn a_region_store_cannot_be_protected() {
     let place = Place::new(&[]);
     fs::remove_file(&place.file).unwrap();
     let store = untorn::region::RegionStore::create(&place.file).unwrap();

@@ -80,7 +80,7 @@ fn kill<M: Medium>(medium: impl Fn() -> M, options: &ProtectOptions) {
 }
 
 #[test]
-fn a_killed_process_leaves_no_page_that_is_called_covered_and_is_not() {
+fn a_killed_process_leaves_no_false_coverage() {
     // Alone: it forks a process that starts threads.
     run_alone(test_name!(), 240, "killed processes", || {
         let options = ProtectOptions::new().period(Duration::from_millis(1)).scrub_every(Duration::from_millis(1));
@@ -90,7 +90,7 @@ fn a_killed_process_leaves_no_page_that_is_called_covered_and_is_not() {
 }
 
 #[test]
-fn nor_does_one_whose_stores_are_covered_as_they_are_made() {
+fn a_killed_synchronous_process_leaves_no_false_coverage() {
     run_alone(test_name!(), 240, "killed processes", || {
         let options = ProtectOptions::new().period(Duration::ZERO).scrub_every(Duration::from_millis(1));
         kill(PageCache::new, &options);

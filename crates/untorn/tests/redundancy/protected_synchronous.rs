@@ -69,7 +69,7 @@ fn page(number: usize) -> PageRange {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn what_was_stored_is_covered_and_can_be_given_back(
+    fn stores_are_covered_at_once_and_can_be_repaired(
         pages in 1..20_usize,
         tail in 1..=PAGE,
         width in 1..6_u32,
@@ -102,7 +102,7 @@ proptest! {
 }
 
 #[test]
-fn a_damaged_page_beside_which_is_stored_can_still_be_given_back() {
+fn a_damaged_page_beside_stores_can_still_be_repaired() {
     let mut place = Place::new(8 * PAGE);
     let protected = at_once().open(&place.path).unwrap();
     place.rot(1);
@@ -134,7 +134,7 @@ fn a_damaged_page_is_repaired_before_it_is_stored_to() {
 }
 
 #[test]
-fn what_is_damaged_beyond_repair_is_not_stored_to_in_part() {
+fn a_partial_store_to_a_lost_page_is_refused() {
     let mut place = Place::new(8 * PAGE);
     let protected = at_once().open(&place.path).unwrap();
     place.rot(0);
@@ -183,7 +183,7 @@ fn a_page_that_two_store_to_is_covered_when_the_second_is_done() {
 }
 
 #[test]
-fn a_damaged_page_is_repaired_while_a_page_beside_it_is_stored_to() {
+fn a_damaged_page_is_repaired_during_a_store_beside_it() {
     let mut place = Place::new(8 * PAGE);
     let protected = at_once().open(&place.path).unwrap();
     place.rot(1);
@@ -215,7 +215,7 @@ fn a_damaged_page_is_repaired_while_a_page_beside_it_is_stored_to() {
 }
 
 #[test]
-fn a_damaged_page_beside_more_stores_than_a_batch_can_still_be_given_back() {
+fn a_damaged_page_beside_large_stores_can_still_be_repaired() {
     // Which pages are damaged and which are stored to. Consecutive, one whole stripe is stored to and two in part;
     // spread, two of three in part.
     let cases = [(StripeLayout::Consecutive, [0, 10], 2..10), (StripeLayout::Spread, [3, 10], 0..2)];
@@ -256,7 +256,7 @@ fn damaged_parity_is_made_anew_by_the_next_store() {
 }
 
 #[test]
-fn threads_that_store_beside_each_other_leave_everything_covered() {
+fn threads_storing_side_by_side_leave_everything_covered() {
     let place = Place::new(16 * PAGE);
     let protected = at_once().open(&place.path).unwrap();
     let alarms = std::thread::scope(|scope| {

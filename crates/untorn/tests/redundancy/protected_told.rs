@@ -83,7 +83,7 @@ fn a_pass_tells_of_damage_that_it_cannot_repair_and_of_it_once() {
 }
 
 #[test]
-fn an_announcement_tells_of_what_it_repairs_and_of_what_it_cannot() {
+fn an_announcement_reports_repaired_and_lost_pages() {
     let place = Place::new();
     let (options, told) = told();
     let protected = options.period(Duration::ZERO).open(&place.path).unwrap();
@@ -136,7 +136,7 @@ fn a_file_that_gets_another_length_keeps_who_is_told() {
 }
 
 #[test]
-fn what_the_last_scrub_found_is_told_as_long_as_the_file_is_open_whatever_its_length() {
+fn findings_of_the_last_scrub_survive_a_resize() {
     let place = Place::new();
     let options = Options::new().redundancy(ProtectOptions::new().on_demand());
     let file = options.open(&place.path).unwrap();
@@ -165,7 +165,7 @@ fn what_the_last_scrub_found_is_told_as_long_as_the_file_is_open_whatever_its_le
 }
 
 #[test]
-fn who_is_told_may_use_the_file() {
+fn a_damage_callback_may_use_the_file() {
     let place = Place::new();
     let (tell, told) = channel();
     let handle: Arc<OnceLock<Weak<Protected>>> = Arc::default();

@@ -119,7 +119,7 @@ fn a_mapping_is_protected_once() {
 }
 
 #[test]
-fn who_watched_an_address_before_does_not_take_the_stores_of_what_is_mapped_there_now() {
+fn an_earlier_tracker_does_not_take_stores_of_a_new_mapping() {
     let (first, second) = (Place::new(&pattern(8 * PAGE, 2)), Place::new(&pattern(8 * PAGE, 3)));
     let mapping = SharedMapping::new(&first.file);
     let Some(before) = protect_mapping(&mapping) else { return };
@@ -153,7 +153,7 @@ impl<F: Fn(u64) -> Vec<std::ops::Range<u64>> + Send + Sync> Tracker for StoresLa
 }
 
 #[test]
-fn a_store_that_comes_while_its_page_is_being_repaired_is_not_overwritten() {
+fn a_store_during_the_repair_of_its_page_is_kept() {
     let place = Place::new(&pattern(8 * PAGE, 4));
     // The first two looks are those of the scrub and of the repair that follows it.
     let file = place.file.clone();
@@ -199,7 +199,7 @@ fn looking_at_a_file_writes_nothing_to_it() {
 }
 
 #[test]
-fn an_older_version_of_checksums_that_returns_is_found_and_replaced() {
+fn stale_redundancy_pages_are_found_and_rebuilt() {
     let bytes = pattern(6 * PAGE, 6);
     let place = Place::new(&bytes);
     by_hand().stripe(2).open(&place.file).unwrap().close().unwrap();
@@ -249,7 +249,7 @@ fn numbers_that_nobody_counted_to_are_no_obstacle() {
 }
 
 #[test]
-fn an_honest_write_after_a_protection_was_cut_short_is_not_taken_for_damage() {
+fn an_honest_write_after_a_crash_is_not_taken_for_damage() {
     let bytes = pattern(12 * PAGE, 9);
     let place = Place::new(&bytes);
     let protected = by_hand().open(&place.file).unwrap();
@@ -281,7 +281,7 @@ fn an_honest_write_after_a_protection_was_cut_short_is_not_taken_for_damage() {
 }
 
 #[test]
-fn stores_that_leave_no_trace_in_the_file_s_time_are_not_taken_for_damage() {
+fn stores_that_leave_mtime_unchanged_are_not_called_damage() {
     // In memory a page that is mapped already is stored to in silence; on a disk the time tells. Both are right.
     let places = [tempfile::tempdir().ok(), tempfile::tempdir_in("/dev/shm").ok()];
     for place in places.into_iter().flatten().map(|dir| Place::within(dir, &pattern(12 * PAGE, 10))) {
@@ -307,7 +307,7 @@ fn stores_that_leave_no_trace_in_the_file_s_time_are_not_taken_for_damage() {
 }
 
 #[test]
-fn a_superblock_that_is_damaged_while_the_file_is_open_is_found_and_written_anew() {
+fn a_superblock_damaged_while_open_is_found_and_rewritten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("table");
     fs::write(&path, vec![3; 8 * PAGE]).unwrap();

@@ -72,7 +72,7 @@ impl Place {
 const LAST_CALL: u32 = 4;
 
 #[test]
-fn what_is_written_before_the_scrub_comes_by_is_not_given_back() {
+fn writes_ahead_of_the_scrub_are_not_undone() {
     let place = Place::new(&pattern(PAGES, 1).repeat(PAGE));
     let report = place.repair_with(1, || place.write(PAGES - 2));
     place.is_left_alone(&report, &[PAGES - 2]);
@@ -95,7 +95,7 @@ fn what_is_written_before_the_scrub_comes_by_is_not_given_back() {
 }
 
 #[test]
-fn what_is_written_behind_the_scrub_is_not_given_back_by_the_next_repair() {
+fn writes_behind_the_scrub_are_not_undone_by_a_repair() {
     for call in [1, LAST_CALL] {
         let place = Place::new(&pattern(PAGES, 3).repeat(PAGE));
         place.rot(PAGES - 2);
@@ -112,7 +112,7 @@ fn what_is_written_behind_the_scrub_is_not_given_back_by_the_next_repair() {
 }
 
 #[test]
-fn what_is_written_to_a_page_that_was_found_damaged_is_kept() {
+fn writes_to_a_page_found_damaged_are_kept() {
     let place = Place::new(&pattern(PAGES, 4).repeat(PAGE));
     place.rot(5);
     let report = place.repair_with(LAST_CALL, || place.write(5));

@@ -160,7 +160,7 @@ fn golden_companions_are_understood() {
 }
 
 #[test]
-fn what_is_written_today_is_the_golden_companion() {
+fn todays_redundancy_file_equals_the_golden_one() {
     for case in &CASES {
         let (golden, mut written) = (case.load(), case.written());
         name(&mut written, &golden[UUID]);

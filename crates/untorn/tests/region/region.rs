@@ -33,7 +33,7 @@ fn sound(store: &RegionStore) {
 }
 
 #[test]
-fn what_was_committed_is_there_after_close_and_after_a_drop() {
+fn commits_survive_a_close_and_a_drop() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     for order in [Order::OneFence, Order::TwoFence] {
@@ -124,7 +124,7 @@ fn the_space_of_freed_pages_is_used_again() {
 }
 
 #[test]
-fn handles_of_one_region_share_its_state_and_the_last_takes_what_is_not_committed() {
+fn the_last_handle_of_a_region_drops_uncommitted_changes() {
     let dir = memory_dir();
     let store = small().create(dir.path().join("store")).unwrap();
     let one = store.create_region("r").unwrap();
@@ -261,7 +261,7 @@ fn names_and_numbers_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn the_highest_page_of_the_longest_region_is_a_page_like_any_other() {
+fn the_highest_page_of_the_longest_region_works() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let store = small().create(&path).unwrap();
@@ -277,7 +277,7 @@ fn the_highest_page_of_the_longest_region_is_a_page_like_any_other() {
 }
 
 #[test]
-fn what_is_in_use_is_not_taken_away() {
+fn stores_and_regions_in_use_are_not_taken_away() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let store = small().create(&path).unwrap();
@@ -310,7 +310,7 @@ fn forge(path: &Path, at: u64, bytes: &[u8]) {
 }
 
 #[test]
-fn what_is_no_store_or_no_longer_one_is_refused() {
+fn files_that_are_no_valid_store_are_refused() {
     let dir = memory_dir();
     let fresh = |name: &str| -> PathBuf {
         let path = dir.path().join(name);
@@ -443,7 +443,7 @@ fn a_forked_child_is_told_and_harms_nobody() {
 }
 
 #[test]
-fn a_store_that_is_only_read_is_left_as_it_is_and_may_be_read_by_others() {
+fn a_read_only_store_is_unchanged_and_shared_by_readers() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let store = StoreOptions::new().max_regions(4).create(&path).unwrap();

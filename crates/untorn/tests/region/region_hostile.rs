@@ -122,7 +122,7 @@ fn seal_record(node: &mut [u8], at: usize) {
 }
 
 #[test]
-fn random_damage_is_an_error_or_goes_unnoticed_and_never_a_panic() {
+fn random_damage_is_never_a_panic() {
     let mut rng = Rng::new(seed("random damage"));
     let dir = memory_dir();
     let path = dir.path().join("store");
@@ -311,7 +311,7 @@ fn a_record_that_was_never_reached_counts_for_nothing() {
 }
 
 #[test]
-fn a_free_map_that_gives_away_what_is_owned_is_found_out_by_its_owner() {
+fn a_free_map_that_frees_owned_pages_is_found_by_their_owner() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let mut bytes = bytes(true);
@@ -340,7 +340,7 @@ fn a_free_map_that_gives_away_what_is_owned_is_found_out_by_its_owner() {
 
 /// Who only reads may not erase a commit that did not arrive whole, so it is there the next time the region is read.
 #[test]
-fn who_only_reads_sees_the_same_commit_each_time() {
+fn a_reader_sees_the_same_commit_each_time() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let store = options().order(Order::OneFence).create(&path).unwrap();
@@ -375,7 +375,7 @@ fn who_only_reads_sees_the_same_commit_each_time() {
 /// A commit that was acknowledged, and of which a page has rotted: the one before it gave pages up that are another
 /// region's now. To take it for the last one would show their bytes, and declare that other region damaged.
 #[test]
-fn who_lost_a_page_to_rot_is_not_given_pages_of_another_region() {
+fn a_rotten_region_never_shows_pages_of_another_one() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let store = options().order(Order::OneFence).create(&path).unwrap();

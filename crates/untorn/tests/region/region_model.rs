@@ -283,7 +283,7 @@ proptest! {
     }
 
     #[test]
-    fn both_media_agree_in_the_other_order_and_with_a_scan_in_the_background(ops in ops(), pmem in any::<bool>()) {
+    fn both_media_agree_in_the_other_order_with_a_scan(ops in ops(), pmem in any::<bool>()) {
         let order = if pmem { Order::OneFence } else { Order::TwoFence };
         run(&Rig { options: options().order(order).background_scan(true), pmem }, &ops);
     }

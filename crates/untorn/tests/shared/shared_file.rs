@@ -229,7 +229,7 @@ fn costs(file: &AtomicFile) -> String {
 
 /// For reading: what a call of a process costs that does not have the file open, and one of the process that has.
 #[test]
-fn what_a_call_costs() {
+fn a_call_is_timed() {
     let _limit = limit(60, "calls that are timed");
     for durability in DURABILITIES {
         let dir = memory_dir();
@@ -313,7 +313,7 @@ fn a_call_that_is_too_long_is_refused_and_harms_nothing() {
 }
 
 #[test]
-fn who_leaves_takes_nothing_with_it() {
+fn a_leaving_process_takes_nothing_with_it() {
     for engine in ENGINES {
         for durability in DURABILITIES {
             for leave in ["close", "drop"] {
@@ -400,7 +400,7 @@ fn a_forked_child_is_refused_and_disturbs_nobody() {
 }
 
 #[test]
-fn who_leaves_is_missed_also_while_a_child_of_its_lives() {
+fn a_leaving_process_is_missed_while_its_child_lives() {
     let _limit = limit(60, "processes that fork and leave");
     for engine in ENGINES {
         let dir = memory_dir();

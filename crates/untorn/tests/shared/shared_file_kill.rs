@@ -129,7 +129,7 @@ fn hear(child: &mut Child, highest: &Arc<AtomicU64>, longest: &Arc<AtomicU64>) -
 }
 
 #[test]
-fn ordered_writes_of_processes_killed_at_random_are_neither_torn_nor_lost() {
+fn ordered_writes_are_neither_torn_nor_lost_by_random_kills() {
     let _limit = limit(300, "processes that are killed");
     let seed = seed("shared_file");
     let mut rng = Rng::new(seed);

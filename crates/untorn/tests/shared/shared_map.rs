@@ -93,7 +93,7 @@ fn hear(child: &mut Child, highest: &Arc<AtomicU64>) -> std::thread::JoinHandle<
 }
 
 #[test]
-fn processes_that_die_together_leave_one_cut_and_nothing_acknowledged_is_lost() {
+fn processes_killed_together_leave_one_acknowledged_cut() {
     let _limit = limit(120, "processes that are killed");
     let seed = seed("shared_map");
     let mut rng = Rng::new(seed);
@@ -136,7 +136,7 @@ fn processes_that_die_together_leave_one_cut_and_nothing_acknowledged_is_lost() 
 }
 
 #[test]
-fn what_one_process_stores_another_sees_and_commits() {
+fn stores_of_one_process_are_seen_and_committed_by_another() {
     let _limit = limit(60, "two processes");
     let dir = memory_dir();
     let path = file(dir.path());
@@ -185,7 +185,7 @@ fn a_process_with_an_heir() {
 
 /// Closing a socket that a forked child has too tells nobody anything.
 #[test]
-fn who_leaves_the_serving_while_a_forked_child_lives_holds_nobody_up() {
+fn a_leaving_server_with_a_forked_child_blocks_nobody() {
     let _limit = limit(60, "the others after the serving process has left");
     let dir = memory_dir();
     let path = file(dir.path());

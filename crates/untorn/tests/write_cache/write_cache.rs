@@ -42,7 +42,7 @@ fn a_write_is_its_bytes_a_header_for_each_entry_and_one_fence() {
 }
 
 #[test]
-fn a_write_over_pages_that_have_entries_allocates_nothing_and_no_read_does() {
+fn overwrites_and_reads_allocate_nothing() {
     let dir = memory_dir();
     let shelf = Arc::new(Shelf::default());
     shelf.put("/slow/a", 1);
@@ -61,7 +61,7 @@ fn a_write_over_pages_that_have_entries_allocates_nothing_and_no_read_does() {
 }
 
 #[test]
-fn where_durability_is_left_to_a_sync_a_write_costs_no_fence_and_a_sync_costs_one() {
+fn per_commit_writes_cost_no_fence_and_a_sync_costs_one() {
     let dir = memory_dir();
     let medium = Counting::new(pmem());
     let shelf = Arc::new(Shelf::default());
@@ -167,7 +167,7 @@ fn golden() -> Vec<u8> {
 }
 
 #[test]
-fn what_the_first_version_wrote_is_replayed() {
+fn logs_of_the_first_version_are_replayed() {
     let dir = memory_dir();
     let log = dir.path().join("log");
     std::fs::write(&log, golden()).unwrap();
@@ -316,7 +316,7 @@ fn comes(mut what: impl FnMut() -> bool) -> bool {
 
 /// The thread that drains goes on to the next batch at once. Whoever waits for room has it meanwhile.
 #[test]
-fn who_waits_for_room_has_it_when_a_batch_is_through_and_not_after_the_next() {
+fn a_waiting_writer_gets_room_after_the_current_batch() {
     let dir = memory_dir();
     let shelf = Arc::new(Shelf::default());
     let book = shelf.put("/slow/a", 1);

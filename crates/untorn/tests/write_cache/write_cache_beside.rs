@@ -42,7 +42,7 @@ impl Rig {
 }
 
 #[test]
-fn nobody_else_writes_before_the_log_knows_the_file_nor_after_it_was_let_go() {
+fn other_processes_write_only_while_the_log_has_the_file() {
     let dir = memory_dir();
     let shelf = Arc::new(Shelf::default());
     let book = shelf.put(PATH, 1);
@@ -73,7 +73,7 @@ fn nobody_else_writes_before_the_log_knows_the_file_nor_after_it_was_let_go() {
 }
 
 #[test]
-fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
+fn every_waiter_completes_a_write_that_a_death_cut_short() {
     for step in Step::ALL {
         for way in 0..8 {
             let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
@@ -116,7 +116,7 @@ fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
 /// The kernel appends what is written by a description with `O_APPEND`, wherever it is said to go: what it has is not
 /// written again.
 #[test]
-fn what_a_death_left_of_an_append_is_appended_once() {
+fn an_append_cut_short_by_a_death_is_appended_once() {
     for step in Step::ALL {
         // As much as the kernel had taken of it when the process was killed.
         for taken in [0, 1, 120, 200] {
@@ -154,7 +154,7 @@ fn what_a_death_left_of_an_append_is_appended_once() {
 }
 
 #[test]
-fn an_append_that_there_is_no_room_for_is_done_as_far_as_the_process_was_told() {
+fn an_append_without_room_ends_where_the_process_was_told() {
     let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
     file.write_at(b"before", 0).unwrap();
     book.appends.store(true, Ordering::Relaxed);
@@ -246,7 +246,7 @@ fn a_replay_finds_what_was_written_beside_in_its_order() {
 }
 
 #[test]
-fn what_the_file_has_no_room_for_is_never_replayed() {
+fn bytes_without_room_in_the_file_are_never_replayed() {
     let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
     file.write_at(b"before", 0).unwrap();
     file.allow_writers(true);
@@ -264,7 +264,7 @@ fn what_the_file_has_no_room_for_is_never_replayed() {
 
 /// What others were shown, and built on, a replay leaves: not what the file had no room for.
 #[test]
-fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
+fn the_shown_end_of_a_file_is_one_that_a_replay_leaves() {
     // The process that was told, or would have been, dies first; what it left is brought to its end by a write, a
     // drain or a sync, or for its own sake.
     for step in [Step::Durable, Step::Delivered, Step::Completed] {
@@ -309,7 +309,7 @@ fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
 }
 
 #[test]
-fn a_file_that_fails_while_a_write_is_brought_to_its_end_holds_no_other_up() {
+fn a_file_that_fails_amid_a_completion_blocks_no_other() {
     for step in [Step::Durable, Step::Completed] {
         let dir = memory_dir();
         let shelf = Arc::new(Shelf::default());
@@ -338,7 +338,7 @@ fn a_file_that_fails_while_a_write_is_brought_to_its_end_holds_no_other_up() {
 
 /// One that is killed between the two steps of waking the drain has everybody believe that it is awake.
 #[test]
-fn what_nobody_rang_for_is_drained_nevertheless() {
+fn entries_are_drained_even_without_a_notification() {
     let dir = memory_dir();
     let shelf = Arc::new(Shelf::default());
     shelf.put(PATH, 1);
@@ -403,7 +403,7 @@ fn a_file_that_fails_is_no_longer_written_to_beside() {
 }
 
 #[test]
-fn half_of_the_log_is_for_others_and_is_theirs_again_once_it_is_drained() {
+fn other_processes_may_fill_half_of_the_log_after_each_drain() {
     let dir = memory_dir();
     let shelf = Arc::new(Shelf::default());
     shelf.put(PATH, 1);

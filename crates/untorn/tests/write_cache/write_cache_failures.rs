@@ -13,7 +13,7 @@ use untorn::write_cache::Kernel;
 use untorn::write_cache::{CachedFile, ReplayOutcome};
 
 #[test]
-fn a_file_that_fails_keeps_its_writes_in_the_log_says_so_and_is_in_nobodys_way() {
+fn a_failed_file_keeps_its_writes_in_the_log_and_blocks_none() {
     let dir = memory_dir();
     let log = dir.path().join("log");
     let shelf = Arc::new(Shelf::default());
@@ -50,7 +50,7 @@ fn a_file_that_fails_keeps_its_writes_in_the_log_says_so_and_is_in_nobodys_way()
 
 /// A failed flush is told once. Whoever hears of it, what was on its way to the file then is not freed by the next.
 #[test]
-fn a_flush_that_fails_outside_a_drain_is_not_followed_by_one_that_says_all_is_well() {
+fn no_flush_succeeds_after_one_failed_outside_a_drain() {
     let dir = memory_dir();
     let log = dir.path().join("log");
     let shelf = Arc::new(Shelf::default());
@@ -74,7 +74,7 @@ fn a_flush_that_fails_outside_a_drain_is_not_followed_by_one_that_says_all_is_we
 }
 
 #[test]
-fn when_failed_files_have_the_whole_log_the_others_are_served_without_it() {
+fn files_bypass_a_log_that_failed_files_have_filled() {
     let dir = memory_dir();
     let shelf = Arc::new(Shelf::default());
     let (bad, good) = (shelf.put("/slow/bad", 1), shelf.put("/slow/good", 2));
@@ -182,7 +182,7 @@ fn threads_go_on_while_a_file_is_stuck() {
 }
 
 #[test]
-fn a_log_that_fails_says_so_to_all_who_wait_and_keeps_what_was_acknowledged() {
+fn a_failed_log_fails_its_waiters_and_keeps_acknowledged_bytes() {
     for sound in 20..40 {
         let dir = memory_dir();
         let log = dir.path().join("log");
@@ -240,7 +240,7 @@ fn a_file_is_attached_where_it_is_and_nowhere_else() {
 }
 
 #[test]
-fn a_file_that_is_gone_or_another_is_not_written_to_and_its_log_is_kept() {
+fn a_missing_or_replaced_file_keeps_its_log_entries() {
     let dir = memory_dir();
     let log = dir.path().join("log");
     let shelf = Arc::new(Shelf::default());

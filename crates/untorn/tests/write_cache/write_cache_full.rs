@@ -140,37 +140,37 @@ fn what_was_written_and_not_synced(kind: Kind) {
 }
 
 #[test]
-fn what_an_ext4_has_no_room_for_stays_in_the_log_until_it_has() {
+fn the_log_keeps_bytes_until_a_full_ext4_has_room() {
     alone!(60, "a full disk");
     what_finds_no_room_when_it_is_drained(Kind::Ext4);
 }
 
 #[test]
-fn what_a_tmpfs_has_no_room_for_stays_in_the_log_until_it_has() {
+fn the_log_keeps_bytes_until_a_full_tmpfs_has_room() {
     alone!(60, "a full disk");
     what_finds_no_room_when_it_is_drained(Kind::Tmpfs);
 }
 
 #[test]
-fn what_a_full_ext4_took_is_kept_and_no_more() {
+fn only_bytes_that_a_full_ext4_took_are_kept() {
     alone!(60, "a full disk");
     what_a_full_disk_took_in_part(Kind::Ext4);
 }
 
 #[test]
-fn what_a_full_tmpfs_took_is_kept_and_no_more() {
+fn only_bytes_that_a_full_tmpfs_took_are_kept() {
     alone!(60, "a full disk");
     what_a_full_disk_took_in_part(Kind::Tmpfs);
 }
 
 #[test]
-fn what_a_power_cut_took_from_an_ext4_that_is_full_then_is_replayed_once_there_is_room() {
+fn replay_waits_for_room_on_a_full_ext4() {
     alone!(60, "a full disk");
     what_was_written_and_not_synced(Kind::Ext4);
 }
 
 #[test]
-fn what_was_lost_on_a_tmpfs_that_is_full_then_is_replayed_once_there_is_room() {
+fn replay_waits_for_room_on_a_full_tmpfs() {
     alone!(60, "a full disk");
     what_was_written_and_not_synced(Kind::Tmpfs);
 }

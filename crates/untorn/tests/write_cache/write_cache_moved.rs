@@ -193,7 +193,7 @@ fn a_rename_of_which_nobody_said_that_it_was_done_is_not_undone() {
 
 /// Each is put where it was, those first that were renamed first.
 #[test]
-fn files_that_were_renamed_in_a_row_are_renamed_in_that_order_again() {
+fn a_replay_repeats_renames_in_their_order() {
     let Some(mut machine) = Machine::new() else { return };
     let (first, second) = (machine.create("one/log.1", b"first"), machine.create("one/log", b"second"));
     machine.rename(&first, "two/log.2");
@@ -216,7 +216,7 @@ fn files_that_were_renamed_in_a_row_are_renamed_in_that_order_again() {
 
 /// Neither the file nor what it was put over is back, wherever the crash has the two.
 #[test]
-fn a_file_that_was_renamed_and_removed_is_gone_with_what_it_replaced() {
+fn a_renamed_and_removed_file_is_gone_with_its_target() {
     for undone in [false, true] {
         let Some(mut machine) = Machine::new() else { return };
         let over = machine.create("two/b", b"old");
@@ -240,7 +240,7 @@ fn a_file_that_was_renamed_and_removed_is_gone_with_what_it_replaced() {
 
 /// What is not the file that was replaced is not removed for it.
 #[test]
-fn what_came_there_since_is_kept_and_so_is_the_log() {
+fn a_younger_file_at_the_target_and_the_log_are_kept() {
     let Some(mut machine) = Machine::new() else { return };
     let file = machine.create("one/a", b"new");
     machine.rename(&file, "two/b");
@@ -260,7 +260,7 @@ fn what_came_there_since_is_kept_and_so_is_the_log() {
 
 /// Where a file is put over another again and again its directory is synced once, and no file waits for its own device.
 #[test]
-fn what_is_replaced_time_and_again_is_what_was_put_there_last() {
+fn a_file_replaced_repeatedly_holds_its_last_version() {
     let Some(mut machine) = Machine::new() else { return };
     fs::write(machine.path("one/b"), b"plain").unwrap();
     for round in 0..20 {
@@ -276,7 +276,7 @@ fn what_is_replaced_time_and_again_is_what_was_put_there_last() {
 }
 
 #[test]
-fn what_the_log_cannot_follow_is_for_the_caller_to_see_to() {
+fn renames_the_log_cannot_follow_are_left_to_the_caller() {
     let Some(machine) = Machine::new() else { return };
     let file = machine.create("one/a", b"bytes");
     let longer = "n".repeat(200);
@@ -312,7 +312,7 @@ fn lines_of_files_that_were_renamed_or_replaced_come_back() {
 
 /// Its renamer was killed before it said so, or what it said was not synced; but another file has the name since.
 #[test]
-fn a_file_of_which_the_log_has_nothing_else_is_renamed_again_where_a_new_one_has_its_name() {
+fn a_drained_file_is_renamed_again_beside_a_new_namesake() {
     let Some(mut machine) = Machine::new() else { return };
     let old = machine.create("one/f", b"old");
     machine.cache().drain().unwrap();
@@ -332,7 +332,7 @@ fn a_file_of_which_the_log_has_nothing_else_is_renamed_again_where_a_new_one_has
 
 /// Each is what a crash and a replay leave, as the other tests have it; the explorer tries what it relies on.
 #[test]
-fn the_log_keeps_names_of_files_that_it_has_and_those_that_were_given_up_by_a_rename() {
+fn the_log_keeps_names_of_its_files_and_of_renamed_ones() {
     let Some(machine) = Machine::new() else { return };
     let kept = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(std::ffi::OsString::from).collect();

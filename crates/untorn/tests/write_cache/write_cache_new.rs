@@ -220,7 +220,7 @@ fn a_file_with_another_name_or_attributes_is_not_made_again() {
 /// One that was removed stays so, and what was made in its place is there, also where the crash brings the first one
 /// back.
 #[test]
-fn what_was_made_in_the_place_of_a_removed_file_takes_it_again() {
+fn a_successor_of_a_removed_file_takes_its_name_again() {
     for comes_back in [false, true] {
         let Some(mut machine) = Machine::new() else { return };
         let first = machine.create("name");
@@ -247,7 +247,7 @@ fn what_was_made_in_the_place_of_a_removed_file_takes_it_again() {
 /// What the log never had and the crash brings back in the place of a new file is kept beside it; what is younger is
 /// somebody else's, and nothing is done.
 #[test]
-fn what_has_the_name_of_a_new_file_is_not_lost() {
+fn a_file_with_the_name_of_a_new_one_is_not_lost() {
     let Some(mut machine) = Machine::new() else { return };
     fs::write(machine.path("name"), b"older").unwrap();
     fs::rename(machine.path("name"), machine.path("kept")).unwrap();

@@ -54,7 +54,7 @@ fn the_drain_writes_nothing_over_what_is_there() {
 }
 
 #[test]
-fn what_the_file_has_no_room_for_is_said_at_once_and_never_replayed() {
+fn a_full_file_fails_writes_at_once_and_none_is_replayed() {
     let dir = memory_dir();
     let shelf = Arc::new(Shelf::default());
     let book = shelf.put(PATH, 1);
@@ -85,7 +85,7 @@ fn what_the_file_has_no_room_for_is_said_at_once_and_never_replayed() {
 }
 
 #[test]
-fn a_file_that_fails_in_the_background_says_so_and_keeps_its_writes() {
+fn a_background_failure_is_reported_and_writes_are_kept() {
     let dir = memory_dir();
     let log = dir.path().join("log");
     let shelf = Arc::new(Shelf::default());
@@ -128,7 +128,7 @@ fn a_file_is_written_through_by_all_its_handles_or_by_none() {
 
 /// A log that is replayed before the file system with the files is mounted: in its place is another directory.
 #[test]
-fn a_file_that_was_about_to_be_removed_is_not_taken_for_removed_where_its_file_system_is_not() {
+fn a_removal_is_not_assumed_on_an_unmounted_file_system() {
     let dir = memory_dir();
     let slow = tempfile::tempdir().unwrap();
     let mount = slow.path().canonicalize().unwrap().join("mount");

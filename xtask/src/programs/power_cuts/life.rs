@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_binds_the_disks_at_and_after_the_position_at_which_word_came_of_it() {
+    fn a_step_binds_disks_from_its_position_on() {
         let life = Life { record: block::Log::default(), received: vec![(3, 8), (7, 9)], served: 8, dead: 9 };
         assert_eq!([0, 2, 3, 6, 7, 9].map(|at| life.known(at, 7)), [7, 7, 8, 8, 9, 9]);
         assert_eq!((life.last(7), Life { received: vec![], ..life }.last(7)), (9, 7));

@@ -466,7 +466,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_power_cut_is_dealt_out_and_none_to_the_program_that_has_to_lose() {
+    fn all_power_cuts_go_to_programs_that_must_not_lose() {
         let arms = arms();
         for all in [0, 5, 11, 100] {
             assert_eq!((0..arms.len()).map(|number| disks(&arms, all, number)).sum::<u32>(), all);

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_binds_the_crashes_at_and_after_the_position_at_which_it_was_received() {
+    fn a_report_binds_crashes_from_its_position_on() {
         let done = |operation| Report::Done { thread: 0, operation };
         let life = life(&[(3, 1), (7, 2), (7, 3), (9, 3)], &[done(1), done(2), done(3)]);
         let known: Vec<usize> = (0..11).map(|at| life.known(at)).collect();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_yet_received_may_be_lost_and_may_be_there() {
+    fn operations_not_yet_reported_may_be_lost_or_kept() {
         let model = Model::new(Plan::new(1, 1), Durability::PerCommit);
         let reports = [
             Report::Done { thread: 0, operation: 1 },

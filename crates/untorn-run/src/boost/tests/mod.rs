@@ -100,7 +100,7 @@ impl Place {
 }
 
 #[test]
-fn a_file_that_is_opened_again_is_given_the_description_that_it_had() {
+fn reopening_a_resting_file_returns_its_description() {
     let place = Place::new();
     let (file, key) = place.boosted();
     assert!(place.reopen(key).is_none(), "nobody said that it was closed");
@@ -142,7 +142,7 @@ fn programs_are_let_in_when_the_offset_is_where_it_is_to_be() {
 
 /// Nobody writes to the file afterwards, so nobody else would do it.
 #[test]
-fn what_a_program_left_amid_a_write_is_settled_at_its_end_and_before_a_sync_or_an_opening_is_answered() {
+fn an_interrupted_write_is_settled_at_exit_sync_and_open() {
     let content = |file: &OwnedFd| {
         let mut bytes = [0; 32];
         let count = rustix::io::pread(file, &mut bytes, 0).unwrap();
@@ -221,7 +221,7 @@ ctypes.CDLL(None).syscall(60 if __import__('platform').machine() == 'x86_64' els
 }
 
 #[test]
-fn a_process_whose_first_thread_has_ended_holds_what_it_has_open() {
+fn a_process_without_its_first_thread_keeps_its_files_open() {
     use std::io::{BufRead, BufReader};
     let place = Place::new();
     let (file, key) = place.boosted();
@@ -237,7 +237,7 @@ fn a_process_whose_first_thread_has_ended_holds_what_it_has_open() {
 }
 
 #[test]
-fn what_the_log_has_of_a_file_that_somebody_else_removed_is_missed_by_nobody() {
+fn log_entries_of_an_externally_removed_file_are_dropped() {
     let place = Place::new();
     let (file, key) = place.boosted();
     fs::remove_file(place.path()).unwrap();
@@ -252,7 +252,7 @@ fn what_the_log_has_of_a_file_that_somebody_else_removed_is_missed_by_nobody() {
 }
 
 #[test]
-fn a_removal_that_was_announced_and_did_not_take_place_is_forgotten() {
+fn an_announced_removal_that_did_not_happen_is_forgotten() {
     let place = Place::new();
     let (file, key) = place.boosted();
     place.boost.leave(key).unwrap();
@@ -281,7 +281,7 @@ fn an_offset_is_moved_by_what_was_written() {
 }
 
 #[test]
-fn what_is_appended_is_in_the_log_where_the_kernel_has_it() {
+fn the_log_records_an_append_at_the_kernels_offset() {
     let place = Place::new();
     let file = OwnedFd::from(File::options().read(true).append(true).create(true).open(place.path()).unwrap());
     await_that(|| place.boost.opened(&file).unwrap());
@@ -361,7 +361,7 @@ impl Place {
 
 /// However many rest: another thread lets go of them.
 #[test]
-fn who_closes_many_files_waits_for_no_device() {
+fn closing_many_files_waits_for_no_device() {
     let place = Place::new();
     let rests = Arc::new((Mutex::new(false), Condvar::new()));
     let device = rests.clone();
@@ -384,7 +384,8 @@ fn who_closes_many_files_waits_for_no_device() {
     *lock(&rests.0) = false;
     rests.1.notify_all();
     await_that(|| {
-        // Of programs that other tests start, and that had copies of the descriptors for a moment, the server is told so.
+        // Of programs that other tests start, and that had copies of the descriptors for a moment, the server is told
+        // so.
         place.boost.process_ended();
         lock(&place.boost.table).is_empty()
     });
@@ -392,7 +393,7 @@ fn who_closes_many_files_waits_for_no_device() {
 
 /// The drain is told, and nobody else: the kernel says it once.
 #[test]
-fn a_device_that_failed_behind_the_log_is_told_to_the_next_write_sync_and_close() {
+fn a_failed_device_fails_the_next_write_sync_and_close() {
     const EIO: Result<(), i32> = Err(5);
     let place = Place::shared();
     let fails = Arc::new(AtomicBool::new(false));

@@ -44,7 +44,7 @@ impl Place {
 }
 
 #[test]
-fn a_file_that_is_renamed_stays_boosted_and_is_known_by_its_new_name() {
+fn a_renamed_file_stays_boosted_under_its_new_name() {
     let place = Place::new();
     if !place.tells_files_apart() {
         untorn_testing::skipped!("renames, on a file system whose files have no generation or no birth time");
@@ -159,7 +159,7 @@ fn renames_to_one_name_wait_for_each_other() {
 }
 
 #[test]
-fn what_the_log_has_nothing_of_is_left_to_the_kernel_when_it_is_renamed() {
+fn renaming_an_unlogged_file_leaves_it_to_the_kernel() {
     let place = Place::new();
     let file = File::options().read(true).write(true).create(true).truncate(false).open(place.path()).unwrap();
     let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));

@@ -39,7 +39,8 @@ pub(crate) trait RedundancyService: Send + Sync {
     fn pass(&self) -> Result<u64> {
         self.cover()
     }
-    /// Where to tell of damage that is come upon by the way, from now on; nowhere, if nobody asked. What was before is told too.
+    /// Where to tell of damage that is come upon by the way, from now on; nowhere, if nobody asked. What was before
+    /// is told too.
     fn set_listener(&self, _line: Option<DamageSender>) {}
     /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
     fn failed(&self, _error: Error) {}
@@ -52,11 +53,12 @@ pub(crate) trait RedundancyService: Send + Sync {
     fn leave_damage(&self) {}
 }
 
-/// Scrubs, and notes that it went through. What was found is not dropped because it cannot be noted: redundancy remembers the
-/// failure, and the next call tells of it.
+/// Scrubs, and notes that it went through. What was found is not dropped because it cannot be noted: redundancy
+/// remembers the failure, and the next call tells of it.
 ///
 /// # Errors
-/// Those of [`scrub`](RedundancyService::scrub), and where nothing was found those of [`note_scrub`](RedundancyService::note_scrub).
+/// Those of [`scrub`](RedundancyService::scrub), and where nothing was found those of
+/// [`note_scrub`](RedundancyService::note_scrub).
 pub(crate) fn scrub_and_note<S: RedundancyService + ?Sized>(service: &S, how: Scrub<'_>) -> Result<ScrubReport> {
     let report = service.scrub(how)?;
     match service.note_scrub() {

@@ -48,8 +48,8 @@ pub struct Coverage {
     pub layout: StripeLayout,
     /// The checksum of a page.
     pub checksum: Checksum,
-    /// The [kept period](crate::redundancy::ProtectOptions::keep_period) for opens that set none; `None` if none is kept, which
-    /// means one second.
+    /// The [kept period](crate::redundancy::ProtectOptions::keep_period) for opens that set none; `None` if none is
+    /// kept, which means one second.
     pub period: Option<Duration>,
     /// Scrubs and repairs so far.
     pub history: History,
@@ -157,10 +157,10 @@ pub struct RepairReport {
     /// reported success but does not have the new bytes, or pages of the stripe became unreadable when parity was to be
     /// computed from them. The next repair may succeed.
     pub not_rebuilt: Vec<Damage>,
-    /// Pages that parity cannot rebuild. Their stripe has lost more than one page, or is not covered; announced stores
-    /// that are covered [at once](crate::redundancy::ProtectOptions::period) and not made yet do not count against it. While there
-    /// is one, the repair changes nothing. Also pages that the medium refused, or does not have although it reported
-    /// success; other pages may have been repaired beside these.
+    /// Pages that parity cannot rebuild. Their stripe has lost more than one page, or is not covered; announced
+    /// stores that are covered [at once](crate::redundancy::ProtectOptions::period) and not made yet do not count
+    /// against it. While there is one, the repair changes nothing. Also pages that the medium refused, or does not
+    /// have although it reported success; other pages may have been repaired beside these.
     pub lost: Vec<PageRange>,
     /// Pages for which untorn cannot tell whether they are damaged. They are left as they are.
     pub unknown: Vec<PageRange>,

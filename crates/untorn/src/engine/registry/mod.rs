@@ -57,8 +57,8 @@ type SharedEntry = Arc<Mutex<Entry>>;
 #[derive(Default)]
 struct Registry {
     process: u64,
-    /// Places by device, inode and time of birth: what shared a file with other processes may still be here when the file is
-    /// gone, and its inode number another one's.
+    /// Places by device, inode and time of birth: what shared a file with other processes may still be here when the
+    /// file is gone, and its inode number another one's.
     shared_entries: Mutex<HashMap<(u64, u64, u64), SharedEntry>>,
 }
 

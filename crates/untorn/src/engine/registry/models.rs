@@ -162,7 +162,7 @@ fn opening_waits_for_the_file_to_be_closed() {
 }
 
 #[test]
-fn of_two_handles_given_up_at_once_one_is_the_last() {
+fn exactly_one_of_two_handles_closed_at_once_is_the_last() {
     model("registry: two handles given up, a third refused", Some(2), || {
         let house = House::new();
         let (mine, theirs) = (house.open(), house.open());

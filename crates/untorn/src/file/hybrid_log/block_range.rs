@@ -11,9 +11,9 @@ use crate::sys::sync::Ordering;
 
 /// What a slot says of its block: an entry in the log, by its first unit. 0 is none.
 ///
-/// A link is not taken back when its entry has gone home: it is stale then, which the entry's [`Meta`] tells, and mostly
-/// already the number that says how often the entry's chunk was used. So a checkpoint stores to no slot, and threads
-/// that write and threads that checkpoint do not take each other's cache lines away.
+/// A link is not taken back when its entry has gone home: it is stale then, which the entry's [`Meta`] tells, and
+/// mostly already the number that says how often the entry's chunk was used. So a checkpoint stores to no slot, and
+/// threads that write and threads that checkpoint do not take each other's cache lines away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link(pub(super) u64);
 
@@ -155,11 +155,13 @@ impl<M: Medium> Core<M> {
         Link::new(unit, class, self.chunks.lap(unit), Kind::Redo)
     }
 
-    /// The entry that a redo link of the cover at `head` names, and its epoch; `None` if it is stale, and the bytes are at home.
+    /// The entry that a redo link of the cover at `head` names, and its epoch; `None` if it is stale, and the bytes
+    /// are at home.
     #[inline]
     pub(super) fn live(&self, link: Link, head: u64) -> Option<(&Meta, u64)> {
         let meta = self.meta(link);
-        // Before all that tells whether the entry is still there: that of one which took its place would pass for this one's.
+        // Before all that tells whether the entry is still there: that of one which took its place would pass for
+        // this one's.
         let epoch = meta.epoch.load(Ordering::Acquire);
         if self.chunks.lap(link.unit()) != link.lap() {
             return None;
@@ -174,8 +176,8 @@ impl<M: Medium> Core<M> {
         Link(slot.bitmap())
     }
 
-    /// Locks, with readers kept out, a cover that has the byte `offset`, from which `len` more are to be written, and that
-    /// begins at `floor` or behind. What the log has of it from earlier epochs is at home then, and forgotten.
+    /// Locks, with readers kept out, a cover that has the byte `offset`, from which `len` more are to be written, and
+    /// that begins at `floor` or behind. What the log has of it from earlier epochs is at home then, and forgotten.
     ///
     /// The caller holds a lane.
     pub(super) fn lock_cover(&self, offset: u64, len: u64, floor: u64) -> std::result::Result<BlockRange, Hindrance> {
@@ -193,8 +195,9 @@ impl<M: Medium> Core<M> {
             }
             let head = link.head(block);
             if head < floor {
-                // A cover that is coming apart, and has let go of its blocks up to the floor already. To wait for its first
-                // slot, which somebody else may lock next, would be to wait for a lower one than those held here.
+                // A cover that is coming apart, and has let go of its blocks up to the floor already. To wait for its
+                // first slot, which somebody else may lock next, would be to wait for a lower one than those held
+                // here.
                 self.medium.relax(round);
                 round = round.saturating_add(1);
                 continue;

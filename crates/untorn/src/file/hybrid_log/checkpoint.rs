@@ -58,8 +58,8 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// Takes everything home that is durable, and gives its space in the log free, that of chunks which lanes have begun to
-    /// fill too. The caller holds no lane.
+    /// Takes everything home that is durable, and gives its space in the log free, that of chunks which lanes have
+    /// begun to fill too. The caller holds no lane.
     pub(super) fn checkpoint_all_chunks(&self) -> Result<()> {
         self.lanes.acquire_all(self.relax()).iter().for_each(|lane: &Lane<'_>| self.chunks.let_go(lane.state));
         self.checkpoint()
@@ -82,8 +82,8 @@ impl<M: Medium> Core<M> {
         self.retire(upto)
     }
 
-    /// Takes home the entries of a chunk whose epoch is `upto` or before. No lock is taken but a claim on each entry, and
-    /// no slot is looked at.
+    /// Takes home the entries of a chunk whose epoch is `upto` or before. No lock is taken but a claim on each entry,
+    /// and no slot is looked at.
     pub(super) fn carry_chunk_home(&self, chunk: u64, upto: u64, image: &mut Image) -> Result<()> {
         let mut batch: Vec<Link> = Vec::with_capacity(BATCH);
         let mut others: Vec<Link> = Vec::new();
@@ -158,7 +158,8 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// Writes down, durably, how long the log is now, so that one that was cut off is noticed. Its new length is durable.
+    /// Writes down, durably, how long the log is now, so that one that was cut off is noticed. Its new length is
+    /// durable.
     pub(super) fn note_log_length(&self, sidecar_state: &mut SidecarState) -> Result<()> {
         sidecar_state.write_checkpoint(&self.side).map_err(|error| self.handle_state.poison(error))?;
         self.fence(barriers::LOG_GROW, &[&self.side])

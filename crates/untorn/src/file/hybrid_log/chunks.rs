@@ -34,8 +34,8 @@ struct ChunkState {
     space: AtomicU64,
 }
 
-/// The space of a chunk that was there when the log was opened: an older session may have given it back, or have been killed
-/// before it got any. It is asked for before the first store.
+/// The space of a chunk that was there when the log was opened: an older session may have given it back, or have been
+/// killed before it got any. It is asked for before the first store.
 const UNKNOWN: u64 = 0;
 /// It has space.
 const PREALLOCATED: u64 = 1;
@@ -290,22 +290,23 @@ impl Chunks {
         self.available.store(free.chunks.len() as u64, Ordering::Release);
     }
 
-    /// A free chunk, with space, that is free no longer, but a lane's. `None` if none is free, or no space is left for those
-    /// that are: of others that are not free, a checkpoint may make some.
+    /// A free chunk, with space, that is free no longer, but a lane's. `None` if none is free, or no space is left
+    /// for those that are: of others that are not free, a checkpoint may make some.
     fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
         let mut free = lock(&self.free, relax);
         let Some(place) = self.place_with_space(side, &free)? else { return Ok(None) };
         let chunk = free.chunks.remove(place);
         if let Some(chunk) = chunk {
-            // Whoever looks under the lock for a chunk with room left must not find one that is being begun without a lane.
+            // Whoever looks under the lock for a chunk with room left must not find one that is being begun without a
+            // lane.
             self.states[chunk as usize].held.store(1, Ordering::Relaxed);
         }
         self.available.store(free.chunks.len() as u64, Ordering::Release);
         Ok(chunk)
     }
 
-    /// Where among the free chunks the next one stands. One that has its space already comes before one that would take some
-    /// of the disk's.
+    /// Where among the free chunks the next one stands. One that has its space already comes before one that would
+    /// take some of the disk's.
     fn place_with_space<F: MediumFile>(&self, side: &F, free: &Free) -> Result<Option<usize>> {
         // A disk has them written in a ring; memory likes to get the one back that it saw last.
         let turn = |turn: usize| match self.class {
@@ -414,8 +415,8 @@ impl Chunks {
         given
     }
 
-    /// Gives a chunk its space. On a block medium it is written once, not only allocated: to overwrite what was allocated
-    /// but never written would cost a journal commit of the file system at every flush.
+    /// Gives a chunk its space. On a block medium it is written once, not only allocated: to overwrite what was
+    /// allocated but never written would cost a journal commit of the file system at every flush.
     fn give_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
         let (at, len) = (self.start(chunk), chunk_len(self.units));
         side.allocate(at, len)?;
@@ -433,8 +434,8 @@ impl Chunks {
         self.at + chunk * chunk_len(self.units)
     }
 
-    /// Gives the space of every free chunk back to the file system. Returns the bytes freed, those counted in of which it is
-    /// not known that they were a hole already.
+    /// Gives the space of every free chunk back to the file system. Returns the bytes freed, those counted in of
+    /// which it is not known that they were a hole already.
     ///
     /// # Errors
     /// [`Error::Io`] from the file system.
@@ -481,8 +482,8 @@ mod tests {
     use crate::storage::{Medium, PageCache};
     use crate::sys::sync::ZeroedBox;
 
-    /// Between the moment in which a lane takes a free chunk and that in which it has it, another one looks for room in chunks
-    /// that nobody fills.
+    /// Between the moment in which a lane takes a free chunk and that in which it has it, another one looks for room
+    /// in chunks that nobody fills.
     #[test]
     fn a_chunk_that_is_being_begun_is_adopted_by_nobody() {
         let dir = tempfile::tempdir().unwrap();

@@ -47,8 +47,8 @@ impl<M: Medium> Core<M> {
         self.commit_with(lanes, self.len(), self.class == MediumClass::PersistentMemory, || ())
     }
 
-    /// The same, with a length for the file; if `at_once`, the epoch is durable then in any case, and `publish` is called when it
-    /// is, before anybody else can know. Until then the file has the length that it had.
+    /// The same, with a length for the file; if `at_once`, the epoch is durable then in any case, and `publish` is
+    /// called when it is, before anybody else can know. Until then the file has the length that it had.
     pub(super) fn commit_with(
         &self,
         lanes: &[Lane<'_>],
@@ -59,8 +59,8 @@ impl<M: Medium> Core<M> {
         self.handle_state.writable()?;
         let writes: u64 = lanes.iter().map(|lane| lane.state.writes()).sum();
         if writes == 0 && len == self.head.committed_len.load(Ordering::Relaxed) {
-            // A growth that was taken back: nobody wrote behind the end, so what is there is zeros as the growth left it, and
-            // the next one has nothing to lay zeros over.
+            // A growth that was taken back: nobody wrote behind the end, so what is there is zeros as the growth left
+            // it, and the next one has nothing to lay zeros over.
             self.head.longest.store(len, Ordering::Relaxed);
             return Ok(());
         }
@@ -89,7 +89,8 @@ impl<M: Medium> Core<M> {
             let both: &[&M::File] = &[&self.side, &self.data];
             self.fence(barriers::EPOCH_RECORD, if self.logs_undo() { both } else { &both[..1] })?;
             publish();
-            // A cut writes this down with the epoch that it finds durable, and a close after it may have nothing to cut.
+            // A cut writes this down with the epoch that it finds durable, and a close after it may have nothing to
+            // cut.
             self.head.committed_len.store(len, Ordering::Release);
             // A checkpoint takes home what it finds published of a durable epoch, and gives the rest up.
             self.head.durable.fetch_max(epoch, Ordering::AcqRel);
@@ -116,8 +117,8 @@ impl<M: Medium> Core<M> {
         read.is_ok() && EpochRecord::decode(self.checksum_seed, at, &line).is_some_and(|record| record.epoch == epoch)
     }
 
-    /// Makes every epoch whose record was stored before the call durable, in a flush shared by the threads that wait for
-    /// one.
+    /// Makes every epoch whose record was stored before the call durable, in a flush shared by the threads that wait
+    /// for one.
     pub(super) fn flush_epochs(&self) -> Result<()> {
         let stored = self.epoch() - 1;
         let flush = || self.fence(barriers::EPOCH_RECORD, &[&self.side]);
@@ -140,8 +141,8 @@ impl<M: Medium> Core<M> {
         self.head.undo.store(u64::from(undo), Ordering::Release);
     }
 
-    /// Whether undo suits an epoch of so many writes, and of the reads counted since the last one, which are counted anew
-    /// from here on.
+    /// Whether undo suits an epoch of so many writes, and of the reads counted since the last one, which are counted
+    /// anew from here on.
     fn policy_undo(&self, writes: u64) -> bool {
         match (self.class, self.policy) {
             (MediumClass::Block, _) | (_, LogPolicy::Redo) => false,

@@ -45,8 +45,8 @@ pub(super) struct EpochRecord {
     pub(super) epoch: u64,
     /// The file's length.
     pub(super) len: u64,
-    /// How many headers the epoch has, and the sum of their checks; `None` where everything of it was durable before the
-    /// record was stored.
+    /// How many headers the epoch has, and the sum of their checks; `None` where everything of it was durable before
+    /// the record was stored.
     pub(super) digest: Option<Digest>,
     /// Every epoch up to this one was durable when the record was stored.
     pub(super) proves: u64,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_another_place_and_another_session_are_noticed() {
+    fn flipped_bits_and_foreign_places_or_sessions_are_noticed() {
         let (header, record) = (header().encode(checksum_seed(), 640), record().encode(checksum_seed(), 640));
         for bit in 0..512 {
             let mut bad = [header, record];

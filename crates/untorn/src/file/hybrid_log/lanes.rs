@@ -20,14 +20,14 @@ pub(super) struct LaneState {
     uncertain: AtomicU64,
     /// Writes in the open epoch.
     writes: AtomicU64,
-    /// Stores through the cache that nobody has written back yet: how many, and of each the first line and the number of
-    /// lines.
+    /// Stores through the cache that nobody has written back yet: how many, and of each the first line and the number
+    /// of lines.
     remembered: AtomicU64,
     lines: [AtomicU64; REMEMBERED],
 }
 
-/// Stores through the cache that a lane remembers: so many that the wait for their lines is short for each, so few that a
-/// commit has little to write back.
+/// Stores through the cache that a lane remembers: so many that the wait for their lines is short for each, so few
+/// that a commit has little to write back.
 const REMEMBERED: usize = 32;
 
 const LINES_BITS: u32 = 8;
@@ -52,8 +52,8 @@ impl ReadCount {
     }
 
     pub(super) fn take(&self) -> u64 {
-        // Not one atomic exchange either: a commit takes all of these counters, mostly of threads that there are not, and
-        // each exchange would wait for the last, and for a line to itself that only had to be looked at.
+        // Not one atomic exchange either: a commit takes all of these counters, mostly of threads that there are not,
+        // and each exchange would wait for the last, and for a line to itself that only had to be looked at.
         let count = self.0.load(Ordering::Relaxed);
         if count != 0 {
             self.0.store(0, Ordering::Relaxed);
@@ -98,8 +98,8 @@ impl LaneState {
         self.set_digest(Digest { count: count.wrapping_sub(1), sum: sum.wrapping_sub(check) });
     }
 
-    /// Remembers two stores through the cache, given by offset and length. False if the next two might find no place: then
-    /// all are to be [forgotten](LaneState::forget).
+    /// Remembers two stores through the cache, given by offset and length. False if the next two might find no place:
+    /// then all are to be [forgotten](LaneState::forget).
     #[inline]
     pub(super) fn remember(&self, stores: [(u64, u64); 2]) -> bool {
         let count = self.remembered.load(Ordering::Relaxed) as usize;

@@ -57,8 +57,8 @@ impl<M: Medium> Core<M> {
         }
         let mut round = 0;
         loop {
-            // Not to wait for a resize, which may wait for a commit. But where nobody does anything but resize, turn after turn
-            // may be lost to that.
+            // Not to wait for a resize, which may wait for a commit. But where nobody does anything but resize, turn
+            // after turn may be lost to that.
             let length_stays = match self.head.resizing.try_lock() {
                 None if round >= TRIES => Some(self.wait_for_the_length()),
                 tried => tried,
@@ -112,8 +112,9 @@ impl<M: Medium> Core<M> {
         outcome.and_then(|()| self.handle_state.readable()).map(|()| held)
     }
 
-    /// Lets go of what was locked between two offsets, and lets what is home count as clean: else every read as long as this
-    /// one would lock it all again. Nobody could change the links meanwhile, so the same walk finds the same covers.
+    /// Lets go of what was locked between two offsets, and lets what is home count as clean: else every read as long
+    /// as this one would lock it all again. Nobody could change the links meanwhile, so the same walk finds the same
+    /// covers.
     fn unlock_read(&self, offset: u64, locked: u64, leaves: Leaves) {
         let mut at = offset;
         while at < locked {
@@ -152,8 +153,8 @@ impl<M: Medium> Core<M> {
     }
 }
 
-/// Locks the cover of a block; `None` if it had no slot when the index had these leaves. Everything from `begin` up to the
-/// block is locked already.
+/// Locks the cover of a block; `None` if it had no slot when the index had these leaves. Everything from `begin` up
+/// to the block is locked already.
 fn lock_to_read(
     index: &Index,
     block: u64,
@@ -165,8 +166,8 @@ fn lock_to_read(
     let mut round = 0;
     loop {
         let head = Link(slot.bitmap()).head(block);
-        // A cover that is coming apart may have let go of some of its blocks already, which are locked here. To wait for
-        // its first slot would be to wait for a lower one than those; whoever takes it apart needs none of them.
+        // A cover that is coming apart may have let go of some of its blocks already, which are locked here. To wait
+        // for its first slot would be to wait for a lower one than those; whoever takes it apart needs none of them.
         if block == begin || head == block {
             // A cover lies in one leaf.
             let first = index.get_of(leaves, head)?;
@@ -189,9 +190,9 @@ mod tests {
     use super::*;
     use crate::file::hybrid_log::format::Kind;
 
-    /// A cover of four blocks comes apart, and has let go of the second. A reader has that one, and waits for the third. The
-    /// others are let go of, and a writer locks the first and wants the second: the reader, who is past the first, must not
-    /// wait for it.
+    /// A cover of four blocks comes apart, and has let go of the second. A reader has that one, and waits for the
+    /// third. The others are let go of, and a writer locks the first and wants the second: the reader, who is past
+    /// the first, must not wait for it.
     #[test]
     fn a_reader_waits_for_no_slot_below_those_it_has() {
         let index = Index::new(8).unwrap();

@@ -14,8 +14,8 @@ pub(super) struct Meta {
     delta: AtomicU64,
     /// Undo: the bytes of the cover that entries of the epoch hold, this one's and others'.
     hull: AtomicU64,
-    /// Class, kind, whether there is an entry at all, how far it is on its way home, and of which use of the chunk it is: whoever
-    /// claims an entry that was given up, and whose place another has by now, must not get that one.
+    /// Class, kind, whether there is an entry at all, how far it is on its way home, and of which use of the chunk it
+    /// is: whoever claims an entry that was given up, and whose place another has by now, must not get that one.
     what: AtomicU64,
     /// The check of its header.
     pub(super) check: AtomicU64,

@@ -26,10 +26,10 @@
 //! 6. Before any new write after a crash, recovery makes the outcome durable, and a new session number, which no older
 //!    header or record is sealed with, retires everything in one step.
 //! 7. The length belongs to the epoch: its record has it.
-//! 8. A block is *clean* only while the file has all of it, none of it belongs to the open epoch, and no thread stores
-//!    there. So a reader need look no further (`sync::clean_bits`). Every write marks all blocks of its ranges dirty, under
-//!    their locks, before it links an entry or stores to the file. A block becomes clean again under the lock of its
-//!    range, when its link names no entry that a reader, a checkpoint or the open epoch needs.
+//! 8. A block is *clean* only while the file has all of it, none of it belongs to the open epoch, and no thread
+//!    stores there. So a reader need look no further (`sync::clean_bits`). Every write marks all blocks of its ranges
+//!    dirty, under their locks, before it links an entry or stores to the file. A block becomes clean again under the
+//!    lock of its range, when its link names no entry that a reader, a checkpoint or the open epoch needs.
 //!
 //! # Lock order
 //!
@@ -148,8 +148,9 @@ struct Head {
     checkpoint: AtomicU64,
     /// Held by the thread that checkpoints.
     cutting: WordLock,
-    /// Reads that wait for `resizing`. As long as there are any nobody else begins to change the length: turns of somebody
-    /// who does nothing else would follow each other so closely that a read finds the gate closed whenever it looks.
+    /// Reads that wait for `resizing`. As long as there are any nobody else begins to change the length: turns of
+    /// somebody who does nothing else would follow each other so closely that a read finds the gate closed whenever
+    /// it looks.
     reads_waiting: AtomicU64,
     /// Shares device flushes.
     group: GroupFlush,

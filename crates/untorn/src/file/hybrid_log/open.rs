@@ -46,8 +46,8 @@ impl<M: Medium> HybridLog<M> {
             durability: options.durability.unwrap_or(Durability::PerCommit),
             geometry,
             len: geometry.chunks_at(),
-            // The last chunk may go beyond the size of the log, and there are at least two; how large those of an existing
-            // sidecar are is not known yet.
+            // The last chunk may go beyond the size of the log, and there are at least two; how large those of an
+            // existing sidecar are is not known yet.
             reserve: MAX_RECORD_AREA + options.log_size + 2 * chunk_len(u64::from(MOST_UNITS)),
         };
         let attached = attach(&*medium, path, &data, &plan, options)?;
@@ -168,9 +168,9 @@ impl<M: Medium> Core<M> {
         sidecar_state.retirement.session += next - 1;
         self.checksum_seed = sidecar_state.start_session(&*self.medium, &self.data, &self.side)?;
         if self.data.len() > len {
-            // A growth that did not commit, or a shrink that did. Not before the log is retired: under undo what is cut off
-            // may be what proves that the epoch is whole. Until the next sync of the file a crash may bring the old length
-            // back, and the next recovery comes by here again.
+            // A growth that did not commit, or a shrink that did. Not before the log is retired: under undo what is
+            // cut off may be what proves that the epoch is whole. Until the next sync of the file a crash may bring
+            // the old length back, and the next recovery comes by here again.
             let pages = len.div_ceil(PAGE)..self.data.len().div_ceil(PAGE);
             self.data.set_len(len)?;
             // What was allocated there to be recovered into is gone.

@@ -41,16 +41,16 @@ pub(super) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// Whether the entry, if there was one, still is what it was: before its place in the log is used for something else,
-    /// its old use is forgotten.
+    /// Whether the entry, if there was one, still is what it was: before its place in the log is used for something
+    /// else, its old use is forgotten.
     pub(super) fn entry_is_there(&self) -> bool {
         self.entry.is_none_or(|(meta, epoch)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch)
     }
 }
 
 impl<M: Medium> Core<M> {
-    /// The common case: bytes of one clean block. False if it is another. No more than three words are loaded besides the
-    /// bytes, all of them near; to wait for the block's slot would take as long as to wait for the bytes.
+    /// The common case: bytes of one clean block. False if it is another. No more than three words are loaded besides
+    /// the bytes, all of them near; to wait for the block's slot would take as long as to wait for the bytes.
     #[inline(always)]
     pub(super) fn read_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
         let Some(last) = last_in_page(offset, dst.len()) else { return false };
@@ -68,8 +68,8 @@ impl<M: Medium> Core<M> {
         self.read_calm(offset, dst)
     }
 
-    /// What a reader of a clean block has to find unchanged after its copy, by the last byte it reads; `None` if the block is
-    /// not clean, if the file does not have that byte, or if its length is changing.
+    /// What a reader of a clean block has to find unchanged after its copy, by the last byte it reads; `None` if the
+    /// block is not clean, if the file does not have that byte, or if its length is changing.
     #[inline(always)]
     fn begin_clean_read(&self, last: u64) -> Option<CleanReadGuard<'_>> {
         let head = &*self.head;
@@ -80,8 +80,8 @@ impl<M: Medium> Core<M> {
         self.clean.read_guard(last / PAGE, sequence)
     }
 
-    /// Bytes of one block that stays at home, though it is not clean: one that the open epoch has written to under undo, for
-    /// instance. False if it is another.
+    /// Bytes of one block that stays at home, though it is not clean: one that the open epoch has written to under
+    /// undo, for instance. False if it is another.
     fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
         let Some((last, resizes)) = self.look_at_len(offset, dst.len()) else { return false };
         let block = last / PAGE;
@@ -100,8 +100,8 @@ impl<M: Medium> Core<M> {
         held
     }
 
-    /// The last byte of a range within one block, and what tells later whether the length is still the same; `None` if the
-    /// file does not have that range, or if its length is changing.
+    /// The last byte of a range within one block, and what tells later whether the length is still the same; `None`
+    /// if the file does not have that range, or if its length is changing.
     #[inline(always)]
     fn look_at_len(&self, offset: u64, len: usize) -> Option<(u64, u64)> {
         let last = last_in_page(offset, len)?;
@@ -204,8 +204,9 @@ impl<M: Medium> Core<M> {
         Ok(Try::Whole)
     }
 
-    /// Lets a block, and all others of its cover, count as clean again if they are and if nobody is in the way, so that the
-    /// next reader need look at no slot. `slot` stands for the cover, and had this link; and if not, nothing happens.
+    /// Lets a block, and all others of its cover, count as clean again if they are and if nobody is in the way, so
+    /// that the next reader need look at no slot. `slot` stands for the cover, and had this link; and if not, nothing
+    /// happens.
     pub(super) fn try_to_calm(&self, block: u64, slot: &PageState, link: Link) {
         // Mostly it is not clean, or the reader would not have come this way; but a neighbour can have sent it here.
         if !self.clean.is_dirty(block) || !self.rests(block, link) || !slot.try_hold() {
@@ -214,11 +215,11 @@ impl<M: Medium> Core<M> {
         if Link(slot.bitmap()) == link { self.unlock_calmed(block, slot, link) } else { slot.unlock() }
     }
 
-    /// Lets go of a cover whose lock is held, by the slot that stands for it, and lets its blocks count as clean again if they
-    /// are.
+    /// Lets go of a cover whose lock is held, by the slot that stands for it, and lets its blocks count as clean
+    /// again if they are.
     pub(super) fn unlock_calmed(&self, block: u64, slot: &PageState, link: Link) {
-        // Under the lock nobody stores to the cover by way of a slot, nor links an entry of it; and an entry that has gone
-        // home nobody carries again.
+        // Under the lock nobody stores to the cover by way of a slot, nor links an entry of it; and an entry that has
+        // gone home nobody carries again.
         if self.clean.is_dirty(block) && self.rests(block, link) && self.handle_state.readable().is_ok() {
             let head = link.head(block);
             self.clean.mark_clean(head..head + (1 << link.class()), &self.head.sequence);

@@ -190,10 +190,10 @@ impl<M: Medium> Core<M> {
         Ok(last)
     }
 
-    /// That nothing of epochs which are known to have been durable has gone bad since, as far as it can be told: no crash
-    /// takes something of them away, so what is missing was damaged, and without it the file would be a mixture. Of an epoch
-    /// whose record has no digest, or is written over by now, entries may have been stored to after their sums were taken;
-    /// and of one that logged undo nothing is needed any more.
+    /// That nothing of epochs which are known to have been durable has gone bad since, as far as it can be told: no
+    /// crash takes something of them away, so what is missing was damaged, and without it the file would be a
+    /// mixture. Of an epoch whose record has no digest, or is written over by now, entries may have been stored to
+    /// after their sums were taken; and of one that logged undo nothing is needed any more.
     fn check_proven<'a>(
         &self,
         records: impl Iterator<Item = (&'a u64, &'a EpochRecord)>,

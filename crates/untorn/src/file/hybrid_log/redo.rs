@@ -58,8 +58,8 @@ impl<M: Medium> Core<M> {
         }
     }
 
-    /// Gives the room back that was taken for new entries of a write, of which nothing is said any more. `links` are those
-    /// of the first covers.
+    /// Gives the room back that was taken for new entries of a write, of which nothing is said any more. `links` are
+    /// those of the first covers.
     fn give_back_new(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link]) {
         let new = plan.block_ranges.iter().zip(links).filter(|(block_range, _)| block_range.logged == Logged::Nothing);
         self.chunks.give_back(
@@ -143,8 +143,8 @@ impl<M: Medium> Core<M> {
         Ok((delta, self.certifies().then(|| sum_of(&image))))
     }
 
-    /// Stores parts into an entry that the open epoch has already, and what lies between them and its bytes. Returns what
-    /// its header has to say now, or nothing if it can stay.
+    /// Stores parts into an entry that the open epoch has already, and what lies between them and its bytes. Returns
+    /// what its header has to say now, or nothing if it can stay.
     fn merge<'a, 'b: 'a>(
         &self,
         block_range: &BlockRange,
@@ -197,8 +197,8 @@ impl<M: Medium> Core<M> {
         Ok(saved)
     }
 
-    /// Brings the log back to where it was before a write that failed. `links` are those of the first covers, whose headers
-    /// were stored, or half stored.
+    /// Brings the log back to where it was before a write that failed. `links` are those of the first covers, whose
+    /// headers were stored, or half stored.
     #[cold]
     fn take_back(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link], saved: Vec<Saved>) -> Result<()> {
         for (block_range, &link) in plan.block_ranges.iter().zip(links) {
@@ -221,8 +221,8 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// Sees to it that no header of the open epoch stands at byte `at` of the log. Where nothing can be written there, perhaps
-    /// none ever was.
+    /// Sees to it that no header of the open epoch stands at byte `at` of the log. Where nothing can be written
+    /// there, perhaps none ever was.
     fn remove_header(&self, at: u64) -> Result<()> {
         let Err(error) = self.side.write(at, &[0; LINE as usize]) else { return Ok(()) };
         let mut line = [0; LINE as usize];

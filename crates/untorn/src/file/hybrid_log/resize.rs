@@ -23,8 +23,8 @@ impl<M: Medium> Core<M> {
             );
             return Err(Error::Invalid { path: self.path().to_owned(), what });
         }
-        // One at a time: of two that find the data file too short, the second would cut it to its own length, whatever has
-        // been written behind that meanwhile.
+        // One at a time: of two that find the data file too short, the second would cut it to its own length,
+        // whatever has been written behind that meanwhile.
         let _resizing = self.lock_resizing();
         for attempt in 0.. {
             if self.data.len() < len {

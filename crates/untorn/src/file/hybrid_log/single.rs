@@ -13,8 +13,8 @@ use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sys::copy::prefetch_hint;
 
 /// Bytes up to which a write goes through the cache. Its lines are written back later, many at once: the locked
-/// instruction with which the next write begins would wait for streaming stores to drain, which takes longer than such a
-/// write.
+/// instruction with which the next write begins would wait for streaming stores to drain, which takes longer than
+/// such a write.
 const SMALL: usize = 256;
 
 impl<M: Medium> Core<M> {
@@ -67,7 +67,8 @@ impl<M: Medium> Core<M> {
         Ok(true)
     }
 
-    /// Whether a new entry can take the place of what a locked block's link names. One that is committed goes home first.
+    /// Whether a new entry can take the place of what a locked block's link names. One that is committed goes home
+    /// first.
     #[inline(always)]
     fn is_free(&self, link: Link, block: u64) -> bool {
         // Under redo no undo entry is of use any more.

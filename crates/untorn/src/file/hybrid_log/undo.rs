@@ -98,8 +98,8 @@ impl<M: Medium> Core<M> {
                 class: block_range.class,
                 offset: extent.offset,
                 len: extent.len(),
-                // Also where the epoch is not certified by it: it tells recovery whether these bytes arrived, for if they
-                // did not, nothing was stored in their place.
+                // Also where the epoch is not certified by it: it tells recovery whether these bytes arrived, for if
+                // they did not, nothing was stored in their place.
                 sum: Some(sum_of(&image)),
                 after: *after,
                 proves: self.durable(),

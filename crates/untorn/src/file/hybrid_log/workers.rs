@@ -17,8 +17,8 @@ use crate::sync::wake_flag::WakeFlag;
 use crate::sys::incarnation;
 use crate::sys::sync::{AtomicU64, Ordering};
 
-/// Chunks in use from which on a checkpoint is due on persistent memory. It costs two fences, and the less is left in the
-/// log, the fewer writes come upon an entry that they have to take home themselves.
+/// Chunks in use from which on a checkpoint is due on persistent memory. It costs two fences, and the less is left in
+/// the log, the fewer writes come upon an entry that they have to take home themselves.
 const DUE: u64 = 5;
 
 /// Whether a checkpoint is due. On a block medium, where it costs two flushes, not before half the log is full.

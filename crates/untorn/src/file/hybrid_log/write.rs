@@ -157,15 +157,16 @@ impl<M: Medium> Core<M> {
         }
     }
 
-    /// Under undo, takes back what a write that is a commit by itself has stored to the file already, when it failed and
-    /// only recovery can tell what is in: nobody may see what that will take back. Where it cannot be taken back, nobody
-    /// reads what writes have touched any more. The caller holds every lane, and has locked what the write touched.
+    /// Under undo, takes back what a write that is a commit by itself has stored to the file already, when it failed
+    /// and only recovery can tell what is in: nobody may see what that will take back. Where it cannot be taken back,
+    /// nobody reads what writes have touched any more. The caller holds every lane, and has locked what the write
+    /// touched.
     fn withdraw(&self, lanes: &[Lane<'_>]) {
         if self.handle_state.writable().is_ok() || !self.logs_undo() {
             return;
         }
-        // Recovery goes by a record that arrived; if it has no digest, it does not look at the bytes, and would find some of
-        // the old ones among the new.
+        // Recovery goes by a record that arrived; if it has no digest, it does not look at the bytes, and would find
+        // some of the old ones among the new.
         if !self.is_certified(lanes) && self.has_record(self.epoch()) {
             return self.handle_state.hide();
         }
@@ -239,8 +240,8 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// Stores a planned write, and counts it in. Returns the covers' links, to be published; `None`, with nothing stored,
-    /// if the log has no room.
+    /// Stores a planned write, and counts it in. Returns the covers' links, to be published; `None`, with nothing
+    /// stored, if the log has no room.
     fn log(&self, lane: &Lane<'_>, plan: &Plan<'_>) -> Result<Option<Vec<super::block_range::Link>>> {
         self.make_space(plan)?;
         // All of them before the first is published, or a reader could see one part of the write and then miss another.
@@ -291,8 +292,8 @@ impl<M: Medium> Core<M> {
         if pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>() > self.chunks.most() * chunk {
             return Err(self.chunks.full(self.path()));
         }
-        // The longest entries fill a chunk each. A shorter piece may lie across two covers of its size, rounded up; and of a
-        // chunk with such entries more than half is filled before the next one is begun.
+        // The longest entries fill a chunk each. A shorter piece may lie across two covers of its size, rounded up;
+        // and of a chunk with such entries more than half is filled before the next one is begun.
         let (mut whole, mut short) = (0, 0);
         for piece in pieces {
             let len = piece.bytes.len() as u64;
@@ -313,8 +314,8 @@ impl<M: Medium> Core<M> {
         match self.lengthen(wanted) {
             Ok(false) if attempt >= ATTEMPTS_TO_MAKE_ROOM => Err(self.chunks.full(self.path())),
             Ok(_) => Ok(()),
-            // On a full disk a checkpoint may make room all the same, and what it made somebody else may have taken. Of a
-            // longer log whose flush failed nothing is to be hoped for.
+            // On a full disk a checkpoint may make room all the same, and what it made somebody else may have taken.
+            // Of a longer log whose flush failed nothing is to be hoped for.
             Err(error) if error.is_for_want_of_space() && self.handle_state.writable().is_ok() => {
                 if grows_first {
                     return self.free_what_is_durable();
@@ -334,11 +335,11 @@ impl<M: Medium> Core<M> {
         self.checkpoint_all_chunks()
     }
 
-    /// Makes the log longer until so many chunks are free, once those that are have their space. False if it may not become
-    /// so long.
+    /// Makes the log longer until so many chunks are free, once those that are have their space. False if it may not
+    /// become so long.
     fn lengthen(&self, wanted: u64) -> Result<bool> {
-        // A cut meanwhile would write a length down that is not durable yet. Of several threads that find no room, one at a
-        // time looks again and makes some.
+        // A cut meanwhile would write a length down that is not durable yet. Of several threads that find no room,
+        // one at a time looks again and makes some.
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         while self.chunks.ready(self.relax()) < wanted {
             if self.chunks.furnish_one(&self.side, self.relax())? {
@@ -357,8 +358,8 @@ impl<M: Medium> Core<M> {
         Ok(true)
     }
 
-    /// After a growth that failed: no cut may write down a length that nobody has made durable, and what the log got of the disk
-    /// is for others. Passes its error on.
+    /// After a growth that failed: no cut may write down a length that nobody has made durable, and what the log got
+    /// of the disk is for others. Passes its error on.
     #[cold]
     fn as_long_as(&self, before: u64, error: Error) -> Error {
         if self.side.len() > before

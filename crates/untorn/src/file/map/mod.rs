@@ -1,11 +1,11 @@
 //! [`AtomicMap`]: plain loads and stores, committed together.
 //!
 //! # Safety
-//! The memory of a map is a private mapping that belongs to it from construction to drop. It is lent as slices: shared
-//! ones for as long as the map is borrowed, one exclusive one for as long as it is borrowed exclusively. What changes the
-//! memory otherwise (giving pages back to the file, whose bytes are the same; rolling back; the kernel's handing in of the
-//! file's pages) happens under `&mut self`, when no slice is lent. That another program writes to the file in spite of the
-//! lock on its sidecar is outside of what is promised here, as it is for every mapped file.
+//! The memory of a map is a private mapping that belongs to it from construction to drop. It is lent as slices:
+//! shared ones for as long as the map is borrowed, one exclusive one for as long as it is borrowed exclusively. What
+//! changes the memory otherwise (giving pages back to the file, whose bytes are the same; rolling back; the kernel's
+//! handing in of the file's pages) happens under `&mut self`, when no slice is lent. That another program writes to
+//! the file in spite of the lock on its sidecar is outside of what is promised here, as it is for every mapped file.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -220,8 +220,8 @@ impl AtomicMap {
         // A page that was lost while it was copied into the log went there as zeros.
         self.check_memory()?;
         if engine.len() != self.len {
-            // Shorter: the engine follows a growth at once. After this nothing fails that leaves the file in use, so what is
-            // cut off here is never rolled back to.
+            // Shorter: the engine follows a growth at once. After this nothing fails that leaves the file in use, so
+            // what is cut off here is never rolled back to.
             engine.resize(self.len)?;
         }
         self.commit = engine.sync()?;
@@ -326,7 +326,8 @@ impl AtomicMap {
     /// Commits, checkpoints the log and closes the file cleanly, so the next open needs no recovery.
     ///
     /// # Errors
-    /// As for [`commit`](AtomicMap::commit), and [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    /// As for [`commit`](AtomicMap::commit), and [`Error::Io`] when a flush fails; the next open recovers the last
+    /// commit.
     pub fn close(mut self) -> Result<()> {
         if !self.read_only {
             self.commit()?;
@@ -372,8 +373,8 @@ impl AtomicMap {
         all.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))
     }
 
-    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told. The others become
-    /// the file's again, and are not seen the next time unless they are touched.
+    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told. The
+    /// others become the file's again, and are not seen the next time unless they are touched.
     fn sift(&self, seen: &Runs) -> Runs {
         let page = page_size() as u64;
         let (engine, mut home) = (self.engine(), vec![0; page as usize]);
@@ -385,7 +386,8 @@ impl AtomicMap {
             let is_same = is_same && *home == self[start as usize..end as usize];
             if is_same { &mut same } else { &mut changed }.push(start..start + page);
         }
-        // What a commit that failed has in the engine is no commit yet; and of a page that the length cuts only a part was looked at.
+        // What a commit that failed has in the engine is no commit yet; and of a page that the length cuts only a
+        // part was looked at.
         let last = self.len.min(self.committed_len) / page * page;
         for run in same.without(&self.stored).iter().filter(|run| run.start < last) {
             // What stays is looked at again each time.
@@ -463,9 +465,9 @@ impl Deref for AtomicMap {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is at least `len` bytes long and lives as long as `self`. The shared borrow excludes every
-        // method that changes it; see the module's documentation. A page without a byte of the file behind it is replaced
-        // by one of zeros.
+        // SAFETY: the mapping is at least `len` bytes long and lives as long as `self`. The shared borrow excludes
+        // every method that changes it; see the module's documentation. A page without a byte of the file behind it
+        // is replaced by one of zeros.
         unsafe { slice::from_raw_parts(self.memory.address(0), self.len as usize) }
     }
 }

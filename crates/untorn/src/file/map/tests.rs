@@ -64,7 +64,7 @@ fn pages_that_were_only_read_are_rolled_back_with_the_length() {
 }
 
 #[test]
-fn what_is_read_from_a_descriptor_is_stored() {
+fn reads_from_a_descriptor_count_as_stores() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     let source = dir.path().join("source");

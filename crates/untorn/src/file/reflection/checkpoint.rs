@@ -11,7 +11,8 @@ use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
 
 impl<M: Medium> Reflection<M> {
-    /// Gives up every record there is now. Writers go on meanwhile, except for the moment it takes to look at the lanes.
+    /// Gives up every record there is now. Writers go on meanwhile, except for the moment it takes to look at the
+    /// lanes.
     #[cold]
     pub(super) fn checkpoint(&self) -> Result<()> {
         self.cut_with(&[])
@@ -74,8 +75,8 @@ impl<M: Medium> Reflection<M> {
         self.side.write(at, &bitmap.to_le_bytes())
     }
 
-    /// Stores a record whose entries stand in a file of their own, durable at the next fence of all files. Its pages must
-    /// be handed to the cut that gives it up.
+    /// Stores a record whose entries stand in a file of their own, durable at the next fence of all files. Its pages
+    /// must be handed to the cut that gives it up.
     pub(super) fn append_spilled(&self, lane: &Lane<'_>, record: &Record) -> Result<()> {
         let path = spill_path(&self.sidecar);
         let at = self.lanes.offset(lane.position());

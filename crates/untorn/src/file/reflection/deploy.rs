@@ -173,8 +173,8 @@ impl<M: Medium> Reflection<M> {
         let Some(at) = self.places.reflection(run.start) else { return Ok(0) };
         let bytes = (run.end - run.start) * PAGE;
         let punched = self.side.punch(at, bytes);
-        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and also
-        // if some could not be made.
+        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and
+        // also if some could not be made.
         for at in run.clone().filter_map(|page| self.places.reflection(page)) {
             self.side_space.forget(at);
         }

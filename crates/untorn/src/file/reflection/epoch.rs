@@ -43,8 +43,8 @@ impl<M: Medium> Reflection<M> {
             drop(lane);
             return self.write_in_epoch(&[part.piece()]);
         }
-        // Before the stores, for a locked instruction would wait for non-temporal ones to drain. If the write fails, the
-        // commit finds the page unchanged and passes over it.
+        // Before the stores, for a locked instruction would wait for non-temporal ones to drain. If the write fails,
+        // the commit finds the page unchanged and passes over it.
         self.state.mark_changed(page);
         let (visible, valid) = (state.bitmap(), epoch.committed.load(Ordering::Acquire));
         if let Err(error) = self.store(page, valid, mask, Staged::aligned(part)) {
@@ -94,8 +94,8 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Takes a lane, which holds the next commit off, and locks all pages with readers kept out, at a moment when no
-    /// slice to be written is frozen: a frozen slice has its last durable bytes in one copy and those being made durable
-    /// in the other.
+    /// slice to be written is frozen: a frozen slice has its last durable bytes in one copy and those being made
+    /// durable in the other.
     fn enter_epoch(&self, pieces: &[Piece<'_>], pages: &[PageParts<'_>]) -> Result<Lane<'_>> {
         let mut round = 0;
         loop {

@@ -66,8 +66,8 @@ impl<M: Medium> Reflection<M> {
         Ok((bitmap_sum.get(), slice_sum.get()))
     }
 
-    /// Deploys everything, then removes the sidecar. A crash on the way leaves the sidecar valid: slices are copied over
-    /// copies that its bitmaps call invalid, and the bitmaps do not change.
+    /// Deploys everything, then removes the sidecar. A crash on the way leaves the sidecar valid: slices are copied
+    /// over copies that its bitmaps call invalid, and the bitmaps do not change.
     pub(super) fn settle_all(&self) -> Result<()> {
         self.writable()?;
         let len = self.state.head().len.load(Ordering::Relaxed);

@@ -133,8 +133,8 @@ impl Places {
     /// dense form every page, in the sparse form those with a slot. Rebuilds the sparse form's index on the way.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if two slots name one page, a slot names a page beyond what the file may grow to, there are more
-    /// slots than can be counted, or the last chunk, of either form, is not whole.
+    /// [`Error::Corrupt`] if two slots name one page, a slot names a page beyond what the file may grow to, there are
+    /// more slots than can be counted, or the last chunk, of either form, is not whole.
     pub(super) fn load<F: MediumFile>(
         &self,
         side: &F,
@@ -299,8 +299,8 @@ impl Sparse {
             }
             let end = slot_chunk(self.at, free.total) + (SPARSE_PAGES + 1) * PAGE;
             side.set_len(end)?;
-            // The new length must be durable before a record speaks of bytes beyond the old one: recovery looks for slots
-            // only within the length.
+            // The new length must be durable before a record speaks of bytes beyond the old one: recovery looks for
+            // slots only within the length.
             side.sync(barriers::SPARSE_GROW)?;
             free.total += SPARSE_PAGES as u32;
         }

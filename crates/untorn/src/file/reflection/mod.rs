@@ -1,8 +1,8 @@
 //! The reflection engine: atomic but lazy updating (the Acumen paper, §IV).
 //!
-//! Beside each page of the data file stands a *reflection page* in the sidecar, and a bitmap says for each 64-byte slice
-//! which of the two holds it. A write goes to the copy that is invalid now, so it destroys nothing; flipping the bits
-//! commits it. Data is written once.
+//! Beside each page of the data file stands a *reflection page* in the sidecar, and a bitmap says for each 64-byte
+//! slice which of the two holds it. A write goes to the copy that is invalid now, so it destroys nothing; flipping
+//! the bits commits it. Data is written once.
 //!
 //! # What makes it sound
 //! The paper orders data before bitmap with a fence and uses hardware transactional memory for several pages. Here each
@@ -12,8 +12,8 @@
 //!    fills the invalid copies, stores the record, fences, and only then publishes the bitmaps: durable before visible.
 //! 2. Recovery takes a record for *certain* if a later record of its lane or of one of its pages exists (that one was
 //!    stored after this one's fence), and verifies any other against its data; what fails is dropped whole.
-//! 3. Before anything new is written after a crash, the outcome is made durable and all older records are retired in one
-//!    step, by a new session number that their seals do not match.
+//! 3. Before anything new is written after a crash, the outcome is made durable and all older records are retired in
+//!    one step, by a new session number that their seals do not match.
 //! 4. Records are given up by a *cut* of all lanes together, after every bitmap they changed is durable.
 //! 5. Deploying slices into the data file is a write like any other.
 //! 6. In per-commit mode a page has two bitmaps, of the last commit and of now; slices written since the commit stay in

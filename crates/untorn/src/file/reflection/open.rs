@@ -89,7 +89,8 @@ impl<M: Medium> Reflection<M> {
         let checksum_seed = ChecksumSeed::new(&superblock.uuid, retirement.session);
         let records = match superblock.left {
             Left::Open => live_records(&*medium, &side, &sidecar, geometry, checksum_seed, retirement.checkpoint)?,
-            // Closing makes a cut; before the first open there was no commit. Whatever a lane holds then counts for nothing.
+            // Closing makes a cut; before the first open there was no commit. Whatever a lane holds then counts for
+            // nothing.
             Left::Fresh | Left::Clean | Left::Settled => Vec::new(),
         };
         if let Some((_, record)) = records.iter().find(|(_, record)| record.seq > MAX_NUMBER_AT_OPEN) {
@@ -132,8 +133,8 @@ impl<M: Medium> Reflection<M> {
         Ok(engine)
     }
 
-    /// Makes the outcome of [`build`](Self::build) durable, retires every record in one step, and says "open": from here
-    /// on stores may follow.
+    /// Makes the outcome of [`build`](Self::build) durable, retires every record in one step, and says "open": from
+    /// here on stores may follow.
     fn make_durable(&mut self) -> Result<()> {
         self.write_recovered()?;
         let len = self.state.head().len.load(Ordering::Relaxed);

@@ -18,8 +18,8 @@ const TRIES: u32 = 64;
 const FEW: usize = 16;
 
 impl<M: Medium> Reflection<M> {
-    /// The common case: bytes of one clean page; false if it is another. No more than three words are loaded besides the
-    /// bytes, all of them near; to wait for a page's state would take as long as to wait for the bytes.
+    /// The common case: bytes of one clean page; false if it is another. No more than three words are loaded besides
+    /// the bytes, all of them near; to wait for a page's state would take as long as to wait for the bytes.
     #[inline(always)]
     pub(super) fn read_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
         let Some(last) = last_in_page(offset, dst.len()) else { return false };
@@ -27,7 +27,8 @@ impl<M: Medium> Reflection<M> {
         self.data.try_read(offset, dst) && clean.validate(&self.state.head().sequence)
     }
 
-    /// [`read_calm`](Reflection::read_calm) on its own: what its copy calls would make room for itself in a short one too.
+    /// [`read_calm`](Reflection::read_calm) on its own: what its copy calls would make room for itself in a short one
+    /// too.
     #[inline(never)]
     pub(super) fn read_long_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
         self.read_calm(offset, dst)

@@ -46,8 +46,8 @@ const SPILL_READS: u64 = 16;
 const SPILL_ALLOWANCE: u64 = 1 << 24;
 
 /// Looks for the records of one lane after the other, in time linear in what there is to read, also where somebody
-/// forged it: a line of a lane is looked at as a head line, as the further line of the one head line before it, and where
-/// another record ends.
+/// forged it: a line of a lane is looked at as a head line, as the further line of the one head line before it, and
+/// where another record ends.
 struct Scan<'a, F> {
     /// The lane at hand.
     ring: Vec<u8>,
@@ -63,7 +63,8 @@ struct Scan<'a, F> {
 
 impl<'a, F: MediumFile> Scan<'a, F> {
     fn new(medium: &impl Medium<File = F>, sidecar: &'a Path, geometry: Geometry) -> Result<Self> {
-        // What the cache has of it can be relied on: the line that refers to it was stored after its flush had succeeded.
+        // What the cache has of it can be relied on: the line that refers to it was stored after its flush had
+        // succeeded.
         let spill_at = spill_path(sidecar);
         let spill = if medium.exists(&spill_at)? { Some(medium.open(&spill_at, Access::Read, 0)?) } else { None };
         let spill_lines = spill.as_ref().map_or(0, MediumFile::len) / LINE;
@@ -118,7 +119,8 @@ impl<'a, F: MediumFile> Scan<'a, F> {
                     Some(line)
                 }
             };
-            // A spilled record cannot have more entries than its file has room for, nor one in a lane more than the lane.
+            // A spilled record cannot have more entries than its file has room for, nor one in a lane more than the
+            // lane.
             let record = decode(checksum_seed, offset, &first, 2 * (slots + self.spill_lines), more);
             if let Some(error) = failed {
                 return Err(error);
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_record_of_the_lane_or_of_a_page_proves_an_earlier_one() {
+    fn a_record_is_proven_by_a_later_one_of_its_lane_or_page() {
         let records = [
             (0, record(1, &[1])),
             (1, record(1, &[2])),

@@ -39,7 +39,8 @@ impl<M: Medium> Reflection<M> {
             // Bitmaps of pages that are gone must be 0 before the record that says so is given up.
             self.cut_holding(&lanes, &emptied)?;
             if let Err(error) = self.punch_tail(len) {
-                // The shrink is committed. Its space is given back, and its bytes made zeros, by the next growth or close.
+                // The shrink is committed. Its space is given back, and its bytes made zeros, by the next growth or
+                // close.
                 tracing::warn!(path = %self.path.display(), %error, "cannot free the space behind the new end yet; the \
                                                                      next growth or close frees it");
             }
@@ -119,9 +120,9 @@ impl<M: Medium> Reflection<M> {
         Ok((record, lane, spill))
     }
 
-    /// The entry of the page that the new end falls into: slices beyond it leave the sidecar. Of the slice it cuts, the
-    /// bytes behind the end stay as they are until a growth uncovers them: to store zeros there now could destroy what is
-    /// visible, and if the shrink then failed, nothing might be left to bring it back with.
+    /// The entry of the page that the new end falls into: slices beyond it leave the sidecar. Of the slice it cuts,
+    /// the bytes behind the end stay as they are until a growth uncovers them: to store zeros there now could destroy
+    /// what is visible, and if the shrink then failed, nothing might be left to bring it back with.
     fn trim_last_page(&self, len: u64, entries: &mut Vec<Entry>) -> Option<Entry> {
         let within = len % PAGE;
         if within == 0 {
@@ -136,8 +137,8 @@ impl<M: Medium> Reflection<M> {
         Some(Entry { page, bitmap: self.state.pages[page as usize].bitmap() & keep, mask: mask & keep })
     }
 
-    /// Makes what lies behind the end zeros, wherever it is, before a growth uncovers it. No commit has ever shown these
-    /// bytes, so they are written over in place.
+    /// Makes what lies behind the end zeros, wherever it is, before a growth uncovers it. No commit has ever shown
+    /// these bytes, so they are written over in place.
     fn clear_tail(&self, len: u64) -> Result<()> {
         self.punch_tail(len)?;
         let (page, within) = (len / PAGE, len % PAGE);
@@ -158,8 +159,8 @@ impl<M: Medium> Reflection<M> {
             return Ok(());
         }
         let punched = self.data.punch(len, physical - len);
-        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and also
-        // if some could not be made.
+        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and
+        // also if some could not be made.
         (pages(len)..pages(physical)).for_each(|page| self.data_space.forget(page * PAGE));
         punched
     }

@@ -60,8 +60,8 @@ impl<M: Medium> Reflection<M> {
         if !self.fits(&speculation, &lane, state) {
             speculation = self.speculation(lane.position(), state, part.page, mask, sum);
         }
-        // Where the bytes go is found out only now, by the bitmap that the record goes by: what was foreseen may have been
-        // deployed or reclaimed since, and its place may be another page's.
+        // Where the bytes go is found out only now, by the bitmap that the record goes by: what was foreseen may have
+        // been deployed or reclaimed since, and its place may be another page's.
         let stored = check_range(&self.path, part.offset(), part.bytes.len() as u64, speculation.len)
             .and_then(|()| self.store(part.page, speculation.valid, mask, Staged::aligned(part)));
         if let Err(error) = stored {
@@ -95,8 +95,8 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Starts the address translation of the pages that a write of whole slices will probably store to: if `valid` is
-    /// the page's bitmap at the last commit. A non-temporal store over a cached line is slow, so another line of the page
-    /// stands for theirs.
+    /// the page's bitmap at the last commit. A non-temporal store over a cached line is slow, so another line of the
+    /// page stands for theirs.
     #[inline(always)]
     pub(super) fn prefetch_hint(&self, part: Part<'_>, mask: u64, valid: u64) {
         let elsewhere = (part.from + PAGE / 2) % PAGE;

@@ -92,8 +92,8 @@ impl State {
         }
     }
 
-    /// What a reader of a clean page has to find unchanged after its copy; `None` if the page is not clean, if the file does
-    /// not have the byte `last`, or if its length is changing.
+    /// What a reader of a clean page has to find unchanged after its copy; `None` if the page is not clean, if the
+    /// file does not have the byte `last`, or if its length is changing.
     #[inline(always)]
     pub(super) fn begin_clean_read(&self, page: u64, last: u64) -> Option<CleanReadGuard<'_>> {
         let head = self.head();

@@ -16,9 +16,9 @@ use crate::storage::{Medium, MediumClass, MediumFile};
 pub(super) struct Staged<'a> {
     pub(super) first: u64,
     pub(super) bytes: &'a [u8],
-    /// The bytes are exactly the slices to be written, in one run: what they are for nearly every write. Asking the mask
-    /// instead would put some fifty instructions before the first store, more than fit beside the wait for the previous
-    /// write's fence.
+    /// The bytes are exactly the slices to be written, in one run: what they are for nearly every write. Asking the
+    /// mask instead would put some fifty instructions before the first store, more than fit beside the wait for the
+    /// previous write's fence.
     pub(super) one_run: bool,
 }
 

@@ -152,7 +152,8 @@ impl<M: Medium> Reflection<M> {
         let state = |page: u64| -> &PageState { &self.state.pages[page as usize] };
         match committed {
             Ok(record) => {
-                // All pages are marked, and none of them is clean, before the first is published: so no reader sees one and not another.
+                // All pages are marked, and none of them is clean, before the first is published: so no reader sees
+                // one and not another.
                 record.entries.iter().for_each(|entry| {
                     state(entry.page).begin_publishing();
                     self.mark_dirty(entry.page, entry.bitmap);
@@ -177,7 +178,8 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
-    /// Makes the new bitmap of a page visible and unlocks it. Not for one of several pages that are to be seen together.
+    /// Makes the new bitmap of a page visible and unlocks it. Not for one of several pages that are to be seen
+    /// together.
     #[inline(always)]
     pub(super) fn publish(&self, page: u64, state: &PageState, bitmap: u64, version: u64) {
         self.mark_dirty(page, bitmap);

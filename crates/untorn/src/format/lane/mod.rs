@@ -84,8 +84,8 @@ impl Lanes {
 
     /// Every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
     ///
-    /// It goes by the copy in memory, not only because that is nearer: a line that was read is in the CPU's cache, and a
-    /// non-temporal store over a cached line costs half a fence more.
+    /// It goes by the copy in memory, not only because that is nearer: a line that was read is in the CPU's cache,
+    /// and a non-temporal store over a cached line costs half a fence more.
     #[inline]
     pub(crate) fn live_pages(&self, index: usize, head: u64) -> impl Iterator<Item = u64> {
         let lines = self.thread_slots.states()[index].tail.load(Ordering::Acquire)..head;

@@ -80,7 +80,7 @@ fn two_collectors_and_a_writer_all_get_through() {
 }
 
 #[test]
-fn whoever_only_tries_holds_a_lane_alone_or_not_at_all() {
+fn a_try_acquire_holds_a_lane_alone_or_not_at_all() {
     model("lanes: a collector and one who only tries", None, || {
         let area = Area::new(2, 1);
         let other = spawn(&area, Area::collect);

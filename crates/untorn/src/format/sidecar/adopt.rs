@@ -14,7 +14,8 @@ use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
 /// the original would lose what only the sidecar holds.
 ///
 /// # Errors
-/// [`Error::SidecarMissing`] if there is none, or only that of an original; [`Error::InUse`] while another process has it.
+/// [`Error::SidecarMissing`] if there is none, or only that of an original; [`Error::InUse`] while another process
+/// has it.
 pub(super) fn adopt<M: Medium>(
     medium: &M,
     path: &Path,
@@ -82,8 +83,9 @@ fn owner<M: Medium>(
 
 /// Renames a sidecar and the spill file that goes with it.
 ///
-/// The spill goes first, and durably: a crash in between leaves the sidecar under its old name, to be renamed again, with
-/// its spill already where it will be looked for. The other way round a record would find its sidecar without its spill.
+/// The spill goes first, and durably: a crash in between leaves the sidecar under its old name, to be renamed again,
+/// with its spill already where it will be looked for. The other way round a record would find its sidecar without
+/// its spill.
 pub(super) fn relocate<M: Medium>(medium: &M, dir: &Path, from: &Path, to: &Path) -> Result<()> {
     let spill = spill_path(from);
     // Of two sidecars "7" and "7.copy", the spill file "7.spill" belongs to the former.

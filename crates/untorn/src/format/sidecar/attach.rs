@@ -25,10 +25,10 @@ pub(crate) struct Attached<F> {
 impl<F: MediumFile> Attached<F> {
     /// After a crash, makes both files read as they are on the medium.
     ///
-    /// After a clean close the cache may stay as it is. "Clean" came from the medium just now, it was stored only after a
-    /// flush of everything before it, and "open" is durable before anything is stored after it. All that a flush can have
-    /// lost in between are those two and the retirement lines beside them, which attaching reads anew each time. A reader
-    /// may rely on the same, so it drops nothing.
+    /// After a clean close the cache may stay as it is. "Clean" came from the medium just now, it was stored only
+    /// after a flush of everything before it, and "open" is durable before anything is stored after it. All that a
+    /// flush can have lost in between are those two and the retirement lines beside them, which attaching reads anew
+    /// each time. A reader may rely on the same, so it drops nothing.
     pub(crate) fn distrust_cache(&self, data: &F) -> Result<()> {
         if matches!(self.superblock.left, Left::Open | Left::Fresh) {
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
@@ -145,8 +145,8 @@ pub(crate) fn attach<M: Medium>(
     Err(in_use(path))
 }
 
-/// The engine whose sidecar a file has, or may adopt, if there is one that can be read. Nothing is locked: whoever opens it
-/// finds out whether it still is so.
+/// The engine whose sidecar a file has, or may adopt, if there is one that can be read. Nothing is locked: whoever
+/// opens it finds out whether it still is so.
 pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<Option<EngineKind>> {
     let data = medium.open(path, Access::Read, 0)?;
     let place = sidecar_path(path, data.identity()?.inode);
@@ -169,8 +169,8 @@ pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -
     Ok(found.map(|superblock| superblock.engine))
 }
 
-/// Opens the sidecar of `data` for reading, locked against writers, without creating or changing anything; `None` if the
-/// file has none that counts.
+/// Opens the sidecar of `data` for reading, locked against writers, without creating or changing anything; `None` if
+/// the file has none that counts.
 ///
 /// # Errors
 /// As for [`attach`].
@@ -233,8 +233,8 @@ fn open_existing<M: Medium>(medium: &M, name: &Path, access: Access, reserve: u6
     }
 }
 
-/// Whether a name stands for this open file, at the length that was seen when it was opened: whoever held the lock before
-/// us may have changed either since.
+/// Whether a name stands for this open file, at the length that was seen when it was opened: whoever held the lock
+/// before us may have changed either since.
 pub(crate) fn is_named<M: Medium>(medium: &M, name: &Path, file: &M::File) -> Result<bool> {
     match open_existing(medium, name, Access::Read, 0)? {
         Some(named) => Ok(named.identity()? == file.identity()? && named.len() == file.len()),
@@ -337,8 +337,8 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path, data: &M::File, sidecar
     medium.remove_dir_if_empty(&directory(path))
 }
 
-/// Creates a sidecar under a temporary name and gives it its final one when it is whole. False if another process came in
-/// between, and all is to be looked at anew.
+/// Creates a sidecar under a temporary name and gives it its final one when it is whole. False if another process
+/// came in between, and all is to be looked at anew.
 fn create<M: Medium>(
     medium: &M,
     path: &Path,

@@ -112,8 +112,9 @@ pub(crate) fn path(data: &Path, inode: u64) -> PathBuf {
     directory(data).join(inode.to_string())
 }
 
-/// Where the processes meet that share a file in the way that `kind` says. An inode number may come to another file while some
-/// of those are left that shared the one before, so the time of the file's birth is in the name, or its generation.
+/// Where the processes meet that share a file in the way that `kind` says. An inode number may come to another file
+/// while some of those are left that shared the one before, so the time of the file's birth is in the name, or its
+/// generation.
 pub(crate) fn meeting_place(identity: Identity, kind: &str) -> String {
     let told_apart = if identity.birth == 0 { identity.generation } else { identity.birth };
     format!("{}-{told_apart:x}.{kind}", identity.inode)
@@ -124,8 +125,8 @@ pub(crate) const CALLS: &str = "calls";
 pub(crate) const REGION: &str = "region";
 pub(crate) const SHARE: &str = "share";
 
-/// Whether a name in the directory of sidecars is that of a lock file with which processes meet that share a file. Nobody may
-/// open one to look what it is: a process that closes any descriptor of it loses its locks.
+/// Whether a name in the directory of sidecars is that of a lock file with which processes meet that share a file.
+/// Nobody may open one to look what it is: a process that closes any descriptor of it loses its locks.
 fn is_meeting_place(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes().strip_suffix(b".lock").unwrap_or_default();
     [CALLS, REGION, SHARE].iter().any(|kind| name.ends_with(format!(".{kind}").as_bytes()))
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_have_one_inode_number_after_the_other_have_their_own_meeting_places() {
+    fn files_that_reuse_an_inode_number_have_their_own_rendezvous() {
         let identity = |generation, birth| Identity { device: 1, inode: 7, generation, birth };
         let names = [identity(0, 0x1f), identity(0, 0x20), identity(5, 0), identity(6, 0)]
             .map(|identity| [CALLS, REGION, SHARE].map(|kind| meeting_place(identity, kind)));

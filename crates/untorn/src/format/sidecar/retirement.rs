@@ -1,8 +1,8 @@
 //! The retirement line: the number up to which the bitmaps have all records, and the session that may write records.
 //!
 //! There are two copies in different sectors, written alternately; the valid one with the higher sequence number
-//! counts. Writing one retires records in a single 64-byte step: every record numbered up to `checkpoint` is dead, and so is
-//! every record sealed in another session.
+//! counts. Writing one retires records in a single 64-byte step: every record numbered up to `checkpoint` is dead,
+//! and so is every record sealed in another session.
 
 use std::path::Path;
 

@@ -17,8 +17,9 @@ impl Space {
         Ok(Space { known: ZeroedArray::reserve(max_pages.div_ceil(64) as usize)? })
     }
 
-    /// Makes sure the page at byte `offset` of `file`, within it and not known to have space, has it. Only where a store into a hole
-    /// could end in a signal is anything allocated; elsewhere it is noted that there will be something to give back.
+    /// Makes sure the page at byte `offset` of `file`, within it and not known to have space, has it. Only where a
+    /// store into a hole could end in a signal is anything allocated; elsewhere it is noted that there will be
+    /// something to give back.
     #[cold]
     pub(crate) fn ensure<F: MediumFile>(&self, file: &F, offset: u64, class: MediumClass) -> Result<()> {
         match class {

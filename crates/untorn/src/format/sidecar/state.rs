@@ -27,8 +27,8 @@ impl SidecarState {
         self.retirement.write(side, &self.superblock.uuid)
     }
 
-    /// Says, durably, that the file is open, in a session of its own: nothing sealed in an earlier one counts any more. The
-    /// length and the cut that it starts from are set. What is stored in `data` is durable with it.
+    /// Says, durably, that the file is open, in a session of its own: nothing sealed in an earlier one counts any
+    /// more. The length and the cut that it starts from are set. What is stored in `data` is durable with it.
     pub(crate) fn start_session<M: Medium>(
         &mut self,
         medium: &M,

@@ -8,8 +8,8 @@ use super::control::{Control, PAGE};
 use crate::error::{Error, Result};
 use crate::sys::shared::SharedPages;
 
-/// A file whose pages are committed together. One process has it open at a time, the one that serves; calls come from two
-/// threads.
+/// A file whose pages are committed together. One process has it open at a time, the one that serves; calls come from
+/// two threads.
 pub(crate) trait Backing: Send + Sync {
     /// Bytes of the last commit.
     fn len(&self) -> u64;
@@ -22,7 +22,8 @@ pub(crate) trait Backing: Send + Sync {
         [0; 2]
     }
 
-    /// The session in which it is open, if it numbers those in which it is written to: it never has the number of another.
+    /// The session in which it is open, if it numbers those in which it is written to: it never has the number of
+    /// another.
     fn session(&self) -> u64 {
         0
     }
@@ -32,7 +33,8 @@ pub(crate) trait Backing: Send + Sync {
         String::new()
     }
 
-    /// Reads the last commit from `offset`, a multiple of 4096; all that is asked for lies within [`len`](Backing::len).
+    /// Reads the last commit from `offset`, a multiple of 4096; all that is asked for lies within
+    /// [`len`](Backing::len).
     ///
     /// # Errors
     /// Whatever keeps it from being read. The working copy is poisoned then.
@@ -53,9 +55,9 @@ pub(crate) trait Backing: Send + Sync {
         0..0
     }
 
-    /// Told, with no commit under way and no cut being made, that these pages were committed, or may have been by a process
-    /// that served before: some of their bytes may only have waited for that. What is changed in the memory here counts as
-    /// committed; the pages are present.
+    /// Told, with no commit under way and no cut being made, that these pages were committed, or may have been by a
+    /// process that served before: some of their bytes may only have waited for that. What is changed in the memory
+    /// here counts as committed; the pages are present.
     fn tidy(&self, _memory: &SharedPages, _pages: &mut dyn Iterator<Item = u64>) {}
 }
 
@@ -96,12 +98,13 @@ impl Before {
         self.0.negotiated()
     }
 
-    /// Told which backing was found, and in which session it was left, before anything of it is changed; by how much the
-    /// number of the next session is to be higher.
+    /// Told which backing was found, and in which session it was left, before anything of it is changed; by how much
+    /// the number of the next session is to be higher.
     ///
-    /// A session that somebody began who does not take part has a number of its own, whatever was committed in it: the pages in
-    /// memory are then not what differs from the last commit. Nobody else comes to the number of the next one, for they count by
-    /// one, and it is noted before it begins: a process that is killed in the middle of taking over keeps no other from it.
+    /// A session that somebody began who does not take part has a number of its own, whatever was committed in it:
+    /// the pages in memory are then not what differs from the last commit. Nobody else comes to the number of the
+    /// next one, for they count by one, and it is noted before it begins: a process that is killed in the middle of
+    /// taking over keeps no other from it.
     ///
     /// # Errors
     /// In words, that it is not as it was left.
@@ -119,7 +122,8 @@ impl Before {
     }
 }
 
-/// Which backing is found by a process that comes to serve, and which session it begins: told by the engine that opens it.
+/// Which backing is found by a process that comes to serve, and which session it begins: told by the engine that
+/// opens it.
 pub(crate) struct Takeover {
     before: Option<Before>,
     /// By the last attempt, for an opening may take several.
@@ -131,7 +135,8 @@ impl Takeover {
         Takeover { before: before.cloned(), found: Mutex::default() }
     }
 
-    /// Told the backing's UUID and the session in which it was left; by how much the number of the next one is to be higher.
+    /// Told the backing's UUID and the session in which it was left; by how much the number of the next one is to be
+    /// higher.
     ///
     /// # Errors
     /// In words, that it is not as it was left.
@@ -157,8 +162,8 @@ pub(crate) trait Opener: Send + Sync {
     /// Opens the backing at its last durable commit. `before` is how the process that served left it, if one did.
     ///
     /// # Errors
-    /// [`Error::InUse`](crate::error::Error::InUse) while the process that served before is dying: it is tried again for a
-    /// second.
+    /// [`Error::InUse`](crate::error::Error::InUse) while the process that served before is dying: it is tried again
+    /// for a second.
     fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>>;
 
     /// What of the file it opens, in words, if that can differ: only those who say the same share a working copy.
@@ -224,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_large_cut_little_is_kept() {
+    fn the_buffers_of_a_large_cut_are_shrunk() {
         let pages = 2 * SPARE / PAGE;
         let large = Cut { len: 1 << 40, pages: (0..pages as u64).collect(), bytes: vec![1; pages * PAGE] };
         let spare = large.emptied();

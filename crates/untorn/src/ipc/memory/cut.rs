@@ -15,16 +15,16 @@ use crate::error::{Error, Result};
 use crate::ipc::rendezvous::MEMBERS;
 use crate::sys::userfault::Userfault;
 
-/// Pages between two dirty ones that are protected along with them, which they are already: that costs less than another
-/// call (100 ns a page, 1.7 µs a call).
+/// Pages between two dirty ones that are protected along with them, which they are already: that costs less than
+/// another call (100 ns a page, 1.7 µs a call).
 const GAP: u64 = 12;
 
-/// How long a thread may be about to make a page writable. It takes microseconds, unless its process is stopped, or gets no
-/// CPU for a while, which is no reason to refuse a commit.
+/// How long a thread may be about to make a page writable. It takes microseconds, unless its process is stopped, or
+/// gets no CPU for a while, which is no reason to refuse a commit.
 const PROTECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a process that is cut off may take between forsaking the memory and saying that it takes part no more. Stores wait
-/// meanwhile.
+/// How long a process that is cut off may take between forsaking the memory and saying that it takes part no more.
+/// Stores wait meanwhile.
 const FORSAKING: Duration = Duration::from_millis(500);
 
 /// Pages filled at once, around the one asked for: 64 KiB.
@@ -144,7 +144,8 @@ impl Server {
     fn protect(&mut self, pages: &[u64]) -> io::Result<()> {
         #[cfg(test)]
         if self.bug == Some(super::tests::Bug::NoProtection) {
-            // Stores to these pages trap no more, so they are in every cut from now on, or there might be no further one.
+            // Stores to these pages trap no more, so they are in every cut from now on, or there might be no further
+            // one.
             pages.iter().for_each(|page| _ = self.control.dirty().set(*page));
             return Ok(());
         }
@@ -172,16 +173,17 @@ impl Server {
         Ok(())
     }
 
-    /// Protects the pages from `from` to `to` in the process of a slot, unless it is gone, and with it all who could store.
+    /// Protects the pages from `from` to `to` in the process of a slot, unless it is gone, and with it all who could
+    /// store.
     pub(super) fn protect_in(&self, slot: usize, from: u64, to: u64) -> io::Result<()> {
         let Some(admit_member) = &self.seats[slot] else { return Ok(()) };
         let since = Instant::now();
         while let Err(error) = protect_pages(&admit_member.tracker, admit_member.base, from, to) {
             match Errno::from_io_error(&error) {
                 Some(Errno::SRCH) => break,
-                // It has other memory there. One that is cut off has forsaken it all, and says right after that it takes part
-                // no more. But one that takes part has other memory in the place of a page that it lost, or touched beyond the
-                // end, and behind that one there may be pages that are still to be protected.
+                // It has other memory there. One that is cut off has forsaken it all, and says right after that it
+                // takes part no more. But one that takes part has other memory in the place of a page that it lost,
+                // or touched beyond the end, and behind that one there may be pages that are still to be protected.
                 Some(Errno::NOENT) if !self.rendezvous.is_alive(slot) => break,
                 Some(Errno::NOENT) if since.elapsed() > FORSAKING => {
                     return Err(io::Error::other(

@@ -41,9 +41,10 @@ impl fault::FaultHandler for FaultHandler {
         if page >= self.control.pages() {
             return false; // beyond the end, where there is nothing to serve
         }
-        // The signal does not tell a load from a store. A page that is present is only kept from stores; one that was not
-        // may have been loaded from, and if it is a store it traps again. (A load may find here that the page has become
-        // present since it trapped. The page then counts as dirty without a store, which costs a copy and harms nothing.)
+        // The signal does not tell a load from a store. A page that is present is only kept from stores; one that was
+        // not may have been loaded from, and if it is a store it traps again. (A load may find here that the page has
+        // become present since it trapped. The page then counts as dirty without a store, which costs a copy and
+        // harms nothing.)
         if self.control.present().get(page) { self.open(page) } else { self.fetch(page) }
     }
 }
@@ -87,7 +88,8 @@ impl FaultHandler {
 
     /// The same for a thread that has passed the gate; and whether they were let through before.
     fn let_through(&self, page: u64) -> (bool, bool) {
-        // A process that is cut off waits for nobody who has passed the gate, but what follows needs memory that it still has.
+        // A process that is cut off waits for nobody who has passed the gate, but what follows needs memory that it
+        // still has.
         if self.evicted.load(Ordering::SeqCst) {
             return (false, false);
         }
@@ -102,8 +104,8 @@ impl FaultHandler {
         (done.is_ok(), was_writable)
     }
 
-    /// Does something while no cut is being made, and none begun; if the process is cut off, at once, and then no page can
-    /// be opened for it.
+    /// Does something while no cut is being made, and none begun; if the process is cut off, at once, and then no
+    /// page can be opened for it.
     pub(super) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
         self.control.enter_between_cuts(self.slot, &self.evicted);
         act(&BetweenCuts(self))

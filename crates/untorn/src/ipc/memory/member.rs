@@ -22,8 +22,8 @@ use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;
 use crate::sys::userfault::Userfault;
 
-/// How long a process goes on trying to come back to a server that seems not to want it, or what it lacks descriptors or
-/// memory for, and how often at least: one attempt may take long on a machine that has much else to do.
+/// How long a process goes on trying to come back to a server that seems not to want it, or what it lacks descriptors
+/// or memory for, and how often at least: one attempt may take long on a machine that has much else to do.
 const HOPE: Duration = Duration::from_secs(1);
 const ATTEMPTS: u32 = 10;
 /// Between two attempts.
@@ -71,10 +71,10 @@ impl Row {
 /// Requests of this process, by their numbers.
 ///
 /// # Once for each server
-/// A request that a server has twice it does twice, and a rollback that it does after it has answered takes back what the
-/// thread stored since. So the thread that waits sends its request itself, once on each line, under the lock under which the
-/// line is exchanged; and a server to which a process comes back forgets what it asked on the line before. Whoever served
-/// before another one is gone.
+/// A request that a server has twice it does twice, and a rollback that it does after it has answered takes back what
+/// the thread stored since. So the thread that waits sends its request itself, once on each line, under the lock
+/// under which the line is exchanged; and a server to which a process comes back forgets what it asked on the line
+/// before. Whoever served before another one is gone.
 #[derive(Default)]
 pub(super) struct Asked {
     next: u64,
@@ -92,8 +92,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Member {
-    /// Asks the process that serves, and waits for its answer: the number of the last commit. If the process dies the next
-    /// one is asked.
+    /// Asks the process that serves, and waits for its answer: the number of the last commit. If the process dies the
+    /// next one is asked.
     pub(super) fn request(&self, kind: Kind, operation: &'static str, a: u64) -> Result<u64> {
         if let Some(offset) = lock(&self.watch).as_ref().and_then(TrackedData::lost) {
             return Err(Error::page_lost(operation, self.rendezvous.path(), offset));
@@ -118,8 +118,8 @@ impl Member {
                 #[cfg(test)]
                 super::tests::halt(kind);
                 match message.send(self.line.as_fd(), &[]) {
-                    // The server is behind with hearing, or something is wanting here. It may be gone, too: the line is to be
-                    // exchanged meanwhile.
+                    // The server is behind with hearing, or something is wanting here. It may be gone, too: the line
+                    // is to be exchanged meanwhile.
                     Err(error) if is_shortage(&error) => {
                         let waited = self.answered.wait_timeout(asked, RETRY);
                         asked = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -143,8 +143,8 @@ impl Member {
         }
     }
 
-    /// The watching thread: hears answers until the process leaves, and comes back to another server whenever the one there
-    /// was is gone.
+    /// The watching thread: hears answers until the process leaves, and comes back to another server whenever the one
+    /// there was is gone.
     pub(super) fn watch(&self, mut server: OwnedFd) {
         loop {
             let mut fds = [
@@ -187,8 +187,8 @@ impl Member {
         }
     }
 
-    /// Serves, if nobody does, and comes back to whoever does: its handle, or `None` if the process is leaving, or is cut
-    /// off.
+    /// Serves, if nobody does, and comes back to whoever does: its handle, or `None` if the process is leaving, or is
+    /// cut off.
     fn find_server(&self) -> Option<OwnedFd> {
         // If this process served, that thread has ended, or is about to.
         let mut resigned = lock(&self.owner).take().is_some_and(|owner| owner.resigned()).then(Instant::now);
@@ -249,7 +249,8 @@ impl Member {
             asked.evicted = Some(why);
         }
         self.answered.notify_all();
-        // Memory of its own in the place of that of all. There is no page table to be made for it, as for protecting each page.
+        // Memory of its own in the place of that of all. There is no page table to be made for it, as for protecting
+        // each page.
         while let Err(error) = self.pages.forsake() {
             tracing::warn!(%error, "this process was evicted and cannot release the shared memory; the other processes \
                                     wait for it");

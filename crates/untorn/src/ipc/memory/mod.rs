@@ -120,11 +120,12 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Takes part in the working copy whose processes meet at `name` in the directory `dir`, or begins one, of what `opener`
-    /// opens. It has address space for `reserve` bytes, the file's length at least, as the process that began it wanted.
+    /// Takes part in the working copy whose processes meet at `name` in the directory `dir`, or begins one, of what
+    /// `opener` opens. It has address space for `reserve` bytes, the file's length at least, as the process that
+    /// began it wanted.
     ///
-    /// Who may take part is said by the permissions of the directory and decided by the user: all processes are one user's.
-    /// That no second working copy of the file is begun elsewhere is the backing's to see to, by its lock.
+    /// Who may take part is said by the permissions of the directory and decided by the user: all processes are one
+    /// user's. That no second working copy of the file is begun elsewhere is the backing's to see to, by its lock.
     ///
     /// # Errors
     /// [`Error::InUse`] if this process takes part already, or those who do can't be joined; those of the opener;
@@ -213,7 +214,8 @@ impl SharedMemory {
     /// If they lie beyond what is reserved.
     pub(crate) fn load(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.member.pages.copy_out(offset, into);
-        // Whoever is cut off in the middle, or finds a page lost, has copied zeros. None of it was loaded after this is asked.
+        // Whoever is cut off in the middle, or finds a page lost, has copied zeros. None of it was loaded after this
+        // is asked.
         fence(Ordering::Acquire);
         self.check()
     }
@@ -230,8 +232,8 @@ impl SharedMemory {
         self.check()
     }
 
-    /// Makes all stores of all processes, up to one instant after this call began, durable together; gives the number of
-    /// the commit. Stores of this thread before the call are among them.
+    /// Makes all stores of all processes, up to one instant after this call began, durable together; gives the number
+    /// of the commit. Stores of this thread before the call are among them.
     ///
     /// # Errors
     /// Those of the backing, in words; [`Error::Poisoned`], [`Error::Forked`].
@@ -250,14 +252,15 @@ impl SharedMemory {
     /// Makes the working copy `len` bytes long in all processes, and commits.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if that is shorter than it is, or more than is reserved; as for [`commit`](SharedMemory::commit).
+    /// [`Error::Invalid`] if that is shorter than it is, or more than is reserved; as for
+    /// [`commit`](SharedMemory::commit).
     pub(crate) fn grow(&self, len: u64) -> Result<u64> {
         self.request(Kind::Grow, "grow", len)
     }
 
-    /// Lets the kernel load from a range of bytes and store to it, as `read(2)` and `write(2)` do, which can't be trapped:
-    /// until the next commit, by whomever, after which the kernel's stores fail with EFAULT again. The range counts as
-    /// changed.
+    /// Lets the kernel load from a range of bytes and store to it, as `read(2)` and `write(2)` do, which can't be
+    /// trapped: until the next commit, by whomever, after which the kernel's stores fail with EFAULT again. The range
+    /// counts as changed.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Forked`]; [`Error::Poisoned`] if the process has lost touch with the others.
@@ -277,11 +280,11 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Reads from where a descriptor stands, and stores what comes, which may be less than `len` bytes; how many it was, 0 at the
-    /// end of the source.
+    /// Reads from where a descriptor stands, and stores what comes, which may be less than `len` bytes; how many it
+    /// was, 0 at the end of the source.
     ///
-    /// The kernel reads into a buffer. Into the memory itself it could only as long as nobody commits, and what it fails to
-    /// store there not every source gives a second time.
+    /// The kernel reads into a buffer. Into the memory itself it could only as long as nobody commits, and what it
+    /// fails to store there not every source gives a second time.
     ///
     /// # Errors
     /// Those of `read(2)`; as for [`store`](SharedMemory::store).
@@ -312,8 +315,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Does something while no commit takes its cut, and no rollback takes anything back. Both wait for it, and after five
-    /// seconds fail. It loads from pages only that are in memory, and stores to those only that it has
+    /// Does something while no commit takes its cut, and no rollback takes anything back. Both wait for it, and after
+    /// five seconds fail. It loads from pages only that are in memory, and stores to those only that it has
     /// [opened](BetweenCuts::open).
     pub(crate) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
         self.member.fault_handler.between_cuts(act)
@@ -361,8 +364,8 @@ impl SharedMemory {
 
     /// # Errors
     /// [`Error::Forked`] in a forked child, which does not have the memory; [`Error::Io`] once a page was lost, and
-    /// [`Error::Poisoned`] once nothing more is promised, or the process has lost touch with the others: there may be zeros
-    /// then where something is, of which this thread's loads so far are told.
+    /// [`Error::Poisoned`] once nothing more is promised, or the process has lost touch with the others: there may be
+    /// zeros then where something is, of which this thread's loads so far are told.
     pub(crate) fn check(&self) -> Result<()> {
         self.in_touch()?;
         // Before zeros take the place of what cannot be read it is noted that nothing more is promised.

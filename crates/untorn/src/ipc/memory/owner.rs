@@ -20,8 +20,8 @@ use crate::sys::shared::SharedPages;
 /// How long the backing may say that it is in use when a process that had it may have just died.
 const DYING: Duration = Duration::from_secs(1);
 
-/// The same where one has died for certain: a process gives up its files when it next gets a CPU and has ended the flushes
-/// it had under way, and to take a file for lost that will be free would poison it for all.
+/// The same where one has died for certain: a process gives up its files when it next gets a CPU and has ended the
+/// flushes it had under way, and to take a file for lost that will be free would poison it for all.
 const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
 
 /// A serving thread of this process; dropping it ends the serving in good order.
@@ -114,8 +114,8 @@ pub(super) fn take_over(
     start(rendezvous, Arc::clone(control), view, backing, opener.part())
 }
 
-/// Notes pages that were filled by a process that was killed before it could: who looks whether a page is in memory must not
-/// miss one, for what is there may have been of a commit long ago.
+/// Notes pages that were filled by a process that was killed before it could: who looks whether a page is in memory
+/// must not miss one, for what is there may have been of a commit long ago.
 fn note_present(control: &Control, view: &SharedPages) -> io::Result<()> {
     let (end, present) = (control.pages(), control.present());
     let mut page = 0;
@@ -133,8 +133,8 @@ fn note_present(control: &Control, view: &SharedPages) -> io::Result<()> {
     Ok(())
 }
 
-/// The backing, if it is as the process left it that had it before. While nobody has it somebody else may open it who does
-/// not take part; the pages in memory are then not what differs from the last commit.
+/// The backing, if it is as the process left it that had it before. While nobody has it somebody else may open it who
+/// does not take part; the pages in memory are then not what differs from the last commit.
 fn left_alone(control: &Control, backing: Arc<dyn Backing>) -> std::result::Result<Arc<dyn Backing>, String> {
     let (found, last) = (backing.last_commit(), control.commit());
     if backing.identity() != control.backing() {

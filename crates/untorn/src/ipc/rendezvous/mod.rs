@@ -30,8 +30,8 @@ type Identity = (u64, u64);
 
 /// The lock files that a process has open: closing one descriptor of a file releases the locks taken through another.
 ///
-/// A forked child has none of its parent's locks, and begins a list of its own: a thread of the parent that is not there in the
-/// child may have held the parent's list at the moment of the fork, for ever.
+/// A forked child has none of its parent's locks, and begins a list of its own: a thread of the parent that is not
+/// there in the child may have held the parent's list at the moment of the fork, for ever.
 struct OpenFiles {
     process: u64,
     files: Mutex<Vec<Identity>>,
@@ -232,10 +232,12 @@ impl Rendezvous {
     }
 }
 
-/// Who takes part at the meeting place `name` in the directory `dir`, in words, if anybody does; this process counts, too.
+/// Who takes part at the meeting place `name` in the directory `dir`, in words, if anybody does; this process counts,
+/// too.
 ///
 /// # Errors
-/// Those of the directory and of locks. That the lock file is not this user's to read is none: it stays when all have gone.
+/// Those of the directory and of locks. That the lock file is not this user's to read is none: it stays when all have
+/// gone.
 pub(crate) fn find_participant(dir: &Path, name: &str) -> io::Result<Option<String>> {
     let path = dir.join(format!("{name}.lock"));
     // Held until the file is closed again: that would take from this process what it locked in it meanwhile.
@@ -261,8 +263,8 @@ impl Drop for Rendezvous {
     fn drop(&mut self) {
         let open = open_files();
         if open.process != self.open_files.process {
-            // In a forked child, which has none of these locks. But it may have taken its own meanwhile, which closing would
-            // release.
+            // In a forked child, which has none of these locks. But it may have taken its own meanwhile, which
+            // closing would release.
             return std::mem::forget(self.lock.take());
         }
         // The list is locked until the file is closed, or another thread could open it in between and lose its locks.

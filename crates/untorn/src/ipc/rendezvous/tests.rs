@@ -1,8 +1,8 @@
 use super::*;
 use crate::sys::in_forked_child;
 
-/// A thread that is not there in the child has the list at the moment of the fork, as any thread that opens a store, a shared
-/// map or a shared file may.
+/// A thread that is not there in the child has the list at the moment of the fork, as any thread that opens a store,
+/// a shared map or a shared file may.
 #[test]
 fn a_child_forked_while_a_lock_file_is_opened_opens_its_own() {
     let dir = tempfile::tempdir().unwrap();
@@ -45,7 +45,7 @@ fn a_child_that_drops_an_inherited_place_keeps_its_own_locks() {
 
 /// Else who connects would try again for ever.
 #[test]
-fn a_place_that_was_removed_is_told_from_one_where_nobody_listens_yet() {
+fn a_removed_rendezvous_differs_from_one_without_a_listener() {
     let dir = tempfile::tempdir().unwrap();
     let rendezvous = Rendezvous::open(&dir.path().join("data"), dir.path(), "meeting").unwrap();
     let nobody = rendezvous.connect().unwrap_err();

@@ -163,8 +163,8 @@ impl RpcArea {
         self.words()[WORD_LEN].store(len, Ordering::SeqCst);
     }
 
-    /// How often an open epoch was lost, or a failure ended all promises. Whoever took part before the last time has lost
-    /// writes, or seen lost ones, or would see later calls succeed after one that failed for good.
+    /// How often an open epoch was lost, or a failure ended all promises. Whoever took part before the last time has
+    /// lost writes, or seen lost ones, or would see later calls succeed after one that failed for good.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.words()[WORD_GENERATION].load(Ordering::SeqCst)
@@ -200,9 +200,9 @@ impl RpcArea {
         self.words()[WORD_LOST].load(Ordering::SeqCst) != 0
     }
 
-    /// Begins a new generation if there are changes that no commit covers, which are given up in the name of all who took
-    /// part so far, or if a failure ended all promises to them. Done in part by a process that was killed, it is done again
-    /// by the next.
+    /// Begins a new generation if there are changes that no commit covers, which are given up in the name of all who
+    /// took part so far, or if a failure ended all promises to them. Done in part by a process that was killed, it is
+    /// done again by the next.
     pub(crate) fn lose_epoch(&self) {
         let (words, lost) = (self.words(), self.has_uncommitted());
         if lost || words[WORD_POISONED].load(Ordering::SeqCst) != 0 {
@@ -232,7 +232,8 @@ impl RpcArea {
         self.half(slot * 16 + HALF_REQUEST_SLOTS).store(count as u32, Ordering::SeqCst);
     }
 
-    /// Makes all channels of a slot free again, whose process is gone and which nobody serves, and gives their memory back.
+    /// Makes all channels of a slot free again, whose process is gone and which nobody serves, and gives their memory
+    /// back.
     pub(crate) fn clear(&self, slot: usize) {
         self.set_attached(slot, false);
         for request_slot in (0..REQUEST_SLOTS).map(|index| self.request_slot(slot, index)) {
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_slot_had_is_given_back_with_it() {
+    fn clearing_a_slot_frees_its_channels() {
         let rpc_area = RpcArea::create([0; 4], "").unwrap();
         let mut bytes = [0; 3];
         let request_slots = [0, REQUEST_SLOTS - 1].map(|index| rpc_area.request_slot(5, index));
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_board_is_refused() {
+    fn memory_that_is_no_rpc_area_is_refused() {
         let small = SharedPages::create("untorn-test", 4096, 4096).unwrap();
         assert!(RpcArea::join(small.file().try_clone_to_owned().unwrap()).is_err());
         let empty = SharedPages::create("untorn-test", TOTAL as u64, 4096).unwrap();

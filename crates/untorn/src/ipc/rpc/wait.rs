@@ -7,8 +7,8 @@ use rustix::thread::futex;
 
 use crate::sys::FirstUse;
 
-/// How often a waiter looks again at most before it goes to sleep, which is some 80 µs: longer than waking a thread takes that
-/// has a processor to itself. See [`spin`].
+/// How often a waiter looks again at most before it goes to sleep, which is some 80 µs: longer than waking a thread
+/// takes that has a processor to itself. See [`spin`].
 fn spins() -> u32 {
     static SPINS: FirstUse<u32> = FirstUse::new();
     *SPINS.get(|| match std::thread::available_parallelism() {
@@ -20,10 +20,10 @@ fn spins() -> u32 {
 
 /// Looks for a while whether something has come about.
 ///
-/// That pays where the other side runs on another processor (2 µs for a call), and is worse than nothing where it waits for
-/// this one (57 µs, of 25 µs at either side). Nobody can tell which it is, so a waiter remembers how it went: for as long as can
-/// be after a success, shorter and shorter after failures, and every 64th time as long as can be to see whether that has
-/// changed. The word belongs to the waiter, with the count in its upper half.
+/// That pays where the other side runs on another processor (2 µs for a call), and is worse than nothing where it
+/// waits for this one (57 µs, of 25 µs at either side). Nobody can tell which it is, so a waiter remembers how it
+/// went: for as long as can be after a success, shorter and shorter after failures, and every 64th time as long as
+/// can be to see whether that has changed. The word belongs to the waiter, with the count in its upper half.
 pub(super) fn spin(memory: &AtomicU32, come: impl Fn() -> bool) -> bool {
     const OFTEN: u32 = 64;
     let word = memory.load(Ordering::Relaxed);

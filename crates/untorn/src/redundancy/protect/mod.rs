@@ -284,8 +284,9 @@ pub fn recorded_on<M: Medium>(medium: &M, path: impl AsRef<Path>) -> Result<Opti
     redundancy::recorded_coverage(medium, path.as_ref())
 }
 
-/// Compares a protected file that no process has open with its checksums and parity; see [`Protected::scrub_with`]. If
-/// a program writes to the file meanwhile, pages that do not match are [unknown](crate::redundancy::Damage::Unknown) from then on.
+/// Compares a protected file that no process has open with its checksums and parity; see [`Protected::scrub_with`].
+/// If a program writes to the file meanwhile, pages that do not match are
+/// [unknown](crate::redundancy::Damage::Unknown) from then on.
 ///
 /// # Errors
 /// [`Error::Io`] with ENOENT if the file is not protected; otherwise as for [`ProtectOptions::open`].

@@ -252,7 +252,7 @@ mod tests {
     }
     /// Of what is stored to a mapping, and of pages whose memory was lost while they were written out.
     #[test]
-    fn what_a_mapping_has_is_committed_with_what_is_pending() {
+    fn stores_to_a_mapping_commit_with_pending_changes() {
         let dir = tempfile::tempdir().unwrap();
         let (store, region) = region(dir.path());
         region.alloc(Some(0), 4).unwrap();

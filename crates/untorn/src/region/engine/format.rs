@@ -46,19 +46,20 @@ pub(super) const FANOUT: u64 = 512;
 pub(super) const HALF: u64 = PAGE / 2;
 /// Entries in a cache line.
 pub(super) const IN_LINE: usize = 4;
-/// The pointer of a page that was allocated and never written: it reads as zeros and takes no space. A superblock is never
-/// a page of a region, so its number is free for this.
+/// The pointer of a page that was allocated and never written: it reads as zeros and takes no space. A superblock is
+/// never a page of a region, so its number is free for this.
 pub(super) const ZERO: u64 = 1;
 
-/// The superblock: what the file is, and how it was left. Two copies are written alternately; the valid one with the higher
-/// sequence number counts.
+/// The superblock: what the file is, and how it was left. Two copies are written alternately; the valid one with the
+/// higher sequence number counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) uuid: [u8; 16],
     pub(super) seq: u64,
     /// Region nodes.
     pub(super) nodes: u32,
-    /// Another one in each opening for writing, so that who shares a region can tell whether somebody else has had the store.
+    /// Another one in each opening for writing, so that who shares a region can tell whether somebody else has had
+    /// the store.
     pub(super) session: u64,
     /// The free map, if the store was closed cleanly.
     pub(super) map: Option<MapPlace>,
@@ -403,8 +404,8 @@ impl Entry {
         Some(self.page.get()).filter(|&page| page != 0 && page != ZERO)
     }
 
-    /// What the entry adds to its region's total. The sum does not depend on the order, so a commit changes it by what it
-    /// changes; a set of entries that did not all arrive has another sum but for one chance in 2⁶⁴.
+    /// What the entry adds to its region's total. The sum does not depend on the order, so a commit changes it by
+    /// what it changes; a set of entries that did not all arrive has another sum but for one chance in 2⁶⁴.
     pub(super) fn weigh(self, logical: u64) -> u64 {
         if !self.is_allocated() {
             return 0;
@@ -426,8 +427,8 @@ pub(super) fn digest(page: &Page) -> u64 {
 #[repr(C)]
 pub(super) struct Half(pub(super) [Entry; LEAF as usize]);
 
-/// A leaf of a page table: the dual pointers. The half of the last commit's parity is the snapshot, the other one is for
-/// the commit to come.
+/// A leaf of a page table: the dual pointers. The half of the last commit's parity is the snapshot, the other one is
+/// for the commit to come.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RawLeaf(pub(super) [Half; 2]);

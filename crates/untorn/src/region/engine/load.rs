@@ -105,8 +105,8 @@ impl<M: Medium> Core<M> {
         let damaged = |what: &str| region.damaged(self.path(), region.node, what);
         let records = Record::both(node, &region.uid);
         let Some(newest) = records.first() else { return Err(damaged("neither commit record is valid")) };
-        // In a store that was closed cleanly, and in a region looked at before, no commit is in flight; unless who looked at it
-        // only reads, and had to leave it there.
+        // In a store that was closed cleanly, and in a region looked at before, no commit is in flight; unless who
+        // looked at it only reads, and had to leave it there.
         let looked_at = region.counted.load(Ordering::Acquire) && !self.settings.read_only;
         let certain = newest.ordered || self.was_clean || looked_at;
         let counts = walk.agrees(newest) && (certain || self.arrived(walk, newest.commit)?);
@@ -115,8 +115,8 @@ impl<M: Medium> Core<M> {
         }
         let chosen = match records.get(1) {
             _ if counts => newest,
-            // What the last commit gave up belongs to others once it is durable. If it was in flight all of it is still there;
-            // else it did arrive, and has rotted since.
+            // What the last commit gave up belongs to others once it is durable. If it was in flight all of it is
+            // still there; else it did arrive, and has rotted since.
             Some(before)
                 if before.commit + 1 == newest.commit
                     && walk.agrees(before)
@@ -141,8 +141,8 @@ impl<M: Medium> Core<M> {
         Ok(*chosen)
     }
 
-    /// Whether the pages that a commit has, and the one before or after it has not, are whole: those that the two halves name
-    /// differently.
+    /// Whether the pages that a commit has, and the one before or after it has not, are whole: those that the two
+    /// halves name differently.
     fn arrived(&self, walk: &Walk, commit: u64) -> Result<bool> {
         let mut bytes: Page = [0; PAGE as usize];
         for leaf in &walk.leaves {

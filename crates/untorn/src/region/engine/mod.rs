@@ -211,8 +211,8 @@ pub(crate) trait AnyRegion: Send + Sync {
     fn pages(&self) -> Result<Vec<u64>>;
     /// Which pages of the store have the contents of these at the last commit; 0 for those that have none.
     fn stored(&self, pages: &[u64]) -> Result<Vec<u64>>;
-    /// Reads such a page of the store, without waiting for anything. A commit leaves it as it is, and the one after next may
-    /// not: what it has then is for the caller to know.
+    /// Reads such a page of the store, without waiting for anything. A commit leaves it as it is, and the one after
+    /// next may not: what it has then is for the caller to know.
     fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()>;
     /// Commits what is pending, and with it what a mapping has.
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64>;
@@ -385,8 +385,8 @@ impl<M: Medium> Core<M> {
         }
     }
 
-    /// Leaves the free map for the next open. It counts only if all of it arrives, so it costs no fence; nothing but the
-    /// time of a scan is lost with it.
+    /// Leaves the free map for the next open. It counts only if all of it arrives, so it costs no fence; nothing but
+    /// the time of a scan is lost with it.
     ///
     /// # Errors
     /// A failed write. The next open then scans.

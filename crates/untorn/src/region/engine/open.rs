@@ -39,11 +39,12 @@ const fn settings_reserve() -> u64 {
 }
 
 impl<M: Medium> Store<M> {
-    /// Opens a store; nobody else may have it open, but others that only read if this one does. The admission, if there is one,
-    /// is asked as soon as the store is locked, and told the session before one is begun.
+    /// Opens a store; nobody else may have it open, but others that only read if this one does. The admission, if
+    /// there is one, is asked as soon as the store is locked, and told the session before one is begun.
     ///
     /// # Errors
-    /// [`Error::InUse`]; those of the admission; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no store that this code knows.
+    /// [`Error::InUse`]; those of the admission; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no store
+    /// that this code knows.
     pub(crate) fn open(
         medium: Arc<M>,
         path: &Path,
@@ -61,8 +62,8 @@ impl<M: Medium> Store<M> {
         exclusion.map_or(Ok(()), ExclusionCheck::check_exclusion)?;
         file.sync(barriers::ATTACH_FILE)?;
         medium.sync_dir(barriers::ATTACH_NAME, &directory_of(path))?;
-        // Who only looks changes nothing that what it sees would have to be durable for, and what cannot be dropped from a
-        // cache would have to be written.
+        // Who only looks changes nothing that what it sees would have to be durable for, and what cannot be dropped
+        // from a cache would have to be written.
         let distrusts = !settings.read_only;
         if distrusts {
             file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len().min(NODES_AT * PAGE))?;

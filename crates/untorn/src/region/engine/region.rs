@@ -18,8 +18,8 @@ pub(super) struct Handle<M: Medium> {
     session: u64,
 }
 
-/// One way to a region: by copies, of which there may be many, or through the one mapping it has, if it has one. While it
-/// does, the pages as the program sees them are in the mapping's memory, and every other way is closed.
+/// One way to a region: by copies, of which there may be many, or through the one mapping it has, if it has one.
+/// While it does, the pages as the program sees them are in the mapping's memory, and every other way is closed.
 pub(super) struct Access<M: Medium> {
     handle: Arc<Handle<M>>,
     through_mapping: bool,

@@ -14,8 +14,8 @@ pub(super) struct Space {
     free: u64,
     /// Where the next search begins.
     hint: u64,
-    /// Pages released last, to be given out first: the file has blocks for them already, which a disk would have to commit
-    /// beside the data where a page is written for the first time. Some may have been given out since.
+    /// Pages released last, to be given out first: the file has blocks for them already, which a disk would have to
+    /// commit beside the data where a page is written for the first time. Some may have been given out since.
     recent: Vec<u64>,
 }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_released_is_given_out_again_and_nothing_twice() {
+    fn released_pages_are_reused_and_none_is_given_out_twice() {
         let mut space = Space::known(vec![0b111; 4], 200, 2);
         let taken: Vec<u64> = std::iter::from_fn(|| space.take()).collect();
         let distinct: std::collections::BTreeSet<u64> = taken.iter().copied().collect();

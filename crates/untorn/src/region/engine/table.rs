@@ -135,8 +135,8 @@ impl Table {
     }
 }
 
-/// Writes the way to the first leaf of a new region, on pages of its own, and returns them; the first of all is the root.
-/// Whoever makes the region makes them durable: its first allocations then need no fence for the table.
+/// Writes the way to the first leaf of a new region, on pages of its own, and returns them; the first of all is the
+/// root. Whoever makes the region makes them durable: its first allocations then need no fence for the table.
 ///
 /// # Errors
 /// Those of the medium, and of a full disk. Nothing is taken then.

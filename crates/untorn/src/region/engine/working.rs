@@ -100,7 +100,8 @@ impl Working {
         }
     }
 
-    /// The bytes of a page, to be changed; nothing if it was freed. `committed` fills them in if this is the first change.
+    /// The bytes of a page, to be changed; nothing if it was freed. `committed` fills them in if this is the first
+    /// change.
     pub(super) fn change<E>(
         &mut self,
         logical: u64,

@@ -209,7 +209,8 @@ impl RegionMap {
     /// Returns the bytes at an offset as a value of a plain-bytes type.
     ///
     /// # Errors
-    /// As for [`bytes`](RegionMap::bytes), and [`Error::Invalid`] if the offset is not a multiple of the type's alignment.
+    /// As for [`bytes`](RegionMap::bytes), and [`Error::Invalid`] if the offset is not a multiple of the type's
+    /// alignment.
     pub fn view<T: FromBytes + KnownLayout + Immutable>(&self, offset: u64) -> Result<&T> {
         let bytes = self.bytes(offset, size_of::<T>())?;
         T::ref_from_bytes(bytes).map_err(|_| misaligned::<T>(self.path(), offset))
@@ -381,7 +382,8 @@ impl RegionMap {
         }
         let mut opening = self.memory.opening();
         let pages = offset / PAGE..end.div_ceil(PAGE);
-        // Batch by batch from the first look on: a range that is far too long ends with its first page that is not there.
+        // Batch by batch from the first look on: a range that is far too long ends with its first page that is not
+        // there.
         for first in pages.clone().step_by(BATCH as usize) {
             for run in opening.closed(first..pages.end.min(first + BATCH)) {
                 let mut bytes = vec![0; ((run.end - run.start) * PAGE) as usize];

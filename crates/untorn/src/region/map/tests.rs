@@ -128,7 +128,7 @@ fn a_commit_writes_what_was_stored_to_and_nothing_else() {
 }
 
 #[test]
-fn what_the_kernel_reads_into_a_region_counts_as_stored() {
+fn kernel_reads_into_a_region_count_as_stores() {
     use std::io::Read;
     for way in WAYS {
         let dir = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn what_the_kernel_reads_into_a_region_counts_as_stored() {
 }
 
 #[test]
-fn what_was_stored_through_a_pointer_is_committed_after_it_is_gone() {
+fn stores_through_a_pin_are_committed_after_the_unpin() {
     for way in WAYS {
         let dir = tempfile::tempdir().unwrap();
         let (store, mut map) = open(&dir.path().join("store"), way);
@@ -203,7 +203,7 @@ fn a_region_that_is_mapped_has_no_other_way_in() {
 }
 
 #[test]
-fn what_no_region_can_have_is_refused() {
+fn ranges_that_no_region_can_have_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (_store, mut map) = open(&dir.path().join("store"), WAYS[0]);
     map.alloc_at(PAGES - 1, 1).unwrap();
@@ -326,7 +326,7 @@ fn pins_of_a_map_that_commits_no_more_can_be_taken_back() {
 }
 
 #[test]
-fn a_page_that_cannot_be_closed_does_not_stay_pinned_beside_others_that_were() {
+fn an_unpin_works_even_if_a_page_cannot_be_protected() {
     // In a thread of its own, which takes what the kernel was told with it.
     let body = || {
         let dir = tempfile::tempdir().unwrap();

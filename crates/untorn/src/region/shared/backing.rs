@@ -90,8 +90,9 @@ impl Opener for Committed {
     }
 }
 
-/// Lets whoever is to serve open the store, if it is as the process left it that served before. In another session somebody
-/// may have put another region of the name in the place of this one, or made the commit that the dead process had under way.
+/// Lets whoever is to serve open the store, if it is as the process left it that served before. In another session
+/// somebody may have put another region of the name in the place of this one, or made the commit that the dead
+/// process had under way.
 struct TakeoverCheck<'a> {
     opener: &'a Committed,
     takeover: Takeover,
@@ -120,10 +121,10 @@ pub(super) struct Mapped {
     open: Option<(Region, RegionStore)>,
 }
 
-/// What is shown of a commit to those who have not loaded it yet: the last one, or the one before while nobody has been told.
-/// The pages that a commit gives up are written to by the next one at the earliest, and that is not begun before this thread,
-/// or the one that begins commits, has read what it wants. Where the two commits differ all have the page in memory, but for
-/// one that was freed, and what is shown of that means nothing.
+/// What is shown of a commit to those who have not loaded it yet: the last one, or the one before while nobody has
+/// been told. The pages that a commit gives up are written to by the next one at the earliest, and that is not begun
+/// before this thread, or the one that begins commits, has read what it wants. Where the two commits differ all have
+/// the page in memory, but for one that was freed, and what is shown of that means nothing.
 struct Shown {
     /// A word for 32 pages: which of them are allocated.
     allocated: Vec<u64>,
@@ -318,8 +319,8 @@ impl Drop for Mapped {
         let scanning = store.info().is_ok_and(|info| info.scanning);
         drop(region);
         if !scanning && let Err(error) = store.close() {
-            // Every commit is as durable as it was; the next open looks for free space itself. If that is still under way
-            // here, nobody is to wait for it.
+            // Every commit is as durable as it was; the next open looks for free space itself. If that is still under
+            // way here, nobody is to wait for it.
             tracing::warn!(%error, "cannot write the free map at close; the next open scans the store");
         }
     }

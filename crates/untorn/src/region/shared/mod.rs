@@ -53,7 +53,8 @@ const STORE_CREATION_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// A process may join and leave at any time, and may be killed at any instruction. Its stores, allocations and frees
 /// stay; the next commit includes them, or a rollback discards them. One process has the store open and serves the
-/// others. When it dies, another one takes over. See [`SharedMap`](crate::shared::SharedMap), which does the same for a file.
+/// others. When it dies, another one takes over. See [`SharedMap`](crate::shared::SharedMap), which does the same for
+/// a file.
 ///
 /// Page *n* is always at byte 4096·*n* from [`as_ptr`](SharedRegion::as_ptr). There are no slices, because other
 /// processes store at any time.

@@ -102,8 +102,9 @@ fn exchange(word: &AtomicU64, shift: u64, from: u64, to: u64) -> Result<(), u64>
     }
 }
 
-/// Makes pages that were freed free, which the last commit does not have. `committed` are the words of the last commit, and
-/// `states` the pages of states to look at, all of them present. For the process that serves, while no commit is under way.
+/// Makes pages that were freed free, which the last commit does not have. `committed` are the words of the last
+/// commit, and `states` the pages of states to look at, all of them present. For the process that serves, while no
+/// commit is under way.
 pub(super) fn let_go(memory: &SharedPages, layout: Layout, committed: &[u64], states: &mut dyn Iterator<Item = u64>) {
     for page in states {
         let first = ((page - layout.pages) * (PAGE / 8)) as usize;
@@ -180,7 +181,8 @@ impl States {
         self.hint.store(0, Ordering::Relaxed);
     }
 
-    /// Allocates `count` pages in a row, at a place or the first one found; the first of them, or `None` if they are nowhere.
+    /// Allocates `count` pages in a row, at a place or the first one found; the first of them, or `None` if they are
+    /// nowhere.
     ///
     /// # Errors
     /// Why not.
@@ -210,8 +212,8 @@ impl States {
         }
     }
 
-    /// Takes pages that are free. All of it is between two cuts: a rollback in the middle would give the pages to somebody
-    /// else, while this thread still makes them zeros.
+    /// Takes pages that are free. All of it is between two cuts: a rollback in the middle would give the pages to
+    /// somebody else, while this thread still makes them zeros.
     fn claim(&self, copy: &SharedMemory, first: u64, count: u64) -> Result<(), Refused> {
         let pages = first..first + count;
         let states = self.layout.states_of(&pages);

@@ -2,8 +2,8 @@
 //!
 //! # How it works
 //!
-//! 1. The processes meet in the directory of sidecars ([`Rendezvous`]). The process that holds the lock for *serving* opens
-//!    the file with its engine. The kernel releases that lock when the process ends, however it ends.
+//! 1. The processes meet in the directory of sidecars ([`Rendezvous`]). The process that holds the lock for *serving*
+//!    opens the file with its engine. The kernel releases that lock when the process ends, however it ends.
 //! 2. It creates a *board* ([`rpc`](crate::ipc::rpc)), a memory file that all of them map. Another process puts
 //!    its call there, with its bytes, and a thread of the serving process executes it. This costs two more copies than
 //!    a call of the serving process, and two wake-ups unless both are awake.
@@ -85,8 +85,8 @@ pub(crate) struct RemoteFile {
 /// Joins the processes that share a file, or opens it for others to join.
 ///
 /// # Errors
-/// [`Error::InUse`] if it is open otherwise, or on other terms; [`Error::Invalid`] for options that nothing can be shared
-/// with; those of the opener; [`Error::Io`].
+/// [`Error::InUse`] if it is open otherwise, or on other terms; [`Error::Invalid`] for options that nothing can be
+/// shared with; those of the opener; [`Error::Io`].
 pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: Opener) -> Result<Box<dyn Engine>> {
     let refuse = |what: &str| Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
     if options.read_only {

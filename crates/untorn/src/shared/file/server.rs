@@ -97,14 +97,15 @@ pub(super) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The calls under way are done and answered. Then the listener goes, and last the connections: those whose connection
-        // ends look for the next server, which listens at the same name.
+        // The calls under way are done and answered. Then the listener goes, and last the connections: those whose
+        // connection ends look for the next server, which listens at the same name.
         self.crews.clear();
     }
 }
 
 impl Server {
-    /// Nobody is served before [`attend`](Server::attend) and [`run`](Server::run). The place says that this process may.
+    /// Nobody is served before [`attend`](Server::attend) and [`run`](Server::run). The place says that this process
+    /// may.
     pub(super) fn new(
         listener: Listener,
         rendezvous: &Arc<Rendezvous>,
@@ -123,8 +124,8 @@ impl Server {
         }
     }
 
-    /// Does again what a server that was killed may have done without saying so, before anybody can look. What it had begun
-    /// were changes of different pages, so their order does not matter.
+    /// Does again what a server that was killed may have done without saying so, before anybody can look. What it had
+    /// begun were changes of different pages, so their order does not matter.
     pub(super) fn finish_begun(&self) {
         let mut bytes = Vec::new();
         for slot in (0..MEMBERS).filter(|slot| self.rpc_area.is_attached(*slot)) {
@@ -172,8 +173,8 @@ impl Server {
         }
     }
 
-    /// Those that take part and have no connection: about to come back, about to end, or gone. A killed process may lose its
-    /// connection a moment before it loses the lock that says it is alive.
+    /// Those that take part and have no connection: about to come back, about to end, or gone. A killed process may
+    /// lose its connection a moment before it loses the lock that says it is alive.
     fn strays(&self) -> Vec<usize> {
         let served = (0..MEMBERS).filter(|slot| *slot != self.rendezvous.slot() && self.crews[*slot].is_some());
         served.filter(|slot| !self.peers.iter().any(|peer| peer.slot == Some(*slot))).collect()
@@ -297,8 +298,8 @@ impl Server {
         self.rpc_area.clear(slot);
     }
 
-    /// Says something to a connection, with a handle of this process if wanted: whoever has it sees when it ends, even if a
-    /// forked child keeps the connection.
+    /// Says something to a connection, with a handle of this process if wanted: whoever has it sees when it ends,
+    /// even if a forked child keeps the connection.
     fn send_to(&mut self, token: u64, message: &Message, with_handle: bool) {
         let handle = with_handle.then(|| pidfd_open(getpid(), PidfdFlags::empty()));
         if let Some(Err(error)) = handle

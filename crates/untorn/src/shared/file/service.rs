@@ -64,8 +64,8 @@ impl Service {
         &*self.engine
     }
 
-    /// Notes on the board if a failure ended all promises, before anybody is told of it: whoever serves next opens the file
-    /// anew, at its last commit, and the handles of all would work again as if nothing had happened.
+    /// Notes on the board if a failure ended all promises, before anybody is told of it: whoever serves next opens
+    /// the file anew, at its last commit, and the handles of all would work again as if nothing had happened.
     fn noted<T>(&self, result: Result<T>) -> Result<T> {
         if result.is_err() {
             self.note_poison();
@@ -86,8 +86,8 @@ impl Service {
         self.noted(self.engine.read(offset, dst))
     }
 
-    /// Writes all pieces as one. `begin` is called when no other change of these pages is under way, and before this one is.
-    /// The next one begins when what `held` gets is dropped.
+    /// Writes all pieces as one. `begin` is called when no other change of these pages is under way, and before this
+    /// one is. The next one begins when what `held` gets is dropped.
     pub(super) fn write<'a>(
         &'a self,
         pieces: &[Piece<'_>],
@@ -131,7 +131,8 @@ impl Service {
         self.noted(self.engine.settle())
     }
 
-    /// Counts a change before it is made: first here, so that a commit which sees it counted on the board sees it under way.
+    /// Counts a change before it is made: first here, so that a commit which sees it counted on the board sees it
+    /// under way.
     fn change(&self) -> Change<'_> {
         if !self.has_epoch {
             return Change(None);

@@ -138,8 +138,9 @@ impl MappedFile {
         refused.unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
     }
 
-    /// Fails if a page of the mapping was lost, in the accesses this thread has made so far or in anybody's. Nothing that
-    /// was loaded before may be used, and nothing that was stored may be promised, until this has said that all is well.
+    /// Fails if a page of the mapping was lost, in the accesses this thread has made so far or in anybody's. Nothing
+    /// that was loaded before may be used, and nothing that was stored may be promised, until this has said that all
+    /// is well.
     ///
     /// # Errors
     /// [`Error::Io`] with the offset of the first page lost.
@@ -303,8 +304,8 @@ impl MappedFile {
         })
     }
 
-    /// [`pread`](MappedFile::pread); false if the file has these bytes and they cannot be read, which `is_bad` tells by the error. A
-    /// load would lose the page, and with it the file.
+    /// [`pread`](MappedFile::pread); false if the file has these bytes and they cannot be read, which `is_bad` tells
+    /// by the error. A load would lose the page, and with it the file.
     pub(super) fn pread_unless_bad(
         &self,
         offset: u64,
@@ -319,7 +320,8 @@ impl MappedFile {
         }
         match self.pread(offset, bytes) {
             Ok(()) => Ok(true),
-            // It may be known to be bad by now. Bytes that the file does not have are told of by an error that is no such one.
+            // It may be known to be bad by now. Bytes that the file does not have are told of by an error that is no
+            // such one.
             Err(Error::Io { source, .. }) if is_bad(&source) => Ok(false),
             Err(error) => Err(error),
         }
@@ -365,8 +367,8 @@ impl MappedFile {
                 at += part;
                 continue;
             }
-            // Pages this mapping has touched are in use, by this mapping. Advice that is refused leaves pages in memory, and
-            // so they are found there.
+            // Pages this mapping has touched are in use, by this mapping. Advice that is refused leaves pages in
+            // memory, and so they are found there.
             let _ = self.map.release(at, part);
             let _ = sys::file::forget_clean(self.fd(), at, part);
             // Where one may not ask, every page may be there.

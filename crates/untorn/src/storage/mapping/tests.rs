@@ -95,7 +95,7 @@ fn a_mapping_that_needs_persistent_memory_is_refused_without() {
 }
 
 #[test]
-fn what_is_distrusted_leaves_memory_or_is_written_again() {
+fn distrusted_pages_leave_memory_or_are_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let kept = file(dir.path(), MapKind::Read, 64 * PAGE, 64 * PAGE);
     if sys::file::in_memory(kept.fd()) {

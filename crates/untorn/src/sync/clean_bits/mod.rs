@@ -11,10 +11,11 @@
 //! - A thread that is about to change a block holds its lock. It *stirs* the block before it publishes any part of the
 //!   change and before the first store to the data file. If several blocks change together, all are stirred before the
 //!   first is published.
-//! - A thread makes a block calm again while it holds the block's lock, when all the block's bytes are in the data file
-//!   and no thread is about to store there. Before it clears the bit, it increments [`SequenceCounter`]. So a reader that saw the
-//!   block calm before it was stirred, and sees it calm after its copy, is not deceived.
-//! - A change of length makes [`SequenceCounter`] odd before it begins and even when it is done. Readers trust nothing meanwhile.
+//! - A thread makes a block calm again while it holds the block's lock, when all the block's bytes are in the data
+//!   file and no thread is about to store there. Before it clears the bit, it increments [`SequenceCounter`]. So a
+//!   reader that saw the block calm before it was stirred, and sees it calm after its copy, is not deceived.
+//! - A change of length makes [`SequenceCounter`] odd before it begins and even when it is done. Readers trust
+//!   nothing meanwhile.
 //!
 //! A bit is close in memory where a block's own state would be far away: the bits of a 1 GiB file take 32 KiB, its
 //! states 4 MiB. Waiting for a block's state would take as long as waiting for its bytes.
@@ -24,7 +25,8 @@ use std::ops::Range;
 
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, fence};
 
-/// What a reader goes by besides the bit: odd while the length changes, grown by 2 before a block counts as clean again.
+/// What a reader goes by besides the bit: odd while the length changes, grown by 2 before a block counts as clean
+/// again.
 ///
 /// It stands beside the length, which readers look at too.
 #[derive(Debug, Zeroed)]
@@ -32,7 +34,8 @@ use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, fence};
 pub(crate) struct SequenceCounter(AtomicU64);
 
 impl SequenceCounter {
-    /// What to find unchanged after a copy; `None` while the length changes. To be asked before the length is looked at.
+    /// What to find unchanged after a copy; `None` while the length changes. To be asked before the length is looked
+    /// at.
     #[inline(always)]
     pub(crate) fn read(&self) -> Option<u64> {
         let sequence = self.0.load(Ordering::Acquire);
@@ -60,8 +63,8 @@ pub(crate) struct CleanReadGuard<'a> {
 }
 
 impl CleanReadGuard<'_> {
-    /// Whether the block was clean from the glimpse until now, so that what was copied meanwhile is what it held. False also
-    /// if a block near it was dirty meanwhile, which is seldom and saves telling the two apart.
+    /// Whether the block was clean from the glimpse until now, so that what was copied meanwhile is what it held.
+    /// False also if a block near it was dirty meanwhile, which is seldom and saves telling the two apart.
     #[inline(always)]
     pub(crate) fn validate(self, sequence: &SequenceCounter) -> bool {
         // The loads of the copy must not move below these. Nor may the second load below move above the first: whoever
@@ -83,8 +86,8 @@ impl CleanBits {
         Ok(CleanBits { dirty: ZeroedArray::reserve(blocks.div_ceil(64) as usize)? })
     }
 
-    /// What a reader of a block has to find unchanged after its copy; `None` if the block is not clean. `sequence` is what the
-    /// reader [looked at](SequenceCounter::look) before.
+    /// What a reader of a block has to find unchanged after its copy; `None` if the block is not clean. `sequence` is
+    /// what the reader [looked at](SequenceCounter::look) before.
     #[inline(always)]
     pub(crate) fn read_guard(&self, block: u64, sequence: u64) -> Option<CleanReadGuard<'_>> {
         let word = self.dirty.get((block / 64) as usize)?;
@@ -101,7 +104,8 @@ impl CleanBits {
         clean
     }
 
-    /// Whether blocks that were clean before a copy have been so until now. `sequence_before` is what was looked at first.
+    /// Whether blocks that were clean before a copy have been so until now. `sequence_before` is what was looked at
+    /// first.
     pub(crate) fn stayed_clean(&self, blocks: Range<u64>, sequence: &SequenceCounter, sequence_before: u64) -> bool {
         // As in [`CleanReadGuard::held`]: after the copy, and of the two loads the bits first.
         fence(Ordering::Acquire);
@@ -135,11 +139,13 @@ impl CleanBits {
         {
             word.fetch_or(bits, Ordering::AcqRel);
         }
-        // Whoever reads a byte that is stored from here on finds the bit when it looks again. On x86 this costs nothing.
+        // Whoever reads a byte that is stored from here on finds the bit when it looks again. On x86 this costs
+        // nothing.
         fence(Ordering::Release);
     }
 
-    /// Makes blocks count as clean again. For the holder of the lock that stands for all of them, who has seen that they are.
+    /// Makes blocks count as clean again. For the holder of the lock that stands for all of them, who has seen that
+    /// they are.
     pub(crate) fn mark_clean(&self, blocks: Range<u64>, sequence: &SequenceCounter) {
         sequence.0.fetch_add(2, Ordering::AcqRel);
         each_word(blocks, |word, bits| {

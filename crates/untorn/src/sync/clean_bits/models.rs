@@ -7,7 +7,8 @@ use super::*;
 use crate::sync::page_seqlock::PageState;
 use crate::sys::sync::{Arc, model, relax, zeroed};
 
-/// A file of one block of two words, at home and beside it. What the block's state says is 0 while all of it is at home.
+/// A file of one block of two words, at home and beside it. What the block's state says is 0 while all of it is at
+/// home.
 struct File {
     sequence: SequenceCounter,
     len: AtomicU64,
@@ -159,7 +160,7 @@ fn a_block_calmed_between_two_writes_is_read_whole_and_fresh() {
 }
 
 #[test]
-fn whoever_calms_a_block_beside_its_writer_disturbs_nothing() {
+fn marking_a_block_clean_beside_its_writer_is_harmless() {
     model("calm blocks: a reader, a writer, and one who calms", Some(2), || {
         let write = |file: &File| {
             file.write_shared(1);
@@ -182,7 +183,7 @@ fn a_block_written_in_place_is_read_whole_and_fresh() {
 }
 
 #[test]
-fn a_block_calmed_between_two_writes_in_place_is_read_whole_and_fresh() {
+fn a_block_marked_clean_between_writes_is_read_whole_and_fresh() {
     model("calm blocks: a reader and a writer in place that goes on", Some(3), || {
         let file = beside_a_reader([|file| {
             for value in 1..=2 {
@@ -195,7 +196,7 @@ fn a_block_calmed_between_two_writes_in_place_is_read_whole_and_fresh() {
 }
 
 #[test]
-fn whoever_calms_a_block_beside_a_writer_in_place_disturbs_nothing() {
+fn marking_clean_beside_an_in_place_writer_is_harmless() {
     model("calm blocks: a reader, a writer in place, and one who calms", Some(2), || {
         let write = |file: &File| (1..=2).for_each(|value| file.write_home(value));
         let file = beside_a_reader([write, File::clean]);
@@ -245,7 +246,7 @@ fn a_block_that_is_cut_off_and_comes_back_is_read_whole() {
 const TWO: [u64; 2] = [0, 64];
 
 #[test]
-fn who_sees_a_write_in_one_block_finds_no_other_of_it_calm() {
+fn a_visible_write_leaves_none_of_its_blocks_clean() {
     model("calm blocks: a reader and a writer of two blocks", Some(3), || {
         let states: [PageState; 2] = [zeroed(), zeroed()];
         let all = Arc::new((states, CleanBits::new(128).unwrap(), zeroed::<SequenceCounter>()));

@@ -59,9 +59,10 @@ impl PageState {
         if !self.try_lock(flags) {
             self.lock_slowly(flags, relax);
         }
-        // Whoever reads one of the bytes stored from here on finds, when it looks at the page again, the flag if it was
-        // set, and else all that was published before: the bytes go where an older bitmap calls them valid, and a reader
-        // that still goes by that one must notice. On x86 the locked instruction sees to it and this costs nothing.
+        // Whoever reads one of the bytes stored from here on finds, when it looks at the page again, the flag if it
+        // was set, and else all that was published before: the bytes go where an older bitmap calls them valid, and a
+        // reader that still goes by that one must notice. On x86 the locked instruction sees to it and this costs
+        // nothing.
         fence(Ordering::Release);
     }
 

@@ -19,8 +19,8 @@ pub(crate) trait ThreadSlotState: Zeroed + Send + Sync {
 #[derive(Debug, Zeroed)]
 #[repr(C, align(64))]
 struct Notice {
-    /// Threads that take every thread slot or have them all. While there are any nobody else takes one, or busy threads would
-    /// hand the thread slots round among themselves for ever.
+    /// Threads that take every thread slot or have them all. While there are any nobody else takes one, or busy
+    /// threads would hand the thread slots round among themselves for ever.
     collectors: AtomicU64,
     /// The thread slots below this were taken before; nobody takes another without saying so here first.
     reach: AtomicU64,
@@ -98,8 +98,8 @@ impl<S: ThreadSlotState> ThreadSlots<S> {
         self.notice.collectors.load(Ordering::SeqCst) != 0
     }
 
-    /// Says that a thread slot may be taken from now on. Either whoever collects them hears of it, or this thread then finds that
-    /// they are being collected: each says what it does before it looks.
+    /// Says that a thread slot may be taken from now on. Either whoever collects them hears of it, or this thread
+    /// then finds that they are being collected: each says what it does before it looks.
     #[inline(always)]
     fn announce(&self, index: usize) {
         if self.notice.reach.load(Ordering::Acquire) <= index as u64 {

@@ -41,10 +41,10 @@ fn work_at_all(places: &ThreadSlots<Place>) -> u64 {
     all.len() as u64
 }
 
-/// Two threads work, at one thread slot or at two, and a third takes all: it sees each one's work whole or not at all, and none
-/// is lost.
+/// Two threads work, at one thread slot or at two, and a third takes all: it sees each one's work whole or not at
+/// all, and none is lost.
 #[test]
-fn who_has_all_is_alone() {
+fn a_holder_of_all_slots_is_alone() {
     for thread_slots in [1, 2] {
         model("berths: two at work and one that takes all", Some(1), move || {
             let places = Arc::new(ThreadSlots::<Place>::new(thread_slots).unwrap());

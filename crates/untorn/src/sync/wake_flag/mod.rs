@@ -4,9 +4,9 @@
 //! # Protocol
 //!
 //! A thread that creates work [rings](WakeFlag::ring) afterwards, and wakes the sleeper only if the alarm says so.
-//! Otherwise the sleeper is awake, and looks once more before it sleeps. The sleeper first [rests](WakeFlag::rest), then
-//! looks for work, and sleeps only if there is none. Both exchange the word, so one of the two sees what the other did
-//! before: either the sleeper finds the work, or the thread that created it finds that the sleeper rests.
+//! Otherwise the sleeper is awake, and looks once more before it sleeps. The sleeper first [rests](WakeFlag::rest),
+//! then looks for work, and sleeps only if there is none. Both exchange the word, so one of the two sees what the
+//! other did before: either the sleeper finds the work, or the thread that created it finds that the sleeper rests.
 
 use crate::sys::sync::{AtomicU64, Ordering};
 
@@ -21,7 +21,8 @@ impl WakeFlag {
     /// Whether the caller, who has made something due, is the one to wake the sleeper.
     #[inline]
     pub(crate) fn notify(&self) -> bool {
-        // An exchange also where it changes nothing: a load could be answered before the caller's earlier stores are seen.
+        // An exchange also where it changes nothing: a load could be answered before the caller's earlier stores are
+        // seen.
         self.awake.swap(1, Ordering::AcqRel) == 0
     }
 
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_several_wakes_who_rests() {
+    fn one_of_several_notifiers_wakes_the_sleeper() {
         let wake_flag = WakeFlag::default();
         assert!(wake_flag.notify());
         assert!(!wake_flag.notify() && !wake_flag.notify());

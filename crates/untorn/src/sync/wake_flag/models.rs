@@ -27,7 +27,7 @@ impl Sleeper {
 }
 
 #[test]
-fn what_becomes_due_is_found_or_wakes_the_sleeper() {
+fn due_work_is_found_or_wakes_the_sleeper() {
     model("alarm: one makes something due, one lies down", None, || {
         let sleeper = Arc::new(Sleeper::default());
         // It is up, after its last round.
@@ -41,7 +41,7 @@ fn what_becomes_due_is_found_or_wakes_the_sleeper() {
 }
 
 #[test]
-fn what_two_make_due_is_found_or_wakes_the_sleeper() {
+fn work_of_two_notifiers_is_found_or_wakes_the_sleeper() {
     model("alarm: two make something due, one lies down twice", Some(3), || {
         let sleeper = Arc::new(Sleeper::default());
         assert!(sleeper.wake_flag.notify());

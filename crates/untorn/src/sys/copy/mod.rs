@@ -100,8 +100,8 @@ pub(crate) fn has_wide_registers() -> bool {
     false
 }
 
-/// [`read_racy`] of at most [`SHORT`] bytes, without a call. A processor overlaps the cache misses of as many reads as it
-/// has room for their instructions, so short reads of a large file are as fast as they have few.
+/// [`read_racy`] of at most [`SHORT`] bytes, without a call. A processor overlaps the cache misses of as many reads
+/// as it has room for their instructions, so short reads of a large file are as fast as they have few.
 ///
 /// # Safety
 /// As for [`read_racy`]; and `wide` is what [`has_wide_registers`] says, or false.

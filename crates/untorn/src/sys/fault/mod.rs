@@ -1,15 +1,16 @@
 //! Lost pages: what would be a SIGBUS in a file's mapping becomes a fact that the next call reports.
 //!
 //! A page of a mapping is lost when its file was truncated underneath, when its file system has no block left for it,
-//! or when the medium cannot read it. The kernel then raises SIGBUS in the thread that touches it. The handler of this
-//! module, installed when the first mapping is watched, puts a page of zeros in the place of the lost one, so that the
-//! access goes on, and notes the offset; whoever accessed the mapping asks afterwards ([`TrackedData::lost`]). A SIGBUS that
-//! is not about a watched mapping goes to the handler that the program had installed before.
+//! or when the medium cannot read it. The kernel then raises SIGBUS in the thread that touches it. The handler of
+//! this module, installed when the first mapping is watched, puts a page of zeros in the place of the lost one, so
+//! that the access goes on, and notes the offset; whoever accessed the mapping asks afterwards
+//! ([`TrackedData::lost`]). A SIGBUS that is not about a watched mapping goes to the handler that the program had
+//! installed before.
 //!
 //! # Order
-//! The loss is noted, and made visible to every thread, before the page is replaced. So a thread that got zeros from the
-//! page in place of the file's bytes, or stored to it, sees the note when it asks afterwards: the asking needs one load
-//! and no fence. See [`none_lost`].
+//! The loss is noted, and made visible to every thread, before the page is replaced. So a thread that got zeros from
+//! the page in place of the file's bytes, or stored to it, sees the note when it asks afterwards: the asking needs
+//! one load and no fence. See [`none_lost`].
 //!
 //! # Fork
 //! A child inherits mappings, watches and handler, so all goes on there as before. It may inherit a slot with a visitor
@@ -30,8 +31,8 @@ struct Lone(AtomicUsize);
 /// Watches of this process that have a lost page and are not withdrawn.
 static HARMED: Lone = Lone(AtomicUsize::new(0));
 
-/// Whether no watched mapping of this process has lost a page, this thread's accesses so far included. If not, which one
-/// it is tells [`TrackedData::lost`].
+/// Whether no watched mapping of this process has lost a page, this thread's accesses so far included. If not, which
+/// one it is tells [`TrackedData::lost`].
 ///
 /// One word for the whole process, so that the question costs two instructions, whatever the number of mappings, and no
 /// pointer has to be followed.
@@ -61,8 +62,8 @@ pub(crate) struct TrackedData {
     slot: &'static Slot,
 }
 
-/// Installs the handler, as the first watch would: it can take the kernel long (some milliseconds, and seconds where the
-/// CPUs are busy), which somebody may not want to happen then.
+/// Installs the handler, as the first watch would: it can take the kernel long (some milliseconds, and seconds where
+/// the CPUs are busy), which somebody may not want to happen then.
 ///
 /// # Errors
 /// What `sigaction(2)` says.
@@ -81,8 +82,8 @@ impl TrackedData {
         Ok(TrackedData { slot: table::take(start, len, writable, None) })
     }
 
-    /// The same for a writable mapping whose faults somebody serves. Only what the keeper gives up is lost. The keeper is
-    /// dropped with the watch, unless [`withdraw`](TrackedData::withdraw) fails.
+    /// The same for a writable mapping whose faults somebody serves. Only what the keeper gives up is lost. The
+    /// keeper is dropped with the watch, unless [`withdraw`](TrackedData::withdraw) fails.
     ///
     /// # Errors
     /// As for [`new`](TrackedData::new).

@@ -48,16 +48,16 @@ fn install_now() -> io::Result<()> {
     // Known before the handler can run.
     let before = action(None)?;
     if before.sa_sigaction == on_sigbus as *const () as usize {
-        // This process was forked while a thread of its parent was at the end of this function, which had noted the previous
-        // handler by then. Noting this one in its place would have it call itself for ever.
+        // This process was forked while a thread of its parent was at the end of this function, which had noted the
+        // previous handler by then. Noting this one in its place would have it call itself for ever.
         return Ok(());
     }
     PREVIOUS.store(Box::into_raw(Box::new(before)), Ordering::Release);
     // The environment that the previous handler asked for, as far as it is not ours to choose.
     let mut ours = before;
     ours.sa_sigaction = on_sigbus as *const () as usize;
-    // A signal that comes in the middle of serving a fault waits: its handler might fault on a page of the same kind, with
-    // SIGBUS blocked, which kills. Those that a fault raises are as the previous handler wants them.
+    // A signal that comes in the middle of serving a fault waits: its handler might fault on a page of the same kind,
+    // with SIGBUS blocked, which kills. Those that a fault raises are as the previous handler wants them.
     for signal in 1..=libc::SIGRTMAX() {
         let raised = [libc::SIGSEGV, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
         if !raised.contains(&signal) {
@@ -163,8 +163,8 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// The default action, which ends the process: at once when the handler returns and the fault repeats, or by a signal of
-/// its own.
+/// The default action, which ends the process: at once when the handler returns and the fault repeats, or by a signal
+/// of its own.
 fn die(repeats: bool) {
     reset();
     if !repeats {

@@ -174,8 +174,8 @@ impl Visit {
 
     /// Lets the range's keeper serve a fault, if there is one that can.
     pub(super) fn serve(&self, address: usize) -> bool {
-        // SAFETY: null, or a box that `fill` leaked before it set the range, and that `give_back` leaves alone as long as
-        // this visit lasts.
+        // SAFETY: null, or a box that `fill` leaked before it set the range, and that `give_back` leaves alone as
+        // long as this visit lasts.
         let fault_handler = unsafe { self.slot.fault_handler.load(Ordering::Acquire).cast_const().as_ref() };
         fault_handler.is_some_and(|fault_handler| fault_handler.serve((address - self.start) as u64))
     }

@@ -1,23 +1,24 @@
 //! Memory of pages that are there one by one: address space reserved once, of which a page can be touched after it was
 //! opened, and until it is closed.
 //!
-//! The pages as their owner knows them are in a file without a name (`memfd_create(2)`), mapped privately: a page that is
-//! stored to becomes the process's own, which [`Tracking`] finds out, and one that is released is
-//! the file's again. A closed page is kept from accesses by a mark in the page table (`MADV_GUARD_INSTALL`, Linux 6.15), so
-//! that opening and closing in any order takes no mapping of its own; where the kernel has no such marks, by protection,
+//! The pages as their owner knows them are in a file without a name (`memfd_create(2)`), mapped privately: a page
+//! that is stored to becomes the process's own, which [`Tracking`] finds out, and one that is released is the file's
+//! again. A closed page is kept from accesses by a mark in the page table (`MADV_GUARD_INSTALL`, Linux 6.15), so that
+//! opening and closing in any order takes no mapping of its own; where the kernel has no such marks, by protection,
 //! which takes one for each row of open pages. Touching a closed page is a SIGSEGV.
 //!
-//! A mark of the tracker's on a page that was stored to survives the letting go of that page, and no guard is put over it: the
-//! kernel (6.18) would try again without end. So that mark is taken away first.
+//! A mark of the tracker's on a page that was stored to survives the letting go of that page, and no guard is put
+//! over it: the kernel (6.18) would try again without end. So that mark is taken away first.
 //!
-//! What holds: **of a closed page the file has no bytes, and its memory none of its own.** So an opened page holds what it
-//! was opened with, and nothing that it held before. Where a hole could not be made in the file, it is remembered that there
-//! may be bytes, and pages are opened with zeros that are written.
+//! What holds: **of a closed page the file has no bytes, and its memory none of its own.** So an opened page holds
+//! what it was opened with, and nothing that it held before. Where a hole could not be made in the file, it is
+//! remembered that there may be bytes, and pages are opened with zeros that are written.
 //!
 //! # Safety
-//! A [`Paged`] owns its address range and its file from construction to drop. It lends slices of open pages only. What
-//! changes their bytes or takes them away (closing, settling, restoring) happens under `&mut self`, when no slice is lent;
-//! opening happens under `&self` and a lock, and changes pages that are closed, of which nobody has a slice.
+//! A [`Paged`] owns its address range and its file from construction to drop. It lends slices of open pages only.
+//! What changes their bytes or takes them away (closing, settling, restoring) happens under `&mut self`, when no
+//! slice is lent; opening happens under `&self` and a lock, and changes pages that are closed, of which nobody has a
+//! slice.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -79,12 +80,12 @@ struct Open {
 }
 
 impl Paged {
-    /// Reserves `reserve` bytes, or half as many if there is no room for that, and so on, and tracks stores there. `name`
-    /// shows in /proc.
+    /// Reserves `reserve` bytes, or half as many if there is no room for that, and so on, and tracks stores there.
+    /// `name` shows in /proc.
     ///
     /// # Errors
-    /// EOPNOTSUPP where pages of memory are not 4 KiB; those of `memfd_create(2)` and `mmap(2)`; why the method asked for is
-    /// not to be had.
+    /// EOPNOTSUPP where pages of memory are not 4 KiB; those of `memfd_create(2)` and `mmap(2)`; why the method asked
+    /// for is not to be had.
     pub(crate) fn new(
         name: &str,
         reserve: u64,
@@ -147,8 +148,8 @@ impl Paged {
             return None;
         }
         let len = (range.end - range.start) as usize;
-        // SAFETY: open pages of the mapping, initialised as all memory of a file is. They stay open, and their bytes as they
-        // are, as long as `self` is borrowed; see the module's documentation.
+        // SAFETY: open pages of the mapping, initialised as all memory of a file is. They stay open, and their bytes
+        // as they are, as long as `self` is borrowed; see the module's documentation.
         Some(unsafe { slice::from_raw_parts(self.memory.address(range.start), len) })
     }
 
@@ -205,8 +206,8 @@ impl Paged {
     /// Closes what is open of a range of pages. Their bytes are gone.
     ///
     /// # Errors
-    /// Those of `madvise(2)` and `mprotect(2)`; some pages may be closed by then, and the others are open. A single page that is
-    /// open still holds what it held; of several some may hold what the file has.
+    /// Those of `madvise(2)` and `mprotect(2)`; some pages may be closed by then, and the others are open. A single
+    /// page that is open still holds what it held; of several some may hold what the file has.
     pub(crate) fn close(&mut self, pages: Range<u64>) -> io::Result<()> {
         let Paged { file, memory, tracking, open } = self;
         let open = open.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -255,8 +256,8 @@ impl Opening<'_> {
     /// Opens closed pages with these bytes. The range is within the reservation.
     ///
     /// # Errors
-    /// Those of `ftruncate(2)`, `pwrite(2)`, `madvise(2)` and `mprotect(2)`, ENOMEM among them when the process has as many
-    /// mappings as the kernel grants. The pages are closed then.
+    /// Those of `ftruncate(2)`, `pwrite(2)`, `madvise(2)` and `mprotect(2)`, ENOMEM among them when the process has
+    /// as many mappings as the kernel grants. The pages are closed then.
     pub(crate) fn check_exclusion(&mut self, first: u64, bytes: &[u8]) -> io::Result<()> {
         let Paged { file, memory, .. } = self.memory;
         let pages = first..first + bytes.len() as u64 / PAGE;
@@ -353,8 +354,8 @@ impl Open {
                 self.chunks.insert(chunk, [0; 8]);
                 Ok(())
             }
-            // The kernel grants no more mappings. One that is larger swallows others, unless protection is all that keeps
-            // accesses from some of their pages.
+            // The kernel grants no more mappings. One that is larger swallows others, unless protection is all that
+            // keeps accesses from some of their pages.
             Err(error) if !self.mixed && error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) => {
                 let first = chunk / BLOCK * BLOCK;
                 self.guard_all(memory, first..first + BLOCK)
@@ -394,7 +395,8 @@ impl Open {
                 // As in `prepare`.
                 Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => self.mixed = true,
                 Err(error) => {
-                    // It may have come as far as the first of several. They count as open, so they must not be a SIGSEGV.
+                    // It may have come as far as the first of several. They count as open, so they must not be a
+                    // SIGSEGV.
                     let _ = guard(memory, pages, false);
                     return Err(error);
                 }

@@ -31,8 +31,8 @@ fn open(memory: &Paged, pages: Range<u64>, byte: u8) {
     }
 }
 
-/// Has the kernel refuse this thread, from now on, to keep accesses from the page at an address, as it does where that would
-/// take a mapping more than it grants. False if it takes no orders of that kind here.
+/// Has the kernel refuse this thread, from now on, to keep accesses from the page at an address, as it does where
+/// that would take a mapping more than it grants. False if it takes no orders of that kind here.
 pub(crate) fn refuse_to_close(page: *const u8) -> bool {
     refuse(libc::SYS_mprotect, page, libc::PROT_NONE)
 }
@@ -119,7 +119,7 @@ fn closing_comes_to_an_end_whatever_was_marked() {
 
 /// Every second page over a span for which protection alone would need more mappings than the kernel grants.
 #[test]
-fn with_guards_alternate_pages_take_no_mappings() {
+fn alternate_pages_take_no_mappings_with_guards() {
     let memory = new(Closing::Auto);
     if !memory.has_guards() {
         untorn_testing::skip!("this kernel has no guards (Linux 6.15)");
@@ -131,8 +131,8 @@ fn with_guards_alternate_pages_take_no_mappings() {
     assert_eq!(memory.extents(), [Range { start: 0, end: 1 << 30 }]);
 }
 
-/// Where the kernel refuses to let accesses through, as it does when a process has all the mappings it may have. Here it is
-/// because another file is mapped over the pages, one that cannot be written to.
+/// Where the kernel refuses to let accesses through, as it does when a process has all the mappings it may have. Here
+/// it is because another file is mapped over the pages, one that cannot be written to.
 #[test]
 fn a_page_that_could_not_be_opened_leaves_nothing_behind() {
     let readable = tempfile::NamedTempFile::new().unwrap();

@@ -43,7 +43,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_seen_is_what_was_written_last(writes in prop::collection::vec((0u64..200, 0u64..80), 0..20)) {
+        fn visible_runs_are_the_last_writes(writes in prop::collection::vec((0u64..200, 0u64..80), 0..20)) {
             let mut expected = [None; 300];
             for (write, &(offset, len)) in writes.iter().enumerate() {
                 for n in 0..len {

@@ -70,7 +70,8 @@ impl Drain {
 }
 
 impl<M: Medium> Cache<M> {
-    /// Claims entries, draining where there is no room. False if there will be none, for entries of files that failed have it.
+    /// Claims entries, draining where there is no room. False if there will be none, for entries of files that failed
+    /// have it.
     pub(super) fn claim(&self, entries: u64) -> Result<bool> {
         let most = self.ring.for_writers();
         if self.ring.claim(entries, most) {
@@ -85,8 +86,8 @@ impl<M: Medium> Cache<M> {
             }
             self.handle_state.writable()?;
             let Some(mut drain) = self.drain.try_hold() else {
-                // Somebody else drains. As soon as that sync is done there may be room; the next one, to which the drain's own thread
-                // goes on at once, is not to be waited for.
+                // Somebody else drains. As soon as that sync is done there may be room; the next one, to which the
+                // drain's own thread goes on at once, is not to be waited for.
                 self.drain.await_end(ends);
                 continue;
             };
@@ -200,8 +201,8 @@ impl<M: Medium> Cache<M> {
     /// Flushes a file on its own device, with its name if that is not known to be durable.
     pub(crate) fn sync_file(&self, file: &Managed) -> Result<()> {
         self.handle_state.writable()?;
-        // Nothing is settled meanwhile: of a page that did not get to the device the kernel tells the first who asks, and to a
-        // drain that asks next it would say that all is well, and what it had delivered would be freed.
+        // Nothing is settled meanwhile: of a page that did not get to the device the kernel tells the first who asks,
+        // and to a drain that asks next it would say that all is well, and what it had delivered would be freed.
         let _drain = self.drain.hold();
         file.check_usable()?;
         file.slow.sync(barriers::FILE).inspect_err(|error| self.fail(file, error))?;
@@ -345,8 +346,8 @@ impl<M: Medium> Cache<M> {
         let (failed, settled): (Vec<Item>, Vec<Item>) = drain.pending.drain(..).partition(has_failed);
         drain.stuck.extend(failed);
         drain.stuck.sort_by_key(|item| item.position);
-        // The overlay goes before any tail passes its entries, which others then write over, and after the files have what it
-        // shows.
+        // The overlay goes before any tail passes its entries, which others then write over, and after the files have
+        // what it shows.
         for item in &settled {
             if let Some(file) = dirty.get(&item.operation.uid).filter(|file| !file.write_through) {
                 match item.operation.kind {
@@ -381,8 +382,8 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// Makes files durable, each by its own sync, or, if it was removed, by that of its directory: then no crash brings it back, and
-    /// nobody misses what it had.
+    /// Makes files durable, each by its own sync, or, if it was removed, by that of its directory: then no crash
+    /// brings it back, and nobody misses what it had.
     fn sync_or_miss<'a>(&self, files: impl Iterator<Item = &'a Arc<Managed>>) -> Result<()> {
         // All are asked before the first directory is synced: what is removed later that sync does not make durable.
         let (removed, there): (Vec<_>, Vec<_>) = files.partition(|file| self.was_removed(file));
@@ -400,7 +401,8 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// Whether a file was removed, after the log had noted that it might be, from a directory that is where it was then.
+    /// Whether a file was removed, after the log had noted that it might be, from a directory that is where it was
+    /// then.
     fn was_removed(&self, file: &Managed) -> bool {
         let parents = shared(&file.names).parents;
         file.leaving.load(Ordering::Acquire)
@@ -434,8 +436,8 @@ impl<M: Medium> Cache<M> {
         let mut data = Vec::new();
         while let Some(item) = drain.stuck.first().filter(|item| item.position < before).cloned() {
             self.pass(drain, item.position)?;
-            // Writers leave as much room as the longest operation takes. It is the only one that has positions twice, for the tail has
-            // passed those of the one before.
+            // Writers leave as much room as the longest operation takes. It is the only one that has positions twice,
+            // for the tail has passed those of the one before.
             let shared_state = self.ring.shared_state();
             let beside = shared_state.is_beside(item.position);
             if !beside && !self.ring.claim(item.parts, self.ring.for_all()) {

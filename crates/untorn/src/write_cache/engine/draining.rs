@@ -46,7 +46,8 @@ impl Draining {
         *locked(&self.ends)
     }
 
-    /// Returns when it was let go of more often than that. For whoever found, after he had counted them, that somebody has it.
+    /// Returns when it was let go of more often than that. For whoever found, after he had counted them, that
+    /// somebody has it.
     pub(super) fn await_end(&self, ends: u64) {
         let seen = locked(&self.ends);
         drop(self.ended.wait_while(seen, |now| *now == ends).unwrap_or_else(PoisonError::into_inner));

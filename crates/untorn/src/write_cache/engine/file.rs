@@ -56,8 +56,8 @@ pub(crate) struct Managed {
 /// How long the file is, and how much of the slow file is still what it was.
 pub(super) struct Length {
     len: u64,
-    /// Changes of the length that the slow file has not seen, by position. Beyond the least of them, what the slow file has is
-    /// no longer in the file.
+    /// Changes of the length that the slow file has not seen, by position. Beyond the least of them, what the slow
+    /// file has is no longer in the file.
     changes: VecDeque<(u64, u64)>,
 }
 
@@ -223,8 +223,8 @@ impl<M: Medium> Cache<M> {
         Ok(there as usize)
     }
 
-    /// Writes, and returns where. Durable and seen, all of it or nothing, when this returns; where the guarantee is left to a
-    /// sync, seen.
+    /// Writes, and returns where. Durable and seen, all of it or nothing, when this returns; where the guarantee is
+    /// left to a sync, seen.
     ///
     /// What goes past the log or through it may be a part of it, of as many bytes as are returned too.
     pub(crate) fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)> {
@@ -329,8 +329,8 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// What goes past the log goes to the slow file when the log has nothing of it, and is durable there before the call
-    /// returns, where that was promised.
+    /// What goes past the log goes to the slow file when the log has nothing of it, and is durable there before the
+    /// call returns, where that was promised.
     fn past<T>(&self, file: &Managed, act: impl FnOnce(&dyn BackingFile) -> Result<T>) -> Result<T> {
         let _gate = exclusive(&file.gate);
         let _turn = self.hold(file)?;
@@ -403,7 +403,8 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// Hands what the log has of the file to the kernel and looks at the length anew: another program may have changed it.
+    /// Hands what the log has of the file to the kernel and looks at the length anew: another program may have
+    /// changed it.
     pub(crate) fn reload_len(&self, file: &Managed) -> Result<()> {
         self.handle_state.writable()?;
         file.check_usable()?;

@@ -232,11 +232,12 @@ pub(super) struct TableLine {
     pub(super) replayed: bool,
     /// Its last name was about to be removed: if a replay does not find it, that is what became of it.
     pub(super) leaving: bool,
-    /// The log has all that it was ever written, and its name need not be durable: a replay that does not find it makes one like this,
-    /// and one that does begins with nothing in it.
+    /// The log has all that it was ever written, and its name need not be durable: a replay that does not find it
+    /// makes one like this, and one that does begins with nothing in it.
     pub(super) new: Option<CreateAttrs>,
-    /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file system goes; 0
-    /// where there is none. If the file is not found, they say whether that is because its file system is not there.
+    /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file
+    /// system goes; 0 where there is none. If the file is not found, they say whether that is because its file system
+    /// is not there.
     pub(super) parents: [u64; PARENTS],
     /// Where it is. A hint, never taken for it without a look at the identity.
     pub(super) path: PathBuf,

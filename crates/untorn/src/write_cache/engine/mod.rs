@@ -1,4 +1,5 @@
-//! The write cache: a log on a fast medium in front of any number of files on slow ones (the NVCache paper, §II and III).
+//! The write cache: a log on a fast medium in front of any number of files on slow ones (the NVCache paper, §II and
+//! III).
 //!
 //! A write becomes one or more *entries* of the log and is then durable. A thread later brings entries to their files,
 //! many at a time, and frees them once the files are synced. Reads see the slow file with the entries laid over it.

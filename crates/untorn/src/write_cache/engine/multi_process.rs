@@ -70,8 +70,8 @@ impl<M: Medium> Cache<M> {
         Ok(None)
     }
 
-    /// Brings to an end what a process that died had under way, or that got less of it into the file than into the log. With no lock of
-    /// a drain.
+    /// Brings to an end what a process that died had under way, or that got less of it into the file than into the
+    /// log. With no lock of a drain.
     #[cold]
     fn mend(&self, file: &Managed, turn: &Locked<'_>) -> Result<()> {
         let ring = &self.ring;
@@ -117,8 +117,8 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// The same for all files of which nobody has the turn: before a sync is answered, and before somebody waits for an entry that nobody is going to complete. With
-    /// no lock of a drain.
+    /// The same for all files of which nobody has the turn: before a sync is answered, and before somebody waits for
+    /// an entry that nobody is going to complete. With no lock of a drain.
     #[cold]
     pub(super) fn mend_all(&self) -> Result<()> {
         if self.ring.shared().is_none() {
@@ -142,8 +142,8 @@ impl<M: Medium> Cache<M> {
         if file.turn() == Some(number) && turn.is_broken() { self.mend(file, &turn) } else { Ok(()) }
     }
 
-    /// Lets other processes append for a file, once the log has a number for it; `durable` is whether all that was written to the
-    /// file is as durable as a sync would make it.
+    /// Lets other processes append for a file, once the log has a number for it; `durable` is whether all that was
+    /// written to the file is as durable as a sync would make it.
     pub(crate) fn allow_writers(&self, file: &Managed, durable: bool) {
         let shared_state = self.ring.shared_state();
         // Nobody demotes it meanwhile, nor lets others in.
@@ -194,8 +194,8 @@ impl<M: Medium> Cache<M> {
         file.take_counts()
     }
 
-    /// Changes a file as another process does, up to a step, where it dies: for simulators. How many bytes the kernel took; `None` if it
-    /// has to be done otherwise. What goes to the end goes to where that is.
+    /// Changes a file as another process does, up to a step, where it dies: for simulators. How many bytes the kernel
+    /// took; `None` if it has to be done otherwise. What goes to the end goes to where that is.
     pub(crate) fn change_shared(
         &self,
         file: &Managed,

@@ -156,11 +156,12 @@ impl Managed {
 }
 
 impl<M: Medium> Cache<M> {
-    /// Whether each of these names of a directory stands, after a crash and a replay, for what it stands for now, the directory synced or
-    /// not; durably so when this returns.
+    /// Whether each of these names of a directory stands, after a crash and a replay, for what it stands for now, the
+    /// directory synced or not; durably so when this returns.
     ///
-    /// A file with a line is found or made again, and has its name by right: what had it before is superseded, or was seen to when the
-    /// line was given. Of a name that nothing has the log knows only that it was given up where the file that had it was renamed.
+    /// A file with a line is found or made again, and has its name by right: what had it before is superseded, or was
+    /// seen to when the line was given. Of a name that nothing has the log knows only that it was given up where the
+    /// file that had it was renamed.
     pub(crate) fn dir_is_durable(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
         self.handle_state.writable()?;
         let files = locked(&self.registry).all();
@@ -180,8 +181,8 @@ impl<M: Medium> Cache<M> {
             let Some(last) = keepers.map(|file| file.named.load(Ordering::Acquire)).max() else { return Ok(false) };
             named = named.max(last);
         }
-        // What says so is in the log, and is to be there after a crash, too. The sync of a file, by whichever process, may have made all of it
-        // durable meanwhile.
+        // What says so is in the log, and is to be there after a crash, too. The sync of a file, by whichever
+        // process, may have made all of it durable meanwhile.
         if !self.ring.is_per_write() && !self.ring.shared_state().is_answered(named) {
             self.ring.persist(barriers::NAMES).map_err(|error| self.poison(error))?;
         }

@@ -49,9 +49,10 @@ pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> 
 }
 
 impl Settings {
-    /// How many entries draining waits for, and how long. What is in the log is as safe as in the files, and on a disk each sync of a
-    /// file is in the way of those that programs wait for: there it waits for longer, and as long as there is room enough for all, of
-    /// whom this process may have no more than a quarter of the log, where others append too.
+    /// How many entries draining waits for, and how long. What is in the log is as safe as in the files, and on a
+    /// disk each sync of a file is in the way of those that programs wait for: there it waits for longer, and as long
+    /// as there is room enough for all, of whom this process may have no more than a quarter of the log, where others
+    /// append too.
     fn patience(&self, class: MediumClass, geometry: Geometry) -> (u64, Duration) {
         let (batch, age) = match class {
             MediumClass::PersistentMemory => (1000, Duration::from_millis(100)),
@@ -107,8 +108,9 @@ impl<M: Medium> Cache<M> {
     /// Opens a log, and brings what a dead owner left in it to the files first.
     ///
     /// # Errors
-    /// [`Error::InUse`] while somebody has it; [`Error::ReplayIncomplete`] if not all of it could be brought to its file, and the
-    /// log is kept; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no log that this code knows.
+    /// [`Error::InUse`] while somebody has it; [`Error::ReplayIncomplete`] if not all of it could be brought to its
+    /// file, and the log is kept; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no log that this code
+    /// knows.
     pub(crate) fn open(
         medium: Arc<M>,
         place: Arc<dyn BackingDir>,

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_follow_pages_and_entries_and_go_when_they_are_covered_cut_or_drained() {
+    fn pieces_go_when_they_are_covered_cut_or_drained() {
         let overlay = Overlay::default();
         // Over three pages, in entries of 4096 bytes, of which none lies in one page.
         overlay.exclusive(&pages(100, 8192)).add(100, 8192, 7, 4096);

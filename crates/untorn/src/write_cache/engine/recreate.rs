@@ -33,7 +33,8 @@ pub(super) enum InTheWay<'a> {
     Nothing,
     /// A file that was let leave before this one had the name, or that this one was put over.
     Earlier,
-    /// One that had another name by then: its rename was undone by the crash, and it may be that no entry says that it was done.
+    /// One that had another name by then: its rename was undone by the crash, and it may be that no entry says that
+    /// it was done.
     Renamed(&'a TableLine),
     /// One that was there before this one, or at the same time, of which the log knows nothing.
     Older,
@@ -133,8 +134,8 @@ pub(super) struct SidecarRedundancy {
     pub(super) renamed: Vec<u64>,
 }
 
-/// Gives a file its name that has another one yet: that by which it was made again, or the one from before a rename. What has the name
-/// is removed if it was to be, or gets the one that it had by then, or else one beside.
+/// Gives a file its name that has another one yet: that by which it was made again, or the one from before a rename.
+/// What has the name is removed if it was to be, or gets the one that it had by then, or else one beside.
 pub(super) fn put_in_place(
     place: &dyn BackingDir,
     line: &TableLine,

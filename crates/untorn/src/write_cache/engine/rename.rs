@@ -89,15 +89,16 @@ impl<M: Medium> Cache<M> {
         };
         exclusive(&file.names).moving = Some(moving);
         let line = line.next();
-        // Also where durability is left to a sync: the rename may be durable whenever the kernel likes, and what was synced before is
-        // then to be found by the new name.
+        // Also where durability is left to a sync: the rename may be durable whenever the kernel likes, and what was
+        // synced before is then to be found by the new name.
         let durable = || self.ring.persist(barriers::MOVING);
         self.put_lines(file, line, file.uid.load(Ordering::Acquire), durable)?;
         *own = Some(line);
         Ok(true)
     }
 
-    /// What has the name that the file is to get, and the directories above it; `None` if the file may not get it by way of the log.
+    /// What has the name that the file is to get, and the directories above it; `None` if the file may not get it by
+    /// way of the log.
     fn look_at_target(&self, file: &Managed, to: &Path) -> Result<Option<(Target, [u64; PARENTS])>> {
         let Some(target) = self.target(file, to)? else { return Ok(None) };
         let parents = self.parents(to)?;
@@ -127,8 +128,8 @@ impl<M: Medium> Cache<M> {
         Ok(fit.then(|| Target { identity: Some(known.identity), known: Some(known) }))
     }
 
-    /// Sees to it that no crash leaves anything at a name but what has it now, unless the log knows of it. False if somebody
-    /// is changing that.
+    /// Sees to it that no crash leaves anything at a name but what has it now, unless the log knows of it. False if
+    /// somebody is changing that.
     fn is_certain(&self, to: &Path, target: &Target) -> Result<bool> {
         if target.known.is_some() {
             // When it got its line, or this name, that was seen to.
@@ -180,7 +181,8 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// A rename was not done. What was to be replaced must not be missed by nobody any more before the log forgets what was to replace it.
+    /// A rename was not done. What was to be replaced must not be missed by nobody any more before the log forgets
+    /// what was to replace it.
     fn stayed(&self, file: &Managed, moving: &Moving) -> Result<()> {
         let over = |known: &Arc<Managed>| Some(known.identity) == moving.over && known.leaving.load(Ordering::Acquire);
         if let Some(known) = locked(&self.registry).all().into_iter().find(over) {
@@ -231,7 +233,8 @@ impl<M: Medium> Cache<M> {
         }
     }
 
-    /// Syncs all directories in which files have, had or may have names, each once. The files for which that is done; the others fail.
+    /// Syncs all directories in which files have, had or may have names, each once. The files for which that is done;
+    /// the others fail.
     pub(super) fn sync_dirs_of<'a>(
         &self,
         files: impl Iterator<Item = &'a Managed>,
@@ -255,7 +258,8 @@ impl<M: Medium> Cache<M> {
     }
 }
 
-/// Whether a file is what was found by a name, of which the generation may not be known. The number of a device changes over a boot.
+/// Whether a file is what was found by a name, of which the generation may not be known. The number of a device
+/// changes over a boot.
 pub(super) fn is_named(file: &Identity, found: &Identity) -> bool {
     let same = found.generation == 0 || file.generation == 0 || file.generation == found.generation;
     same && found.birth != 0 && (file.inode, file.birth) == (found.inode, found.birth)

@@ -78,8 +78,9 @@ impl<M: Medium> Replayer<'_, M> {
         self.search(line).is_ok_and(|found| found.is_some_and(|(path, _)| path == line.path))
     }
 
-    /// Gives files their names, durably: those that were found may have them only until the next crash, those that were made again
-    /// get them, once they are whole and the log knows them, and those that were renamed have them again.
+    /// Gives files their names, durably: those that were found may have them only until the next crash, those that
+    /// were made again get them, once they are whole and the log knows them, and those that were renamed have them
+    /// again.
     pub(super) fn name_files(&mut self) -> Result<()> {
         let is_made = |uid: &u64| self.targets.get(uid).is_some_and(|target| target.made);
         let made: Vec<u64> = self.replayed().filter(is_made).collect();
@@ -132,7 +133,8 @@ impl<M: Medium> Replayer<'_, M> {
             let Some(so_far) = &target.so_far else { continue };
             let placed = match self.at(so_far, &line.identity) {
                 Ok(Some(_)) => recreate::put_in_place(self.place, line, so_far, &self.all_lines()),
-                // Another file of a forged log came between, or somebody did: the name is not to be taken from what has it now.
+                // Another file of a forged log came between, or somebody did: the name is not to be taken from what
+                // has it now.
                 Ok(None) => Ok(Err(ReplayOutcome::Missing(recreate::ANOTHER.to_owned()))),
                 Err(error) => Err(error),
             };

@@ -100,8 +100,8 @@ impl Replay {
     }
 }
 
-/// Whether two identities are of one file. The number of a device changes over a boot, and is asked for only where nothing
-/// else tells two files with one inode number apart.
+/// Whether two identities are of one file. The number of a device changes over a boot, and is asked for only where
+/// nothing else tells two files with one inode number apart.
 pub(super) fn is_same(one: &Identity, other: &Identity) -> bool {
     let told_apart = one.birth != 0 || one.generation != 0;
     let (a, b) = (one, other);
@@ -306,8 +306,8 @@ impl<'a, M: Medium> Replayer<'a, M> {
             .unwrap_or_else(|error| ReplayOutcome::Failed(error.to_string()))
     }
 
-    /// Syncs the other directories that have to do with it that a file is gone: that of its other name, and those from which one came
-    /// over it.
+    /// Syncs the other directories that have to do with it that a file is gone: that of its other name, and those
+    /// from which one came over it.
     fn sync_elsewhere(&self, line: &TableLine) -> Result<()> {
         if self.dry {
             return Ok(());
@@ -321,8 +321,8 @@ impl<'a, M: Medium> Replayer<'a, M> {
         dirs.into_iter().try_for_each(|dir| self.place.sync_dir(barriers::GONE, dir))
     }
 
-    /// It was removed if its directory is there without it. A file system that is not mounted has neither; in its place is another
-    /// directory, or none. One that was removed too has to have been in the one above it.
+    /// It was removed if its directory is there without it. A file system that is not mounted has neither; in its
+    /// place is another directory, or none. One that was removed too has to have been in the one above it.
     ///
     /// The file must not be back after a crash, when the log may have nothing of it.
     fn look_for_removal(&self, path: &Path, parents: &[u64]) -> Result<ReplayOutcome> {

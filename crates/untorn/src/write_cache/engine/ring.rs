@@ -66,7 +66,8 @@ impl<M: Medium> Ring<M> {
         durability: Durability,
         shared: bool,
     ) -> io::Result<Self> {
-        // Of what writers may have, the processes get two thirds: the rest is for what is too long for them, and for moving.
+        // Of what writers may have, the processes get two thirds: the rest is for what is too long for them, and for
+        // moving.
         let (turns, limit) = match shared {
             true => ((geometry.files as usize).next_power_of_two().min(MOST_TURNS), geometry.slots / 2),
             false => (0, 0),
@@ -126,8 +127,8 @@ impl<M: Medium> Ring<M> {
         self.shared_state().tail()
     }
 
-    /// Entries that writers of this process may have at most: the rest is for moving entries that are in the way, and for other
-    /// processes.
+    /// Entries that writers of this process may have at most: the rest is for moving entries that are in the way, and
+    /// for other processes.
     pub(super) fn for_writers(&self) -> u64 {
         self.for_all() - self.geometry.most()
     }
@@ -174,7 +175,8 @@ impl<M: Medium> Ring<M> {
         Ok(())
     }
 
-    /// Makes what this thread stored durable, or, where that is left to a sync, sees to it that the sync of any thread does.
+    /// Makes what this thread stored durable, or, where that is left to a sync, sees to it that the sync of any
+    /// thread does.
     pub(super) fn promise(&self) -> Result<()> {
         match self.durability {
             Durability::PerWrite => self.persist(barriers::ENTRY),

@@ -15,8 +15,8 @@ const MOST_NAMES: usize = 1 << 14;
 
 struct Directory {
     identity: Identity,
-    /// Names that something else has, or had since it was synced: it may be back after a crash, and the log may know nothing of it. The
-    /// file, if nothing else but this one may be there.
+    /// Names that something else has, or had since it was synced: it may be back after a crash, and the log may know
+    /// nothing of it. The file, if nothing else but this one may be there.
     taken: HashMap<OsString, Option<Identity>>,
 }
 
@@ -30,7 +30,8 @@ impl SyncedDirs {
         self.0.get(dir).is_some_and(|known| found == Some(known.identity) && !known.taken.contains_key(name))
     }
 
-    /// Whether nothing may have a name after a crash of which the log is not told, but what has it now: this file, or nothing.
+    /// Whether nothing may have a name after a crash of which the log is not told, but what has it now: this file, or
+    /// nothing.
     pub(super) fn is_held(&self, dir: &Path, found: Option<Identity>, name: &OsStr, holder: Option<&Identity>) -> bool {
         let Some(known) = self.0.get(dir).filter(|known| found == Some(known.identity)) else { return false };
         match (holder, known.taken.get(name)) {
@@ -50,7 +51,8 @@ impl SyncedDirs {
         self.0.insert(dir.to_owned(), Directory { identity, taken });
     }
 
-    /// A name is somebody's of whom the log is not told anything any more: this file's, if nothing else may have it after a crash.
+    /// A name is somebody's of whom the log is not told anything any more: this file's, if nothing else may have it
+    /// after a crash.
     pub(super) fn hold(&mut self, dir: &Path, name: &OsStr, holder: Option<Identity>) {
         let Some(known) = self.0.get_mut(dir) else { return };
         known.taken.insert(name.to_owned(), holder);
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_free_in_the_directory_that_was_synced_until_somebody_has_it() {
+    fn a_name_is_free_in_a_synced_directory_until_it_is_held() {
         let identity = |inode| Some(Identity { device: 1, inode, generation: 0, birth: 3 });
         let (dir, mut synced_dirs) = (Path::new("/dir"), SyncedDirs::default());
         let is_free =

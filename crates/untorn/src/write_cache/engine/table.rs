@@ -122,8 +122,8 @@ impl<M: Medium> Cache<M> {
         if !is_last {
             return;
         }
-        // Without the lock, for what a process left may have to be mended; until then the file is not forgotten. A handle that comes
-        // meanwhile lets them in again.
+        // Without the lock, for what a process left may have to be mended; until then the file is not forgotten. A
+        // handle that comes meanwhile lets them in again.
         if let Err(error) = self.revoke_writers(file) {
             tracing::error!(path = %file.path().display(), %error, "cannot finish the writes of other processes; they \
                                                                     stay in the log until a replay");
@@ -132,8 +132,8 @@ impl<M: Medium> Cache<M> {
         self.forget_if_done(&mut locked(&self.registry), file);
     }
 
-    /// Makes it durable that a file was removed, if it was, before its line goes: only by that is it known, where a crash brings it
-    /// back, that it makes way for a new one of its name.
+    /// Makes it durable that a file was removed, if it was, before its line goes: only by that is it known, where a
+    /// crash brings it back, that it makes way for a new one of its name.
     pub(super) fn see_off(&self, file: &Managed) {
         let unsure = file.leaving.load(Ordering::Acquire) && !file.gone.load(Ordering::Acquire);
         if !unsure
@@ -165,8 +165,8 @@ impl<M: Medium> Cache<M> {
             registry.files.remove(&key(&file.identity));
             registry.by_uid.remove(&file.uid.load(Ordering::Acquire));
             if !file.gone.load(Ordering::Acquire) {
-                // Who removes it from now on need not say so. What else had its name before it, no crash brings back, if its own is
-                // durable.
+                // Who removes it from now on need not say so. What else had its name before it, no crash brings back,
+                // if its own is durable.
                 let paths = file.paths();
                 let synced_dirs = paths.len() == 1 && !file.new.load(Ordering::Acquire);
                 for path in paths {
@@ -216,9 +216,9 @@ impl<M: Medium> Cache<M> {
                 return Err(error);
             }
         }
-        // The copy that does not count is written over, and must be whole before the other one is: that one serves only if
-        // this one is damaged later, so it may become durable whenever it does. Where durability is left to a sync, so is
-        // that of a number's meaning: entries whose number means nothing were not synced.
+        // The copy that does not count is written over, and must be whole before the other one is: that one serves
+        // only if this one is damaged later, so it may become durable whenever it does. Where durability is left to a
+        // sync, so is that of a number's meaning: entries whose number means nothing were not synced.
         let whole = || if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) };
         self.put_lines(file, line, uid, whole)?;
         *own = Some(line);
@@ -231,9 +231,9 @@ impl<M: Medium> Cache<M> {
         Ok(uid)
     }
 
-    /// A replay must find the file, and in it what was there before it had a log: its name, its length and its contents may be as
-    /// new as this call. What is new and has nothing in it a replay can make again, if it finds the directory. Returns the
-    /// directories above.
+    /// A replay must find the file, and in it what was there before it had a log: its name, its length and its
+    /// contents may be as new as this call. What is new and has nothing in it a replay can make again, if it finds
+    /// the directory. Returns the directories above.
     fn be_found(&self, file: &Managed) -> Result<[u64; PARENTS]> {
         match self.is_new(file)? {
             Some(like) => {
@@ -249,14 +249,15 @@ impl<M: Medium> Cache<M> {
         self.parents(&file.path())
     }
 
-    /// What a file is like that a replay could make again with nothing but what the log is going to have of it. Only what is written
-    /// through: nobody else writes to it then.
+    /// What a file is like that a replay could make again with nothing but what the log is going to have of it. Only
+    /// what is written through: nobody else writes to it then.
     fn is_new(&self, file: &Managed) -> Result<Option<CreateAttrs>> {
         let told_apart = file.identity.generation != 0 && file.identity.birth != 0;
         if file.write_through && told_apart && file.slow.len()? == 0 { file.slow.create_attrs() } else { Ok(None) }
     }
 
-    /// Makes it durable that the directory of a new file is there, and that nothing else has its name, unless both are known to be.
+    /// Makes it durable that the directory of a new file is there, and that nothing else has its name, unless both
+    /// are known to be.
     fn be_certain(&self, file: &Managed) -> Result<()> {
         let path = file.path();
         let (dir, name) = (parent(&path), path.file_name().unwrap_or_default());
@@ -267,10 +268,12 @@ impl<M: Medium> Cache<M> {
         self.look_at_names(dir, Some(name), barriers::NAME)
     }
 
-    /// Makes it durable that a directory is there, and which names in it are free; `own` is that of a file which is about to have a line.
+    /// Makes it durable that a directory is there, and which names in it are free; `own` is that of a file which is
+    /// about to have a line.
     pub(super) fn look_at_names(&self, dir: &Path, own: Option<&OsStr>, barrier: Barrier) -> Result<()> {
         let found = self.place.directory(dir)?;
-        // What is there before or after may not be removed durably when it is removed. Of those that have a line, that tells.
+        // What is there before or after may not be removed durably when it is removed. Of those that have a line,
+        // that tells.
         let mut taken: HashSet<OsString> = self.place.names(dir)?.into_iter().collect();
         self.place.sync_dir(barrier, dir)?;
         taken.extend(self.place.names(dir)?);
@@ -294,8 +297,8 @@ impl<M: Medium> Cache<M> {
         file.dirs().iter().for_each(|dir| registry.synced_dirs.forget(dir));
     }
 
-    /// Makes the names of files durable that a replay would have to make again, and has the log say so, before it can do without
-    /// what it has of them. They are synced. A file that fails says so itself.
+    /// Makes the names of files durable that a replay would have to make again, and has the log say so, before it can
+    /// do without what it has of them. They are synced. A file that fails says so itself.
     pub(super) fn name_new<'a>(&self, files: impl Iterator<Item = &'a Managed>) -> Result<()> {
         let new: Vec<(&Managed, Option<u64>)> =
             files.filter(|file| file.new.load(Ordering::Acquire)).map(|file| (file, file.moved())).collect();
@@ -342,9 +345,9 @@ impl<M: Medium> Cache<M> {
         Ok(parents)
     }
 
-    /// Notes, durably, that the file's last name is about to be removed. Its entries stay, for the name may be back after a crash;
-    /// if it is not, a replay does without the file. False if that is for the caller to see to, by demoting it: the log has
-    /// nothing of it, or the next file with its inode number could be taken for it.
+    /// Notes, durably, that the file's last name is about to be removed. Its entries stay, for the name may be back
+    /// after a crash; if it is not, a replay does without the file. False if that is for the caller to see to, by
+    /// demoting it: the log has nothing of it, or the next file with its inode number could be taken for it.
     pub(crate) fn prepare_unlink(&self, file: &Managed) -> Result<bool> {
         self.handle_state.writable()?;
         file.check_usable()?;
@@ -354,13 +357,14 @@ impl<M: Medium> Cache<M> {
             return Ok(false);
         }
         if file.leaving.load(Ordering::Acquire) {
-            // Its line says so, durably: it was stored under this lock, and had that not succeeded nothing would be written any more.
+            // Its line says so, durably: it was stored under this lock, and had that not succeeded nothing would be
+            // written any more.
             return Ok(true);
         }
         let line = line.next();
         file.leaving.store(true, Ordering::Release);
-        // Also where durability is left to a sync: the removal may be durable whenever the kernel likes, and of what was synced
-        // before the log must not say then that it is missing.
+        // Also where durability is left to a sync: the removal may be durable whenever the kernel likes, and of what
+        // was synced before the log must not say then that it is missing.
         let durable = || self.ring.persist(barriers::LEAVING);
         self.put_lines(file, line, file.uid.load(Ordering::Acquire), durable)?;
         *own = Some(line);
@@ -382,7 +386,8 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// Stores one copy of a line: what is known of its file now, of which nothing changes but under the lock of its line.
+    /// Stores one copy of a line: what is known of its file now, of which nothing changes but under the lock of its
+    /// line.
     pub(super) fn put_line(&self, file: &Managed, line: Line, uid: u64, copy: u64) -> Result<()> {
         let Said { path, parents, named, before } = file.said();
         let entry = TableLine {

@@ -38,7 +38,8 @@ impl Wakeup {
         told.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     }
 
-    /// Other processes append no more. Nobody has a turn, and nobody is going to: they have ended, or know nothing of the log.
+    /// Other processes append no more. Nobody has a turn, and nobody is going to: they have ended, or know nothing of
+    /// the log.
     pub(super) fn stop<M: Medium>(cache: &Cache<M>) {
         let Some(thread) = locked(&cache.bell.thread).take() else { return };
         cache.bell.stop.store(true, Ordering::SeqCst);

@@ -10,8 +10,8 @@ use untorn_ring::Phase;
 use super::{Cache, locked};
 use crate::storage::Medium;
 
-/// How long it sleeps where other processes append: one that was killed, or stopped, when it was about to wake it has everybody believe
-/// that it is awake.
+/// How long it sleeps where other processes append: one that was killed, or stopped, when it was about to wake it has
+/// everybody believe that it is awake.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How the thread is waked. What it does is said in the ledger, where other processes see it too.

@@ -44,7 +44,7 @@ fn a_write_for_which_failed_files_leave_no_room_may_be_torn() {
 }
 
 #[test]
-fn a_length_for_which_failed_files_leave_no_room_may_be_seen_after_a_kill_and_lost_after_that() {
+fn a_length_without_log_room_may_be_lost_after_it_was_seen() {
     let effort = Effort { cap: 0, samples: 0, afterlife: 1, depth: 1 };
     for durability in [Durability::PerWrite, Durability::PerCommit] {
         past_a_full_log(durability, effort, Op::SetLen(1, 60));
@@ -71,7 +71,7 @@ fn lived(durability: Durability, through: bool, ops: &[Op]) -> (State, bool) {
 }
 
 #[test]
-fn what_was_done_to_a_file_since_its_last_sync_is_durable_by_the_next() {
+fn each_sync_makes_all_changes_since_the_last_one_durable() {
     for last in [
         // A process makes this write, as it makes all writes of even bytes.
         Op::Write(0, 0, 70, 4),
@@ -111,7 +111,7 @@ fn a_name_is_given_up_for_good_only_by_all_that_had_it() {
 }
 
 #[test]
-fn a_file_that_left_its_name_to_another_keeps_its_new_one_when_that_leaves() {
+fn a_moved_file_keeps_its_name_when_its_successor_leaves() {
     let ops = [
         Op::Create(1, 70, 74),
         Op::Make(2, 1, 141),

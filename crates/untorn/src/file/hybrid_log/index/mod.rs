@@ -66,8 +66,8 @@ impl Index {
         Leaves(*self.leaves.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The slot of a block, if it was among these leaves. Leaves are numbered in the order in which they are made, so the
-    /// answer stays the same.
+    /// The slot of a block, if it was among these leaves. Leaves are numbered in the order in which they are made, so
+    /// the answer stays the same.
     pub(super) fn get_of(&self, leaves: Leaves, block: u64) -> Option<&PageState> {
         let leaf = self.leaf_of.get((block / FAN) as usize)?.load(Ordering::Acquire);
         if leaf <= leaves.0 * FAN { self.slot_in(leaf, block) } else { None }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_later_is_told_from_what_was_there() {
+    fn leaves_made_later_are_told_from_earlier_ones() {
         let index = Index::new(1 << 20).unwrap();
         index.make(700).unwrap();
         let leaves = index.leaves();

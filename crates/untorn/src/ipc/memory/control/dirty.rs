@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dirty_pages_are_taken_once_and_come_back_if_nobody_commits_them() {
+    fn dirty_pages_are_taken_once_and_return_if_uncommitted() {
         let control = Control::create(20_000 * PAGE as u64, 1 << 20).unwrap();
         let pages = [0, 63, 64, 4095, 4096, 19_999];
         pages.iter().for_each(|page| assert!(!control.dirty().set(*page)));

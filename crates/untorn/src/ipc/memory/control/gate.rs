@@ -20,15 +20,15 @@ pub(in super::super) const COPYING: u32 = 2;
 const PHASE: u32 = 3;
 const STEP: u32 = 4;
 
-/// How often a waiter looks again before it goes to sleep, which is some 80 µs: as long as a cut takes, and waking a thread
-/// may take that long again. It does not call `sched_yield(2)` instead, each call of which gives a whole turn away: beside
-/// busy threads 200 of them took five seconds (Linux 6.18).
+/// How often a waiter looks again before it goes to sleep, which is some 80 µs: as long as a cut takes, and waking a
+/// thread may take that long again. It does not call `sched_yield(2)` instead, each call of which gives a whole turn
+/// away: beside busy threads 200 of them took five seconds (Linux 6.18).
 const SPINS: u32 = 3000;
 
 impl Control {
     /// Counts this thread in as one of `slot` that makes `page` writable, as soon as no cut forbids it. It must
-    /// [`leave`](Control::leave). One whose process is cut off does not wait: perhaps nobody is left to open the gate. It
-    /// must not go on to what a cut forbids, so it looks at `evicted` again.
+    /// [`leave`](Control::leave). One whose process is cut off does not wait: perhaps nobody is left to open the
+    /// gate. It must not go on to what a cut forbids, so it looks at `evicted` again.
     pub(in super::super) fn enter(&self, slot: usize, page: u64, evicted: &AtomicBool) {
         self.enter_unless(slot, evicted, |gate| self.keeps_out(gate, page));
     }
@@ -110,7 +110,7 @@ mod tests {
 
     /// As where the process that served was killed in the middle of a rollback, and none can take its place.
     #[test]
-    fn who_is_cut_off_does_not_wait_for_a_gate_that_nobody_opens() {
+    fn an_evicted_process_does_not_wait_for_a_closed_gate() {
         let (control, evicted) = (Control::create(PAGE as u64, 1).unwrap(), AtomicBool::new(false));
         control.set_gate(CLOSED);
         std::thread::scope(|scope| {

@@ -259,8 +259,8 @@ impl Control {
         }
     }
 
-    /// In which sessions the processes had the backing that served: the last one that is known to have begun, and the one
-    /// that may have begun after it.
+    /// In which sessions the processes had the backing that served: the last one that is known to have begun, and the
+    /// one that may have begun after it.
     pub(super) fn sessions(&self) -> [u64; 2] {
         [0, 1].map(|index| self.words()[WORD_SESSIONS + index].load(Ordering::SeqCst))
     }

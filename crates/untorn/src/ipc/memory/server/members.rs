@@ -41,8 +41,8 @@ impl Server {
             return self.send_to(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]);
         }
         if let Some(slot) = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS) {
-            // It has the slot's lock, so whoever had the seat is dead, if only since a moment ago. From now on this process
-            // looks alive to those who ask.
+            // It has the slot's lock, so whoever had the seat is dead, if only since a moment ago. From now on this
+            // process looks alive to those who ask.
             self.release(slot);
         }
         let control = Arc::clone(&self.control);

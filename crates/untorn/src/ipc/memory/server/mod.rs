@@ -29,7 +29,8 @@ use crate::sys::shared::SharedPages;
 use crate::sys::socket;
 use crate::sys::userfault::Userfault;
 
-/// How long others may wait for a process that serves and has no descriptors to let them in again: then another one tries.
+/// How long others may wait for a process that serves and has no descriptors to let them in again: then another one
+/// tries.
 const STRANDED: Duration = Duration::from_secs(1);
 
 /// A want of descriptors that others wait for.
@@ -75,8 +76,8 @@ pub(super) struct Server {
     pub(super) spare: Cut,
     #[cfg(test)]
     pub(super) bug: Option<super::tests::Bug>,
-    // In this order when the server is dropped: nobody new is let in, and then those whose connection ends look for the next
-    // server, which listens at the same name.
+    // In this order when the server is dropped: nobody new is let in, and then those whose connection ends look for
+    // the next server, which listens at the same name.
     listener: Listener,
     /// A connection could not be accepted just now.
     deaf: bool,
@@ -198,7 +199,8 @@ impl Server {
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         if self.deaf {
-            // A connection that cannot be accepted keeps the listener readable: without a pause this would be a busy loop.
+            // A connection that cannot be accepted keeps the listener readable: without a pause this would be a busy
+            // loop.
             fds[1] = PollFd::new(&self.listener, PollFlags::empty());
         }
         // While somebody is dying, or has yet to come back, time itself is something to do.
@@ -326,8 +328,8 @@ impl Server {
         }
     }
 
-    /// Says something to a connection. One that does not listen is closed: its process comes back and asks again. That would
-    /// help nobody where this one is short of what it takes to hand descriptors on.
+    /// Says something to a connection. One that does not listen is closed: its process comes back and asks again.
+    /// That would help nobody where this one is short of what it takes to hand descriptors on.
     fn send_to(&mut self, token: u64, message: &Message, fds: &[BorrowedFd<'_>]) {
         if let Some(peer) = self.peer(token)
             && let Err(error) = message.send(peer.socket.as_fd(), fds)

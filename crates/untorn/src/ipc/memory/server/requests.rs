@@ -75,8 +75,8 @@ impl Server {
         self.growing.unwrap_or_else(|| self.control.len())
     }
 
-    /// Makes room for a longer working copy, everywhere. It is as long once that is committed, and if it never is, nobody has
-    /// seen a length that the file could not have.
+    /// Makes room for a longer working copy, everywhere. It is as long once that is committed, and if it never is,
+    /// nobody has seen a length that the file could not have.
     fn grow(&mut self, len: u64) -> Result<()> {
         let (before, old) = (self.control.len(), self.control.pages());
         let room = self.control.reserved() * PAGE as u64;

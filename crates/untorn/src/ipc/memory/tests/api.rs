@@ -19,7 +19,7 @@ fn get(copy: &SharedMemory, page: usize) -> u64 {
 }
 
 #[test]
-fn what_is_committed_stays_and_the_rest_goes_with_the_last_process() {
+fn committed_stores_outlive_the_last_process_others_do_not() {
     if unavailable() {
         return;
     }
@@ -176,7 +176,7 @@ fn a_commit_that_fails_can_be_tried_again() {
 }
 
 #[test]
-fn what_cannot_be_read_fails_every_call_and_nothing_is_committed_any_more() {
+fn an_unreadable_file_fails_every_call_and_every_commit() {
     if unavailable() {
         return;
     }
@@ -203,8 +203,8 @@ fn what_cannot_be_read_fails_every_call_and_nothing_is_committed_any_more() {
 }
 
 #[test]
-fn if_the_file_cannot_be_opened_again_nobody_waits_and_nothing_is_committed() {
-    const TEST: &str = "if_the_file_cannot_be_opened_again_nobody_waits_and_nothing_is_committed";
+fn a_failed_reopen_ends_all_waits_and_commits_nothing() {
+    const TEST: &str = "a_failed_reopen_ends_all_waits_and_commits_nothing";
     if unavailable() {
         return;
     }
@@ -254,7 +254,7 @@ fn a_store_beyond_the_end_is_told_by_the_next_call() {
 }
 
 #[test]
-fn one_handle_a_process_and_an_error_of_the_file_is_told() {
+fn a_second_handle_is_refused_and_file_errors_are_reported() {
     if unavailable() {
         return;
     }
@@ -282,7 +282,7 @@ fn one_handle_a_process_and_an_error_of_the_file_is_told() {
 }
 
 #[test]
-fn a_range_opened_for_the_kernel_is_changed_until_the_next_commit() {
+fn a_range_opened_for_the_kernel_is_dirty_until_a_commit() {
     if unavailable() {
         return;
     }

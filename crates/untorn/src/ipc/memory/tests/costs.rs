@@ -18,8 +18,8 @@ const COMMITS: usize = 9;
 const SERVING: usize = 10;
 const RESULTS: usize = 128;
 
-/// The longest that something may take, in microseconds: what is expected where costs are measured, else only not for ever,
-/// for nobody knows what else the machine has to do.
+/// The longest that something may take, in microseconds: what is expected where costs are measured, else only not for
+/// ever, for nobody knows what else the machine has to do.
 fn most(expected: f64) -> f64 {
     if std::env::var_os("UNTORN_COSTS").is_some() { expected } else { 120e6 }
 }

@@ -109,8 +109,8 @@ fn survive(test: &str, point: Point) {
 
 /// In the middle of making it longer: what the file has is what all see, and its new pages are protected in all.
 #[test]
-fn that_was_making_it_longer() {
-    const TEST: &str = "that_was_making_it_longer";
+fn a_death_amid_a_growth_leaves_one_length_for_all() {
+    const TEST: &str = "a_death_amid_a_growth_leaves_one_length_for_all";
     if unavailable() {
         return;
     }
@@ -146,11 +146,11 @@ fn that_was_making_it_longer() {
     }
 }
 
-/// While a thread is about to ask for a rollback: it is done once, whoever sends it to the next server, for what is stored after
-/// it is not to be taken back.
+/// While a thread is about to ask for a rollback: it is done once, whoever sends it to the next server, for what is
+/// stored after it is not to be taken back.
 #[test]
-fn when_a_rollback_was_about_to_be_asked_for() {
-    const TEST: &str = "when_a_rollback_was_about_to_be_asked_for";
+fn a_rollback_requested_at_a_death_is_done_once() {
+    const TEST: &str = "a_rollback_requested_at_a_death_is_done_once";
     if unavailable() {
         return;
     }
@@ -201,8 +201,8 @@ fn when_a_rollback_was_about_to_be_asked_for() {
 
 /// A process forked from the one that serves has its sockets too, so that their other ends do not see it end.
 #[test]
-fn that_left_an_heir_of_its_sockets() {
-    const TEST: &str = "that_left_an_heir_of_its_sockets";
+fn a_death_is_noticed_though_a_child_holds_the_sockets() {
+    const TEST: &str = "a_death_is_noticed_though_a_child_holds_the_sockets";
     if unavailable() {
         return;
     }
@@ -275,14 +275,14 @@ macro_rules! deaths {
 }
 
 deaths! {
-    in_the_gate: Entered;
-    with_a_dirty_page_still_protected: Dirty;
-    with_a_page_just_writable: Opened;
-    with_a_page_filled_that_nobody_knows_of: Filled;
-    with_the_gate_closed: GateClosed;
-    with_all_pages_protected: Protected;
-    while_copying: Copying;
-    before_the_backing_commits: Committing;
-    after_the_backing_has_committed: Committed;
-    while_rolling_back: RollingBack;
+    a_death_in_the_gate_is_survived: Entered;
+    a_death_with_a_dirty_page_still_protected_is_survived: Dirty;
+    a_death_with_a_page_just_writable_is_survived: Opened;
+    a_death_with_a_page_filled_unrecorded_is_survived: Filled;
+    a_death_with_the_gate_closed_is_survived: GateClosed;
+    a_death_with_all_pages_protected_is_survived: Protected;
+    a_death_while_copying_is_survived: Copying;
+    a_death_before_the_backing_commits_is_survived: Committing;
+    a_death_after_the_backing_has_committed_is_survived: Committed;
+    a_death_while_rolling_back_is_survived: RollingBack;
 }

@@ -1,5 +1,5 @@
-//! Several processes at one working copy. Each test is the parent of processes that run the same test with a word in the
-//! environment that makes them children.
+//! Several processes at one working copy. Each test is the parent of processes that run the same test with a word in
+//! the environment that makes them children.
 
 mod api;
 mod backing;
@@ -148,8 +148,8 @@ pub(crate) fn command_in(module: &str, test: &str, dir: &Path, id: usize, bug: O
     command
 }
 
-/// How long anybody may stand still: UNTORN_PATIENCE in seconds. A second is what is promised, and what `cargo xtask cuts` asks
-/// for on a machine that has time for it; otherwise it is only to be seen that all goes on.
+/// How long anybody may stand still: UNTORN_PATIENCE in seconds. A second is what is promised, and what
+/// `cargo xtask cuts` asks for on a machine that has time for it; otherwise it is only to be seen that all goes on.
 pub(crate) fn patience() -> Duration {
     let asked = std::env::var("UNTORN_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(asked.unwrap_or(120))

@@ -27,8 +27,8 @@ const DEAD: usize = 13;
 
 /// Of a process that has no descriptors left each attempt fails, so it makes one every ten milliseconds.
 #[test]
-fn who_cannot_be_let_in_just_now_is_let_in_later() {
-    const TEST: &str = "who_cannot_be_let_in_just_now_is_let_in_later";
+fn a_join_that_is_refused_for_now_succeeds_later() {
+    const TEST: &str = "a_join_that_is_refused_for_now_succeeds_later";
     if unavailable() {
         return;
     }
@@ -71,10 +71,11 @@ fn who_cannot_be_let_in_just_now_is_let_in_later() {
     copy.leave().unwrap();
 }
 
-/// One of which the others have given up the place: it may be wanted again for a second, and then its calls fail, for ever.
+/// One of which the others have given up the place: it may be wanted again for a second, and then its calls fail, for
+/// ever.
 #[test]
-fn who_is_not_wanted_gives_up_and_the_others_go_on() {
-    const TEST: &str = "who_is_not_wanted_gives_up_and_the_others_go_on";
+fn an_unwanted_process_gives_up_and_the_others_go_on() {
+    const TEST: &str = "an_unwanted_process_gives_up_and_the_others_go_on";
     if unavailable() {
         return;
     }
@@ -115,8 +116,8 @@ fn who_is_not_wanted_gives_up_and_the_others_go_on() {
     copy.leave().unwrap();
 }
 
-/// One that touches memory beyond the end gets a page of its own there, behind which the pages of the others' memory would stay
-/// unprotected.
+/// One that touches memory beyond the end gets a page of its own there, behind which the pages of the others' memory
+/// would stay unprotected.
 #[test]
 fn memory_is_not_grown_past_a_page_that_a_sharer_has_of_its_own() {
     const TEST: &str = "memory_is_not_grown_past_a_page_that_a_sharer_has_of_its_own";
@@ -156,11 +157,11 @@ fn exhaust() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-/// The process that serves is killed, and one of those that may take its place has no descriptors left. It gives up, what it
-/// stores after that reaches nobody, and the next one goes on with what it had stored before.
+/// The process that serves is killed, and one of those that may take its place has no descriptors left. It gives up,
+/// what it stores after that reaches nobody, and the next one goes on with what it had stored before.
 #[test]
-fn who_lacks_descriptors_when_it_is_to_serve_gives_up_and_another_one_serves() {
-    const TEST: &str = "who_lacks_descriptors_when_it_is_to_serve_gives_up_and_another_one_serves";
+fn a_successor_without_descriptors_leaves_serving_to_another() {
+    const TEST: &str = "a_successor_without_descriptors_leaves_serving_to_another";
     if unavailable() {
         return;
     }
@@ -224,11 +225,11 @@ fn who_lacks_descriptors_when_it_is_to_serve_gives_up_and_another_one_serves() {
     assert_eq!([0, 1, 2, 3].map(|page| copy.words(page * PAGE, 1)[0].load(SeqCst)), [1, 2, 3, 4]);
 }
 
-/// Nobody is left to fill a page that a process without descriptors loads from, too far from those loaded to have come with them.
-/// What it finds there is not taken for the page.
+/// Nobody is left to fill a page that a process without descriptors loads from, too far from those loaded to have
+/// come with them. What it finds there is not taken for the page.
 #[test]
-fn who_is_cut_off_in_the_middle_of_a_load_believes_none_of_it() {
-    const TEST: &str = "who_is_cut_off_in_the_middle_of_a_load_believes_none_of_it";
+fn an_eviction_amid_a_load_fails_the_load() {
+    const TEST: &str = "an_eviction_amid_a_load_fails_the_load";
     if unavailable() {
         return;
     }
@@ -280,8 +281,8 @@ impl Drop for Abstention {
 
 /// One that has the file open, and no descriptors to let the others come back: it leaves the serving to another one.
 #[test]
-fn who_cannot_let_the_others_come_back_leaves_the_serving_to_them() {
-    const TEST: &str = "who_cannot_let_the_others_come_back_leaves_the_serving_to_them";
+fn a_server_that_cannot_readmit_the_others_gives_up_serving() {
+    const TEST: &str = "a_server_that_cannot_readmit_the_others_gives_up_serving";
     if unavailable() {
         return;
     }

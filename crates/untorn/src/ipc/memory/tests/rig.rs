@@ -1,5 +1,5 @@
-//! The cut test, of whatever stands on a working copy: processes store to it in a total order and commit, some of them are
-//! killed, and every image that is committed is judged.
+//! The cut test, of whatever stands on a working copy: processes store to it in a total order and commit, some of
+//! them are killed, and every image that is committed is judged.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -60,8 +60,8 @@ pub(crate) trait Subject: Sync + Sized {
     fn examine(_dir: &Path, _outcome: &Outcome) {}
 }
 
-/// Stores the next ticket. The stores of all processes are totally ordered: nobody stores ticket t + 1 before ticket t is
-/// stored, and it does not matter who stores it, so nobody has to wait for one that was killed.
+/// Stores the next ticket. The stores of all processes are totally ordered: nobody stores ticket t + 1 before ticket
+/// t is stored, and it does not matter who stores it, so nobody has to wait for one that was killed.
 pub(crate) fn step(copy: &SharedMemory, notes: &SharedPages, me: usize) {
     let page = |page: usize| &copy.words(page * PAGE, 1)[0];
     let tickets = &words(notes)[TICKETS];
@@ -119,8 +119,8 @@ impl<B: Backing + ?Sized> Judged<B> {
     pub(crate) fn new(inner: Box<B>, dir: &Path, verdict: fn(&B, &[u8]) -> Option<String>) -> Self {
         let verdicts = OpenOptions::new().append(true).create(true).open(dir.join("verdicts")).unwrap();
         let judged = Judged { inner, verdict, verdicts, notes: notes(dir) };
-        // A commit that was made by a process that was killed before it could judge. Nobody is told of another one before
-        // this is done.
+        // A commit that was made by a process that was killed before it could judge. Nobody is told of another one
+        // before this is done.
         let acknowledged = words(&judged.notes)[ACKNOWLEDGED].load(SeqCst);
         judged.judge(judged.inner.last_commit(), acknowledged);
         judged
@@ -319,8 +319,8 @@ impl Run {
                 let server = shared[SERVER].load(SeqCst) as usize;
                 let aimed = kills % 2 == 0 && server != 0;
                 let victim = if aimed { server - 1 } else { (random >> 33) as usize % processes };
-                // It may be about to join. But if nobody were left that takes part the uncommitted stores would be lost, as
-                // they must, and the tickets not.
+                // It may be about to join. But if nobody were left that takes part the uncommitted stores would be
+                // lost, as they must, and the tickets not.
                 let takes_part = |id: &usize| *id != victim && shared[ALIVE + id].load(SeqCst) != 0;
                 if !(0..processes).any(|id| takes_part(&id)) {
                     continue;

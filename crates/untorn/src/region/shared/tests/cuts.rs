@@ -1,5 +1,5 @@
-//! Cuts through stores that are totally ordered and through allocations, however many processes make them and whoever is
-//! killed: every committed image is judged.
+//! Cuts through stores that are totally ordered and through allocations, however many processes make them and whoever
+//! is killed: every committed image is judged.
 
 use super::super::backing::{Committed, Mapped};
 use super::super::pages::{IN_WORD, allocated_in, pages_of};
@@ -57,7 +57,8 @@ fn verdict(store: &Mapped, image: &[u8]) -> Option<String> {
     None
 }
 
-/// Allocates a page, fills it, and links it; or unlinks it and frees it. One after the other, so a cut has what came before.
+/// Allocates a page, fills it, and links it; or unlinks it and frees it. One after the other, so a cut has what came
+/// before.
 fn churn(region: &SharedRegion, owner: u64, turn: u64) {
     let link = &region.words((LINKS + owner) * PAGE, 1).unwrap()[0];
     match link.load(SeqCst).checked_sub(1) {
@@ -113,7 +114,8 @@ impl Subject for SharedRegion {
         self.close()
     }
     fn examine(dir: &Path, outcome: &Outcome) {
-        // What nobody has linked was allocated by a thread that was killed, or stopped, before it could link or free it.
+        // What nobody has linked was allocated by a thread that was killed, or stopped, before it could link or free
+        // it.
         let left = committed(&dir.join("store"));
         let linked = (0..OWNERS as u64).filter(|owner| left[&(LINKS + owner)] != 0).count() as u64;
         let lost = left.len() as u64 - LINKS - OWNERS as u64 - linked;

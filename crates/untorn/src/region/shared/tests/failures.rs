@@ -13,8 +13,8 @@ use crate::sys::ring::FAIL;
 const MODULE: &str = "region::shared::tests::failures";
 
 #[test]
-fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
-    const TEST: &str = "after_a_failed_flush_nothing_is_rolled_back_or_committed";
+fn nothing_is_committed_or_rolled_back_after_a_failed_flush() {
+    const TEST: &str = "nothing_is_committed_or_rolled_back_after_a_failed_flush";
     if unavailable() {
         return;
     }
@@ -56,8 +56,8 @@ impl Opener for Held {
     }
 }
 
-/// A child that shares the region, does `commits`, stores, and waits to be killed, or to die in the next commit, before the
-/// store has any of it.
+/// A child that shares the region, does `commits`, stores, and waits to be killed, or to die in the next commit,
+/// before the store has any of it.
 fn serve(dir: &Path, commits: u64) {
     let (region, notes) = (share(&dir.join("store")), notes(dir));
     region.alloc_pages(2).unwrap();
@@ -73,11 +73,11 @@ fn serve(dir: &Path, commits: u64) {
     unreachable!("it survived commit {number:?}");
 }
 
-/// The dead process had a commit under way, so one of its number is what the next one may find: but not that of somebody else,
-/// nor another region of the name, nor the last commit after somebody had the store.
+/// The dead process had a commit under way, so one of its number is what the next one may find: but not that of
+/// somebody else, nor another region of the name, nor the last commit after somebody had the store.
 #[test]
-fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
-    const TEST: &str = "what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores";
+fn outside_commits_are_not_mixed_with_unserved_stores() {
+    const TEST: &str = "outside_commits_are_not_mixed_with_unserved_stores";
     if unavailable() {
         return;
     }
@@ -271,8 +271,8 @@ fn nothing_is_rolled_back_in_the_middle_of_an_allocation() {
 }
 
 #[test]
-fn a_page_that_was_filled_unnoticed_is_zeros_when_it_is_allocated() {
-    const TEST: &str = "a_page_that_was_filled_unnoticed_is_zeros_when_it_is_allocated";
+fn a_page_filled_unrecorded_is_zeros_when_allocated() {
+    const TEST: &str = "a_page_filled_unrecorded_is_zeros_when_allocated";
     if unavailable() {
         return;
     }
@@ -307,7 +307,7 @@ fn a_page_that_was_filled_unnoticed_is_zeros_when_it_is_allocated() {
 }
 
 #[test]
-fn of_a_lost_page_of_states_nothing_is_believed() {
+fn a_lost_page_of_states_fails_every_call() {
     if unavailable() {
         return;
     }

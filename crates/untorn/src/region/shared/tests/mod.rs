@@ -1,5 +1,5 @@
-//! Several processes at one region. Each test is the parent of processes that run the same test with a word in the environment
-//! that makes them children.
+//! Several processes at one region. Each test is the parent of processes that run the same test with a word in the
+//! environment that makes them children.
 
 mod costs;
 mod cuts;
@@ -180,7 +180,7 @@ fn a_shared_region_is_a_map_from_page_numbers_to_words() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_requests_are_refused() {
     if unavailable() {
         return;
     }
@@ -234,8 +234,8 @@ const GO: usize = 9;
 
 /// The process that serves is killed when a commit is durable, before anybody is told and before what it freed is free.
 #[test]
-fn who_takes_over_has_the_same_pages_as_the_dead() {
-    const TEST: &str = "who_takes_over_has_the_same_pages_as_the_dead";
+fn a_successor_has_the_same_pages_as_the_dead_server() {
+    const TEST: &str = "a_successor_has_the_same_pages_as_the_dead_server";
     if unavailable() {
         return;
     }
@@ -310,7 +310,7 @@ fn another_store_at_the_path_is_not_touched() {
 }
 
 #[test]
-fn what_is_read_from_a_descriptor_goes_to_pages_that_are_there() {
+fn reads_from_a_descriptor_need_allocated_pages() {
     if unavailable() {
         return;
     }

@@ -220,8 +220,8 @@ impl Member {
     /// takes the answer out. `None` if this process has come to serve itself.
     ///
     /// # Errors
-    /// That which the call ended with; [`Error::Io`] where there is no memory for its bytes, [`Error::Poisoned`] when there
-    /// will be no answer.
+    /// That which the call ended with; [`Error::Io`] where there is no memory for its bytes, [`Error::Poisoned`] when
+    /// there will be no answer.
     pub(super) fn call<R>(
         &self,
         (kind, operation): (Kind, &'static str),

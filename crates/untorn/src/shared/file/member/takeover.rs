@@ -20,12 +20,12 @@ use crate::shared::file::tests;
 use crate::shared::file::words_of;
 use crate::storage::{self, Identity};
 
-/// How long a process goes on trying what fails, and how often at least: a shortage may pass, and one attempt may take long
-/// on a machine that has much else to do.
+/// How long a process goes on trying what fails, and how often at least: a shortage may pass, and one attempt may
+/// take long on a machine that has much else to do.
 const HOPE: Duration = Duration::from_secs(1);
 const ATTEMPTS: u32 = 10;
-/// How long a process that was killed may keep the file: until it next gets a CPU, and the flushes that it had under way
-/// have ended.
+/// How long a process that was killed may keep the file: until it next gets a CPU, and the flushes that it had under
+/// way have ended.
 const DYING: Duration = Duration::from_secs(30);
 /// Between two attempts; and the longest, of a process that fails where another one may not.
 const PAUSE: Duration = Duration::from_micros(500);
@@ -34,7 +34,8 @@ const REST: Duration = Duration::from_millis(100);
 /// Why this process is cut off from the others when its thread came upon a bug.
 const PANICKED: &str = "the thread that connects this process to the others that share the file panicked";
 
-/// Why this process could not take the place of the one that served. It says nothing of the others: each tries for itself.
+/// Why this process could not take the place of the one that served. It says nothing of the others: each tries for
+/// itself.
 struct Failure {
     why: String,
     /// How long it is worth trying again.

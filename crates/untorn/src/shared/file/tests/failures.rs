@@ -1,5 +1,5 @@
-//! Who takes over may fail where another process does not, and a failure that ended all promises is not forgotten with the
-//! process that met it.
+//! Who takes over may fail where another process does not, and a failure that ended all promises is not forgotten
+//! with the process that met it.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn three(dir: &tempfile::TempDir, engine: EngineKind) -> (PathBuf, [Puppet; 3]) 
 }
 
 #[test]
-fn who_cannot_open_the_file_leaves_it_to_the_others() {
+fn a_process_that_cannot_open_the_file_leaves_it_to_others() {
     for engine in ENGINES {
         let panics = [Point::Lost, Point::Reopened, Point::Finished].map(|point| format!("panic-at {}", point as u32));
         for trouble in panics.into_iter().chain(["cannot-open 13".to_owned()]) {
@@ -48,7 +48,7 @@ fn who_cannot_open_the_file_leaves_it_to_the_others() {
 }
 
 #[test]
-fn where_nobody_can_listen_every_call_ends() {
+fn every_call_ends_when_no_process_can_listen() {
     let dir = memory_dir();
     let (path, [first, mut second, mut third]) = three(&dir, EngineKind::Reflection);
     std::fs::remove_file(path.with_extension("abstain")).unwrap();
@@ -71,7 +71,7 @@ fn where_nobody_can_listen_every_call_ends() {
 }
 
 #[test]
-fn who_panics_with_the_file_open_goes_on_serving() {
+fn a_server_that_panics_with_the_file_open_goes_on() {
     for engine in ENGINES {
         let dir = memory_dir();
         let (_, [first, mut second, mut third]) = three(&dir, engine);
@@ -255,7 +255,7 @@ fn a_flush_that_failed_begins_a_new_generation() {
 }
 
 #[test]
-fn after_a_panic_nothing_more_is_done() {
+fn no_request_is_executed_after_a_panic() {
     let (rpc_area, service) = failing(true);
     let request_slot = rpc_area.request_slot(3, 0);
     for kind in [WRITE, SYNC, WRITE] {

@@ -1,5 +1,5 @@
-//! The process that serves is killed at exact places, and so is the one that takes over from it. Each test is the parent of
-//! processes that run the same test with a word in the environment that makes them children.
+//! The process that serves is killed at exact places, and so is the one that takes over from it. Each test is the
+//! parent of processes that run the same test with a word in the environment that makes them children.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -414,7 +414,7 @@ fn an_epoch_with_nothing_in_it_is_not_lost() {
 }
 
 #[test]
-fn what_a_dead_server_had_begun_comes_before_all_else() {
+fn requests_begun_by_a_dead_server_are_finished_first() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
         let dir = memory_dir();
         let path = create(&dir, engine, Durability::PerWrite);
@@ -439,7 +439,8 @@ fn what_a_dead_server_had_begun_comes_before_all_else() {
     }
 }
 
-/// A change that was made but not answered is made again by the next server. None of its pages may be changed in between.
+/// A change that was made but not answered is made again by the next server. None of its pages may be changed in
+/// between.
 #[test]
 fn changes_of_one_page_wait_for_the_answer_to_the_earlier_one() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {

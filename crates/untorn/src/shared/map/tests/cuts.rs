@@ -1,5 +1,5 @@
-//! Cuts through stores that are totally ordered, which the hybrid log commits, however many processes make them and whoever
-//! is killed: every committed image is judged.
+//! Cuts through stores that are totally ordered, which the hybrid log commits, however many processes make them and
+//! whoever is killed: every committed image is judged.
 
 use super::*;
 use crate::ipc::memory::tests::rig::{Judged, PAGES, Subject, bugs, cuts};

@@ -72,11 +72,11 @@ fn committed(path: &Path) -> [u64; 2] {
     words
 }
 
-/// The dead process had commit 2 under way, so a commit 2 is what the next one may find: but not that of somebody else, nor
-/// one that was settled and began to count anew, nor the last commit after somebody had the file.
+/// The dead process had commit 2 under way, so a commit 2 is what the next one may find: but not that of somebody
+/// else, nor one that was settled and began to count anew, nor the last commit after somebody had the file.
 #[test]
-fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
-    const TEST: &str = "what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores";
+fn outside_commits_are_not_mixed_with_unserved_stores() {
+    const TEST: &str = "outside_commits_are_not_mixed_with_unserved_stores";
     if unavailable() {
         return;
     }
@@ -110,8 +110,8 @@ fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
 }
 
 #[test]
-fn nobody_else_opens_the_file_while_no_process_serves_it() {
-    const TEST: &str = "nobody_else_opens_the_file_while_no_process_serves_it";
+fn an_unserved_file_is_refused_to_everybody_else() {
+    const TEST: &str = "an_unserved_file_is_refused_to_everybody_else";
     if unavailable() {
         return;
     }
@@ -145,8 +145,8 @@ fn nobody_else_opens_the_file_while_no_process_serves_it() {
 
 /// What a process said of the file before others committed to it is not done again when it comes to serve.
 #[test]
-fn an_heir_that_trusted_one_side_when_it_joined_keeps_what_was_committed() {
-    const TEST: &str = "an_heir_that_trusted_one_side_when_it_joined_keeps_what_was_committed";
+fn a_successor_with_a_trust_option_keeps_committed_bytes() {
+    const TEST: &str = "a_successor_with_a_trust_option_keeps_committed_bytes";
     if unavailable() {
         return;
     }
@@ -172,8 +172,8 @@ fn an_heir_that_trusted_one_side_when_it_joined_keeps_what_was_committed() {
 /// Who takes over and dies before anybody knows of it keeps no other from taking over.
 /// Also when another process comes to serve.
 #[test]
-fn what_the_first_process_said_of_the_log_counts_for_all() {
-    const TEST: &str = "what_the_first_process_said_of_the_log_counts_for_all";
+fn the_log_size_of_the_first_process_counts_for_all() {
+    const TEST: &str = "the_log_size_of_the_first_process_counts_for_all";
     if unavailable() {
         return;
     }

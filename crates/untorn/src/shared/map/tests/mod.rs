@@ -1,4 +1,5 @@
-//! What becomes of a shared map when the file behind it fails. A test that has the file fail does so in a process of its own.
+//! What becomes of a shared map when the file behind it fails. A test that has the file fail does so in a process of
+//! its own.
 
 mod cuts;
 mod external_writer;
@@ -12,8 +13,8 @@ use crate::ipc::memory::tests::{child_of, command_in, unavailable};
 use crate::sys::ring::FAIL;
 
 #[test]
-fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
-    const TEST: &str = "after_a_failed_flush_nothing_is_rolled_back_or_committed";
+fn nothing_is_committed_or_rolled_back_after_a_failed_flush() {
+    const TEST: &str = "nothing_is_committed_or_rolled_back_after_a_failed_flush";
     if unavailable() {
         return;
     }
@@ -29,7 +30,8 @@ fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
         let first = map.commit().unwrap_err();
         assert!(matches!(first, Error::Io { .. }), "{first}");
         FAIL.store(false, SeqCst);
-        // Commit 2 may be durable: a rollback to commit 1 would make the memory differ from it without anybody's noticing.
+        // Commit 2 may be durable: a rollback to commit 1 would make the memory differ from it without anybody's
+        // noticing.
         let read = map.read_at(&mut [0; 8], 0);
         for refused in [map.rollback().err(), map.commit().err(), map.grow(1 << 20).err(), read.err()] {
             assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
@@ -49,7 +51,7 @@ fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
 
 /// Commits protect the memory again and again, so that the kernel cannot store to it.
 #[test]
-fn what_is_read_from_a_descriptor_gets_through_while_others_commit() {
+fn reads_from_a_descriptor_succeed_beside_commits() {
     if unavailable() {
         return;
     }
