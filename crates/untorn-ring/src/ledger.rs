@@ -7,7 +7,7 @@ use crate::entry::Geometry;
 use crate::robust;
 use crate::turn::{self, FileLock};
 
-/// Says that memory is a ledger of this form.
+/// Says that memory is a shared state of this form.
 const MAGIC: u64 = 0x756e_746f_726e_0004;
 
 // Words that do not change are together; of those that do, each has a cache line of its own, or shares one with what
@@ -54,7 +54,7 @@ const BESIDE: u64 = 1 << 63;
 const VOID: u64 = 1 << 62;
 const MARKS: u64 = BESIDE | VOID;
 
-/// Turns that a ledger has at most: their numbers share a word with a position.
+/// Turns that a shared state has at most: their numbers share a word with a position.
 const MOST_TURNS: usize = 4096;
 
 /// The state of the draining thread.
@@ -96,7 +96,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Words that a ledger takes.
+    /// Words that a shared state takes.
     pub fn words(&self) -> Option<usize> {
         let fits = self.turns <= MOST_TURNS && (self.turns == 0 || self.turns.is_power_of_two());
         let before = if fits { FIXED + turn::WORDS * self.turns } else { return None };
@@ -104,7 +104,7 @@ impl Terms {
     }
 }
 
-/// A ledger, wherever its words are.
+/// A shared state, wherever its words are.
 #[derive(Clone, Copy)]
 pub struct SharedState<'a> {
     words: &'a [AtomicU64],

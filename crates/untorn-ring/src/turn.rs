@@ -74,12 +74,12 @@ impl<'a> FileLock<'a> {
         self.word(word).store(value, Ordering::Release);
     }
 
-    /// Its ledger.
+    /// Its shared state.
     pub fn ledger(&self) -> SharedState<'a> {
         self.ledger
     }
 
-    /// Its number in the ledger.
+    /// Its number in the shared state.
     pub fn number(&self) -> usize {
         self.number
     }

@@ -55,7 +55,7 @@ kinds! {
     Done = 12,
     /// The answer: it failed, and why. `b` is [`POISONED`], [`INVALID`], or 0 with the errno in `a`.
     Failed = 13,
-    /// To the server: I have opened another channel of the board.
+    /// To the server: I have opened another request slot of the RPC area.
     RequestSlot = 14,
 }
 

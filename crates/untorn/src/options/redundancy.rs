@@ -70,7 +70,7 @@ impl FromStr for StripeLayout {
     }
 }
 
-/// What a new companion file shall be like; `None` is what an existing one is like, or the default.
+/// What a new redundancy file shall be like; `None` is what an existing one is like, or the default.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Settings {
     /// Data pages of a stripe.
@@ -116,7 +116,7 @@ pub enum Damage {
     },
     /// One of the two copies of a table block or of the superblock is damaged.
     Table {
-        /// Where it is in the companion file.
+        /// Where it is in the redundancy file.
         offset: u64,
     },
     /// Like [`Page`](Damage::Page), for the sidecar. Offsets count from the sidecar's start.
@@ -130,7 +130,7 @@ pub enum Damage {
     },
     /// Like [`Table`](Damage::Table), for the sidecar.
     SidecarTable {
-        /// Where it is in the companion file of the sidecar.
+        /// Where it is in the redundancy file of the sidecar.
         offset: u64,
     },
 }

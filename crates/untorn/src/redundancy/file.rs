@@ -18,17 +18,17 @@ use crate::format::sidecar::{directory, parent, path as sidecar_path, uuid_text}
 use crate::options::Settings;
 use crate::storage::{Access, LockKind, Medium, MediumFile};
 
-/// The companion file of the data file with this inode number.
+/// The redundancy file of the data file with this inode number.
 pub(crate) fn redundancy_file(data: &Path, inode: u64) -> PathBuf {
     sidecar_path(data, inode).with_extension("redundancy")
 }
 
-/// The companion file of the sidecar of the data file with this inode number.
+/// The redundancy file of the sidecar of the data file with this inode number.
 pub(super) fn sidecar_redundancy_file(data: &Path, inode: u64) -> PathBuf {
     sidecar_path(data, inode).with_extension("sidecar-redundancy")
 }
 
-/// Removes the companion file whoever has it open, if there is one.
+/// Removes the redundancy file whoever has it open, if there is one.
 pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     remove_at(medium, &redundancy_file(path, medium.open(path, Access::Read, 0)?.identity()?.inode)).map(drop)
 }
@@ -48,7 +48,7 @@ pub(super) fn remove_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<bo
     if take_lock(&side, LockKind::Exclusive)? { remove_at(medium, &place) } else { Err(in_use(path)) }
 }
 
-/// Removes a companion file, durably; false if there is none.
+/// Removes a redundancy file, durably; false if there is none.
 fn remove_at<M: Medium>(medium: &M, place: &Path) -> Result<bool> {
     if !medium.exists(place)? {
         return Ok(false);
@@ -57,7 +57,7 @@ fn remove_at<M: Medium>(medium: &M, place: &Path) -> Result<bool> {
     medium.sync_dir(barriers::CREATE_NAME, &parent(place)).map(|()| true)
 }
 
-/// Removes the companion file; false if there is none.
+/// Removes the redundancy file; false if there is none.
 ///
 /// # Errors
 /// [`Error::InUse`] while somebody has it open.
@@ -82,9 +82,9 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
 /// What there is beside a file that is about to be opened with an engine.
 pub(super) enum Found {
     Nothing,
-    /// Its companion, whether or not that can be read.
+    /// Its redundancy file, whether or not that can be read.
     FileSuperblock,
-    /// Its companion, made for another length: a crash came while that was being changed, or somebody else changed it.
+    /// Its redundancy file, made for another length: a crash came while that was being changed, or somebody else changed it.
     OfAnotherLength,
 }
 
@@ -118,7 +118,7 @@ pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     Ok(Found::Nothing)
 }
 
-/// The period that is kept with a file, if it has a companion that can be read.
+/// The period that is kept with a file, if it has a redundancy file that can be read.
 pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<Duration>> {
     let data = medium.open(path, Access::Read, 0)?;
     let place = redundancy_file(path, data.identity()?.inode);
@@ -138,7 +138,7 @@ fn in_use(path: &Path) -> Error {
     Error::InUse { path: path.to_owned(), holder }
 }
 
-/// Opens and locks the companion file, making it if need be. Whether it was made.
+/// Opens and locks the redundancy file, making it if need be. Whether it was made.
 pub(super) fn attach<M: Medium>(
     medium: &M,
     path: &Path,
@@ -177,20 +177,20 @@ pub(super) fn attach<M: Medium>(
     Err(in_use(path))
 }
 
-/// The longest a companion file of this file can be.
+/// The longest a redundancy file of this file can be.
 fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
     let widest = Geometry { len: data.len(), stripe: 1, layout: settings.layout.unwrap_or_default() };
     widest.side_len() + widest.list_len()
 }
 
-/// What a new companion file says.
+/// What a new redundancy file says.
 pub(super) struct Filling<'a, F> {
     pub(super) left: Left,
     /// Changes tables in which every page is marked uncovered, and writes parity.
     pub(super) fill: &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>,
 }
 
-/// Makes a companion file in which every page is marked uncovered.
+/// Makes a redundancy file in which every page is marked uncovered.
 pub(super) fn create_marked<M: Medium>(
     medium: &M,
     path: &Path,
@@ -204,7 +204,7 @@ pub(super) fn create_marked<M: Medium>(
     create(medium, path, place, data, len, settings, history, filling)
 }
 
-/// Makes a companion file, under another name first, so that a crash leaves a whole
+/// Makes a redundancy file, under another name first, so that a crash leaves a whole
 /// one or none, or the one that it takes the place of. It is locked.
 #[expect(clippy::too_many_arguments, reason = "each is what the file is made of")]
 pub(super) fn create<M: Medium>(
@@ -276,7 +276,7 @@ pub(super) fn create<M: Medium>(
     Ok(side)
 }
 
-/// Whether a companion file was made for this file.
+/// Whether a redundancy file was made for this file.
 pub(super) fn is_of<F: MediumFile>(found: &Superblock, data: &F) -> Result<bool> {
     Ok(found.is_of(&data.identity()?))
 }
@@ -287,7 +287,7 @@ pub(super) fn is_at<M: Medium>(medium: &M, path: &Path, file: &M::File) -> Resul
     Ok((named.inode, named.generation, named.birth) == (open.inode, open.generation, open.birth))
 }
 
-/// Whether a companion file is that of this file, as it is now.
+/// Whether a redundancy file is that of this file, as it is now.
 pub(super) fn agree<F: MediumFile>(
     path: &Path,
     place: &Path,

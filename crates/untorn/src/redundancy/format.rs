@@ -33,7 +33,7 @@ pub(super) const ENTRIES: u64 = 500;
 /// The most pages whose repair one superblock announces.
 pub(super) const MAX_INTENTS: usize = 64;
 
-/// How the companion file was left, and so what a page that differs from its checksum is.
+/// How the redundancy file was left, and so what a page that differs from its checksum is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     /// Nobody has it open. If size and modification time of the data file are those noted, what differs is damaged.
@@ -284,7 +284,7 @@ impl Superblock {
         Ok((newest.ok_or_else(|| refused.unwrap_or_else(nothing))?, whole))
     }
 
-    /// Whether this is of the companion of that file.
+    /// Whether this is of the redundancy file of that file.
     pub(super) fn is_of(&self, file: &Identity) -> bool {
         are_one(&self.identity, file)
     }
@@ -326,14 +326,14 @@ impl Superblock {
         Ok(whole)
     }
 
-    /// Whether the medium holds this version of this companion's superblock.
+    /// Whether the medium holds this version of this redundancy file's superblock.
     fn holds<F: MediumFile>(&self, side: &F, seq: u64) -> Result<bool> {
         let mut bytes = [0; PAGE as usize];
         let is_there = side.read_stored_unless_bad(seq % 2 * PAGE, &mut bytes)?;
         Ok(is_there && sealed(&bytes) && bytes[40..56] == self.uuid && bytes[56..64] == seq.to_le_bytes())
     }
 
-    /// What another companion file of the same file shall be like.
+    /// What another redundancy file of the same file shall be like.
     pub(super) fn settings(&self) -> Settings {
         let Geometry { stripe, layout, .. } = self.geometry;
         Settings {

@@ -80,12 +80,12 @@ impl Geometry {
         (2 + 2 * self.blocks() + stripe) * PAGE
     }
 
-    /// Bytes that a list of all pages takes, behind everything else in the companion file.
+    /// Bytes that a list of all pages takes, behind everything else in the redundancy file.
     pub(super) fn list_len(&self) -> u64 {
         self.data_blocks() * PAGE
     }
 
-    /// Bytes of the companion file.
+    /// Bytes of the redundancy file.
     pub(super) fn side_len(&self) -> u64 {
         self.parity_at(self.stripes())
     }

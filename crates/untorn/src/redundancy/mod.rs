@@ -109,7 +109,7 @@ use crate::storage::{Medium, Stamp};
 pub(crate) mod barriers {
     use crate::storage::barrier::barriers;
     barriers! {
-        /// A new companion file is whole before its final name points to it.
+        /// A new redundancy file is whole before its final name points to it.
         CREATE_FILE = "redundancy.create.file";
         /// Its name is durable before the file is reported as protected.
         CREATE_NAME = "redundancy.create.name";
@@ -193,7 +193,7 @@ pub trait Tracker: Send + Sync {
     fn look(&self) -> Result<Vec<Range<u64>>>;
 }
 
-/// Who uses a companion file, and so how stores are found out.
+/// Who uses a redundancy file, and so how stores are found out.
 #[derive(Clone)]
 pub(crate) enum Mode {
     /// Nobody stores to the file: it is only looked at, or repaired.
@@ -242,7 +242,7 @@ pub(crate) struct Redundancy<M: Medium> {
 
 /// What changes.
 struct Inner {
-    /// Whether the companion file says how stores are found out.
+    /// Whether the redundancy file says how stores are found out.
     begun: bool,
     /// Whether a pass repairs what it comes upon.
     mends: bool,

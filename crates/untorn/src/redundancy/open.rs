@@ -26,13 +26,13 @@ use crate::storage::{Access, MarkState, Medium, MediumFile};
 struct Engine<F> {
     /// Whether it is to be taken as it is, see [`Prefer`](crate::options::Prefer).
     trusted: bool,
-    /// The companion file, if it was made just now, locked.
+    /// The redundancy file, if it was made just now, locked.
     made: Option<F>,
 }
 
 /// Of the pages of a sidecar.
 pub(super) struct InSidecar {
-    /// Its companion file.
+    /// Its redundancy file.
     pub(super) place: PathBuf,
     /// Where the pages begin.
     pub(super) from: u64,
@@ -47,7 +47,7 @@ enum Belief {
 }
 
 impl Inner {
-    /// What is known of a companion file that has just been read.
+    /// What is known of a redundancy file that has just been read.
     fn new(superblock: Superblock, superblocks: [bool; 2], tables: Tables) -> Self {
         let pages = superblock.geometry.pages();
         Inner {
@@ -116,7 +116,7 @@ impl<M: Medium> Redundancy<M> {
         Self::attach(medium, path, mode, settings, Some(Engine { trusted, made }), None)
     }
 
-    /// The same for the sidecar of such a file, whose companion there is, or was made just now.
+    /// The same for the sidecar of such a file, whose redundancy file there is, or was made just now.
     ///
     /// # Errors
     /// As there.
@@ -230,7 +230,7 @@ impl<M: Medium> Redundancy<M> {
         Ok(opened)
     }
 
-    /// What a companion says that is for another length than its file has. Nothing is written to either.
+    /// What a redundancy file says that is for another length than its file has. Nothing is written to either.
     fn of_another_length(
         medium: &Arc<M>,
         path: &Path,
@@ -420,12 +420,12 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Whether the companion file says that it was closed.
+    /// Whether the redundancy file says that it was closed.
     pub(super) fn was_closed(&self) -> bool {
         self.lock().superblock.left == Left::Closed
     }
 
-    /// What the companion file is like.
+    /// What the redundancy file is like.
     pub(super) fn settings(&self) -> Settings {
         Settings { batch: self.batch, ..self.lock().superblock.settings() }
     }

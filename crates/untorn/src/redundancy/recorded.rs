@@ -18,7 +18,7 @@ use crate::storage::{Access, Medium, MediumFile};
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What the companion file of a file says, and of its sidecar; nothing if it has none.
+/// What the redundancy file of a file says, and of its sidecar; nothing if it has none.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if neither superblock is whole, [`Error::Invalid`] if it is that of another file; those of

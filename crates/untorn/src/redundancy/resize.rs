@@ -60,7 +60,7 @@ impl<M: Medium> Redundancy<M> {
         make(Filling { left: Left::Storing, fill: &mut |side, tables| self.carry(inner, to, side, tables) })
     }
 
-    /// Carries over to the tables and the parity of a new companion file, in which all pages are marked.
+    /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.
     fn carry(&self, inner: &mut Inner, to: Geometry, side: &M::File, tables: &mut Tables) -> Result<()> {
         let from = self.geometry;
         let zeros = vec![0; PAGE as usize];

@@ -314,7 +314,7 @@ impl<M: Medium> Redundancy<M> {
         Ok(is_there.then_some((parity, sum)))
     }
 
-    /// Notes in the companion file that a scrub went through.
+    /// Notes in the redundancy file that a scrub went through.
     ///
     /// # Errors
     /// Those of writing.

@@ -49,7 +49,7 @@ pub(crate) struct TrackedData<M: Medium> {
 
 /// What is kept of the file.
 enum Kept<M: Medium> {
-    /// Nothing: it has no companion file yet.
+    /// Nothing: it has no redundancy file yet.
     Nothing,
     /// It is to be protected, and has no bytes.
     Empty,
@@ -58,7 +58,7 @@ enum Kept<M: Medium> {
     /// bytes back.
     Stale,
     Open(Box<Redundancy<M>>),
-    /// It got another length, and no companion file of that length.
+    /// It got another length, and no redundancy file of that length.
     Lost(String),
 }
 
@@ -74,7 +74,7 @@ impl<M: Medium> TrackedData<M> {
         &self.path
     }
 
-    /// What the companion is like, if there is one and it is open.
+    /// What the redundancy file is like, if there is one and it is open.
     pub(crate) fn settings(&self) -> Option<Settings> {
         match &*self.read() {
             Kept::Open(redundancy) => Some(redundancy.settings()),
@@ -82,7 +82,7 @@ impl<M: Medium> TrackedData<M> {
         }
     }
 
-    /// Whether the file has a companion. One that was made for another file with its inode number is set aside.
+    /// Whether the file has a redundancy file. One that was made for another file with its inode number is set aside.
     ///
     /// # Errors
     /// Those of looking, and [`Error::InUse`] while somebody holds such a one.
@@ -109,7 +109,7 @@ impl<M: Medium> TrackedData<M> {
         Ok(())
     }
 
-    /// Opens the companion file, or the one that was made just now.
+    /// Opens the redundancy file, or the one that was made just now.
     fn open(&self, made: Option<M::File>) -> Result<Redundancy<M>> {
         let medium = Arc::clone(&self.medium);
         let mut opened =
@@ -118,7 +118,7 @@ impl<M: Medium> TrackedData<M> {
         Ok(opened)
     }
 
-    /// What is kept, after a companion for another length was made anew: the engine has the file by now.
+    /// What is kept, after a redundancy file for another length was made anew: the engine has the file by now.
     fn fresh(&self) -> Result<RwLockReadGuard<'_, Kept<M>>> {
         let kept = self.read();
         if !matches!(&*kept, Kept::Stale) {
@@ -139,7 +139,7 @@ impl<M: Medium> TrackedData<M> {
         matches!(&*self.read(), Kept::Empty)
     }
 
-    /// Notes in the companion file that stores are announced from now on.
+    /// Notes in the redundancy file that stores are announced from now on.
     ///
     /// # Errors
     /// Those of writing and flushing.
@@ -151,7 +151,7 @@ impl<M: Medium> TrackedData<M> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Kept<M>> {
-        // A panic between two states leaves the one before, whose companion file is another than the file's by length.
+        // A panic between two states leaves the one before, whose redundancy file is another than the file's by length.
         self.kept.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -254,7 +254,7 @@ impl<M: Medium> TrackedData<M> {
             Kept::Lost(cause) => return self.lost(cause),
             Kept::Nothing | Kept::Stale => return file.set_len(len),
             Kept::Open(redundancy) if len > 0 => redundancy.renew(len).map(Some),
-            // Of no bytes there is no companion. One that is left would count for what the file is given next.
+            // Of no bytes there is no redundancy file. One that is left would count for what the file is given next.
             Kept::Open(_) | Kept::Empty => remove_unlocked(&*self.medium, &self.path).map(|()| None),
         };
         let (made, changed) = match prepared {
@@ -265,7 +265,7 @@ impl<M: Medium> TrackedData<M> {
             Kept::Open(redundancy) => redundancy.troubles(),
             _ => Default::default(),
         };
-        // Lets go of the companion of the old length.
+        // Lets go of the redundancy file of the old length.
         *kept = Kept::Empty;
         if file.is_empty() {
             return changed;

@@ -99,7 +99,7 @@ impl<M: Medium> TrackedSidecar<M> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Kept<M>> {
-        // A panic between two states leaves the one before, whose companion is locked by nobody and speaks of what was.
+        // A panic between two states leaves the one before, whose redundancy file is locked by nobody and speaks of what was.
         self.kept.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -263,7 +263,7 @@ impl<M: Medium> TrackedSidecar<M> {
         }
     }
 
-    /// Puts a companion for more bytes in the place of this one. Nobody is storing meanwhile.
+    /// Puts a redundancy file for more bytes in the place of this one. Nobody is storing meanwhile.
     fn lengthen(&self, end: u64) -> Result<()> {
         let mut kept = self.write();
         let Kept::Open(redundancy) = &*kept else { return Ok(()) };
@@ -274,7 +274,7 @@ impl<M: Medium> TrackedSidecar<M> {
         // What it was asked to leave for does not come: else no pass would ever cover anything again, and say so to
         // nobody.
         let made = redundancy.renew(len).inspect_err(|_| redundancy.stay())?;
-        // Lets go of the one before, whose companion has no name any more.
+        // Lets go of the one before, whose redundancy file has no name any more.
         let troubles = redundancy.troubles();
         *kept = Kept::Lost("its redundancy could not be extended to the new length".to_owned());
         let longer = self.open(self.from.load(Ordering::Acquire), Some(made))?;

@@ -1,7 +1,7 @@
 //! Regions: named sets of pages in one store, each committed as a whole (the Region System paper).
 //!
 //! [`RegionStore`] and [`Region`] copy pages in and out, [`RegionMap`] is a region as plain memory of one process,
-//! [`SharedRegion`] that of several. All three are faces of [`engine`], which keeps the bytes.
+//! [`SharedRegion`] that of several. All three are faces of `engine`, which keeps the bytes.
 //!
 //! Reading order: [`engine`] (the invariants), [`exclusion`] (no process opens a store whose region is shared),
 //! [`store`], [`map`], [`shared`]. Each uses only those before it.

@@ -180,7 +180,7 @@ impl CachedFile {
     /// ```
     /// # fn main() -> untorn::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger.new"));
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("shared state.new"));
     /// use std::sync::Arc;
     /// use untorn::write_cache::Descriptor;
     /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;

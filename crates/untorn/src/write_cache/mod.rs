@@ -38,7 +38,7 @@ use crate::{error::Error, options::Durability};
 /// ```
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
+/// # let (log, path) = (dir.path().join("log"), dir.path().join("shared state"));
 /// use std::os::fd::AsFd;
 /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
 /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
@@ -125,7 +125,7 @@ impl WriteCache {
     /// ```
     /// # fn main() -> untorn::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("shared state"));
     /// use std::sync::Arc;
     /// use untorn::write_cache::Descriptor;
     /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
@@ -150,16 +150,16 @@ impl WriteCache {
     /// ```
     /// # fn main() -> untorn::Result<()> {
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("shared state"));
     /// use std::sync::Arc;
     /// use untorn::write_cache::Descriptor;
     /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
     /// let file = cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
-    /// assert!(!cache.dir_is_durable(dir.path(), &["ledger".into()])?); // a directory to sync
+    /// assert!(!cache.dir_is_durable(dir.path(), &["shared state".into()])?); // a directory to sync
     /// file.write_at(b"paid: 100", 0)?;
-    /// assert!(cache.dir_is_durable(dir.path(), &["ledger".into()])?);
+    /// assert!(cache.dir_is_durable(dir.path(), &["shared state".into()])?);
     /// # Ok(()) }
     /// ```
     ///

@@ -46,7 +46,7 @@ pub(crate) trait RedundancyService: Send + Sync {
     fn failed(&self, _error: Error) {}
     fn coverage(&self) -> Result<Coverage>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
-    /// Notes in the companion file that a scrub went through.
+    /// Notes in the redundancy file that a scrub went through.
     fn note_scrub(&self) -> Result<()>;
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
     /// Has what is damaged stay so when the file is closed: whoever was told that nothing was touched finds it so.

@@ -1,4 +1,4 @@
-//! The cut: make the bitmaps durable that records told of, then give the records up, in all lanes together.
+//! The checkpoint: make the bitmaps durable that records told of, then give the records up, in all lanes together.
 
 use std::sync::atomic::Ordering;
 
@@ -27,7 +27,7 @@ impl<M: Medium> Reflection<M> {
         self.checkpoint_at(&heads, checkpoint, len, also)
     }
 
-    /// The same for a caller that holds the cut gate and every lane; `also` are pages to write back besides.
+    /// The same for a caller that holds the checkpoint gate and every lane; `also` are pages to write back besides.
     pub(super) fn cut_holding(&self, lanes: &[Lane<'_>], also: &[u64]) -> Result<()> {
         let (heads, checkpoint, len) = self.choose_checkpoint(lanes);
         self.checkpoint_at(&heads, checkpoint, len, also)
@@ -36,13 +36,13 @@ impl<M: Medium> Reflection<M> {
     fn choose_checkpoint(&self, lanes: &[Lane<'_>]) -> (Vec<u64>, u64, u64) {
         let head = self.state.head();
         let checkpoint = self.commit_number();
-        // Every record from now on is numbered above the cut, so none of them is retired by it.
+        // Every record from now on is numbered above the checkpoint, so none of them is retired by it.
         head.floor.store(checkpoint, Ordering::Release);
         (lanes.iter().map(Lane::head).collect(), checkpoint, head.len.load(Ordering::Relaxed))
     }
 
     fn checkpoint_at(&self, heads: &[u64], checkpoint: u64, len: u64, also: &[u64]) -> Result<()> {
-        // What is published is certain, even if a record above the cut told of it: that record stays live. A page that
+        // What is published is certain, even if a record above the checkpoint told of it: that record stays live. A page that
         // several records name is written again; to sort them out would cost more.
         for &page in also {
             self.write_bitmap(page, self.committed_bitmap(page)).map_err(|error| self.poison(error))?;

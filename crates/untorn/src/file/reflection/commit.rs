@@ -138,9 +138,9 @@ impl<M: Medium> Reflection<M> {
             return Ok((lane, spill));
         }
         // In per-commit mode every cut is made under the commit gate, which the caller holds; in per-write mode the
-        // caller holds the cut gate.
+        // caller holds the checkpoint gate.
         self.cut_holding(lanes, &[])?;
-        // After a cut every lane is empty, and a lane has room for any record that is not spilled.
+        // After a checkpoint every lane is empty, and a lane has room for any record that is not spilled.
         Ok((roomy(lanes).unwrap_or(0), spill))
     }
 

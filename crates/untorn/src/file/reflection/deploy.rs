@@ -103,7 +103,7 @@ impl<M: Medium> Reflection<M> {
     pub(super) fn reclaim_space(&self) -> Result<u64> {
         self.writable()?;
         let _committing = self.state.head().commit.lock(self.relax());
-        // Below the cut no live record names a page unless it was written again since, which its version tells.
+        // Below the checkpoint no live record names a page unless it was written again since, which its version tells.
         self.checkpoint()?;
         self.state.head().emptied.store(0, Ordering::Relaxed);
         let mut candidates = Vec::new();

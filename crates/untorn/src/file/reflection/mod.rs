@@ -69,7 +69,7 @@ pub(crate) mod barriers {
         EPOCH_RECORD = "reflection.epoch.record";
         /// The bitmaps are durable before the records that changed them are dropped.
         CUT_BITMAPS = "reflection.cut.bitmaps";
-        /// The cut is durable before the slots of retired records are used again.
+        /// The checkpoint is durable before the slots of retired records are used again.
         CUT_LINE = "reflection.cut.line";
         /// The result of recovery is durable before the records it came from are retired.
         RECOVER_BITMAPS = "reflection.recover.bitmaps";

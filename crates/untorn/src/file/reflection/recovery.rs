@@ -14,7 +14,7 @@ use crate::format::sidecar::superblock::Left;
 use crate::format::sidecar::{Geometry, MAX_LEN, MAX_NUMBER, PAGE, spill_path};
 use crate::storage::{Access, Medium, MediumFile};
 
-/// Every whole record above the cut, with its lane, ascending by number.
+/// Every whole record above the checkpoint, with its lane, ascending by number.
 ///
 /// # Errors
 /// [`Error::Corrupt`] where more head lines claim the spill file than commits can have left behind.

@@ -19,7 +19,7 @@ pub(super) struct Head {
     pub(super) resizes: AtomicU64,
     /// What a reader of a clean page goes by.
     pub(super) sequence: SequenceCounter,
-    /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
+    /// Every new record is numbered above this: the last checkpoint, or the last record that spoke for the whole file.
     pub(super) floor: AtomicU64,
     /// Pages whose bitmap became 0, for which space can be given back.
     pub(super) emptied: AtomicU64,
@@ -29,7 +29,7 @@ pub(super) struct Head {
     pub(super) committed_epoch: AtomicU64,
     /// Held by the thread that commits an epoch or changes the length.
     pub(super) commit: WordLock,
-    /// Held by the thread that makes a cut.
+    /// Held by the thread that makes a checkpoint.
     pub(super) checkpoint: WordLock,
     /// Shares device flushes.
     pub(super) group: GroupFlush,

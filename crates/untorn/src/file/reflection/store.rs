@@ -185,7 +185,7 @@ impl<M: Medium> Reflection<M> {
         Ok(at)
     }
 
-    /// Makes room for a reflection page and, on any medium, for the meta page its bitmap will be written to: a cut must
+    /// Makes room for a reflection page and, on any medium, for the meta page its bitmap will be written to: a checkpoint must
     /// not fail for want of space.
     #[cold]
     fn make_space(&self, page: u64, at: u64) -> Result<()> {

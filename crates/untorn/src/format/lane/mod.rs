@@ -101,14 +101,14 @@ impl Lanes {
         self.thread_slots.states().iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
     }
 
-    /// Gives up the lines of every lane before the head it had at a cut. The cut is durable.
+    /// Gives up the lines of every lane before the head it had at a checkpoint. The checkpoint is durable.
     pub(crate) fn retire(&self, heads: &[u64]) {
         for (state, &head) in self.thread_slots.states().iter().zip(heads) {
             state.tail.store(head, Ordering::Release);
         }
     }
 
-    /// Lines that a lane has room for before a cut.
+    /// Lines that a lane has room for before a checkpoint.
     #[inline]
     pub(crate) fn free(&self, lane: &Lane<'_>) -> u64 {
         self.slots - (lane.head() - lane.state.tail.load(Ordering::Acquire))
@@ -150,7 +150,7 @@ impl Lanes {
     }
 
     /// Stores a record's only line at the [offset](Lanes::offset) of the lane's position, durable at the next fence. It
-    /// names `page`, or no page a cut need know of. The caller has seen that there is room.
+    /// names `page`, or no page a checkpoint need know of. The caller has seen that there is room.
     #[inline(always)]
     pub(crate) fn append_line<F: MediumFile>(
         &self,

@@ -23,11 +23,11 @@ pub(crate) struct Retirement {
     pub(crate) seq: u64,
     /// Records up to this number stand in the bitmaps.
     pub(crate) checkpoint: u64,
-    /// Length of the data file at the cut.
+    /// Length of the data file at the checkpoint.
     pub(crate) len: u64,
     /// Grows at every open for writing.
     pub(crate) session: u64,
-    /// Length of the sidecar at the cut: it never shrinks, so a shorter one was cut off.
+    /// Length of the sidecar at the checkpoint: it never shrinks, so a shorter one was cut off.
     pub(crate) side_len: u64,
 }
 

@@ -37,7 +37,7 @@ pub(crate) trait Backing: Send + Sync {
     /// [`len`](Backing::len).
     ///
     /// # Errors
-    /// Whatever keeps it from being read. The working copy is poisoned then.
+    /// Whatever keeps it from being read. The shared memory is poisoned then.
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()>;
 
     /// Makes the file what a cut says, all or nothing, and durable; gives the number of the commit.
@@ -79,7 +79,7 @@ pub(super) fn in_doubt(backing: &std::result::Result<Arc<dyn Backing>, String>, 
     asked.unwrap_or_else(|_| Some("the code that opens or commits it panicked".to_owned()))
 }
 
-/// How a process that served left what stands behind a working copy.
+/// How a process that served left what stands behind shared memory.
 #[derive(Clone)]
 pub(crate) struct Before(Arc<Control>);
 
@@ -88,7 +88,7 @@ impl Before {
         Before(Arc::clone(control))
     }
 
-    /// Bytes of the working copy.
+    /// Bytes of the shared memory.
     pub(crate) fn len(&self) -> u64 {
         self.0.len()
     }
@@ -157,7 +157,7 @@ impl Takeover {
 /// What is found is not what was left.
 pub(super) const REPLACED: &str = "another file replaced it while no process served it";
 
-/// Opens what stands behind a working copy. Every process that may come to serve has one.
+/// Opens what stands behind shared memory. Every process that may come to serve has one.
 pub(crate) trait Opener: Send + Sync {
     /// Opens the backing at its last durable commit. `before` is how the process that served left it, if one did.
     ///
@@ -166,7 +166,7 @@ pub(crate) trait Opener: Send + Sync {
     /// for a second.
     fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>>;
 
-    /// What of the file it opens, in words, if that can differ: only those who say the same share a working copy.
+    /// What of the file it opens, in words, if that can differ: only those who say the same share shared memory.
     fn part(&self) -> String {
         String::new()
     }

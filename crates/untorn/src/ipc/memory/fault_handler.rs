@@ -22,7 +22,7 @@ pub(super) struct FaultHandler {
     pub(super) tracker: Arc<Userfault>,
     /// The process. One forked from it has neither the memory nor the control block.
     pub(super) process: u64,
-    /// Where the process has the working copy.
+    /// Where the process has the shared memory.
     pub(super) base: usize,
     pub(super) slot: usize,
     pub(super) line: Arc<Line>,

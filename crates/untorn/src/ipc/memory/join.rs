@@ -33,7 +33,7 @@ pub(super) struct Joined {
     pub(super) owner: Option<Owner>,
 }
 
-/// Joins the processes at a place, or begins a working copy if there are none.
+/// Joins the processes at a place, or begins shared memory if there are none.
 ///
 /// # Errors
 /// [`Error::InUse`] if the processes there cannot be joined; those of the opener; [`Error::Io`].
@@ -93,7 +93,7 @@ fn attempt(rendezvous: &Rendezvous, part: &str) -> std::result::Result<Parts, Co
     if count > 0 {
         tracker.protect(pages.address(), count as usize * PAGE, true).map_err(fatal)?;
     }
-    // From here on nobody begins another working copy, even if this server dies before it has answered.
+    // From here on nobody begins another shared memory, even if this server dies before it has answered.
     rendezvous.attach().map_err(|error| ConnectError::Never(error.to_string()))?;
     let attach =
         Message::new(Kind::Attach, rendezvous.slot() as u64, pages.address() as u64, count).text(name(&control));

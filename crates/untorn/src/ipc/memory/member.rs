@@ -35,7 +35,7 @@ const RETRY: Duration = Duration::from_millis(1);
 /// How long a process leaves the serving to others that could not let one of them in.
 const ABSTENTION: Duration = Duration::from_secs(10);
 
-/// What a process has of a working copy.
+/// What a process has of shared memory.
 pub(super) struct Member {
     pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) opener: Arc<dyn Opener>,

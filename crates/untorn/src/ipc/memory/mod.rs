@@ -111,7 +111,7 @@ use crate::sys::socket::Line;
 /// Bytes that are read from a descriptor at once, at most.
 const READ_AT_ONCE: usize = 1 << 20;
 
-/// This process's handle of a working copy. Dropping it leaves.
+/// This process's handle of shared memory. Dropping it leaves.
 pub(crate) struct SharedMemory {
     member: Arc<Member>,
     watcher: Option<JoinHandle<()>>,
@@ -171,7 +171,7 @@ impl SharedMemory {
         Ok(SharedMemory { watcher: Some(watcher.map_err(failed)?), member, process: incarnation(), left: false })
     }
 
-    /// Bytes of the working copy now; 0 in a forked child, which does not have it.
+    /// Bytes of the shared memory now; 0 in a forked child, which does not have it.
     pub(crate) fn len(&self) -> u64 {
         if self.is_ours() { self.member.control.len() } else { 0 }
     }
@@ -191,7 +191,7 @@ impl SharedMemory {
         if self.is_ours() { self.member.control.commit() } else { 0 }
     }
 
-    /// The address of the first byte; [`reserved`](SharedMemory::reserved) bytes belong to the working copy, and those
+    /// The address of the first byte; [`reserved`](SharedMemory::reserved) bytes belong to the shared memory, and those
     /// beyond its length are lost pages.
     pub(crate) fn address(&self) -> *mut u8 {
         self.member.pages.at(0)
@@ -249,7 +249,7 @@ impl SharedMemory {
         self.request(Kind::RollBack, "roll back", 0)
     }
 
-    /// Makes the working copy `len` bytes long in all processes, and commits.
+    /// Makes the shared memory `len` bytes long in all processes, and commits.
     ///
     /// # Errors
     /// [`Error::Invalid`] if that is shorter than it is, or more than is reserved; as for

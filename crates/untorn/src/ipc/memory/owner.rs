@@ -53,7 +53,7 @@ impl Drop for Owner {
     }
 }
 
-/// Begins a new working copy of what the opener opens and serves it. The place says that nobody else takes part.
+/// Begins a new shared memory of what the opener opens and serves it. The place says that nobody else takes part.
 ///
 /// # Errors
 /// Those of the opener; [`Error::Io`], [`Error::Invalid`].

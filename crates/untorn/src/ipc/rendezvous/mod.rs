@@ -60,7 +60,7 @@ impl OpenFiles {
     }
 }
 
-/// A meeting place, with the slot that this process has there.
+/// A rendezvous, with the slot that this process has there.
 pub(crate) struct Rendezvous {
     /// The name that errors give.
     path: PathBuf,
@@ -74,7 +74,7 @@ pub(crate) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Goes to the meeting place `name` in the directory `dir`, which need not exist before. Errors name `file`.
+    /// Goes to the rendezvous `name` in the directory `dir`, which need not exist before. Errors name `file`.
     ///
     /// # Errors
     /// [`Error::InUse`] if this process is there already, or there are too many; [`Error::Io`].

@@ -33,17 +33,17 @@ pub(crate) const REQUEST_SLOTS: usize = 8;
 pub(crate) const MOST: usize = 128 << 20;
 /// The most bytes of a text that says why a call failed.
 pub(crate) const LONGEST: usize = 4096;
-/// Of the board's layout and of the messages; processes of different versions don't share.
+/// Of the RPC area's layout and of the messages; processes of different versions don't share.
 pub(crate) const VERSION: u64 = 1;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornBD");
 
-// First come words of 32 bits, a cache line for each process and one for each channel.
+// First come words of 32 bits, a cache line for each process and one for each request slot.
 const HALVES: usize = MEMBERS * 16 * (1 + REQUEST_SLOTS);
 const HALF_ATTACHED: usize = 0;
 const HALF_REQUEST_SLOTS: usize = 1;
 
-// Then a page of words of 64 bits that all know, and two cache lines of them for each channel: its call and its answer.
+// Then a page of words of 64 bits that all know, and two cache lines of them for each request slot: its call and its answer.
 const WORDS_AT: usize = HALVES * 4;
 const COMMON: usize = 512;
 const WORDS: usize = COMMON + MEMBERS * REQUEST_SLOTS * 16;
@@ -61,16 +61,16 @@ const WORD_LOST: usize = 49;
 const WORD_NEGOTIATED: usize = 64;
 const NEGOTIATED_WORDS: usize = 128;
 
-// Then for each channel room for the text of an answer, and for the bytes of the call or of the answer.
+// Then for each request slot room for the text of an answer, and for the bytes of the call or of the answer.
 const ROOMS_AT: usize = (WORDS_AT + WORDS * 8).next_multiple_of(1 << 16);
 const ROOM: usize = LONGEST + MOST;
 const TOTAL: usize = ROOMS_AT + MEMBERS * REQUEST_SLOTS * ROOM;
 
-/// The board.
+/// The RPC area.
 pub(crate) struct RpcArea(SharedPages);
 
 impl RpcArea {
-    /// A new board of the file with an identity, opened on terms (a text of up to 1024 bytes).
+    /// A new RPC area of the file with an identity, opened on terms (a text of up to 1024 bytes).
     ///
     /// # Errors
     /// Those of making shared memory; EFBIG where the process's file size limit does not allow it.
@@ -100,7 +100,7 @@ impl RpcArea {
         Ok(rpc_area)
     }
 
-    /// A board that another process has made.
+    /// A RPC area that another process has made.
     ///
     /// # Errors
     /// Text if it isn't one; those of `mmap(2)`.
@@ -131,7 +131,7 @@ impl RpcArea {
         &self.0.halves(0, HALVES)[index]
     }
 
-    /// Which board this is, among all there ever were.
+    /// Which RPC area this is, among all there ever were.
     pub(crate) fn name(&self) -> String {
         let word = |index: usize| self.words()[WORD_ID + index].load(Ordering::Relaxed);
         format!("{:016x}{:016x}", word(0), word(1))
@@ -223,7 +223,7 @@ impl RpcArea {
         self.half(slot * 16 + HALF_ATTACHED).store(now.into(), Ordering::SeqCst);
     }
 
-    /// How many channels a process has opened.
+    /// How many request slots a process has opened.
     pub(crate) fn request_slots(&self, slot: usize) -> usize {
         (self.half(slot * 16 + HALF_REQUEST_SLOTS).load(Ordering::SeqCst) as usize).min(REQUEST_SLOTS)
     }

@@ -36,13 +36,13 @@ pub(crate) struct Words {
     pub(crate) a: u64,
     pub(crate) b: u64,
     pub(crate) c: u64,
-    /// Bytes in the channel's room.
+    /// Bytes in the request slot's room.
     pub(crate) len: u64,
     /// The generation that the member belongs to.
     pub(crate) generation: u64,
 }
 
-/// A channel of a process.
+/// A request slot of a process.
 #[derive(Clone, Copy)]
 pub(crate) struct RequestSlot<'a> {
     rpc_area: &'a RpcArea,
@@ -156,18 +156,18 @@ impl<'a> RequestSlot<'a> {
 
     /// Takes a call back that nobody has begun with, so that nobody does it long after it was given up.
     pub(crate) fn withdraw(&self) {
-        // If it is under way, what becomes of it is not known, and the channel is not used again.
+        // If it is under way, what becomes of it is not known, and the request slot is not used again.
         let _ = self.half(HALF_STATE).compare_exchange(REQUESTED, FREE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Has the server look at the channel.
+    /// Has the server look at the request slot.
     pub(crate) fn notify(&self) {
         self.half(HALF_BELL).fetch_add(1, Ordering::SeqCst);
         // Either it is seen asleep here, or it sees the bell before it sleeps.
         wake(self.half(HALF_BELL), self.half(HALF_SERVER_SLEEPS));
     }
 
-    /// Waits, as the server, for a call; false if `stop` says so, which is asked whenever the channel was rung.
+    /// Waits, as the server, for a call; false if `stop` says so, which is asked whenever the request slot was rung.
     pub(crate) fn await_call(&self, stop: impl Fn() -> bool) -> bool {
         let event = self.half(HALF_BELL);
         loop {
@@ -184,7 +184,7 @@ impl<'a> RequestSlot<'a> {
         }
     }
 
-    /// Gives the channel back, with the answer in place.
+    /// Gives the request slot back, with the answer in place.
     pub(crate) fn answer(&self) {
         self.set_state(DONE);
         wake(self.half(HALF_STATE), self.half(HALF_MEMBER_SLEEPS));

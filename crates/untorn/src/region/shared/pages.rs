@@ -43,7 +43,7 @@ fn free_in(word: u64) -> u64 {
     !(word | word >> 1) & LOW
 }
 
-/// Where things are in the working copy of a region: its pages from the first byte on, then the states.
+/// Where things are in the shared memory of a region: its pages from the first byte on, then the states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Pages that can be in memory.
@@ -51,18 +51,18 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout of a working copy of so many bytes.
+    /// The layout of shared memory of so many bytes.
     pub(super) fn of_len(len: u64) -> Self {
         let total = len / PAGE;
         Layout { pages: total - total.div_ceil(IN_PAGE + 1) }
     }
 
-    /// Bytes of the working copy.
+    /// Bytes of the shared memory.
     pub(super) fn len(self) -> u64 {
         (self.pages + self.pages.div_ceil(IN_PAGE)) * PAGE
     }
 
-    /// Pages of the working copy that have the states.
+    /// Pages of the shared memory that have the states.
     pub(super) fn states(self) -> Range<u64> {
         self.pages..self.len() / PAGE
     }

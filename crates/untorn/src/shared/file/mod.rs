@@ -74,7 +74,7 @@ pub(crate) struct RemoteFile {
     member: Arc<Member>,
     path: PathBuf,
     identity: Identity,
-    /// The process that opened it. A forked child has neither the board nor the threads.
+    /// The process that opened it. A forked child has neither the RPC area nor the threads.
     process: u64,
     /// Closed or settled.
     finished: AtomicBool,
@@ -148,7 +148,7 @@ impl RemoteFile {
         Ok(self.member.service().map(|service| &**service))
     }
 
-    /// In a forked child nothing of the board can be touched.
+    /// In a forked child nothing of the RPC area can be touched.
     #[inline]
     fn is_whole(&self) -> bool {
         self.process == incarnation() && self.member.generation == self.member.rpc_area.generation()

@@ -50,7 +50,7 @@ impl WorkerPool {
         WorkerPool { rpc_area: Arc::clone(rpc_area), slot, stop: Arc::default(), threads: Vec::new() }
     }
 
-    /// Sees to it that there is a thread for each of the first `count` channels.
+    /// Sees to it that there is a thread for each of the first `count` request slots.
     fn grow(&mut self, service: &Arc<Service>, count: usize) -> io::Result<()> {
         for index in self.threads.len()..count.min(REQUEST_SLOTS) {
             let (rpc_area, slot, stop) = (Arc::clone(&self.rpc_area), self.slot, Arc::clone(&self.stop));
@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    /// Serves the channels that a process has opened.
+    /// Serves the request slots that a process has opened.
     ///
     /// # Errors
     /// Those of starting a thread.
@@ -276,7 +276,7 @@ impl Server {
         }
     }
 
-    /// Gives a process its seat, or says why not.
+    /// Gives a process its member slot, or says why not.
     fn admit_member(&mut self, token: u64, message: &Message, slot: usize) -> std::result::Result<(), String> {
         if message.text != self.rpc_area.name() {
             return Err("other processes have started to share it anew".to_owned());

@@ -157,7 +157,7 @@ impl Service {
     }
 }
 
-/// Does a call, and gives the channel back with the answer.
+/// Does a call, and gives the request slot back with the answer.
 pub(super) fn serve(service: &Service, rpc_area: &RpcArea, request_slot: RequestSlot<'_>, bytes: &mut Vec<u8>) {
     let words = request_slot.asked();
     let poisoned = |cause: String| Error::Poisoned { path: service.engine.path().to_owned(), cause };

@@ -136,7 +136,7 @@ impl PageState {
         ReadGuard { word: self.word.load(Ordering::Relaxed), bitmap: self.bitmap.load(Ordering::Relaxed) }
     }
 
-    /// Whether what was copied since the glimpse is what it promised.
+    /// Whether what was copied since the read guard is what it promised.
     #[inline]
     pub(crate) fn validate(&self, read_guard: ReadGuard) -> bool {
         // The loads of the copy must not move below the second load of the word.

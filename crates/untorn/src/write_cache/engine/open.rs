@@ -62,7 +62,7 @@ impl Settings {
     }
 }
 
-/// Entries of a log that other processes append to, below this: the memory of its ledger is allocated at once.
+/// Entries of a log that other processes append to, below this: the memory of its shared state is allocated at once.
 const MOST_SHARED: u64 = 1 << 26;
 
 /// A log, locked, and what is in it.

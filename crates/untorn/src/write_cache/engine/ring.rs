@@ -41,7 +41,7 @@ pub(super) struct Ring<M: Medium> {
     group: ZeroedBox<GroupFlush>,
 }
 
-/// Where the ledger is: which positions are given, complete and free.
+/// Where the shared state is: which positions are given, complete and free.
 enum Memory {
     Own(ZeroedArray<AtomicU64>),
     /// Of other processes too, which append to the log themselves.
@@ -111,7 +111,7 @@ impl<M: Medium> Ring<M> {
         SharedState::of(words, self.terms)
     }
 
-    /// The memory of a ledger that processes share.
+    /// The memory of a shared state that processes share.
     pub(super) fn shared(&self) -> Option<&SharedPages> {
         match &self.memory {
             Memory::Own(_) => None,

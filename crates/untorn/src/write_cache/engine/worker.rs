@@ -14,7 +14,7 @@ use crate::storage::Medium;
 /// everybody believe that it is awake.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How the thread is waked. What it does is said in the ledger, where other processes see it too.
+/// How the thread is waked. What it does is said in the shared state, where other processes see it too.
 pub(super) struct Worker {
     /// Entries that are worth a batch.
     batch: u64,

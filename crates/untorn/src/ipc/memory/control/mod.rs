@@ -102,7 +102,7 @@ const PENDING: usize = 2;
 const PRESENT: usize = 3;
 
 impl Control {
-    /// A new block for a working copy of `len` bytes that can grow to `reserved` pages.
+    /// A new block for shared memory of `len` bytes that can grow to `reserved` pages.
     ///
     /// # Errors
     /// Those of making shared memory.
@@ -204,7 +204,7 @@ impl Control {
         self.bits(4 + slot)
     }
 
-    /// Which working copy this is, among all there ever were.
+    /// Which shared memory this is, among all there ever were.
     pub(super) fn id(&self) -> (u64, u64) {
         let word = |index: usize| self.words()[WORD_ID + index].load(Ordering::Relaxed);
         (word(0), word(1))
@@ -215,7 +215,7 @@ impl Control {
         self.reserved
     }
 
-    /// Bytes of the working copy.
+    /// Bytes of the shared memory.
     pub(super) fn len(&self) -> u64 {
         // Whatever a process that went wild may have stored there.
         self.words()[WORD_LEN].load(Ordering::Acquire).min(self.reserved * PAGE as u64)
@@ -225,7 +225,7 @@ impl Control {
         self.words()[WORD_LEN].store(len, Ordering::Release);
     }
 
-    /// Pages of the working copy.
+    /// Pages of the shared memory.
     pub(super) fn pages(&self) -> u64 {
         self.len().div_ceil(PAGE as u64)
     }
@@ -339,7 +339,7 @@ impl Control {
         self.half(MEMBER + slot * MEMBER_STRIDE)
     }
 
-    /// Whether a member takes part: its process maps the working copy.
+    /// Whether a member takes part: its process maps the shared memory.
     pub(super) fn attached(&self, slot: usize) -> bool {
         self.half(MEMBER + slot * MEMBER_STRIDE + 1).load(Ordering::SeqCst) != 0
     }

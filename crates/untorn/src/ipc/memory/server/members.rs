@@ -51,7 +51,7 @@ impl Server {
         self.send_to(token, &welcome, &[control.file(), pages.as_fd()]);
     }
 
-    /// Gives a process its seat, or says why not.
+    /// Gives a process its member slot, or says why not.
     pub(super) fn admit_member(
         &mut self,
         token: u64,
@@ -94,19 +94,19 @@ impl Server {
         Ok(())
     }
 
-    /// Gives a seat up whose process is gone, or stores no more.
+    /// Gives a member slot up whose process is gone, or stores no more.
     pub(in super::super) fn release(&mut self, slot: usize) {
         self.seats[slot] = None;
         self.control.active(slot).store(0, std::sync::atomic::Ordering::SeqCst);
         self.control.set_attached(slot, false);
     }
 
-    /// Whether the connection of a seat has ended.
+    /// Whether the connection of a member slot has ended.
     pub(super) fn is_lonely(&self, admit_member: &MemberSlot) -> bool {
         !self.peers.iter().any(|peer| peer.token == admit_member.token && !peer.ended)
     }
 
-    /// Gives up the seats of the dead.
+    /// Gives up the member slots of the dead.
     pub(super) fn remove_dead(&mut self) {
         for slot in 0..MEMBERS {
             let lonely = self.seats[slot].as_ref().is_some_and(|admit_member| self.is_lonely(admit_member));

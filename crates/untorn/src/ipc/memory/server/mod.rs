@@ -68,9 +68,9 @@ pub(super) struct Server {
     part: String,
     /// Bytes of the last commit.
     pub(super) committed_len: u64,
-    /// Bytes that the working copy is to have once the commit under way is durable: nobody is shown them before.
+    /// Bytes that the shared memory is to have once the commit under way is durable: nobody is shown them before.
     growing: Option<u64>,
-    /// The seats, by slot.
+    /// The member slots, by slot.
     pub(super) seats: Vec<Option<MemberSlot>>,
     /// Buffers for the next cut.
     pub(super) spare: Cut,
@@ -341,7 +341,7 @@ impl Server {
     }
 }
 
-/// What a process calls the working copy it takes part in.
+/// What a process calls the shared memory it takes part in.
 pub(super) fn name(control: &Control) -> String {
     let (high, low) = control.id();
     format!("{high:016x}{low:016x}")

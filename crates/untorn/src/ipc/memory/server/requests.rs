@@ -22,7 +22,7 @@ impl Server {
         while self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back()) && self.all_are_back()
         {
             if self.control.rolling_back() {
-                // What a dead server began. It can't be answered for; if it failed the working copy is poisoned.
+                // What a dead server began. It can't be answered for; if it failed the shared memory is poisoned.
                 let failed = self.roll_back().is_err();
                 if failed && self.control.rolling_back() {
                     return;

@@ -155,7 +155,7 @@ pub(crate) fn patience() -> Duration {
     Duration::from_secs(asked.unwrap_or(120))
 }
 
-/// Words that the processes of a test share beside the working copy.
+/// Words that the processes of a test share beside the shared memory.
 pub(crate) fn notes(dir: &Path) -> SharedPages {
     let mut options = std::fs::OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).open(dir.join("notes")).unwrap();

@@ -29,7 +29,7 @@ use crate::sys::socket;
 const SERVER_SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Memory that a channel has from the first call on, and what it keeps after a longer one.
+/// Memory that a request slot has from the first call on, and what it keeps after a longer one.
 const ROOM: usize = 64 << 10;
 const KEPT: usize = 1 << 20;
 
@@ -38,7 +38,7 @@ pub(super) struct Member {
     pub(super) path: PathBuf,
     pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) rpc_area: Arc<RpcArea>,
-    /// That of the board when this process joined.
+    /// That of the RPC area when this process joined.
     pub(super) generation: u64,
     /// Those agreed on.
     pub(super) options: Options,
@@ -55,7 +55,7 @@ pub(super) struct Member {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// This process's channels.
+/// This process's request slots.
 #[derive(Default)]
 struct Pool {
     /// Those with no call under way, the one used last at the end.
@@ -89,7 +89,7 @@ pub(super) fn join(
     let since = Instant::now();
     loop {
         if rendezvous.try_own()? {
-            // Others who take part have calls on their board: one of them will serve.
+            // Others who take part have calls on their RPC area: one of them will serve.
             let begun = if rendezvous.has_others() { None } else { Some(begin(&path, &rendezvous, options, &opener)) };
             match begun {
                 Some(Ok(member)) => return Ok(member),
@@ -216,7 +216,7 @@ impl Member {
         others.into_iter().any(|slot| self.rpc_area.is_attached(slot) && self.rendezvous.is_alive(slot))
     }
 
-    /// Calls the process that serves: puts the call's bytes into the channel, at most so many and no longer answer, and
+    /// Calls the process that serves: puts the call's bytes into the request slot, at most so many and no longer answer, and
     /// takes the answer out. `None` if this process has come to serve itself.
     ///
     /// # Errors
@@ -252,7 +252,7 @@ impl Member {
         request_slot.ask(Words { kind: kind as u64, a, b, c: 0, len, generation: self.generation });
         request_slot.call();
         if !request_slot.await_answer(|| self.evicted().is_some()) {
-            // The channel is not used again.
+            // The request slot is not used again.
             request_slot.withdraw();
             return Err(self.poisoned(self.evicted().cloned().unwrap_or_default()));
         }
@@ -274,7 +274,7 @@ impl Member {
         Error::Poisoned { path: self.path.clone(), cause }
     }
 
-    /// A channel for this thread, or none if this process serves.
+    /// A request slot for this thread, or none if this process serves.
     fn acquire(&self) -> Result<Option<usize>> {
         let mut pool = lock(&self.pool);
         loop {
@@ -290,7 +290,7 @@ impl Member {
             if pool.opened < REQUEST_SLOTS {
                 let index = pool.opened;
                 pool.opened += 1;
-                // First on the board, where the next server looks, then said to the one there is.
+                // First on the RPC area, where the next server looks, then said to the one there is.
                 self.rpc_area.set_request_slots(self.rendezvous.slot(), pool.opened);
                 drop(pool);
                 self.announce();
@@ -308,7 +308,7 @@ impl Member {
         self.freed.notify_one();
     }
 
-    /// Tells the server of a new channel. If it is gone the next one looks for itself.
+    /// Tells the server of a new request slot. If it is gone the next one looks for itself.
     fn announce(&self) {
         let line = lock(&self.line).clone();
         let message = Message::new(Says::RequestSlot, self.rendezvous.slot() as u64, 0, 0);

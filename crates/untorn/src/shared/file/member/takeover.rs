@@ -91,12 +91,12 @@ impl Member {
         tests::halt("seated");
         let line = Arc::new(connection.socket);
         *lock(&self.line) = Some(Arc::clone(&line));
-        // A channel that was opened since the server looked at the board, and before there was a line to say so.
+        // A request slot that was opened since the server looked at the RPC area, and before there was a line to say so.
         self.announce();
         Part::TrackedData(line, connection.server)
     }
 
-    /// What the thread of a process does until the process leaves, or is cut off.
+    /// What the thread of a process does until the process leaves, or is evicted.
     pub(super) fn live(self: Arc<Self>, part: Part) {
         let mut ended = catch_unwind(AssertUnwindSafe(|| self.take_part(part)));
         while ended.is_err() {
@@ -158,7 +158,7 @@ impl Member {
         }
     }
 
-    /// Serves, if nobody does, or comes back to whoever does; `None` if the process is leaving, or is cut off.
+    /// Serves, if nobody does, or comes back to whoever does; `None` if the process is leaving, or is evicted.
     fn find_server(&self) -> Option<Part> {
         self.hang_up();
         let (mut failed, mut refused) = (Row::default(), Row::default());
@@ -214,7 +214,7 @@ impl Member {
         let _ = self.evicted.set(why);
         self.freed.notify_all();
         drop(pool);
-        // Last: what stands in its channels may be taken away from now on.
+        // Last: what stands in its request slots may be taken away from now on.
         self.rendezvous.detach();
     }
 
@@ -243,7 +243,7 @@ impl Member {
         server.finish_begun();
         #[cfg(test)]
         tests::reach(tests::Point::Finished);
-        // The calls that this process itself left: a thread opens no more channels once it serves.
+        // The calls that this process itself left: a thread opens no more request slots once it serves.
         let pool = lock(&self.pool);
         if let Err(error) = server.attend(self.rendezvous.slot()) {
             // What was begun has been answered, and is for the next one to find.

@@ -39,7 +39,7 @@ fn a_process_that_cannot_open_the_file_leaves_it_to_others() {
             assert_eq!(third.tell("read").as_deref(), Some("1"), "{engine} {trouble}");
             assert_eq!(third.tell("write 3").as_deref(), Some("0"), "{engine} {trouble}");
             drop(third);
-            // The one that is cut off will never serve, so nobody waits for it.
+            // The one that is evicted will never serve, so nobody waits for it.
             let file = options(Durability::PerWrite).open(&path).unwrap();
             assert_eq!(value(&file), 3);
             assert_eq!(second.tell("read").as_deref(), Some("poisoned"), "{engine} {trouble}");

@@ -429,7 +429,7 @@ fn requests_begun_by_a_dead_server_are_finished_first() {
         first.tell(&format!("die-at {}", Point::Written as u32)).unwrap();
         third.send_to("write 2");
         first.ended();
-        // Not sooner, or its own call is one that it found on the board, and is not done before the others.
+        // Not sooner, or its own call is one that it found on the RPC area, and is not done before the others.
         await_change(|| path.with_extension("serving").exists());
         // Everybody could read the 2 by now. Were it written again after the 3, that would be lost.
         assert_eq!(second.tell("write 3").as_deref(), Some("0"));
@@ -495,7 +495,7 @@ fn a_channel_opened_between_two_servers_is_served() {
         let announced = path.with_extension("announced-reached");
         assert!(!announced.exists(), "it has its first channel since it joined");
         drop(first);
-        // The new server has looked how many channels it has, and it has no line yet over which to tell of another one.
+        // The new server has looked how many request slots it has, and it has no line yet over which to tell of another one.
         await_change(|| path.with_extension("seated-reached").exists());
         third.send_to("also read");
         await_change(|| announced.exists());
