@@ -269,12 +269,17 @@ mod tests {
             ..untorn_options::default()
         };
         let options = format!("{:?}", translate(&c).unwrap());
-        for field in ["engine: HybridLog", "log_size: 1048576", "log_policy: Redo", "redo_from: 70", "checkpointers: 3"]
-        {
+        for field in [
+            "engine: HybridLog",
+            "log_size: 1048576",
+            "log_policy: Redo",
+            "redo_threshold_percent: 70",
+            "checkpoint_threads: 3",
+        ] {
             assert!(options.contains(field), "{field}: {options}");
         }
         let none = untorn_options { flags: abi::UNTORN_NO_CHECKPOINTERS as u32, ..untorn_options::default() };
-        assert!(format!("{:?}", translate(&none).unwrap()).contains("checkpointers: 0"));
+        assert!(format!("{:?}", translate(&none).unwrap()).contains("checkpoint_threads: 0"));
         let defaults = format!("{:?}", translate(&untorn_options::default()).unwrap());
         assert_eq!(defaults, format!("{:?}", Options::new()));
         let refused = [
