@@ -8,7 +8,7 @@ use std::ptr;
 use untorn_core::testing::storage::Access;
 use untorn_core::{AtomicFile, Error, Options};
 
-use crate::mapped::{MappedFiles, Place};
+use crate::mapped::{MappedFiles, Position};
 
 use crate::abi::UNTORN_EOWNERDEAD;
 use crate::boundary::{guarded, source, target};
@@ -184,7 +184,7 @@ pub(crate) fn not_null(addr: *const c_void) -> Result<()> {
 }
 
 /// Refuses a mapping that was made for reading.
-pub(crate) fn writable(place: &Place<'_>) -> Result<()> {
+pub(crate) fn writable(place: &Position<'_>) -> Result<()> {
     if place.access() == Access::ReadWrite {
         return Ok(());
     }
@@ -201,7 +201,7 @@ pub(crate) fn filled(byte: u8, n: usize) -> Result<Vec<u8>> {
 }
 
 /// The `n` bytes from there on, read atomically.
-pub(crate) fn read(place: &Place<'_>, n: usize) -> Result<Vec<u8>> {
+pub(crate) fn read(place: &Position<'_>, n: usize) -> Result<Vec<u8>> {
     fits(place.left(), n)?;
     let mut buffer = filled(0, n)?;
     place.file().read_at(&mut buffer, place.offset())?;

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use untorn_core::testing::PerProcess;
 use untorn_core::{Durability, EngineKind, Options};
 
-use crate::mapped::{MappedFiles, Place, View};
+use crate::mapped::{MappedFiles, Position, View};
 
 use crate::boundary::source;
 use crate::errors::{Failure, Result};
@@ -100,7 +100,7 @@ unsafe fn string(view: &View, addr: *const c_char) -> Result<Cow<'_, [u8]>> {
 }
 
 /// Reads until there is a zero, each time more than the last and from the start: so the string is that of one instant.
-fn read_string(place: &Place<'_>) -> Result<Vec<u8>> {
+fn read_string(place: &Position<'_>) -> Result<Vec<u8>> {
     let mut n = STRING_PIECE;
     loop {
         let in_file = usize::try_from(place.file().len().saturating_sub(place.offset())).unwrap_or(usize::MAX);

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
-pub(crate) use self::view::{Place, View};
+pub(crate) use self::view::{Position, View};
 use self::view::{Row, Table};
 use rustix::param::page_size;
 use untorn_core::testing::storage::Access;

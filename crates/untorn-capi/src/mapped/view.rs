@@ -54,7 +54,7 @@ pub(crate) struct View {
 
 /// The meaning of an address: a file, an offset in it, and the bytes left to the end of the mapping.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct Position<'a> {
     entry: &'a Entry,
     within: usize,
 }
@@ -65,9 +65,9 @@ impl fmt::Debug for View {
     }
 }
 
-impl fmt::Debug for Place<'_> {
+impl fmt::Debug for Position<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place")
+        f.debug_struct("Position")
             .field("file", self.file())
             .field("offset", &self.offset())
             .field("left", &self.left())
@@ -79,13 +79,13 @@ impl fmt::Debug for Place<'_> {
 impl View {
     /// Finds the file and offset that `address` means; `None` if no mapping contains it. It takes no lock and allocates
     /// nothing.
-    pub(crate) fn find(&self, address: usize) -> Option<Place<'_>> {
+    pub(crate) fn find(&self, address: usize) -> Option<Position<'_>> {
         let row = self.table.row(address)?;
-        Some(Place { entry: &row.entry, within: address - row.start })
+        Some(Position { entry: &row.entry, within: address - row.start })
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> Position<'a> {
     /// The file.
     pub(crate) fn file(&self) -> &'a AtomicFile {
         &self.entry.file

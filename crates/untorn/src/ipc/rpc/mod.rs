@@ -80,7 +80,7 @@ impl RpcArea {
             // Beyond the limit the kernel sends a signal that ends the process.
             return Err(rustix::io::Errno::FBIG.into());
         }
-        let rpc_area = RpcArea(SharedPages::create("untorn-board", TOTAL as u64, TOTAL)?);
+        let rpc_area = RpcArea(SharedPages::create("untorn-rpc", TOTAL as u64, TOTAL)?);
         rpc_area.0.allocate(0, ROOMS_AT as u64)?;
         let words = rpc_area.words();
         for (index, half) in crate::sys::random()?.chunks_exact(8).enumerate() {

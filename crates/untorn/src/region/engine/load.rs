@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 
 use super::format::{Entry, FANOUT, Half, IN_LINE, LEAF, Node, PAGE, Page, RawInner, RawLeaf, Record, ZERO, digest};
-use super::table::{Leaf, Place, Table};
+use super::table::{Leaf, NodePosition, Table};
 use super::{Core, Region, State, barriers, locked};
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumFile};
@@ -72,9 +72,9 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    fn walk(&self, region: &Region<M>, walk: &mut Walk, place: Place, page: u64) -> Result<()> {
+    fn walk(&self, region: &Region<M>, walk: &mut Walk, position: NodePosition, page: u64) -> Result<()> {
         let damaged = |what: &str| region.damaged(self.path(), page, what);
-        let (level, index) = place;
+        let (level, index) = position;
         let first = index.checked_mul(LEAF * FANOUT.pow(level));
         if first.is_none_or(|first| first >= region.max_pages) {
             return Err(damaged("its page table reaches beyond its highest page"));
@@ -90,7 +90,7 @@ impl<M: Medium> Core<M> {
             walk.leaves.push(Seen { index, page, halves: Box::new(leaf.0) });
             return Ok(());
         }
-        walk.table.add_inner(place, page);
+        walk.table.add_inner(position, page);
         let Ok(node) = RawInner::read_from_bytes(&bytes) else { return Ok(()) };
         for (child, link) in (0..).zip(node.0.iter().map(|link| link.get())) {
             if link != 0 {
@@ -169,11 +169,11 @@ impl<M: Medium> Core<M> {
         for leaf in leaves {
             let [now, other] = leaf.sides(record.commit);
             let mut pending = 0;
-            for (place, (entry, old)) in now.0.iter().zip(&other.0).enumerate() {
+            for (position, (entry, old)) in now.0.iter().zip(&other.0).enumerate() {
                 if entry != old {
-                    pending |= 1 << (place / IN_LINE);
+                    pending |= 1 << (position / IN_LINE);
                 }
-                let logical = leaf.index * LEAF + place as u64;
+                let logical = leaf.index * LEAF + position as u64;
                 if entry.is_allocated() && !self.is_sensible(*entry, logical, region.max_pages) {
                     let what = format!(
                         "the entry of its page {logical} is invalid: it names page {} of the \

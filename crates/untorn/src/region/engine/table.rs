@@ -26,14 +26,14 @@ impl Leaf {
 }
 
 /// Which node of the tree: its level, 0 for a leaf, and its place in the level.
-pub(super) type Place = (u32, u64);
+pub(super) type NodePosition = (u32, u64);
 
 /// The page table of one region.
 pub(super) struct Table {
     height: u32,
     /// Page of the region node, which has the pointer to the topmost node.
     node: u64,
-    inner: BTreeMap<Place, u64>,
+    inner: BTreeMap<NodePosition, u64>,
     pub(super) leaves: BTreeMap<u64, Leaf>,
     /// Leaves whose halves may differ.
     pub(super) unsettled: BTreeSet<u64>,
@@ -60,8 +60,8 @@ impl Table {
         self.height
     }
 
-    pub(super) fn add_inner(&mut self, place: Place, page: u64) {
-        self.inner.insert(place, page);
+    pub(super) fn add_inner(&mut self, position: NodePosition, page: u64) {
+        self.inner.insert(position, page);
     }
 
     pub(super) fn entry(&self, logical: u64) -> Entry {
@@ -73,7 +73,7 @@ impl Table {
     pub(super) fn entries(&self) -> impl Iterator<Item = (u64, Entry)> {
         let of_leaf = |(&index, leaf): (&u64, &'_ Leaf)| {
             let entries = leaf.half.0;
-            (0..LEAF).map(move |place| (index * LEAF + place, entries[place as usize]))
+            (0..LEAF).map(move |position| (index * LEAF + position, entries[position as usize]))
         };
         self.leaves.iter().flat_map(of_leaf).filter(|(_, entry)| entry.is_allocated())
     }
@@ -83,43 +83,48 @@ impl Table {
         self.inner.values().copied().chain(self.leaves.values().map(|leaf| leaf.page))
     }
 
-    fn has(&self, (level, index): Place) -> bool {
+    fn has(&self, (level, index): NodePosition) -> bool {
         if level == 0 { self.leaves.contains_key(&index) } else { self.inner.contains_key(&(level, index)) }
     }
 
     /// The nodes that are missing for these leaves to be there.
-    pub(super) fn missing(&self, leaves: impl IntoIterator<Item = u64>) -> BTreeSet<Place> {
+    pub(super) fn missing(&self, leaves: impl IntoIterator<Item = u64>) -> BTreeSet<NodePosition> {
         let mut missing = BTreeSet::new();
         for leaf in leaves {
-            let mut place = (0, leaf);
-            while place.0 <= self.height && !self.has(place) && missing.insert(place) {
-                place = above(place);
+            let mut position = (0, leaf);
+            while position.0 <= self.height && !self.has(position) && missing.insert(position) {
+                position = above(position);
             }
         }
         missing
     }
 
     /// Where the pointer to a node stands whose parent is there: byte offset in the store.
-    fn link_at(&self, place: Place) -> Option<u64> {
-        if place.0 == self.height {
+    fn link_at(&self, position: NodePosition) -> Option<u64> {
+        if position.0 == self.height {
             return Some(self.node * PAGE + ROOT_AT);
         }
-        self.inner.get(&above(place)).map(|parent| parent * PAGE + place.1 % FANOUT * 8)
+        self.inner.get(&above(position)).map(|parent| parent * PAGE + position.1 % FANOUT * 8)
     }
 
     /// Adds nodes, empty but for what links them, on these pages.
     ///
     /// # Errors
     /// Those of the medium. The nodes are not there then, and nothing names their pages, unless the store is poisoned.
-    pub(super) fn grow<M: Medium>(&mut self, core: &Core<M>, missing: &BTreeSet<Place>, pages: &[u64]) -> Result<()> {
+    pub(super) fn grow<M: Medium>(
+        &mut self,
+        core: &Core<M>,
+        missing: &BTreeSet<NodePosition>,
+        pages: &[u64],
+    ) -> Result<()> {
         if missing.is_empty() {
             return Ok(());
         }
-        let new: BTreeMap<Place, u64> = missing.iter().copied().zip(pages.iter().copied()).collect();
+        let new: BTreeMap<NodePosition, u64> = missing.iter().copied().zip(pages.iter().copied()).collect();
         write(core, &new)?;
         core.fence(barriers::TABLE)?;
-        for (place, page) in &new {
-            if let Some(at) = self.link_at(*place) {
+        for (position, page) in &new {
+            if let Some(at) = self.link_at(*position) {
                 // Whether a link that failed is there nobody can tell.
                 core.file.write(at, &page.to_le_bytes()).map_err(|error| core.handle_state.poison(error))?;
             }
@@ -155,7 +160,7 @@ pub(super) fn first_leaf<M: Medium>(core: &Core<M>, max_pages: u64) -> Result<Ve
 }
 
 /// Writes nodes, empty but for what links them to each other.
-fn write<M: Medium>(core: &Core<M>, new: &BTreeMap<Place, u64>) -> Result<()> {
+fn write<M: Medium>(core: &Core<M>, new: &BTreeMap<NodePosition, u64>) -> Result<()> {
     for (&(level, index), page) in new {
         let mut node = RawInner::new_zeroed();
         if level > 0 {
@@ -169,7 +174,7 @@ fn write<M: Medium>(core: &Core<M>, new: &BTreeMap<Place, u64>) -> Result<()> {
     Ok(())
 }
 
-fn above((level, index): Place) -> Place {
+fn above((level, index): NodePosition) -> NodePosition {
     (level + 1, index / FANOUT)
 }
 

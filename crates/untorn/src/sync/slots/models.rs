@@ -6,19 +6,19 @@ use super::*;
 use crate::sys::sync::{Arc, model, relax};
 
 #[derive(Default)]
-struct Place {
+struct ModelSlot {
     word_lock: WordLock,
     /// Only for its holder.
     count: AtomicU64,
 }
 
-impl ThreadSlotState for Place {
+impl ThreadSlotState for ModelSlot {
     fn word_lock(&self) -> &WordLock {
         &self.word_lock
     }
 }
 
-impl Place {
+impl ModelSlot {
     fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
@@ -30,12 +30,12 @@ impl Place {
     }
 }
 
-fn total(all: &[ThreadSlot<'_, Place>]) -> u64 {
+fn total(all: &[ThreadSlot<'_, ModelSlot>]) -> u64 {
     all.iter().map(|thread_slot| thread_slot.state.count()).sum()
 }
 
 /// Returns how many there were.
-fn work_at_all(places: &ThreadSlots<Place>) -> u64 {
+fn work_at_all(places: &ThreadSlots<ModelSlot>) -> u64 {
     let all = places.acquire_all(relax);
     all.iter().for_each(|thread_slot| thread_slot.state.work());
     all.len() as u64
@@ -47,7 +47,7 @@ fn work_at_all(places: &ThreadSlots<Place>) -> u64 {
 fn a_holder_of_all_slots_is_alone() {
     for thread_slots in [1, 2] {
         model("berths: two at work and one that takes all", Some(1), move || {
-            let places = Arc::new(ThreadSlots::<Place>::new(thread_slots).unwrap());
+            let places = Arc::new(ThreadSlots::<ModelSlot>::new(thread_slots).unwrap());
             let threads = [0, 1].map(|_| {
                 let places = places.clone();
                 thread::spawn(move || places.acquire(relax).state.work())
@@ -56,7 +56,7 @@ fn a_holder_of_all_slots_is_alone() {
             let (before, taken) = (total(&all), all.len() as u64);
             all.iter().for_each(|thread_slot| thread_slot.state.work());
             assert_eq!(total(&all), before + taken, "somebody else was at work");
-            assert_eq!(places.states.iter().map(Place::count).sum::<u64>(), before + taken, "one was left out");
+            assert_eq!(places.states.iter().map(ModelSlot::count).sum::<u64>(), before + taken, "one was left out");
             drop(all);
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(total(&places.acquire_all(relax)), 2 + taken);
@@ -68,7 +68,7 @@ fn a_holder_of_all_slots_is_alone() {
 #[test]
 fn two_that_take_all_take_turns() {
     model("berths: two that take all", Some(3), || {
-        let places = Arc::new(ThreadSlots::<Place>::new(2).unwrap());
+        let places = Arc::new(ThreadSlots::<ModelSlot>::new(2).unwrap());
         let other = {
             let places = places.clone();
             thread::spawn(move || work_at_all(&places))

@@ -79,7 +79,7 @@ impl<M: Medium> Ring<M> {
             true => {
                 let bytes = words.checked_mul(size_of::<u64>()).ok_or(rustix::io::Errno::OVERFLOW)?;
                 let bytes = bytes.next_multiple_of(sys::page_size());
-                let pages = SharedPages::create("untorn-ledger", bytes as u64, bytes)?;
+                let pages = SharedPages::create("untorn-shared-state", bytes as u64, bytes)?;
                 // A store to memory that there is none for would kill a program.
                 pages.allocate(0, bytes as u64)?;
                 Memory::Shared(pages)
