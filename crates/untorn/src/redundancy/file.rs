@@ -84,7 +84,8 @@ pub(super) enum Found {
     Nothing,
     /// Its redundancy file, whether or not that can be read.
     FileSuperblock,
-    /// Its redundancy file, made for another length: a crash came while that was being changed, or somebody else changed it.
+    /// Its redundancy file, made for another length: a crash came while that was being changed, or somebody else
+    /// changed it.
     OfAnotherLength,
 }
 

@@ -21,8 +21,8 @@ pub(crate) trait EngineRedundancy: RedundancyService {
     /// [`Error::Corrupt`] for one that is damaged, and cannot be repaired or is not to be.
     fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()>;
 
-    /// Leaves the redundancy file as closed, now that the engine has let go of the file. What is not covered by now, and
-    /// cannot be without a repair, stays marked.
+    /// Leaves the redundancy file as closed, now that the engine has let go of the file. What is not covered by now,
+    /// and cannot be without a repair, stays marked.
     fn finish(&self) -> Result<()>;
 }
 

@@ -99,7 +99,8 @@ impl<M: Medium> TrackedSidecar<M> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Kept<M>> {
-        // A panic between two states leaves the one before, whose redundancy file is locked by nobody and speaks of what was.
+        // A panic between two states leaves the one before, whose redundancy file is locked by nobody and speaks of
+        // what was.
         self.kept.read().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -42,8 +42,8 @@ impl<M: Medium> Reflection<M> {
     }
 
     fn checkpoint_at(&self, heads: &[u64], checkpoint: u64, len: u64, also: &[u64]) -> Result<()> {
-        // What is published is certain, even if a record above the checkpoint told of it: that record stays live. A page that
-        // several records name is written again; to sort them out would cost more.
+        // What is published is certain, even if a record above the checkpoint told of it: that record stays live. A
+        // page that several records name is written again; to sort them out would cost more.
         for &page in also {
             self.write_bitmap(page, self.committed_bitmap(page)).map_err(|error| self.poison(error))?;
         }

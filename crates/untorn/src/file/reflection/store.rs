@@ -185,8 +185,8 @@ impl<M: Medium> Reflection<M> {
         Ok(at)
     }
 
-    /// Makes room for a reflection page and, on any medium, for the meta page its bitmap will be written to: a checkpoint must
-    /// not fail for want of space.
+    /// Makes room for a reflection page and, on any medium, for the meta page its bitmap will be written to: a
+    /// checkpoint must not fail for want of space.
     #[cold]
     fn make_space(&self, page: u64, at: u64) -> Result<()> {
         if let Some(meta) = self.places.bitmap(page).filter(|&meta| !self.side_space.knows(meta)) {

@@ -43,7 +43,8 @@ const HALVES: usize = MEMBERS * 16 * (1 + REQUEST_SLOTS);
 const HALF_ATTACHED: usize = 0;
 const HALF_REQUEST_SLOTS: usize = 1;
 
-// Then a page of words of 64 bits that all know, and two cache lines of them for each request slot: its call and its answer.
+// Then a page of words of 64 bits that all know, and two cache lines of them for each request slot: its call and its
+// answer.
 const WORDS_AT: usize = HALVES * 4;
 const COMMON: usize = 512;
 const WORDS: usize = COMMON + MEMBERS * REQUEST_SLOTS * 16;

@@ -216,8 +216,8 @@ impl Member {
         others.into_iter().any(|slot| self.rpc_area.is_attached(slot) && self.rendezvous.is_alive(slot))
     }
 
-    /// Calls the process that serves: puts the call's bytes into the request slot, at most so many and no longer answer, and
-    /// takes the answer out. `None` if this process has come to serve itself.
+    /// Calls the process that serves: puts the call's bytes into the request slot, at most so many and no longer
+    /// answer, and takes the answer out. `None` if this process has come to serve itself.
     ///
     /// # Errors
     /// That which the call ended with; [`Error::Io`] where there is no memory for its bytes, [`Error::Poisoned`] when

@@ -91,7 +91,8 @@ impl Member {
         tests::halt("seated");
         let line = Arc::new(connection.socket);
         *lock(&self.line) = Some(Arc::clone(&line));
-        // A request slot that was opened since the server looked at the RPC area, and before there was a line to say so.
+        // A request slot that was opened since the server looked at the RPC area, and before there was a line to say
+        // so.
         self.announce();
         Part::TrackedData(line, connection.server)
     }

@@ -495,7 +495,8 @@ fn a_channel_opened_between_two_servers_is_served() {
         let announced = path.with_extension("announced-reached");
         assert!(!announced.exists(), "it has its first channel since it joined");
         drop(first);
-        // The new server has looked how many request slots it has, and it has no line yet over which to tell of another one.
+        // The new server has looked how many request slots it has, and it has no line yet over which to tell of
+        // another one.
         await_change(|| path.with_extension("seated-reached").exists());
         third.send_to("also read");
         await_change(|| announced.exists());
