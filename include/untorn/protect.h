@@ -106,8 +106,7 @@ typedef struct untorn_redundancy_options {
     void *context;
 } untorn_redundancy_options;
 
-#define UNTORN_REDUNDANCY_OPTIONS_INIT \
-    { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+#define UNTORN_REDUNDANCY_OPTIONS_INIT { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* How much of a mapping is covered. Start from UNTORN_COVERAGE_INIT. Later
  * versions add fields at the end; a program compiled with fewer fields does
