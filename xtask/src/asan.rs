@@ -12,7 +12,8 @@ use crate::nightly;
 /// Arguments of `cargo xtask asan`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Besides the unit tests, run only this file of crates/untorn/tests; may be repeated [default: all files]
+    /// Besides the unit tests, run only this test program of crates/untorn/tests; may be repeated [default: all of
+    /// them]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
 }

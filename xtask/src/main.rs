@@ -46,7 +46,7 @@ enum Verb {
     /// Run the library's tests under AddressSanitizer.
     ///
     /// Exit codes: 0 all tests passed without a finding; 1 otherwise; 69 a nightly compiler is missing; 74 I/O error.
-    #[command(after_help = "Example:\n  cargo xtask asan --test crafted")]
+    #[command(after_help = "Example:\n  cargo xtask asan --test region")]
     Asan(asan::Arguments),
     /// Run the README's two commands on a minimal Debian that has only Rust and a C compiler.
     Bare(bare::Arguments),

@@ -1,7 +1,7 @@
 //! Golden files of format version 1: what was written by the first version opens in every later one, byte for byte.
 //!
-//! `UNTORN_BLESS=1 cargo test -p untorn --test golden` writes them anew, which only a change of the format's version
-//! may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
+//! `UNTORN_BLESS=1 cargo test -p untorn --test file golden::` writes them anew, which only a change of the format's
+//! version may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
 
 use std::fs::{File, FileTimes, OpenOptions};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
 //! Golden files of the hybrid log: what was written by its first version opens in every later one, byte for byte.
 //!
-//! `UNTORN_BLESS=1 cargo test -p untorn --test hybrid_log_golden` writes them anew, which only a change of the format's
-//! version may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
+//! `UNTORN_BLESS=1 cargo test -p untorn --test file hybrid_log_golden::` writes them anew, which only a change of the
+//! format's version may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement
+//! line.
 
 use std::fs::{File, FileTimes};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Golden files of redundancy: a companion file that the first version wrote is understood by every later one, and this
 //! one writes the same bytes.
 //!
-//! `UNTORN_BLESS=1 cargo test -p untorn --test redundancy_golden` writes them anew, which only a change of the format's
+//! `UNTORN_BLESS=1 cargo test -p untorn --test redundancy golden` writes them anew, which only a change of the format's
 //! version may ask for. What differs from machine to machine is kept as zeros: whose companion file it is.
 
 use std::fs::{self, File};

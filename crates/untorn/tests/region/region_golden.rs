@@ -1,6 +1,6 @@
 //! Golden stores: what the first version of the format wrote opens in every later one, page for page.
 //!
-//! `UNTORN_BLESS=1 cargo test -p untorn --test region_golden` writes them anew, which only a change of the format's
+//! `UNTORN_BLESS=1 cargo test -p untorn --test region golden` writes them anew, which only a change of the format's
 //! version may ask for. A store is kept without the sectors that are all zeros.
 
 use std::path::{Path, PathBuf};
