@@ -548,6 +548,14 @@ int untorn_last_error(untorn_error *err);
  * never NULL, whatever the number. */
 const char *untorn_strerror(int code);
 
+/*
+ * Version.
+ */
+
+/* The version of the library that the program runs with, as "0.1.0". It lives
+ * as long as the process and is never NULL. */
+const char *untorn_version(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -214,6 +214,15 @@ pub unsafe extern "C" fn untorn_last_error(err: *mut untorn_error) -> c_int {
     })
 }
 
+/// The version of this package, with the final zero of a C string.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+
+/// The version of the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_version() -> *const c_char {
+    VERSION.as_ptr().cast()
+}
+
 /// The text of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_strerror(code: c_int) -> *const c_char {

@@ -132,7 +132,7 @@ mod tests {
         #[unsafe(no_mangle)]
         pub unsafe extern \"C\" fn untorn_write(f: *mut X, off: u64, src: *const c_void, n: usize,) -> c_int { 0 }
         #[unsafe(no_mangle)]
-        pub extern \"C\" fn untorn_version() -> u32 { 0 }
+        pub extern \"C\" fn untorn_version() -> *const c_char { null() }
     ";
     const HEADER: &str = "
         /* int old(int); */
@@ -148,7 +148,7 @@ mod tests {
         enum { UNTORN_OK = 0 };
         int untorn_write(untorn_t *, uint64_t off,
                          const void *src, size_t n);
-        uint32_t untorn_version(void);
+        const char *untorn_version(void);
         static inline int helper(int x) { return x; }
         #ifdef __cplusplus
         }
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_missing_declaration_or_definition_is_found() {
-        let found = messages(RUST, &HEADER.replace("uint32_t untorn_version(void);", ""));
+        let found = messages(RUST, &HEADER.replace("const char *untorn_version(void);", ""));
         assert!(found.len() == 1 && found[0].contains("`untorn_version` is not declared in any header"), "{found:?}");
         let found = messages(RUST, &HEADER.replace("enum {", "int untorn_new(int);\nenum {"));
         assert!(found.len() == 1 && found[0].contains("untorn.h:12: `untorn_new` is declared but"), "{found:?}");

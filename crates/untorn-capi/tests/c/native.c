@@ -1,5 +1,5 @@
 /* untorn.h: every function with arguments that work and with ones that do not.
- * Usage: native DIR; exits with 0 if all is well. */
+ * Usage: native DIR VERSION; exits with 0 if all is well. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <untorn.h>
@@ -203,6 +203,11 @@ static void texts(void) {
     CHECK(strcmp(untorn_strerror(-ENOENT), strerror(ENOENT)) == 0);
 }
 
+static void version(const char *package) {
+    CHECK(strcmp(untorn_version(), package) == 0);
+    CHECK(untorn_version() == untorn_version());
+}
+
 static void *fresh_thread(void *argument) {
     untorn_error error;
     CHECK(untorn_last_error(&error) == 0 && error.code == 0 && error.message[0] == 0);
@@ -230,12 +235,13 @@ static void threads(const char *dir) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2) return 64;
+    if (argc != 3) return 64;
     null_arguments(argv[1]);
     options(argv[1]);
     reading_and_writing(argv[1]);
     transactions(argv[1]);
     texts();
+    version(argv[2]);
     threads(argv[1]);
     return 0;
 }
