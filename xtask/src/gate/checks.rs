@@ -129,6 +129,20 @@ pub(super) fn c_examples(context: &Context<'_>) -> io::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// Each Rust example twice on one path: the second run opens what the first one left.
+pub(super) fn rust_examples(context: &Context<'_>) -> io::Result<Outcome> {
+    let directory = tempfile::tempdir()?;
+    for name in ["ledger", "region_tree", "from_memmap2"] {
+        for _ in 0..2 {
+            let mut command = context.cargo();
+            command.args(["run", "--quiet", "--release", "--package", "untorn", "--example", name, "--"]);
+            let outcome = finish(command.arg(directory.path().join(name)), 0);
+            let Outcome::Passed = outcome else { return Ok(outcome) };
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
 /// The demo fails by itself if untorn tears. It must also show that plain mmap tears.
 pub(super) fn demo(context: &Context<'_>) -> io::Result<Outcome> {
     let said = said(context.cargo().args(TOOL).args(["demo", "--json"]))?;

@@ -117,11 +117,11 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Call(checks::release)],
     },
     Step {
-        name: "c-examples",
-        does: "the C examples, as examples/README.md builds them",
+        name: "examples",
+        does: "the examples in C and Rust, as examples/README.md builds them",
         loops: &[Ci],
         needs: &[],
-        work: &[Call(checks::c_examples)],
+        work: &[Call(checks::c_examples), Call(checks::rust_examples)],
     },
     Step {
         name: "crash-states",
@@ -382,14 +382,31 @@ pub(super) const STEPS: &[Step] = &[
         does: "each published crate packs",
         loops: &[Ci],
         needs: &[],
-        work: &[Cargo(&["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"])],
+        work: &[Cargo(&[
+            "package",
+            "--workspace",
+            "--exclude=xtask",
+            "--exclude=untorn-fuzz",
+            "--exclude=untorn-testing",
+            "--no-verify",
+            "--allow-dirty",
+            "--quiet",
+        ])],
     },
     Step {
         name: "package-builds",
         does: "each published crate builds from its package alone",
         loops: &[Nightly],
         needs: &[],
-        work: &[Cargo(&["package", "--workspace", "--allow-dirty", "--quiet"])],
+        work: &[Cargo(&[
+            "package",
+            "--workspace",
+            "--exclude=xtask",
+            "--exclude=untorn-fuzz",
+            "--exclude=untorn-testing",
+            "--allow-dirty",
+            "--quiet",
+        ])],
     },
     Step {
         name: "bare-machine",
@@ -403,6 +420,14 @@ pub(super) const STEPS: &[Step] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ci_runs_the_two_commands_of_the_readme() {
+        let ci: Vec<_> = STEPS.iter().filter(|step| step.loops.contains(&Loop::Ci)).collect();
+        let tests = |work: &Work| matches!(work, Cargo(["test", "--workspace"]));
+        assert!(ci.iter().any(|step| step.work.iter().any(tests)));
+        assert!(ci.iter().any(|step| step.name == "demo"));
+    }
 
     #[test]
     fn every_step_has_a_name_of_its_own_and_work() {

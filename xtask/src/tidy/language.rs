@@ -21,9 +21,9 @@ struct Limits {
 }
 
 const DOCUMENTS: Limits =
-    Limits { inverted_percent: 3.0, long: Ratchet { what: "long sentences in documents", at: HERE, limit: 133 } };
+    Limits { inverted_percent: 3.0, long: Ratchet { what: "long sentences in documents", at: HERE, limit: 0 } };
 const MESSAGES: Limits =
-    Limits { inverted_percent: 1.0, long: Ratchet { what: "long sentences in messages", at: HERE, limit: 20 } };
+    Limits { inverted_percent: 1.0, long: Ratchet { what: "long sentences in messages", at: HERE, limit: 17 } };
 
 /// Documents that are not checked, and why. One that breaks no rule needs no exemption.
 const EXEMPT: &[(&str, &str)] = &[("docs/run.md", "its rewrite comes with the new design of `untorn run`")];
