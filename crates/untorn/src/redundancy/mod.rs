@@ -19,7 +19,7 @@
 //! 3. Parity is computed from the same bytes that were checked in the same step, so a damaged page never enters it. The
 //!    pass repairs such a page from the old parity if that is still possible. Otherwise it leaves the stripe alone and
 //!    reports it, until the program stores the whole page again.
-//! 4. A table block is never overwritten while the version before it is not durable, see [`table`].
+//! 4. A table block is never overwritten while the version before it is not durable, see `table`.
 //! 5. Dirty bits in page tables die with the process. While they track stores, the superblock says so, durably before
 //!    the first store. After a crash a page that differs is then *unknown*: reported, and never repaired. The same goes
 //!    for every page if the file's size or time show an unannounced write. A caller that announces records the file's
@@ -27,11 +27,11 @@
 //! 6. A repair writes the page in place. Until it is done, the page still differs from its checksum, whatever a crash
 //!    leaves of it, and neither parity nor the other pages of the stripe change: so the repair can be repeated. The
 //!    repair changes the file's time, which would make every page unknown by 5, so the superblock names the page
-//!    first. If there are too many pages for it, all of them are [listed](repair_list), so that the pages still to be
+//!    first. If there are too many pages for it, all of them are listed (`repair_list`), so that the pages still to be
 //!    repaired are known to be damaged as well. A repair is reported only when the medium has the bytes, which are
 //!    read back after the flush.
 //! 7. If stores are covered at once, parity changes by the difference between a page's bytes at the announcement and
-//!    its bytes now, see [`incremental`]. The old bytes are those that its checksum is of, so parity still matches
+//!    its bytes now, see `incremental`. The old bytes are those that its checksum is of, so parity still matches
 //!    every other page as it was covered, whatever that page holds by now. The old bytes need not be kept only if all
 //!    pages of a stripe are announced together. While they are kept, a damaged page in the stripe is repaired with
 //!    them. A crash before that leaves what it would have left anyway: damage beside an uncovered page.
@@ -40,9 +40,9 @@
 //!    reported. It ends neither a pass nor an engine's work elsewhere in the file. A rebuilt page is written as a
 //!    whole, so a device can remap its place.
 //!
-//! [`Pages`] abstracts the source of the pages, and [`Tracker`] the way stores are found. The medium of an engine
-//! announces the engine's stores to its data file, see [`tracked_data`], and those to the sidecar pages that may hold
-//! valid bytes, see [`tracked_sidecar`].
+//! `Pages` abstracts the source of the pages, and [`Tracker`] the way stores are found. The medium of an engine
+//! announces the engine's stores to its data file, see `tracked_data`, and those to the sidecar pages that may hold
+//! valid bytes, see `tracked_sidecar`.
 
 mod announce;
 mod bits;

@@ -3,10 +3,10 @@
 //! [`RegionStore`] and [`Region`] copy pages in and out, [`RegionMap`] is a region as plain memory of one process,
 //! [`SharedRegion`] that of several. All three are faces of `engine`, which keeps the bytes.
 //!
-//! Reading order: [`engine`] (the invariants), [`exclusion`] (no process opens a store whose region is shared),
-//! [`store`], [`map`], [`shared`]. Each uses only those before it.
+//! Reading order: `engine` (the invariants), `exclusion` (no process opens a store whose region is shared),
+//! `store`, `map`, `shared`. Each uses only those before it.
 //!
-//! Lock order: see [`engine`].
+//! Lock order: see `engine`.
 
 pub(crate) mod engine;
 mod exclusion;

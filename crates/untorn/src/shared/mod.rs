@@ -4,7 +4,7 @@
 //! shares it by calls: one process has the file open with its engine and executes the calls of the others, behind the
 //! same `AtomicFile`. In both, one process *owns* the file, and another takes over when the owner dies.
 //!
-//! The floor below, [`ipc`](crate::ipc), lets processes find each other, exchange messages and wait. [`negotiated`] has
+//! The floor below, `ipc`, lets processes find each other, exchange messages and wait. `negotiated` has
 //! the options that apply to all of them.
 
 pub(crate) mod file;

@@ -154,10 +154,10 @@ impl CachedFile {
         self.cache.prepare_unlink(&self.file)
     }
 
-    /// Records, durably, that the file is about to be renamed to `to`, replacing the file of that name. Then it may be
-    /// renamed without being demoted, and neither the file nor its directories need a flush of their device first. The
-    /// caller must call [`moved`](CachedFile::moved) afterwards, whether it renamed the file or not. Until then a
-    /// replay leaves the file where a crash left it.
+    /// Records, durably, that the file is about to be renamed to `to`, replacing the file of that name. Then it may
+    /// be renamed without being demoted, and neither the file nor its directories need a flush of their device first.
+    /// The caller must call [`end_rename`](CachedFile::end_rename) afterwards, whether it renamed the file or not.
+    /// Until then a replay leaves the file where a crash left it.
     ///
     /// If the replaced file is behind the same cache, this call also lets it [leave](CachedFile::prepare_unlink); it
     /// must have no other name. Any other replaced file is recorded. If a crash undoes the rename, a replay renames

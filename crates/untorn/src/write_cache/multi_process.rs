@@ -63,8 +63,8 @@ impl WriteCache {
     /// failures must be known to this process.
     ///
     /// # Errors
-    /// Errors of opening a file by `/proc/self/fd`. [`Error::Poisoned`](crate::Error::Poisoned) if a flush of the log
-    /// failed, now or before. [`Error::Io`](crate::Error::Io) with EINVAL if the log is not shared.
+    /// Errors of opening a file by `/proc/self/fd`. [`Error::Poisoned`] if a flush of the log
+    /// failed, now or before. [`Error::Io`] with EINVAL if the log is not shared.
     pub fn open_shared(&self) -> Result<OwnedFd> {
         let failed = |error| Error::io("reopen", self.engine().path(), error);
         let log = self.shared().ok_or_else(|| failed(Errno::INVAL.into()))?.log.as_raw_fd();
@@ -87,7 +87,7 @@ impl CachedFile {
     /// returns, no process writes to the file.
     ///
     /// # Errors
-    /// [`Error::Poisoned`](crate::Error::Poisoned) if the log failed while the write of a killed process was being
+    /// [`Error::Poisoned`] if the log failed while the write of a killed process was being
     /// completed.
     pub fn revoke_writers(&self) -> Result<()> {
         self.cache.revoke_writers(&self.file)
@@ -97,7 +97,7 @@ impl CachedFile {
     /// next write.
     ///
     /// # Errors
-    /// [`Error::Poisoned`](crate::Error::Poisoned) if the log or the file failed meanwhile.
+    /// [`Error::Poisoned`] if the log or the file failed meanwhile.
     pub fn recover_writers(&self) -> Result<()> {
         self.cache.mend_left(&self.file)
     }
@@ -139,7 +139,7 @@ impl CachedFile {
     /// Syncs the file as another process does; for simulators. False if the process would ask the server to sync.
     ///
     /// # Errors
-    /// [`Error::Poisoned`](crate::Error::Poisoned) if the log could not be flushed.
+    /// [`Error::Poisoned`] if the log could not be flushed.
     pub fn sync_shared(&self) -> Result<bool> {
         self.cache.sync_shared(&self.file)
     }
