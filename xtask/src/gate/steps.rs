@@ -217,7 +217,7 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci],
         needs: &[],
         // Every process may have to wait for a turn, so only a quiet machine shows that none is stuck for a second.
-        work: &[Xtask(&["cuts", "--commits", "300", "--patience", "60"])],
+        work: &[Xtask(&["cuts", "--commits", "150", "--patience", "60"])],
     },
     Step {
         name: "cuts-long",

@@ -232,10 +232,10 @@ impl<'a> Life<'a> {
         }
         let history = match &phase.threads[..] {
             [ops] if matches!(ops[..], [Op::Close | Op::Settle | Op::Drop]) => vec![vec![self.reopen(&ops[0])?]],
-            [ops] if let [Op::FlushFails { op, nth }] = &ops[..] => {
-                vec![self.without_a_flush(op, *nth, mix(self.seed ^ mix(index)))?]
-            }
-            [ops] => vec![self.alone(ops)?],
+            [ops] => match &ops[..] {
+                [Op::FlushFails { op, nth }] => vec![self.without_a_flush(op, *nth, mix(self.seed ^ mix(index)))?],
+                ops => vec![self.alone(ops)?],
+            },
             _ => self.together(&phase.threads, mix(self.seed ^ index))?,
         };
         self.recorder.arm(false);

@@ -66,8 +66,12 @@ pub(super) unsafe fn crc32c(bytes: &[u8]) -> u32 {
         folded[0] = _mm256_xor_si256(folded[0], _mm256_set_epi64x(0, 0, 0, crc as i64));
         for block in blocks {
             for line in 0..BLOCK / 64 {
-                // A hint, of an address that need not be anybody's.
-                _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line * 64).cast());
+                let ahead = block.as_ptr().wrapping_add(AHEAD + line * 64).cast();
+                // SAFETY: a prefetch is a hint: it accesses no memory, and any address is allowed.
+                #[allow(unused_unsafe, reason = "the oldest Rust that compiles this declares the function unsafe")]
+                unsafe {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead);
+                }
             }
             for (nth, register) in folded.iter_mut().enumerate() {
                 let low = _mm256_clmulepi64_epi128::<0x00>(*register, factors);
