@@ -261,6 +261,7 @@ fn a_kill_returns_a_renamed_file_to_its_last_sync() {
 /// By one who is not root: what is behind the log has to be found again, and its name synced.
 #[test]
 fn a_file_in_an_unreadable_directory_is_left_to_the_kernel() {
+    untorn_testing::needs!("python3");
     let dir = tempfile::tempdir().unwrap();
     let drop = dir.path().join("drop");
     fs::create_dir(&drop).unwrap();
@@ -379,6 +380,7 @@ print(last)
 /// is not under untorn. Without a journal nothing but untorn makes a transaction whole.
 #[test]
 fn sqlite_without_a_journal_survives_its_kills() {
+    untorn_testing::needs!("python3");
     let dir = tempfile::tempdir().unwrap();
     let (writer, judge) = (python(&dir, "writer.py", WRITER), python(&dir, "judge.py", JUDGE));
     let kills = std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse::<u64>().ok()).unwrap_or(12);
@@ -418,6 +420,7 @@ fn sqlite_without_a_journal_survives_its_kills() {
 
 #[test]
 fn python_reads_and_writes_as_it_does_bare() {
+    untorn_testing::needs!("python3");
     let dir = tempfile::tempdir().unwrap();
     let program = python(&dir, "io.py", include_str!("../programs/io.py"));
     same_as_bare(&["python3".as_ref(), program.as_os_str()]);

@@ -31,6 +31,7 @@ print('done')
 
 #[test]
 fn the_report_lists_logged_files_and_those_left_to_the_kernel() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let run = place.run(&["--match", "*.managed", "--json"], &["python3", "-c", PROGRAM]).expect(0);
     let out = run.text();
@@ -72,6 +73,7 @@ fn the_report_lists_logged_files_and_those_left_to_the_kernel() {
 /// Descriptors are looked for where there are any, however high their numbers.
 #[test]
 fn a_file_kept_open_across_exec_is_left_to_the_kernel() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let program = "
 import fcntl, os, resource
@@ -91,6 +93,7 @@ os.execvp('sh', ['sh', '-c', 'echo second > /proc/self/fd/' + str(high)])
 
 #[test]
 fn the_text_report_lists_logged_and_unlogged_files() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let run = place.run(&["--match", "*.managed", "--stats"], &["python3", "-c", PROGRAM]).expect(0);
     assert_eq!(run.text(), "done\n");
@@ -103,6 +106,7 @@ fn the_text_report_lists_logged_and_unlogged_files() {
 /// As a name, below the working directory, and by its path.
 #[test]
 fn excluded_files_are_left_alone() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let program = "
 import os
@@ -123,6 +127,7 @@ for name in ('f', 'f-shm', 'd/f', 'd/g'):
 
 #[test]
 fn all_files_but_the_log_go_through_it_without_a_glob() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let program = "
 import os, sys
@@ -308,6 +313,7 @@ print(last)
 /// lack.
 #[test]
 fn sqlite_that_was_killed_is_what_it_said_after_a_replay() {
+    untorn_testing::needs!("python3");
     for (journal, durability, by_run) in [("delete", "fsync", false), ("wal", "write", true), ("wal", "fsync", false)] {
         let place = Place::new();
         let options = ["--match", "app.db*", "--durability", durability];

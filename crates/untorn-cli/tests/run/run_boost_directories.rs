@@ -12,6 +12,7 @@ fn kept(report: &Value) -> u64 {
 /// What SQLite does with its journal, and what others do who replace a file.
 #[test]
 fn a_directory_whose_changes_are_all_logged_is_synced_once() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let program = "
 import os
@@ -46,6 +47,7 @@ print('done')
 /// Each line is something that only the directory's own sync makes durable.
 #[test]
 fn the_kernel_syncs_directory_changes_the_log_lacks() {
+    untorn_testing::needs!("python3");
     let changes = [
         "open('plain', 'w').close()",
         "os.mkdir('d')",
@@ -83,6 +85,7 @@ print('done')
 
 #[test]
 fn a_sync_of_a_directory_fails_as_without_untorn() {
+    untorn_testing::needs!("python3");
     let program = "
 import errno, os
 def say(what, call):

@@ -76,6 +76,7 @@ for directory, directories, names in sorted(os.walk('.')):
 
 #[test]
 fn renames_are_told_and_done_as_without_untorn() {
+    untorn_testing::needs!("python3");
     let (bare, boosted) = (Place::new(), Place::new());
     let expected = bare.bare(RENAMES);
     let (said, report) = boosted.boosted(RENAMES);
@@ -99,6 +100,7 @@ fn renames_are_told_and_done_as_without_untorn() {
 /// The pattern of a file that is never there by halves.
 #[test]
 fn files_that_are_put_over_others_stay_behind_the_log() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let program = "
 import os

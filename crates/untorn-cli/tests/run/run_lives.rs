@@ -24,6 +24,7 @@ fn run(program: &str) -> (String, Option<i32>, Left) {
 /// LMDB writes what commits a transaction so.
 #[test]
 fn each_write_of_a_synchronous_description_is_a_commit() {
+    untorn_testing::needs!("python3");
     for flag in ["O_DSYNC", "O_SYNC"] {
         let program = format!(
             "
@@ -45,6 +46,7 @@ os.kill(os.getpid(), 9)
 /// By one who is not root: nobody else may look into a process that has ended and was not waited for.
 #[test]
 fn a_zombie_holds_no_files() {
+    untorn_testing::needs!("python3");
     let dir = tempfile::tempdir().unwrap();
     let program = "
 import os, subprocess, time
@@ -62,6 +64,7 @@ os.kill(os.getpid(), 9)
 /// Who starts a new worker at once, when the others were killed, opens the file while the server still has it for lost.
 #[test]
 fn an_open_after_all_holders_died_sees_committed_bytes() {
+    untorn_testing::needs!("python3");
     let program = "
 import os, time
 open('f.managed', 'w').write('kept')
@@ -126,6 +129,7 @@ fn shared_place() -> Option<(Place, PathBuf)> {
 /// As databases are started by root.
 #[test]
 fn a_process_that_gives_up_its_rights_is_served_on() {
+    untorn_testing::needs!("python3");
     let Some((place, layer)) = shared_place() else { return };
     let program = "
 import os, subprocess
@@ -151,6 +155,7 @@ os.kill(os.getpid(), 9)
 /// As `su` starts one.
 #[test]
 fn a_process_of_another_user_is_served_in_boost_mode() {
+    untorn_testing::needs!("python3");
     let Some((place, layer)) = shared_place() else { return };
     // One file is opened a second time by it, another one renamed.
     let program = r#"
@@ -182,6 +187,7 @@ for fd in (held, moved): os.write(fd, b'third\n'); os.fsync(fd)
 /// by themselves: neither the log nor a file that rests.
 #[test]
 fn a_foreign_process_of_another_user_is_turned_away() {
+    untorn_testing::needs!("python3");
     let [hello_number, share, reopen] = ["1", "19", "18"];
     // What a server answers that leaves a call to the kernel.
     let plain = 4095;

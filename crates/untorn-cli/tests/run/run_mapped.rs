@@ -228,6 +228,7 @@ fn stores_of_processes_killed_together_form_a_consistent_cut() {
 
 #[test]
 fn the_report_counts_mappings_stores_and_refused_calls() {
+    untorn_testing::needs!("python3");
     if !are_stores_heard_of() {
         return;
     }

@@ -53,6 +53,7 @@ fn the_report_says_what_was_served_and_what_was_refused() {
 
 #[test]
 fn asynchronous_io_calls_fail_with_enosys() {
+    untorn_testing::needs!("python3");
     let program = "
 import ctypes, errno
 c = ctypes.CDLL(None, use_errno=True)

@@ -43,6 +43,7 @@ fn tools_that_copy_directories_copy_what_they_do_bare() {
 
 #[test]
 fn python_copies_what_it_does_bare() {
+    untorn_testing::needs!("python3");
     let program = "import os, shutil
 os.mkdir('d'); f = open('d/a.managed', 'w'); f.write('x' * 10000); f.flush()
 print(os.listdir('d'), [entry.name for entry in os.scandir('d')], list(os.walk('d')), os.listxattr('d/a.managed'))
@@ -74,6 +75,7 @@ fn rmdir_works_after_an_outside_program_removed_the_file() {
 /// A run sees nothing of what one left that was killed, and need not.
 #[test]
 fn sidecars_left_by_a_crash_are_removed_with_their_file() {
+    untorn_testing::needs!("python3");
     let dir = tempfile::tempdir().unwrap();
     let script = "mkdir d; exec 5> d/a.managed; echo one >&5; echo two > d/b; kill -9 $PPID; sleep 1";
     let program: [&OsStr; 3] = ["sh".as_ref(), "-ec".as_ref(), script.as_ref()];

@@ -17,6 +17,7 @@ fn every_call_does_what_it_does_bare() {
 
 #[test]
 fn python_reads_and_writes_as_it_does_bare() {
+    untorn_testing::needs!("python3");
     same_as_bare(&["python3".as_ref(), program("io.py").as_os_str()]);
 }
 
@@ -64,6 +65,7 @@ fn git_does_what_it_does_bare() {
 
 #[test]
 fn a_second_open_sees_all_writes_and_makes_the_file_plain() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "print('written'); sys.stdin.readline(); os.write(fd, b' second'); print('more'); sys.stdin.readline()";
     let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
@@ -82,6 +84,7 @@ fn a_second_open_sees_all_writes_and_makes_the_file_plain() {
 /// Each is done with a file whose writes are in the log.
 #[test]
 fn unserved_calls_find_a_plain_file() {
+    untorn_testing::needs!("python3");
     let cases = [
         ("mmap", "import mmap; assert mmap.mmap(fd, 5, prot=mmap.PROT_READ)[:] == b'first'"),
         (
@@ -150,6 +153,7 @@ fn unserved_calls_find_a_plain_file() {
 /// Each is the kernel's, which has all that was written, and none makes the file a plain one.
 #[test]
 fn calls_that_change_nothing_leave_a_file_boosted() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 import ctypes, errno, fcntl, mmap
@@ -186,6 +190,7 @@ for round in range(3):
 
 #[test]
 fn a_process_with_asynchronous_io_has_plain_files() {
+    untorn_testing::needs!("python3");
     // No library of the program has the functions, as none that only a plugin loads: they do what the kernel's calls
     // do.
     let alike = |name: &str, x86: u32, arm: u32, arguments: &str| {
@@ -219,6 +224,7 @@ fn a_process_with_asynchronous_io_has_plain_files() {
 
 #[test]
 fn shared_descriptors_share_their_offset_and_all_writes() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let then = "
 other = os.dup(fd)
@@ -244,6 +250,7 @@ assert os.fstat(other).st_size == 11 and os.stat('f.managed').st_size == 11
 
 #[test]
 fn a_file_that_a_replay_could_not_open_is_left_to_the_kernel() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     // FS_IOC_SETFLAGS with FS_APPEND_FL, which takes root and a file system that has it.
     let program = "
@@ -282,6 +289,7 @@ print(int(append_only), os.geteuid())
 
 #[test]
 fn appends_go_to_the_end_through_the_log() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let program = "
 import fcntl, os
@@ -320,6 +328,7 @@ assert os.fstat(fd).st_size == os.lseek(fd, 0, os.SEEK_CUR) and os.pread(fd, 9, 
 
 #[test]
 fn calls_by_number_find_what_was_written() {
+    untorn_testing::needs!("python3");
     // Copies from one descriptor to another, by `syscall`: which argument the boosted one is, is one's own affair.
     let program = format!(
         "{BEGIN}
@@ -351,6 +360,7 @@ assert os.pread(call(32 if platform.machine() == 'x86_64' else 23, fd), 9, 0) ==
 
 #[test]
 fn a_program_may_write_to_more_files_than_the_log_has_room_for() {
+    untorn_testing::needs!("python3");
     let program = "
 import os
 all = [os.open(f'{n}.managed', os.O_RDWR | os.O_CREAT) for n in range(100)]
@@ -381,6 +391,7 @@ fn descriptor_of(talk: &mut Talk) -> OwnedFd {
 
 #[test]
 fn a_lost_lease_does_not_bypass_an_undrained_log() {
+    untorn_testing::needs!("python3");
     let more = "
 copy = os.dup(fd)
 print(os.getpid(), fd); sys.stdin.readline()
@@ -397,6 +408,7 @@ assert os.write(fd, b' second') == 7 and os.pread(copy, 100, 0) == b'first secon
 
 #[test]
 fn calls_fail_without_the_server_even_after_a_lost_lease() {
+    untorn_testing::needs!("python3");
     let more = "
 copy = os.dup(fd)
 print(os.getpid(), fd); sys.stdin.readline()
@@ -425,6 +437,7 @@ for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), l
 
 #[test]
 fn lease_breaks_reach_a_launcher_with_blocked_signals() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let program = format!("{BEGIN}print('written'); sys.stdin.readline()");
     let under = place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]);
@@ -503,6 +516,7 @@ assert os.wait()[1] == 0
 
 #[test]
 fn lengths_are_never_stale_while_a_file_is_let_go() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), LENGTHS.as_ref()]));
 }

@@ -15,6 +15,7 @@ os.write(fd, b'first')
 
 #[test]
 fn appends_go_to_the_end_and_move_the_offset() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 assert os.lseek(fd, 0, os.SEEK_SET) == 0
@@ -41,6 +42,7 @@ sys.stdin.readline()
 /// Each appends to the same end.
 #[test]
 fn processes_that_append_do_so_one_after_the_other() {
+    untorn_testing::needs!("python3");
     let more = "
 children = []
 for child in range(3):
@@ -74,6 +76,7 @@ sys.stdin.readline()
 /// A child is killed at each step of an append, and of a change of the length. What it did is there once, or not.
 #[test]
 fn a_killed_append_or_length_change_is_all_or_nothing() {
+    untorn_testing::needs!("python3");
     // On a disk the other two are the server's.
     let ways = ["append", "length", "long"].map(|way| (way, false)).into_iter().chain([("append", true)]);
     for (step, (way, on_disk)) in ways.flat_map(|way| (0..7).map(move |step| (step, way))) {

@@ -40,6 +40,7 @@ assert os.pwrite(fd, b'', 0) == 0 and os.write(fd, b'x' * 3000000) == 3000000
 
 #[test]
 fn vectors_large_writes_and_lengths_are_the_programs_own() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 assert os.pwritev(fd, [b'', b'1' * 5000, b'2' * 7000], 3) == 12000
@@ -75,6 +76,7 @@ sys.stdin.readline()
 /// There each write waits for a flush, which is shared with all others by whoever makes it for all.
 #[test]
 fn a_log_on_a_disk_that_is_durable_per_write_is_the_servers_own() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     if untorn::doctor(place.aside.path()).unwrap().durable {
         let mut command = place.under(
@@ -125,6 +127,7 @@ fn a_child_in_its_parents_memory_writes_by_way_of_the_server() {
 /// A file is let go of when its last process has ended, though that has asked for nothing but what it does by itself.
 #[test]
 fn the_end_of_a_process_that_only_appends_is_heard_of() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 import time
@@ -164,6 +167,7 @@ sys.stdin.readline()
 /// Two processes with one description, which write over each other's bytes.
 #[test]
 fn the_log_has_the_order_of_the_kernel() {
+    untorn_testing::needs!("python3");
     let more = "
 import random
 children = []
@@ -192,6 +196,7 @@ sys.stdin.readline()
 /// Writes of many entries each, so that the end of the log comes amid some of them: those go on at its beginning.
 #[test]
 fn a_write_at_the_end_of_the_log_goes_on_at_its_beginning() {
+    untorn_testing::needs!("python3");
     let more = "
 for number in range(60):
     assert os.pwrite(fd, b''.join(b'%07d%03d\\n' % (at, number) for at in range(18000)), number * 1000) == 198000
@@ -210,6 +215,7 @@ sys.stdin.readline()
 /// Of processes that share an offset each write has a place of its own, whoever does it.
 #[test]
 fn processes_that_share_an_offset_write_one_after_the_other() {
+    untorn_testing::needs!("python3");
     let more = "
 children = []
 for child in range(4):
@@ -243,6 +249,7 @@ for child in range(4):
 /// the last write or nothing, and goes on.
 #[test]
 fn a_process_that_dies_amid_a_write_leaves_all_of_it_or_nothing() {
+    untorn_testing::needs!("python3");
     for (step, place) in (0..7).flat_map(|step| Place::of_each_kind().map(|place| (step, place))) {
         let more = "
 r, w = os.pipe()
@@ -289,6 +296,7 @@ sys.stdin.readline()
 /// finds all of it.
 #[test]
 fn a_killed_childs_write_is_settled_at_its_end_and_at_a_sync() {
+    untorn_testing::needs!("python3");
     let cases = [2, 4, 5].into_iter().flat_map(|step| [(step, true), (step, false)]);
     for ((step, syncs), place) in cases.flat_map(|case| Place::of_each_kind().map(|place| (case, place))) {
         let more = "
@@ -335,6 +343,7 @@ sys.stdin.readline()
 /// Nobody drains any more, so nobody may go on writing.
 #[test]
 fn a_program_writes_no_more_without_its_server() {
+    untorn_testing::needs!("python3");
     let more = "
 print('written')
 sys.stdin.readline()
@@ -371,6 +380,7 @@ except OSError as error:
 /// What cannot be helped: whoever wants the file of a process that was stopped amid a write waits. Nobody else does.
 #[test]
 fn a_process_stopped_amid_a_write_blocks_only_its_own_file() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 import signal

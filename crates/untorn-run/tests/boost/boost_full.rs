@@ -132,16 +132,19 @@ fn is_kept_through_a_kill(kind: Kind, by: By) {
 
 #[test]
 fn a_program_goes_on_when_an_ext4_has_room_again() {
+    untorn_testing::needs!("python3");
     By::ALL.into_iter().for_each(|by| goes_on_when_there_is_room(Kind::Ext4, by));
 }
 
 #[test]
 fn a_program_goes_on_when_a_tmpfs_has_room_again() {
+    untorn_testing::needs!("python3");
     By::ALL.into_iter().for_each(|by| goes_on_when_there_is_room(Kind::Tmpfs, by));
 }
 
 #[test]
 fn only_bytes_that_a_full_disk_took_survive_a_kill() {
+    untorn_testing::needs!("python3");
     for kind in [Kind::Ext4, Kind::Tmpfs] {
         By::ALL.into_iter().for_each(|by| is_kept_through_a_kill(kind, by));
     }

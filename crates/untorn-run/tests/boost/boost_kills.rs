@@ -58,6 +58,7 @@ sys.stdout.buffer.write(file)
 /// looks at the file after a replay.
 #[test]
 fn acknowledged_writes_survive_a_kill_and_a_replay() {
+    untorn_testing::needs!("python3");
     for number in 0..kills() {
         let calls = [1, 7, 40, 90, 150, 230][number % 6];
         let place = Place::new();
@@ -117,6 +118,7 @@ print(connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0])
 
 #[test]
 fn sqlite_loses_no_transaction_to_a_kill() {
+    untorn_testing::needs!("python3");
     let journals = ["delete", "truncate", "wal", "persist", "wal", "delete", "truncate", "delete"];
     for number in 0..kills() {
         let journal = journals[number % journals.len()];
@@ -148,6 +150,7 @@ fn sqlite_loses_no_transaction_to_a_kill() {
 
 #[test]
 fn the_next_run_replays_before_its_program_opens_a_file() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let mut talk =
         Talk::start(&place, &format!("{BEGIN}print('written'); sys.stdin.readline(); os.write(fd, b'never')"));

@@ -30,6 +30,7 @@ fn crash(place: &Place, mut talk: Talk) -> untorn::write_cache::Replay {
 
 #[test]
 fn outside_writes_to_a_closed_file_outlive_a_replay() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "os.fsync(fd); os.close(fd); print(os.stat('f.managed').st_size); sys.stdin.readline()";
     let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
@@ -45,6 +46,7 @@ fn outside_writes_to_a_closed_file_outlive_a_replay() {
 
 #[test]
 fn writes_before_the_last_close_survive_a_crash() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let mut talk =
         Talk::start(&place, &format!("{BEGIN}os.fsync(fd); os.close(fd); print('closed'); sys.stdin.readline()"));
@@ -55,6 +57,7 @@ fn writes_before_the_last_close_survive_a_crash() {
 
 #[test]
 fn a_file_that_is_opened_again_begins_anew_and_stays_boosted() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 for number in range(30):
@@ -102,6 +105,7 @@ assert os.read(fd, 9) == b'last'
 /// A process that has all descriptors that it may have is sent one in vain. The file is let go of all the same.
 #[test]
 fn a_description_that_did_not_arrive_is_not_kept_for_ever() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 import resource, time
@@ -135,6 +139,7 @@ while any('LEASE' in line and f':{inode} ' in line for line in open('/proc/locks
 
 #[test]
 fn a_file_still_open_elsewhere_is_not_given_to_an_opener() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 r, w = os.pipe()
@@ -169,6 +174,7 @@ for number in range(300):
 
 #[test]
 fn a_file_is_not_taken_for_those_that_were_removed_before_it() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 fd = os.open('j.managed', os.O_RDWR | os.O_CREAT, 0o644)
@@ -186,6 +192,7 @@ sys.stdin.readline()
 
 #[test]
 fn removed_files_stay_boosted_and_leave_an_empty_log() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     run(&place, &format!("{BEGIN}{REMOVED}"));
     assert_eq!(untorn::write_cache::inspect_log(place.log()).unwrap().operations, 0);
@@ -194,6 +201,7 @@ fn removed_files_stay_boosted_and_leave_an_empty_log() {
 
 #[test]
 fn a_removed_file_is_whole_for_whoever_has_it_open() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     // So many entries that those of the removed file are drained, and written over, meanwhile.
     let more = "
@@ -217,6 +225,7 @@ assert os.pread(fd, 100, 0) == b'fir'
 
 #[test]
 fn a_removal_that_fails_does_no_harm() {
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "
 import ctypes, errno
