@@ -51,15 +51,7 @@ pub(super) fn minimum_rust(context: &Context<'_>) -> io::Result<Outcome> {
         )));
     }
     let mut command = Command::new("rustup");
-    command.current_dir(context.root).args([
-        "run",
-        version,
-        "cargo",
-        "check",
-        "--workspace",
-        "--all-targets",
-        "--quiet",
-    ]);
+    command.current_dir(context.root).args(["run", version, "cargo", "check", "--workspace", "--quiet"]);
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO");
     Ok(finish(command.arg("--target-dir").arg(crate::target(context.root, "minimum-rust")), 0))
 }

@@ -129,10 +129,10 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci],
         needs: &[],
         work: &[
-            Xtask(&["explore", "--engine", "reflection", "--states", "200000"]),
+            Xtask(&["explore", "--engine", "reflection", "--states", "100000"]),
             Xtask(&["explore", "--engine", "hybrid-log", "--states", "100000"]),
             Xtask(&["explore", "--engine", "snapshot", "--states", "100000"]),
-            Xtask(&["explore", "--engine", "cache", "--states", "50000"]),
+            Xtask(&["explore", "--engine", "cache", "--states", "20000"]),
             Xtask(&["explore", "--engine", "redundancy", "--states", "100000"]),
             Xtask(&["explore", "--engine", "covered", "--states", "3000"]),
         ],
@@ -327,11 +327,11 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "dax",
-        does: "power cuts of an emulated machine with persistent memory, beside the lock-free models",
+        does: "power cuts of an emulated machine with persistent memory, beside models of the lanes",
         loops: &[Ci],
         needs: &[QEMU],
         // An emulated machine has one processor, and so has a model.
-        work: &[Xtask(&["dax", "--fetch"]), SideBySide(&["dax", "--cycles", "3"], &["loom"])],
+        work: &[Xtask(&["dax", "--fetch"]), SideBySide(&["dax", "--cycles", "3"], &["loom", "lane"])],
     },
     Step {
         name: "dax-long",
