@@ -20,8 +20,8 @@ pub(crate) struct Torture {
     /// Seed of the operations, to repeat those of an earlier run [default: a new seed, which is printed].
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// What fails: `process` kills the writing process; `block` cuts the power of the disk under a real file system and
-    /// needs root; `dax` cuts the power of an emulated machine with persistent memory and needs QEMU.
+    /// The kind of crash: `process` kills the writing process; `block` cuts the power of the disk under a real file
+    /// system and needs root; `dax` cuts the power of an emulated machine with persistent memory and needs QEMU.
     #[arg(long, value_parser = ["process", "dax", "block"], default_value = "process")]
     pub(crate) medium: String,
     /// Directory for the files [default: the system's temporary directory; with `--medium block`, /dev/shm].

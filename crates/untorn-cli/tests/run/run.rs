@@ -407,8 +407,7 @@ fn sqlite_without_a_journal_survives_its_kills() {
         let acknowledged = said.last().or(before).and_then(|line| line.parse::<u64>().ok()).unwrap();
         assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
         if serves {
-            // Nobody was left to make it a plain file again. The next run would recover it; here it is a plain file's
-            // turn.
+            // The kill left the sidecar behind. The next run would recover the file; here a settle makes it plain.
             succeed(Command::new(UNTORN).args(["settle", "app.managed"]).current_dir(dir.path()));
         }
         let found = succeed(Command::new("python3").arg(&judge).current_dir(dir.path()));

@@ -8,8 +8,8 @@ use std::process::Command;
 use crate::common::UNTORN;
 use crate::common::layered::{compile, files, layer, same_as_bare, succeed, text, under};
 
-/// What closes the last descriptor is another program's beginning, whatever becomes of that: one that the layer gets
-/// into, and one that it does not, which ends without a word.
+/// The start of another program closes the last descriptor: of one that loads the layer, and of one that does not and
+/// ends silently.
 #[test]
 fn writes_are_kept_when_exec_replaces_the_program() {
     let dir = tempfile::tempdir().unwrap();

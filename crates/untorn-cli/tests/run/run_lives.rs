@@ -1,5 +1,5 @@
-//! What becomes of managed files when processes die, change their rights or rename what is above, as servers and
-//! their supervisors do.
+//! Managed files survive processes that die, change their rights or rename a directory above, as servers and their
+//! supervisors do.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,5 +1,4 @@
-//! `untorn run`: programs that map managed files. What they store is durable together with what they write, or not at
-//! all.
+//! `untorn run`: programs that map managed files. Their stores and their writes are durable together, or not at all.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -69,8 +69,8 @@ fn torture_with_redundancy_repairs_all_injected_damage() {
     }
 }
 
-/// What a rig does that cuts the power of a machine: one process writes, another one verifies, of a region as of a
-/// file. Without the region's records what was acknowledged is lost, and that has to be found.
+/// One process writes and another one verifies, as in the rig that cuts the power of a machine: for a region as for a
+/// file. Without the region's records, acknowledged commits are lost, and the verifier must find that.
 #[test]
 fn a_region_is_verified_apart_from_who_wrote_it() {
     let place = Place::empty();
