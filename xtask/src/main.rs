@@ -138,6 +138,9 @@ enum Verb {
     Programs(programs::Arguments),
     /// Check a change in at most five minutes.
     Quick(gate::Quick),
+    /// One step of a loop; the loops start it.
+    #[command(hide = true)]
+    Step(gate::One),
     /// Measure a burst of writes longer than the log to a slow disk, without untorn and under `untorn run --mode
     /// boost`.
     ///
@@ -193,6 +196,7 @@ fn main() -> ExitCode {
         Verb::Nightly(arguments) => gate::nightly(&root(), &arguments),
         Verb::Programs(arguments) => programs::run(&root(), &arguments),
         Verb::Quick(arguments) => gate::quick(&root(), &arguments),
+        Verb::Step(arguments) => gate::step(&root(), &arguments),
         Verb::Sustained(arguments) => sustained::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");

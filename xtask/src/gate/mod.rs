@@ -16,7 +16,7 @@ mod runner;
 mod steps;
 mod touched;
 
-use runner::{Ending, Runner};
+use runner::Runner;
 use steps::{Loop, STEPS, Step};
 
 /// Check a change in at most five minutes: format, house rules, lints, unit tests, and 20,000 crash states of each
@@ -76,6 +76,23 @@ pub(crate) struct Nightly {
     json: bool,
 }
 
+/// Run one step of any loop in this process.
+#[derive(Args)]
+pub(crate) struct One {
+    name: String,
+}
+
+/// The runner starts this for a step that runs beside another.
+pub(crate) fn step(root: &Path, arguments: &One) -> ExitCode {
+    let Some(step) = STEPS.iter().find(|step| step.name == arguments.name) else {
+        eprintln!("no step is named {}", arguments.name);
+        return ExitCode::from(64);
+    };
+    let mut runner = Runner::new(root, false);
+    runner.run(step);
+    runner.conclude_step()
+}
+
 pub(crate) fn quick(root: &Path, arguments: &Quick) -> ExitCode {
     let engines = match touched::engines(root, &arguments.base) {
         Ok(engines) => engines,
@@ -85,7 +102,7 @@ pub(crate) fn quick(root: &Path, arguments: &Quick) -> ExitCode {
         }
     };
     let mut runner = Runner::new(root, arguments.json);
-    runner.run_all(of(Loop::Quick));
+    runner.run_all(&of(Loop::Quick), false);
     runner.explore(&engines, 20_000);
     runner.conclude("quick")
 }
@@ -95,12 +112,8 @@ pub(crate) fn ci(root: &Path, arguments: &Ci) -> ExitCode {
         return ExitCode::from(if arguments.list { 0 } else { 64 });
     };
     let mut runner = Runner::new(root, arguments.json);
-    for step in chosen {
-        // Later steps build on earlier ones, and their failures would bury the first.
-        if runner.run(step) == Ending::Failed {
-            break;
-        }
-    }
+    // Later steps build on earlier ones, and their failures would bury the first.
+    runner.run_all(&chosen, true);
     runner.conclude("ci")
 }
 
@@ -113,7 +126,7 @@ pub(crate) fn nightly(root: &Path, arguments: &Nightly) -> ExitCode {
     if let Some(minutes) = arguments.budget {
         runner.limit(Duration::from_secs(60 * minutes));
     }
-    runner.run_all(chosen);
+    runner.run_all(&chosen, false);
     runner.conclude("nightly")
 }
 

@@ -1,16 +1,22 @@
 //! Running steps, and the report at the end.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::steps::{Step, Work};
+use super::steps::{self, Step, Work};
 use crate::nightly::UNAVAILABLE;
+
+/// Steps that run at the same time. Few steps keep two processors busy: most compile one large crate, wait for a disk,
+/// or drive one process at a time.
+const LANES: usize = 2;
 
 /// The end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +50,64 @@ impl Context<'_> {
         command
     }
 
+    /// This program again, for one step alone.
+    fn step(&self, step: &Step) -> Command {
+        let mut command = self.xtask();
+        command.args(["step", step.name]);
+        command
+    }
+
     pub(super) fn cargo(&self) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         // Set for this package by the cargo that runs this; it means nothing to the one that it starts.
         command.current_dir(self.root).env_remove("CARGO_MANIFEST_DIR").stdin(Stdio::null());
         command
     }
+}
+
+/// Whether a step can start while `running` others run.
+fn may_join(step: &Step, running: usize) -> bool {
+    running < LANES && !steps::ALONE.contains(&step.name)
+}
+
+/// A step that ran in a process of its own.
+struct Ended {
+    step: &'static Step,
+    outcome: Outcome,
+    output: String,
+    seconds: u64,
+}
+
+impl Ended {
+    /// Runs `command`, which is `xtask step`, to its end.
+    fn of(step: &'static Step, mut command: Command) -> Self {
+        let start = Instant::now();
+        let (outcome, output) = match captured(&mut command) {
+            Ok((Some(0), output)) => (Outcome::Passed, output),
+            Ok((code, output)) => {
+                let reason = output.trim_end().rsplit('\n').next().unwrap_or_default();
+                let reason = reason.strip_prefix(REASON).unwrap_or("it ended without a reason").to_owned();
+                let unavailable = code == Some(UNAVAILABLE.into());
+                (if unavailable { Outcome::Skipped(reason) } else { Outcome::Failed(reason) }, output)
+            }
+            Err(error) => (Outcome::Failed(format!("cannot run `{}`: {error}", words(&command))), String::new()),
+        };
+        Ended { step, outcome, output, seconds: start.elapsed().as_secs() }
+    }
+}
+
+/// What the last line of a step in a process of its own begins with, if it did not pass.
+const REASON: &str = "reason: ";
+
+/// The exit code of a command, and all its output. It writes to one file, so that the order of its lines is kept.
+fn captured(command: &mut Command) -> io::Result<(Option<i32>, String)> {
+    let mut file = tempfile::tempfile()?;
+    let clone = |file: &File| file.try_clone().map(Stdio::from);
+    let status = command.stdout(clone(&file)?).stderr(clone(&file)?).status()?;
+    let mut output = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut output)?;
+    Ok((status.code(), String::from_utf8_lossy(&output).into_owned()))
 }
 
 struct Record {
@@ -85,19 +143,60 @@ impl<'a> Runner<'a> {
         self.limit = Some(limit);
     }
 
-    pub(super) fn run_all(&mut self, steps: Vec<&Step>) {
-        for step in steps {
-            self.run(step);
+    /// Starts steps in this order, [`LANES`] at a time, those of [`steps::ALONE`] by themselves. With
+    /// `stop_at_failure`, no step starts after one has failed.
+    pub(super) fn run_all(&mut self, steps: &[&'static Step], stop_at_failure: bool) {
+        let (sender, ended) = mpsc::channel();
+        let mut waiting = steps.iter().copied().peekable();
+        let mut running = 0;
+        loop {
+            let stopped = stop_at_failure && self.records.iter().any(|record| record.ending == Ending::Failed);
+            while let Some(step) = waiting.next_if(|step| !stopped && (running == 0 || may_join(step, running))) {
+                if let Some(outcome) = self.passed_over(step) {
+                    self.record(step.name, outcome, 0);
+                } else if steps.len() == 1 || steps::ALONE.contains(&step.name) {
+                    self.run(step);
+                    // It may have failed.
+                    break;
+                } else {
+                    println!("== {}: started", step.name);
+                    let (command, sender) = (self.context.step(step), sender.clone());
+                    thread::spawn(move || sender.send(Ended::of(step, command)));
+                    running += 1;
+                }
+            }
+            if running == 0 && (stopped || waiting.peek().is_none()) {
+                return;
+            }
+            if running > 0 {
+                let Ok(end) = ended.recv() else { return };
+                running -= 1;
+                println!("\n== {}: {}\n{}", end.step.name, end.step.does, end.output);
+                let ending = self.record(end.step.name, end.outcome, end.seconds);
+                self.remember_passed(end.step, ending);
+            }
         }
     }
 
-    pub(super) fn run(&mut self, step: &Step) -> Ending {
+    /// Why a step does not run at all.
+    fn passed_over(&self, step: &Step) -> Option<Outcome> {
         if self.memory.as_ref().is_some_and(|memory| memory.passed.contains(step.name)) {
-            return self.record(step.name, Outcome::Skipped("passed before for this commit".to_owned()), 0);
+            return Some(Outcome::Skipped("passed before for this commit".to_owned()));
         }
         if self.limit.is_some_and(|limit| self.start.elapsed() >= limit) {
-            return self.record(step.name, Outcome::Failed("the budget ended before it".to_owned()), 0);
+            return Some(Outcome::Failed("the budget ended before it".to_owned()));
         }
+        None
+    }
+
+    fn remember_passed(&mut self, step: &Step, ending: Ending) {
+        if let (Ending::Passed, Some(memory)) = (ending, &mut self.memory) {
+            memory.add(step.name);
+        }
+    }
+
+    /// Runs one step in this process.
+    pub(super) fn run(&mut self, step: &Step) -> Ending {
         println!("\n== {}: {}", step.name, step.does);
         let start = Instant::now();
         let missing = step.needs.iter().find(|(program, _)| !on_path(program));
@@ -106,9 +205,7 @@ impl<'a> Runner<'a> {
             None => all(&self.context, step.work),
         };
         let ending = self.record(step.name, outcome, start.elapsed().as_secs());
-        if let (Ending::Passed, Some(memory)) = (ending, &mut self.memory) {
-            memory.add(step.name);
-        }
+        self.remember_passed(step, ending);
         ending
     }
 
@@ -138,6 +235,19 @@ impl<'a> Runner<'a> {
         let _ = io::stdout().flush();
         self.records.push(Record { name: name.to_owned(), ending, reason, seconds });
         ending
+    }
+
+    /// The exit code of a step in a process of its own; [`Ended::of`] reads it and the last line.
+    pub(super) fn conclude_step(self) -> ExitCode {
+        let Some(record) = self.records.last() else { return ExitCode::FAILURE };
+        if record.ending != Ending::Passed {
+            println!("{REASON}{}", record.reason.replace('\n', " "));
+        }
+        match record.ending {
+            Ending::Passed => ExitCode::SUCCESS,
+            Ending::Skipped => ExitCode::from(UNAVAILABLE),
+            Ending::Failed => ExitCode::FAILURE,
+        }
     }
 
     /// Prints the report: what each step took, then one line that says it all.
@@ -199,7 +309,6 @@ fn one(context: &Context<'_>, work: &Work) -> Outcome {
         Work::Tool(arguments) => finish(context.cargo().args(TOOL).args(*arguments), 0),
         Work::ToolFails(arguments) => finish(context.cargo().args(TOOL).args(*arguments), 1),
         Work::Call(check) => check(context).unwrap_or_else(|error| Outcome::Failed(error.to_string())),
-        Work::SideBySide(one, other) => side_by_side(context, one, other),
     }
 }
 
@@ -227,38 +336,6 @@ fn words(command: &Command) -> String {
     let program = program.to_string_lossy().replace("xtask", "cargo xtask");
     let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
     std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
-}
-
-/// Runs two chores at once. Neither alone can keep two processors busy.
-fn side_by_side(context: &Context<'_>, one: &[&str], other: &[&str]) -> Outcome {
-    let mut commands = [one, other].map(|arguments| {
-        let mut command = context.xtask();
-        command.args(arguments);
-        command
-    });
-    let [first, second] = &mut commands;
-    let line = words(second);
-    std::thread::scope(|scope| {
-        // Its words come in one piece when both are done.
-        let second = scope.spawn(|| second.output());
-        let first = finish(first, 0);
-        println!("-- {line}");
-        let second = match second.join() {
-            Ok(Ok(output)) => {
-                print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-                match output.status.code() {
-                    Some(0) => Outcome::Passed,
-                    Some(code) if code == i32::from(UNAVAILABLE) => {
-                        Outcome::Skipped(format!("`{line}` says that this machine lacks something"))
-                    }
-                    _ => Outcome::Failed(format!("`{line}` ended with {}", output.status)),
-                }
-            }
-            Ok(Err(error)) => Outcome::Failed(format!("cannot run `{line}`: {error}")),
-            Err(_) => Outcome::Failed(format!("`{line}` was not awaited")),
-        };
-        if matches!(first, Outcome::Passed) { second } else { first }
-    })
 }
 
 /// Whether a program can be started by its name.
@@ -308,6 +385,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::steps::STEPS;
 
     fn context(root: &Path) -> Context<'_> {
         Context { root, xtask: "sh".into() }
@@ -325,11 +403,38 @@ mod tests {
     }
 
     #[test]
-    fn either_of_two_parallel_commands_can_fail_the_step() {
-        for (one, other) in [(["-c", "exit 3"], ["-c", "exit 0"]), (["-c", "exit 0"], ["-c", "exit 3"])] {
-            assert!(matches!(side_by_side(&context(Path::new("/")), &one, &other), Outcome::Failed(_)));
+    fn a_step_of_its_own_process_tells_how_it_ended() {
+        let ended = |script: &str| {
+            let mut command = context(Path::new("/")).xtask();
+            command.args(["-c", script]);
+            Ended::of(&STEPS[0], command)
+        };
+        assert!(matches!(ended("echo fine").outcome, Outcome::Passed));
+        let skipped = ended("echo one; echo two >&2; echo 'reason: no disk'; exit 69");
+        assert!(matches!(&skipped.outcome, Outcome::Skipped(reason) if reason == "no disk"));
+        assert_eq!(skipped.output, "one\ntwo\nreason: no disk\n");
+        assert!(matches!(ended("echo 'reason: lost'; exit 1").outcome, Outcome::Failed(reason) if reason == "lost"));
+        assert!(matches!(ended("kill -9 $$").outcome, Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn steps_share_the_machine_unless_one_needs_it_alone() {
+        let step = |name: &str| STEPS.iter().find(|step| step.name == name).unwrap();
+        assert!(may_join(step("lints"), 1) && !may_join(step("lints"), LANES));
+        assert!(!may_join(step("tests"), 1));
+        assert!(steps::ALONE.iter().all(|name| STEPS.iter().any(|step| step.name == *name)));
+    }
+
+    #[test]
+    fn no_step_starts_after_a_failure_if_asked_so() {
+        for (stop_at_failure, records) in [(true, 1), (false, 3)] {
+            let mut runner = Runner::new(Path::new("/"), false);
+            runner.context.xtask = "false".into();
+            let step = |name| STEPS.iter().find(|step| step.name == name).unwrap();
+            runner.record("one before", Outcome::Failed(String::new()), 0);
+            runner.run_all(&[step("lints"), step("documentation")], stop_at_failure);
+            assert_eq!(runner.records.len(), records);
         }
-        assert!(matches!(side_by_side(&context(Path::new("/")), &["-c", "true"], &["-c", "true"]), Outcome::Passed));
     }
 
     #[test]
@@ -348,9 +453,9 @@ mod tests {
 
     #[test]
     fn a_budget_that_ended_is_a_failure_and_not_a_pass() {
-        let step = Step { name: "step", does: "nothing", loops: &[], needs: &[], work: &[] };
         let mut runner = Runner::new(Path::new("/"), false);
         runner.limit(Duration::ZERO);
-        assert_eq!(runner.run(&step), Ending::Failed);
+        runner.run_all(&[&STEPS[0], &STEPS[1]], false);
+        assert!(runner.records.len() == 2 && runner.records.iter().all(|record| record.ending == Ending::Failed));
     }
 }

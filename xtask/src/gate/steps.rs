@@ -25,8 +25,6 @@ pub(super) enum Work {
     Tool(&'static [&'static str]),
     /// The tool, which must convict: exit code 1.
     ToolFails(&'static [&'static str]),
-    /// Two other verbs of this program at once.
-    SideBySide(&'static [&'static str], &'static [&'static str]),
     /// A check that is more than a command.
     Call(fn(&Context<'_>) -> io::Result<Outcome>),
 }
@@ -42,7 +40,7 @@ pub(super) struct Step {
 }
 
 use Loop::{Ci, Nightly, Quick};
-use Work::{Call, Cargo, CargoWith, SideBySide, Tool, ToolFails, Xtask};
+use Work::{Call, Cargo, CargoWith, Tool, ToolFails, Xtask};
 
 const FSX: (&str, &str) = ("fsx", "cargo install --locked fsx --version '^0.3'");
 const FUZZ: (&str, &str) = ("cargo-fuzz", "cargo install --locked cargo-fuzz --version '^0.13'");
@@ -50,7 +48,11 @@ const DENY: (&str, &str) = ("cargo-deny", "cargo install --locked cargo-deny --v
 const QEMU: (&str, &str) = ("qemu-system-x86_64", "apt-get install qemu-system-x86");
 const DEBOOTSTRAP: (&str, &str) = ("debootstrap", "apt-get install debootstrap");
 
-/// Every step of every loop, in the order in which they run.
+/// Steps beside which no other runs: those that find most mistakes soonest, those that compile what others use, and
+/// the tests, many of which run threads and processes against each other.
+pub(super) const ALONE: &[&str] = &["format", "tidy", "unit-tests", "tests", "tests-long", "release"];
+
+/// Every step of every loop, in the order in which they start.
 pub(super) const STEPS: &[Step] = &[
     Step {
         name: "format",
@@ -327,11 +329,17 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "dax",
-        does: "power cuts of an emulated machine with persistent memory, beside models of the lanes",
+        does: "power cuts of an emulated machine with persistent memory",
         loops: &[Ci],
         needs: &[QEMU],
-        // An emulated machine has one processor, and so has a model.
-        work: &[Xtask(&["dax", "--fetch"]), SideBySide(&["dax", "--cycles", "3"], &["loom", "lane"])],
+        work: &[Xtask(&["dax", "--fetch"]), Xtask(&["dax", "--cycles", "3"])],
+    },
+    Step {
+        name: "loom-lanes",
+        does: "every interleaving of the lanes",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Xtask(&["loom", "lane"])],
     },
     Step {
         name: "dax-long",
@@ -341,12 +349,12 @@ pub(super) const STEPS: &[Step] = &[
         work: &[
             Xtask(&["dax", "--fetch"]),
             Xtask(&["dax", "--fetch", "--kernel", "6.12"]),
-            SideBySide(&["dax", "--cycles", "20"], &["dax", "--cycles", "20", "--kernel", "6.12"]),
-            SideBySide(&["dax", "--map", "--cycles", "10"], &["dax", "--region", "--cycles", "10"]),
-            SideBySide(
-                &["dax", "--engine", "hybrid-log", "--cycles", "10"],
-                &["dax", "--engine", "hybrid-log", "--cycles", "10", "--kernel", "6.12"],
-            ),
+            Xtask(&["dax", "--cycles", "20"]),
+            Xtask(&["dax", "--cycles", "20", "--kernel", "6.12"]),
+            Xtask(&["dax", "--map", "--cycles", "10"]),
+            Xtask(&["dax", "--region", "--cycles", "10"]),
+            Xtask(&["dax", "--engine", "hybrid-log", "--cycles", "10"]),
+            Xtask(&["dax", "--engine", "hybrid-log", "--cycles", "10", "--kernel", "6.12"]),
         ],
     },
     Step {
