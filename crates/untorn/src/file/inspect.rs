@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{hybrid_log, reflection};
 use crate::engine::{EngineKind, Report, Seen, SidecarReport, State};
 use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::attach::{Attached, share};
 use crate::format::sidecar::data::{open_data, reopen_data};
 use crate::format::sidecar::retirement::Retirement;
@@ -87,8 +88,8 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
         let data = reopen_data(&**medium, path, &reader(), data)?;
         let (medium, physical) = (Arc::clone(medium), data.len());
         let seen = match engine {
-            EngineKind::HybridLog => hybrid_log::look(medium, path, data, attached, &reader()),
-            _ => reflection::look(medium, path, data, attached, &reader()),
+            EngineKind::HybridLog => hybrid_log::look(medium, path, (data, attached), &reader()),
+            _ => reflection::look(medium, path, (data, attached), &reader()),
         };
         seen.map(|seen| (seen, physical))
     });
@@ -126,11 +127,9 @@ fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report
 fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
     let mut report = plain(path, data);
     report.state = State::InUse;
-    report.findings.push(
-        "another process has the file open; this report shows the last state it recorded, not its \
-                          current changes"
-            .to_owned(),
-    );
+    let what =
+        "another process has the file open; this report shows the last state it recorded, not its current changes";
+    report.findings.push(what.to_owned());
     let written = || {
         let place = sidecar_path(path, data.identity()?.inode);
         let side = medium.open(&place, Access::Read, 0)?;

@@ -29,6 +29,18 @@ pub(crate) fn xxh3(seed: u64, bytes: &[u8]) -> u64 {
     }
 }
 
+/// Puts the checksum of all bytes before the last eight into these eight.
+pub(crate) fn seal(seed: u64, bytes: &mut [u8]) {
+    if let Some((covered, check)) = bytes.split_last_chunk_mut() {
+        *check = xxh3(seed, covered).to_le_bytes();
+    }
+}
+
+/// Whether the last eight bytes are the checksum of all before them.
+pub(crate) fn is_sealed(seed: u64, bytes: &[u8]) -> bool {
+    bytes.split_last_chunk().is_some_and(|(covered, check)| *check == xxh3(seed, covered).to_le_bytes())
+}
+
 /// The case of 33 to 64 bytes, by their first 32 and their last 32, which may overlap.
 #[inline(always)]
 fn short(seed: u64, len: usize, head: &[u8; 32], tail: &[u8; 32]) -> u64 {

@@ -5,28 +5,20 @@
 use std::path::Path;
 use std::time::Duration;
 
-use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::layout::Geometry;
 use crate::engine::redundancy::History;
 use crate::error::{Error, Result};
+use crate::format::checksum::{is_sealed, seal};
+use crate::format::dual_copy::{Codes, DualCopy, Head, RawIdentity, Refusal, look, neither, newest, place, sort_out};
 use crate::format::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
 use crate::options::{Checksum, Settings, StripeLayout, as_kept};
 use crate::storage::{Identity, MediumFile, Stamp};
 
 /// The bytes of one page.
 pub(super) type Page = [u8; PAGE as usize];
-
-const MAGIC: [u8; 8] = *b"REDUND\r\n";
-/// The format this code writes.
-const VERSION: u32 = 1;
-/// Features that a reader without knowledge of them may not open the file with at all. None are defined yet.
-const KNOWN_INCOMPAT: u64 = 0;
-/// Features that a program without knowledge of them may at most read. None are defined yet, and until one is, a file
-/// with any of them is refused altogether.
-const KNOWN_RO_COMPAT: u64 = 0;
 
 /// Entries of a table block.
 pub(super) const ENTRIES: u64 = 500;
@@ -49,8 +41,7 @@ pub(super) enum Left {
     Tracked,
 }
 
-/// The superblock: what is protected, how, and how it was left. Two copies are written alternately; the valid one
-/// with the higher sequence number counts.
+/// The superblock: what is protected, how, and how it was left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) uuid: [u8; 16],
@@ -73,19 +64,9 @@ pub(super) struct Superblock {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawSuperblock {
-    magic: [u8; 8],
-    version: U32,
-    page_size: U32,
-    compat: U64,
-    ro_compat: U64,
-    incompat: U64,
-    uuid: [u8; 16],
-    seq: U64,
-    device: U64,
-    inode: U64,
-    generation: U64,
-    birth: U64,
+pub(super) struct RawSuperblock {
+    head: Head,
+    identity: RawIdentity,
     /// Bytes of the data file.
     len: U64,
     /// Data pages of a stripe.
@@ -112,8 +93,7 @@ struct RawSuperblock {
 
 const _: () = {
     assert!(size_of::<RawSuperblock>() == PAGE as usize);
-    assert!(std::mem::offset_of!(RawSuperblock, uuid) == 40);
-    assert!(std::mem::offset_of!(RawSuperblock, seq) == 56);
+    assert!(std::mem::offset_of!(RawSuperblock, identity) == 64);
     assert!(std::mem::offset_of!(RawSuperblock, len) == 96);
     assert!(std::mem::offset_of!(RawSuperblock, stamp_size) == 120);
     assert!(std::mem::offset_of!(RawSuperblock, intent) == 168);
@@ -121,114 +101,71 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSuperblock, check) == 4088);
 };
 
-impl RawSuperblock {
-    fn identity(&self) -> Identity {
-        Identity {
-            device: self.device.get(),
-            inode: self.inode.get(),
-            generation: self.generation.get(),
-            birth: self.birth.get(),
-        }
-    }
-}
+const LAYOUTS: Codes<StripeLayout> =
+    Codes("stripe layout", &[(1, StripeLayout::Consecutive), (2, StripeLayout::Spread)]);
+const CHECKSUMS: Codes<Checksum> = Codes("checksum", &[(1, Checksum::Crc32c), (2, Checksum::Xxh3)]);
+const LEFTS: Codes<Left> =
+    Codes("closing state", &[(1, Left::Closed), (2, Left::Announced), (3, Left::Tracked), (4, Left::Storing)]);
 
-impl Superblock {
-    fn encode(&self) -> Page {
-        let mut raw = RawSuperblock::new_zeroed();
-        raw.magic = MAGIC;
-        raw.version = VERSION.into();
-        raw.page_size = (PAGE as u32).into();
-        raw.uuid = self.uuid;
-        raw.seq = self.seq.into();
-        raw.device = self.identity.device.into();
-        raw.inode = self.identity.inode.into();
-        raw.generation = self.identity.generation.into();
-        raw.birth = self.identity.birth.into();
-        raw.len = self.geometry.len.into();
-        raw.stripe = self.geometry.stripe.into();
-        raw.layout = match self.geometry.layout {
-            StripeLayout::Consecutive => 1,
-            StripeLayout::Spread => 2,
-        }
-        .into();
-        raw.checksum = match self.checksum {
-            Checksum::Crc32c => 1,
-            Checksum::Xxh3 => 2,
-        }
-        .into();
-        raw.left = match self.left {
-            Left::Closed => 1,
-            Left::Announced => 2,
-            Left::Tracked => 3,
-            Left::Storing => 4,
-        }
-        .into();
-        raw.stamp_size = self.stamp.size.into();
-        raw.stamp_modified = self.stamp.modified.into();
-        raw.scrubbed = self.history.scrubbed.into();
-        raw.scrubs = self.history.scrubs.into();
-        raw.repaired = self.history.repaired.into();
-        raw.intents = (self.intents.len() as u64).into();
+impl DualCopy for Superblock {
+    type Raw = RawSuperblock;
+    const MAGIC: [u8; 8] = *b"REDUND\r\n";
+    const FILE: &'static str = "redundancy file";
+    const NEITHER: &'static str = "neither superblock is valid; remove the redundancy file with `untorn unprotect` and \
+                                   protect the file again";
+    // One that names another file went astray, see [`Superblock::read`].
+    const EITHER_REFUSES: bool = false;
+
+    fn seq(&mut self) -> &mut u64 {
+        &mut self.seq
+    }
+
+    fn encode(&self) -> RawSuperblock {
+        let kept = |period| as_kept(period).as_micros().min(u128::from(u64::MAX - 1)) as u64 + 1;
+        let mut raw = RawSuperblock {
+            head: Head::new::<Self>(self.uuid, self.seq),
+            identity: self.identity.into(),
+            len: self.geometry.len.into(),
+            stripe: self.geometry.stripe.into(),
+            layout: u32::from(LAYOUTS.code(self.geometry.layout)).into(),
+            checksum: u32::from(CHECKSUMS.code(self.checksum)).into(),
+            left: u32::from(LEFTS.code(self.left)).into(),
+            stamp_size: self.stamp.size.into(),
+            stamp_modified: self.stamp.modified.into(),
+            scrubbed: self.history.scrubbed.into(),
+            scrubs: self.history.scrubs.into(),
+            repaired: self.history.repaired.into(),
+            intents: (self.intents.len() as u64).into(),
+            list: self.list.into(),
+            period: self.period.map_or(0, kept).into(),
+            ..RawSuperblock::new_zeroed()
+        };
         for (raw, page) in raw.intent.iter_mut().zip(&self.intents) {
             *raw = (*page).into();
         }
-        raw.list = self.list.into();
-        raw.period =
-            self.period.map_or(0, |period| as_kept(period).as_micros().min(u128::from(u64::MAX - 1)) as u64 + 1).into();
-        seal(zerocopy::transmute!(raw))
+        raw
     }
 
-    /// Decodes one copy. `Ok(None)` if it is no whole superblock.
-    fn decode(bytes: &Page, path: &Path) -> Result<Option<Self>> {
-        let Ok(raw) = RawSuperblock::read_from_bytes(bytes) else { return Ok(None) };
-        if raw.magic != MAGIC || !sealed(bytes) {
-            return Ok(None);
+    fn decode(raw: &RawSuperblock) -> std::result::Result<Self, Refusal> {
+        raw.head.check(MAX_NUMBER - 1)?;
+        let (len, stripe) = (raw.len.get(), raw.stripe.get());
+        if !(1..=MAX_LEN).contains(&len) || !(1..=Geometry::MAX_STRIPE).contains(&stripe) {
+            let what = format!("the superblock has an impossible length or stripe: {len} bytes, {stripe} pages");
+            return Err(Refusal::Corrupt(what));
         }
-        let unsupported = |what: String| Error::Unsupported { path: path.to_owned(), what };
-        if raw.version.get() != VERSION {
-            return Err(unsupported(format!(
-                "the redundancy file has format version {}; this untorn knows version {VERSION}",
-                raw.version.get()
-            )));
-        }
-        let unknown = raw.incompat.get() & !KNOWN_INCOMPAT | raw.ro_compat.get() & !KNOWN_RO_COMPAT;
-        if unknown != 0 {
-            let what = format!("the redundancy file uses features this untorn does not know (mask {unknown:#x})");
-            return Err(unsupported(what));
-        }
-        let nonsense = |what: &str| Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() };
-        let len = raw.len.get();
-        let sane = u64::from(raw.page_size.get()) == PAGE && (1..=MAX_LEN).contains(&len) && raw.seq.get() < MAX_NUMBER;
-        if !sane || !(1..=Geometry::MAX_STRIPE).contains(&raw.stripe.get()) {
-            return Err(nonsense("the superblock has an impossible page size, length, stripe or sequence number"));
-        }
-        let layout = match raw.layout.get() {
-            1 => StripeLayout::Consecutive,
-            2 => StripeLayout::Spread,
-            _ => return Err(nonsense("the superblock names an unknown stripe layout")),
-        };
-        let geometry = Geometry { len, stripe: raw.stripe.get(), layout };
-        let checksum = match raw.checksum.get() {
-            1 => Checksum::Crc32c,
-            2 => Checksum::Xxh3,
-            _ => return Err(nonsense("the superblock names an unknown checksum")),
-        };
-        let left = match raw.left.get() {
-            1 => Left::Closed,
-            2 => Left::Announced,
-            3 => Left::Tracked,
-            4 => Left::Storing,
-            _ => return Err(nonsense("the superblock has an unknown closing state")),
-        };
+        let layout = LAYOUTS.value(raw.layout.get()).map_err(Refusal::Corrupt)?;
+        let geometry = Geometry { len, stripe, layout };
+        let checksum = CHECKSUMS.value(raw.checksum.get()).map_err(Refusal::Corrupt)?;
+        let left = LEFTS.value(raw.left.get()).map_err(Refusal::Corrupt)?;
         let intents = raw.intents.get().min(MAX_INTENTS as u64) as usize;
         let intents: Vec<u64> = raw.intent[..intents].iter().map(|page| page.get()).collect();
         if intents.iter().any(|&page| page >= geometry.pages()) {
-            return Err(nonsense("the superblock names a page beyond the end of the file"));
+            return Err(Refusal::Corrupt("the superblock names a page beyond the end of the file".to_owned()));
         }
-        Ok(Some(Superblock {
-            uuid: raw.uuid,
-            seq: raw.seq.get(),
-            identity: raw.identity(),
+        Ok(Superblock {
+            uuid: raw.head.uuid,
+            seq: raw.head.seq.get(),
+            identity: raw.identity.into(),
             geometry,
             checksum,
             left,
@@ -237,29 +174,33 @@ impl Superblock {
             list: raw.list.get(),
             period: raw.period.get().checked_sub(1).map(|period| as_kept(Duration::from_micros(period))),
             history: History { scrubbed: raw.scrubbed.get(), scrubs: raw.scrubs.get(), repaired: raw.repaired.get() },
-        }))
+        })
     }
+}
 
+impl Superblock {
     /// Reads both copies of the companion of this file: the one that counts, and whether each is whole. One that
     /// speaks of another file, or of another companion that this file had once, is a write that went astray, as long
     /// as the other one does not: a page of another file's companion looks like one of this. If both speak of another
     /// file, it is that one's companion.
     pub(super) fn read<F: MediumFile>(side: &F, path: &Path, of: &F) -> Result<(Self, [bool; 2])> {
         let ours = of.identity()?;
-        let (mut copies, mut refused) = ([None, None], None);
-        for (copy, found) in copies.iter_mut().enumerate() {
-            let at = copy as u64 * PAGE;
-            let mut bytes = [0; PAGE as usize];
-            if side.len() < at + PAGE || !side.read_unless_bad(at, &mut bytes)? {
+        let mut copies = [None, None];
+        for (copy, at) in copies.iter_mut().zip([place(0), place(1)]) {
+            let mut raw = RawSuperblock::new_zeroed();
+            if side.len() < at + PAGE || !side.read_unless_bad(at, raw.as_mut_bytes())? {
                 continue;
             }
-            match Superblock::decode(&bytes, path) {
-                Ok(decoded) => *found = decoded,
+            *copy = match look::<Superblock>(at, &raw, path) {
                 // A later version of this program may have written one of the two: the other does not count any more.
-                Err(error @ Error::Unsupported { .. }) if names(&bytes, &ours) => return Err(error),
-                Err(error) => refused = Some(error),
-            }
+                // Every version names the file at the same place.
+                Some(Err(error @ Error::Unsupported { .. })) if are_one(&raw.identity.into(), &ours) => {
+                    return Err(error);
+                }
+                looked => looked,
+            };
         }
+        let (mut copies, refused) = sort_out(copies);
         leave_out(&mut copies, |copy| Ok(copy.is_of(&ours)))?;
         if let [Some(first), Some(second)] = &copies
             && first.uuid != second.uuid
@@ -275,13 +216,8 @@ impl Superblock {
             // back.
             whole[usize::from(second.seq <= first.seq)] = false;
         }
-        let nothing = || {
-            let what = "neither superblock is valid; remove the redundancy file with `untorn unprotect` and protect the file \
-                 again";
-            Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() }
-        };
-        let newest = copies.into_iter().flatten().max_by_key(|copy| copy.seq);
-        Ok((newest.ok_or_else(|| refused.unwrap_or_else(nothing))?, whole))
+        let newest = newest(copies, |copy| copy.seq);
+        Ok((newest.ok_or_else(|| refused.unwrap_or_else(|| neither::<Self>(path)))?, whole))
     }
 
     /// Whether this is of the redundancy file of that file.
@@ -301,7 +237,7 @@ impl Superblock {
         Ok(false)
     }
 
-    /// Writes the next version over the older copy. Whatever was written before is durable.
+    /// Writes the next version over the older copy, readable or not. Whatever was written before is durable.
     pub(super) fn write<F: MediumFile>(&mut self, side: &F) -> Result<()> {
         self.seq += 1;
         self.rewrite(side)
@@ -309,7 +245,7 @@ impl Superblock {
 
     /// Writes this version again, over the copy that holds it.
     pub(super) fn rewrite<F: MediumFile>(&self, side: &F) -> Result<()> {
-        side.write_anew(self.seq % 2 * PAGE, &self.encode())
+        side.write_anew(place(self.seq), self.sealed().as_bytes())
     }
 
     /// Whether the medium holds this version.
@@ -328,9 +264,9 @@ impl Superblock {
 
     /// Whether the medium holds this version of this redundancy file's superblock.
     fn holds<F: MediumFile>(&self, side: &F, seq: u64) -> Result<bool> {
-        let mut bytes = [0; PAGE as usize];
-        let is_there = side.read_stored_unless_bad(seq % 2 * PAGE, &mut bytes)?;
-        Ok(is_there && sealed(&bytes) && bytes[40..56] == self.uuid && bytes[56..64] == seq.to_le_bytes())
+        let mut raw = RawSuperblock::new_zeroed();
+        let is_there = side.read_stored_unless_bad(place(seq), raw.as_mut_bytes())?;
+        Ok(is_there && is_sealed(0, raw.as_bytes()) && raw.head.uuid == self.uuid && raw.head.seq.get() == seq)
     }
 
     /// What another redundancy file of the same file shall be like.
@@ -367,11 +303,6 @@ fn leave_out(copies: &mut [Option<Superblock>; 2], mut holds: impl FnMut(&Superb
 fn are_one(one: &Identity, other: &Identity) -> bool {
     let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
     one.inode == other.inode && !differ(one.generation, other.generation) && !differ(one.birth, other.birth)
-}
-
-/// Whether a superblock of whatever version names this file: that is at the same place in all of them.
-fn names(bytes: &Page, file: &Identity) -> bool {
-    RawSuperblock::read_from_bytes(bytes).is_ok_and(|raw| are_one(&raw.identity(), file))
 }
 
 /// One block of a table: checksums of consecutive pages, and which of them are uncovered.
@@ -415,12 +346,14 @@ impl Block {
         for (raw, sum) in raw.sums.iter_mut().zip(&self.sums) {
             *raw = (*sum).into();
         }
-        seal(zerocopy::transmute!(raw))
+        let mut bytes: Page = zerocopy::transmute!(raw);
+        seal(0, &mut bytes);
+        bytes
     }
 
     /// Decodes one copy; `None` if it is not whole, or another block, or another file's.
     pub(super) fn decode(bytes: &Page, index: u64, tie: u64) -> Option<Self> {
-        let raw = RawBlock::read_from_bytes(bytes).ok().filter(|_| sealed(bytes))?;
+        let raw = RawBlock::read_from_bytes(bytes).ok().filter(|_| is_sealed(0, bytes))?;
         let ours = raw.index.get() == index && raw.tie.get() == tie && raw.seq.get() < MAX_NUMBER;
         ours.then(|| Block {
             seq: raw.seq.get(),
@@ -428,20 +361,6 @@ impl Block {
             sums: raw.sums.iter().map(|sum| sum.get()).collect(),
         })
     }
-}
-
-fn digest(bytes: &Page) -> u64 {
-    XxHash3_64::oneshot(&bytes[..4088])
-}
-
-fn seal(mut bytes: Page) -> Page {
-    let check = digest(&bytes);
-    bytes[4088..].copy_from_slice(&check.to_le_bytes());
-    bytes
-}
-
-fn sealed(bytes: &Page) -> bool {
-    bytes[4088..] == digest(bytes).to_le_bytes()
 }
 
 #[cfg(test)]
@@ -463,19 +382,19 @@ mod tests {
             period: Some(Duration::from_millis(7)),
             history: History { scrubbed: 1, scrubs: 2, repaired: 3 },
         };
-        let path = Path::new("x");
+        let decoded = |raw: &RawSuperblock| look::<Superblock>(0, raw, Path::new("x")).transpose().unwrap();
         // None is kept that would keep a core busy, nor one that is rounded to none.
         for (kept, found) in [(0, 0), (300, 1_000_000), (1_000, 1_000_000), (2_000_000, 2_000_000)] {
             let period = |nanos| Some(Duration::from_nanos(nanos));
-            let bytes = Superblock { period: period(kept), ..superblock.clone() }.encode();
-            assert_eq!(Superblock::decode(&bytes, path).unwrap().unwrap().period, period(found));
+            let raw = Superblock { period: period(kept), ..superblock.clone() }.sealed();
+            assert_eq!(decoded(&raw).unwrap().period, period(found));
         }
-        let bytes = superblock.encode();
-        assert_eq!(Superblock::decode(&bytes, path).unwrap(), Some(superblock));
-        for at in 0..bytes.len() {
-            let mut bytes = bytes;
-            bytes[at] ^= 1 << (at % 8);
-            assert_eq!(Superblock::decode(&bytes, path).unwrap(), None, "byte {at}");
+        let mut raw = superblock.sealed();
+        assert_eq!(decoded(&raw), Some(superblock));
+        for at in 0..PAGE as usize {
+            raw.as_mut_bytes()[at] ^= 1 << (at % 8);
+            assert_eq!(decoded(&raw), None, "byte {at}");
+            raw.as_mut_bytes()[at] ^= 1 << (at % 8);
         }
     }
 

@@ -37,6 +37,7 @@ use super::service::SidecarRedundancy;
 use super::{Coverage, DamageSender, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::engine::redundancy::{in_sidecar, repair_in_sidecar};
 use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::superblock::{Left, Superblock};
 use crate::format::sidecar::{PAGE, chunk_pages, path as sidecar_path};
 use crate::options::{EngineKind, Layout, Settings};

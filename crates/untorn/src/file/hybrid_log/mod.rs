@@ -73,7 +73,7 @@ use crate::engine::handle_state::HandleState;
 use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::Result;
 use crate::format::record::ChecksumSeed;
-use crate::format::sidecar::attach::Attached;
+use crate::format::sidecar::data::Pair;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::options::{Durability, LogPolicy, Options, Order};
@@ -190,14 +190,8 @@ struct Core<M: Medium> {
 }
 
 /// Reads the log of a file without changing anything.
-pub(super) fn look<M: Medium>(
-    medium: Arc<M>,
-    path: &Path,
-    data: M::File,
-    attached: Attached<M::File>,
-    options: &Options,
-) -> Result<Seen> {
-    let core = Core::build(medium, path, data, attached, options)?;
+pub(super) fn look<M: Medium>(medium: Arc<M>, path: &Path, pair: Pair<M::File>, options: &Options) -> Result<Seen> {
+    let core = Core::build(medium, path, pair, options)?;
     let found = Found::read(&core)?;
     Ok(Seen { len: found.len, commit: found.committed, recovery: found.summary() })
 }

@@ -11,13 +11,12 @@ use super::{Core, HybridLog, LANES, barriers};
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
-use crate::format::sidecar::attach::{Attached, Plan, attach, remove, share};
-use crate::format::sidecar::data::{open_data, reopen_data};
+use crate::format::sidecar::attach::{Attached, Plan, remove};
+use crate::format::sidecar::data::{Pair, open_clean_pair, open_pair, restore_len};
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
-use crate::format::sidecar::superblock::Left;
 use crate::format::sidecar::{Geometry, PAGE};
-use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options, Prefer};
+use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options};
 use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sync::clean_bits::CleanBits;
 use crate::sync::slots::ThreadSlots;
@@ -37,7 +36,6 @@ impl<M: Medium> HybridLog<M> {
                         back before the log that undoes them; use the logging policy redo or hybrid";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         }
-        let data = open_data(&*medium, path, options)?;
         // One lane's worth of lines is one chunk's worth of headers: the same record area, read in another way.
         let geometry = Geometry { lanes: 1, slots: options.slots.min(MOST_UNITS) };
         let plan = Plan {
@@ -50,14 +48,12 @@ impl<M: Medium> HybridLog<M> {
             // existing sidecar are is not known yet.
             reserve: MAX_RECORD_AREA + options.log_size + 2 * chunk_len(u64::from(MOST_UNITS)),
         };
-        let attached = attach(&*medium, path, &data, &plan, options)?;
-        let data = reopen_data(&*medium, path, options, data)?;
-        attached.distrust_cache(&data)?;
+        let pair = open_pair(&*medium, path, options, |_| plan)?;
         // Before anything of the log goes home.
         let next = options.exclusion.as_ref().map_or(Ok(1), |exclusion| {
-            exclusion.take_over_session(&attached.superblock.uuid, attached.retirement.session)
+            exclusion.take_over_session(&pair.1.superblock.uuid, pair.1.retirement.session)
         })?;
-        let mut core = Core::build(medium, path, data, attached, options)?;
+        let mut core = Core::build(medium, path, pair, options)?;
         let found = Found::read(&core)?;
         core.recover(&found, next)?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
@@ -67,46 +63,22 @@ impl<M: Medium> HybridLog<M> {
 
     /// Opens a file that was closed cleanly, changing nothing. All its bytes are at home.
     pub(crate) fn open_for_reading(medium: Arc<M>, path: &Path, options: &Options) -> Result<Option<Self>> {
-        let data = open_data(&*medium, path, options)?;
-        let Some(attached) = share(&*medium, path, &data)? else { return Ok(None) };
-        if attached.superblock.left != Left::Clean {
-            return Err(Error::NeedsRecovery { path: path.to_owned() });
-        }
-        let data = reopen_data(&*medium, path, options, data)?;
-        let core = Core::build(medium, path, data, attached, options)?;
+        let Some(pair) = open_clean_pair(&*medium, path, options)? else { return Ok(None) };
+        let core = Core::build(medium, path, pair, options)?;
         Ok(Some(HybridLog { workers: Workers::new(0), core: Arc::new(core) }))
     }
 }
 
 impl<M: Medium> Core<M> {
     /// Puts the engine together, with nothing in the log. Writes nothing.
-    pub(super) fn build(
-        medium: Arc<M>,
-        path: &Path,
-        data: M::File,
-        attached: Attached<M::File>,
-        options: &Options,
-    ) -> Result<Self> {
-        let Attached { side, path: sidecar, superblock, mut retirement } = attached;
-        if superblock.left == Left::Fresh {
-            // No commit was ever made, so whatever length the file has is right.
-            retirement.len = data.len();
-        }
+    pub(super) fn build(medium: Arc<M>, path: &Path, pair: Pair<M::File>, options: &Options) -> Result<Self> {
+        let (data, attached) = pair;
+        let Attached { side, path: sidecar, superblock, retirement } = attached.with_length(&data)?;
         let at = superblock.geometry.chunks_at();
-        if side.len() < at {
-            let what = format!(
-                "the sidecar was truncated: it has {} bytes, its record area alone needs \
-                                {at}",
-                side.len()
-            );
-            return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
-        }
         let Geometry { lanes, slots } = superblock.geometry;
         if lanes != 1 || slots > MOST_UNITS {
-            let what = format!(
-                "the superblock names {lanes} chunk areas of {slots} units; it must be one area of at \
-                                most {MOST_UNITS} units"
-            );
+            let must = format!("it must be one area of at most {MOST_UNITS} units");
+            let what = format!("the superblock names {lanes} chunk areas of {slots} units; {must}");
             return Err(Error::Corrupt { path: sidecar, offset: None, what });
         }
         let (class, units) = (medium.class(), u64::from(superblock.geometry.slots));
@@ -153,13 +125,7 @@ impl<M: Medium> Core<M> {
         self.recovery = found.summary();
         let len = found.len;
         // Before the first store: a file that is refused stays as it is.
-        if self.data.len() < len {
-            if self.options.prefer != Some(Prefer::Sidecar) {
-                let what = format!("it has {} bytes, but its last commit has {len}", self.data.len());
-                return Err(Error::ModifiedExternally { path: self.path().to_owned(), what });
-            }
-            self.data.set_len(len)?;
-        }
+        restore_len(&self.data, self.path(), len, &self.options)?;
         self.apply(found)?;
         self.medium.fence(barriers::RECOVER_HOME, &[&self.data])?;
         let sidecar_state = self.sidecar_state.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -207,10 +173,7 @@ impl<M: Medium> Core<M> {
         self.handle_state.writable()?;
         self.bring_home()?;
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
-        sidecar_state.closed = true;
-        sidecar_state.superblock.left = Left::Settled;
-        sidecar_state.superblock.write(&self.side)?;
-        self.medium.fence(barriers::SETTLE_STATE, &[&self.side])?;
+        sidecar_state.write_settled(&*self.medium, &self.side, barriers::SETTLE_STATE)?;
         remove(&*self.medium, self.path(), &self.data, &self.sidecar)
     }
 

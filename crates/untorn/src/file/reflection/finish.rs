@@ -8,7 +8,6 @@ use crate::error::Result;
 use crate::format::record::DataSum;
 use crate::format::sidecar::PAGE;
 use crate::format::sidecar::attach::remove;
-use crate::format::sidecar::superblock::Left;
 use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
 
@@ -101,10 +100,7 @@ impl<M: Medium> Reflection<M> {
         self.medium.fence(barriers::SETTLE_DATA, &[&self.data])?;
         self.data.sync(barriers::SETTLE_DATA)?;
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
-        sidecar_state.closed = true;
-        sidecar_state.superblock.left = Left::Settled;
-        sidecar_state.superblock.write(&self.side)?;
-        self.medium.fence(barriers::SETTLE_STATE, &[&self.side])?;
+        sidecar_state.write_settled(&*self.medium, &self.side, barriers::SETTLE_STATE)?;
         remove(&*self.medium, &self.path, &self.data, &self.sidecar)
     }
 }

@@ -18,6 +18,9 @@ use crate::storage::{MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
 use crate::sys::ZeroedArray;
 
+/// Bytes of a chunk of either form.
+const DENSE_CHUNK: u64 = (DENSE_PAGES + 1) * PAGE;
+const SPARSE_CHUNK: u64 = (SPARSE_PAGES + 1) * PAGE;
 const SPARSE_ENTRY: u64 = 16;
 /// The most slots a sparse sidecar can have, in whole chunks: their numbers, and one more, are counted in 32 bits.
 const MAX_SLOTS: u32 = u32::MAX - (SPARSE_PAGES as u32 - 1);
@@ -44,14 +47,14 @@ pub(super) fn choose(wish: Layout, len: u64) -> Layout {
 pub(super) fn initial_len(layout: Layout, chunks_at: u64, len: u64) -> u64 {
     match layout {
         Layout::Sparse => chunks_at,
-        _ => chunks_at + pages(len).div_ceil(DENSE_PAGES) * (DENSE_PAGES + 1) * PAGE,
+        _ => chunks_at + pages(len).div_ceil(DENSE_PAGES) * DENSE_CHUNK,
     }
 }
 
 /// Bytes a sidecar may grow to for a file that may grow to `len` bytes.
 pub(super) fn reserve(layout: Layout, chunks_at: u64, len: u64) -> u64 {
     match layout {
-        Layout::Sparse => chunks_at + pages(len).div_ceil(SPARSE_PAGES) * (SPARSE_PAGES + 1) * PAGE,
+        Layout::Sparse => chunks_at + pages(len).div_ceil(SPARSE_PAGES) * SPARSE_CHUNK,
         dense => initial_len(dense, chunks_at, len),
     }
 }
@@ -86,7 +89,7 @@ struct FreeSlots {
 }
 
 fn slot_chunk(at: u64, slot: u32) -> u64 {
-    at + u64::from(slot) / SPARSE_PAGES * (SPARSE_PAGES + 1) * PAGE
+    at + u64::from(slot) / SPARSE_PAGES * SPARSE_CHUNK
 }
 
 /// Byte offset of a slot's meta entry: page number + 1, then bitmap.
@@ -124,7 +127,7 @@ impl Places {
     #[inline(always)]
     pub(super) fn bitmap(&self, page: u64) -> Option<u64> {
         match self {
-            Places::Dense { at } => Some(at + page / DENSE_PAGES * (DENSE_PAGES + 1) * PAGE + page % DENSE_PAGES * 8),
+            Places::Dense { at } => Some(at + page / DENSE_PAGES * DENSE_CHUNK + page % DENSE_PAGES * 8),
             Places::Sparse(sparse) => sparse.bitmap(page),
         }
     }
@@ -143,8 +146,8 @@ impl Places {
         mut found: impl FnMut(u64, u64),
     ) -> Result<()> {
         let (at, chunk) = match self {
-            Places::Dense { at } => (*at, (DENSE_PAGES + 1) * PAGE),
-            Places::Sparse(sparse) => (sparse.at, (SPARSE_PAGES + 1) * PAGE),
+            Places::Dense { at } => (*at, DENSE_CHUNK),
+            Places::Sparse(sparse) => (sparse.at, SPARSE_CHUNK),
         };
         // It grows by whole chunks. The bitmaps of one that is not whole would not be read, here and at the next open,
         // and what is left of it would be taken for slots when a sparse sidecar grows over it.
@@ -162,18 +165,15 @@ impl Places {
     /// Calls `found` with every page that may have a reflection page, and with its bitmap in the sidecar.
     pub(super) fn walk<F: MediumFile>(&self, side: &F, max_pages: u64, mut found: impl FnMut(u64, u64)) -> Result<()> {
         match self {
-            Places::Dense { at } => {
-                let chunk = (DENSE_PAGES + 1) * PAGE;
-                each_meta_page(side, *at, chunk, |index, meta| {
-                    for (n, bytes) in meta.chunks_exact(8).enumerate() {
-                        let page = index * DENSE_PAGES + n as u64;
-                        if page < max_pages {
-                            found(page, word(bytes));
-                        }
+            Places::Dense { at } => each_meta_page(side, *at, DENSE_CHUNK, |index, meta| {
+                for (n, bytes) in meta.chunks_exact(8).enumerate() {
+                    let page = index * DENSE_PAGES + n as u64;
+                    if page < max_pages {
+                        found(page, word(bytes));
                     }
-                    Ok(())
-                })
-            }
+                }
+                Ok(())
+            }),
             Places::Sparse(sparse) => sparse.entries(side, |_, entry| {
                 if let Some((page, bitmap)) = entry
                     && page < max_pages
@@ -297,7 +297,7 @@ impl Sparse {
                 let full = std::io::ErrorKind::StorageFull;
                 return Err(Error::io("allocate another reflection page in", sidecar, full));
             }
-            let end = slot_chunk(self.at, free.total) + (SPARSE_PAGES + 1) * PAGE;
+            let end = slot_chunk(self.at, free.total) + SPARSE_CHUNK;
             side.set_len(end)?;
             // The new length must be durable before a record speaks of bytes beyond the old one: recovery looks for
             // slots only within the length.
@@ -314,7 +314,7 @@ impl Sparse {
         side: &F,
         mut each: impl FnMut(u32, Option<(u64, u64)>) -> Result<()>,
     ) -> Result<()> {
-        each_meta_page(side, self.at, (SPARSE_PAGES + 1) * PAGE, |index, meta| {
+        each_meta_page(side, self.at, SPARSE_CHUNK, |index, meta| {
             for (n, bytes) in meta.chunks_exact(SPARSE_ENTRY as usize).enumerate() {
                 let entry = word(&bytes[..8]).checked_sub(1).map(|page| (page, word(&bytes[8..])));
                 each((index * SPARSE_PAGES) as u32 + n as u32, entry)?;
@@ -330,13 +330,10 @@ impl Sparse {
         max_pages: u64,
         found: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
-        let chunks = side.len().saturating_sub(self.at) / ((SPARSE_PAGES + 1) * PAGE);
+        let chunks = side.len().saturating_sub(self.at) / SPARSE_CHUNK;
         if chunks > u64::from(MAX_SLOTS) / SPARSE_PAGES {
-            let what = format!(
-                "the sidecar has {} bytes, which is more than {MAX_SLOTS} reflection pages \
-                                take",
-                side.len()
-            );
+            let len = side.len();
+            let what = format!("the sidecar has {len} bytes, which is more than {MAX_SLOTS} reflection pages take");
             return Err(Error::Corrupt { path: path.to_owned(), offset: None, what });
         }
         // The file is being opened: nobody else can hold the lock.
@@ -402,8 +399,7 @@ mod tests {
 
     #[test]
     fn a_sidecar_with_more_slots_than_are_counted_is_refused() {
-        let chunk = (SPARSE_PAGES + 1) * PAGE;
-        with_sidecar(AT + (u64::from(MAX_SLOTS) / SPARSE_PAGES + 1) * chunk, |medium, path| {
+        with_sidecar(AT + (u64::from(MAX_SLOTS) / SPARSE_PAGES + 1) * SPARSE_CHUNK, |medium, path| {
             let side = medium.open(path, Access::Read, 0).unwrap();
             let error = sparse().load(&side, path, 64, |_, _| panic!("nothing is read")).unwrap_err();
             assert!(matches!(error, Error::Corrupt { .. }), "{error}");
@@ -413,8 +409,7 @@ mod tests {
 
     #[test]
     fn a_sidecar_cut_off_within_a_chunk_is_refused() {
-        for (layout, pages) in [(Layout::Sparse, SPARSE_PAGES), (Layout::Dense, DENSE_PAGES)] {
-            let chunk = (pages + 1) * PAGE;
+        for (layout, chunk) in [(Layout::Sparse, SPARSE_CHUNK), (Layout::Dense, DENSE_CHUNK)] {
             for (len, sound) in [(0, true), (PAGE, false), (chunk - 1, false), (chunk, true), (chunk + 1, false)] {
                 with_sidecar(AT + len, |medium, path| {
                     let side = medium.open(path, Access::Read, 0).unwrap();

@@ -47,7 +47,7 @@ use crate::error::{Error, Result};
 use crate::format::lane::{Lane, Lanes};
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::Geometry;
-use crate::format::sidecar::attach::Attached;
+use crate::format::sidecar::data::Pair;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
@@ -123,14 +123,8 @@ pub(crate) struct Reflection<M: Medium> {
 }
 
 /// Replays the records of a file in memory only.
-pub(super) fn look<M: Medium>(
-    medium: Arc<M>,
-    path: &Path,
-    data: M::File,
-    attached: Attached<M::File>,
-    options: &Options,
-) -> Result<Seen> {
-    let engine = Reflection::build(medium, path, data, attached, options)?;
+pub(super) fn look<M: Medium>(medium: Arc<M>, path: &Path, pair: Pair<M::File>, options: &Options) -> Result<Seen> {
+    let engine = Reflection::build(medium, path, pair, options)?;
     Ok(Seen { len: Engine::len(&engine), commit: engine.commit_number(), recovery: engine.recovery })
 }
 

@@ -13,13 +13,13 @@ use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::format::lane::Lanes;
 use crate::format::record::ChecksumSeed;
-use crate::format::sidecar::attach::{Attached, Plan, attach, share};
-use crate::format::sidecar::data::{open_data, reopen_data};
+use crate::format::sidecar::attach::{Attached, Plan};
+use crate::format::sidecar::data::{Pair, open_clean_pair, open_pair, restore_len};
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::format::sidecar::superblock::Left;
 use crate::format::sidecar::{Geometry, MAX_NUMBER_AT_OPEN, spill_path};
-use crate::options::{Durability, EngineKind, Options, Prefer};
+use crate::options::{Durability, EngineKind, Options};
 use crate::storage::{Medium, MediumClass, MediumFile};
 
 /// Address space for the largest record area a sidecar can have.
@@ -27,25 +27,23 @@ const MAX_RECORD_AREA: u64 = 64 * (1 << 16) * 64 + (1 << 20);
 
 impl<M: Medium> Reflection<M> {
     pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
-        let data = open_data(&*medium, path, options)?;
         let geometry = Geometry { lanes: options.lanes, slots: options.slots };
-        let layout = choose(options.layout, data.len());
-        let plan = Plan {
-            engine: EngineKind::Reflection,
-            layout,
-            durability: options.durability.unwrap_or(match medium.class() {
-                MediumClass::PersistentMemory => Durability::PerWrite,
-                MediumClass::Block => Durability::PerCommit,
-            }),
-            geometry,
-            len: initial_len(layout, geometry.chunks_at(), data.len()),
-            // Which layout an existing sidecar has is not known yet; the sparse one needs more.
-            reserve: reserve(crate::options::Layout::Sparse, MAX_RECORD_AREA, options.reserve(data.len())),
-        };
-        let attached = attach(&*medium, path, &data, &plan, options)?;
-        let data = reopen_data(&*medium, path, options, data)?;
-        attached.distrust_cache(&data)?;
-        let mut engine = Self::build(medium, path, data, attached, options)?;
+        let pair = open_pair(&*medium, path, options, |len| {
+            let layout = choose(options.layout, len);
+            Plan {
+                engine: EngineKind::Reflection,
+                layout,
+                durability: options.durability.unwrap_or(match medium.class() {
+                    MediumClass::PersistentMemory => Durability::PerWrite,
+                    MediumClass::Block => Durability::PerCommit,
+                }),
+                geometry,
+                len: initial_len(layout, geometry.chunks_at(), len),
+                // Which layout an existing sidecar has is not known yet; the sparse one needs more.
+                reserve: reserve(crate::options::Layout::Sparse, MAX_RECORD_AREA, options.reserve(len)),
+            }
+        })?;
+        let mut engine = Self::build(medium, path, pair, options)?;
         engine.make_durable()?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
         engine.handle_state.accept_writes();
@@ -54,38 +52,15 @@ impl<M: Medium> Reflection<M> {
 
     /// Opens a file that was closed cleanly, changing nothing; `None` if it is a plain file.
     pub(crate) fn open_for_reading(medium: Arc<M>, path: &Path, options: &Options) -> Result<Option<Self>> {
-        let data = open_data(&*medium, path, options)?;
-        let Some(attached) = share(&*medium, path, &data)? else { return Ok(None) };
-        if attached.superblock.left != Left::Clean {
-            return Err(Error::NeedsRecovery { path: path.to_owned() });
-        }
-        let data = reopen_data(&*medium, path, options, data)?;
-        Self::build(medium, path, data, attached, options).map(Some)
+        let Some(pair) = open_clean_pair(&*medium, path, options)? else { return Ok(None) };
+        Self::build(medium, path, pair, options).map(Some)
     }
 
     /// Puts the engine together and replays the live records in memory. Writes nothing.
-    pub(super) fn build(
-        medium: Arc<M>,
-        path: &Path,
-        data: M::File,
-        attached: Attached<M::File>,
-        options: &Options,
-    ) -> Result<Self> {
-        let Attached { side, path: sidecar, superblock, mut retirement } = attached;
-        if superblock.left == Left::Fresh {
-            // No commit was ever made, so whatever length the file has is right.
-            retirement.len = data.len();
-        }
+    pub(super) fn build(medium: Arc<M>, path: &Path, pair: Pair<M::File>, options: &Options) -> Result<Self> {
+        let (data, attached) = pair;
+        let Attached { side, path: sidecar, superblock, retirement } = attached.with_length(&data)?;
         let geometry = superblock.geometry;
-        let needed = geometry.chunks_at();
-        if side.len() < needed {
-            let what = format!(
-                "the sidecar was truncated: it has {} bytes, its record area alone needs \
-                                {needed}",
-                side.len()
-            );
-            return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
-        }
         let checksum_seed = ChecksumSeed::new(&superblock.uuid, retirement.session);
         let records = match superblock.left {
             Left::Open => live_records(&*medium, &side, &sidecar, geometry, checksum_seed, retirement.checkpoint)?,
@@ -138,13 +113,7 @@ impl<M: Medium> Reflection<M> {
     fn make_durable(&mut self) -> Result<()> {
         self.write_recovered()?;
         let len = self.state.head().len.load(Ordering::Relaxed);
-        if self.data.len() < len {
-            if self.options.prefer != Some(Prefer::Sidecar) {
-                let what = format!("it has {} bytes, but its last commit has {len}", self.data.len());
-                return Err(Error::ModifiedExternally { path: self.path.clone(), what });
-            }
-            self.data.set_len(len)?;
-        }
+        restore_len(&self.data, &self.path, len, &self.options)?;
         if self.data.len() > len {
             // A growth that did not commit, or a shrink that did. Until the next sync of the file a crash may bring the
             // old length back, and the next recovery comes by here again.

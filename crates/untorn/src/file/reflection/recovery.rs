@@ -107,10 +107,8 @@ impl<'a, F: MediumFile> Scan<'a, F> {
                     spilled = true;
                     *spill_lines += 1;
                     if *spill_lines > self.spill_allowance {
-                        let what = "more records claim the spill file than unfinished commits can have \
-                                    written"
-                            .to_owned();
-                        let path = self.sidecar.to_owned();
+                        let what = "more records claim the spill file than unfinished commits can have written";
+                        let (path, what) = (self.sidecar.to_owned(), what.to_owned());
                         failed = Some(Error::Corrupt { path, offset: Some(offset), what });
                         return None;
                     }
@@ -186,13 +184,8 @@ impl<M: Medium> Reflection<M> {
         if left == Left::Clean {
             let (bitmap_sum, slice_sum) = self.digests(self.options.verify)?;
             if bitmap_sum != sums.0 || self.options.verify && slice_sum != sums.1 {
-                return Err(Error::Corrupt {
-                    path: self.sidecar.clone(),
-                    offset: None,
-                    what: "its bitmaps or slices do not match the checksums recorded when the file was \
-                           closed"
-                        .to_owned(),
-                });
+                let what = "its bitmaps or slices do not match the checksums recorded when the file was closed";
+                return Err(Error::Corrupt { path: self.sidecar.clone(), offset: None, what: what.to_owned() });
             }
         }
         let mut recovery = Recovery { was_needed: left == Left::Open, ..Recovery::default() };

@@ -6,6 +6,7 @@ use super::attach::{is_named, take_lock};
 use super::superblock::Superblock;
 use super::{barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text};
 use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
 
 /// Brings the sidecar with this UUID to its `place`, for a pair restored together under new inode numbers.

@@ -11,6 +11,7 @@ use super::{
     Geometry, PAGE, barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text,
 };
 use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp};
 
@@ -35,6 +36,23 @@ impl<F: MediumFile> Attached<F> {
             self.side.distrust_cache(barriers::ATTACH_CACHE, 0, self.side.len())?;
         }
         Ok(())
+    }
+
+    /// The same with the length that counts.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the sidecar is too short for its record area.
+    pub(crate) fn with_length(mut self, data: &F) -> Result<Self> {
+        if self.superblock.left == Left::Fresh {
+            // No commit was ever made, so whatever length the file has is right.
+            self.retirement.len = data.len();
+        }
+        let (has, needed) = (self.side.len(), self.superblock.geometry.chunks_at());
+        if has < needed {
+            let what = format!("the sidecar was truncated: it has {has} bytes, its record area alone needs {needed}");
+            return Err(Error::Corrupt { path: self.path, offset: Some(has), what });
+        }
+        Ok(self)
     }
 }
 
@@ -109,8 +127,8 @@ pub(crate) fn attach<M: Medium>(
             // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
             // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
             let in_sidecar_page = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
-            tracing::warn!(path = %path.display(), sidecar = %in_sidecar_page.display(), "renamed a sidecar that does not belong \
-                                                                                to this file");
+            let (file, sidecar) = (path.display(), in_sidecar_page.display());
+            tracing::warn!(path = %file, %sidecar, "renamed a sidecar that does not belong to this file");
             relocate(medium, &directory(path), &place, &in_sidecar_page)?;
             continue;
         }
@@ -275,11 +293,8 @@ pub(crate) fn agree(
         |what: String| Err(Error::SidecarMismatch { path: path.to_owned(), sidecar: sidecar.to_owned(), what });
     let recorded = superblock.identity;
     if recorded.inode != identity.inode {
-        return mismatch(format!(
-            "it was created for inode {}, but the file is inode \
-                                 {}",
-            recorded.inode, identity.inode
-        ));
+        let (theirs, ours) = (recorded.inode, identity.inode);
+        return mismatch(format!("it was created for inode {theirs}, but the file is inode {ours}"));
     }
     if orphaned(superblock, identity) {
         return mismatch("the file was created after the sidecar, with a reused inode number".to_owned());

@@ -1,10 +1,61 @@
-//! Opening the data file of a sidecar.
+//! Opening a data file with its sidecar.
 
 use std::path::Path;
 
+use super::attach::{Attached, Plan, attach, share};
+use super::superblock::Left;
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::options::{Options, Prefer};
 use crate::storage::{Access, Medium, MediumFile};
+
+/// A data file and its sidecar.
+pub(crate) type Pair<F> = (F, Attached<F>);
+
+/// Opens a data file for reading and writing, and its sidecar. `plan` says for the file's length what a new sidecar
+/// shall be like.
+///
+/// # Errors
+/// As for [`attach`].
+pub(crate) fn open_pair<M: Medium>(
+    medium: &M,
+    path: &Path,
+    options: &Options,
+    plan: impl FnOnce(u64) -> Plan,
+) -> Result<Pair<M::File>> {
+    let data = open_data(medium, path, options)?;
+    let attached = attach(medium, path, &data, &plan(data.len()), options)?;
+    let data = reopen_data(medium, path, options, data)?;
+    attached.distrust_cache(&data)?;
+    Ok((data, attached))
+}
+
+/// Opens a file that was closed cleanly, changing nothing; `None` if it is a plain file.
+///
+/// # Errors
+/// [`Error::NeedsRecovery`] for a file that was not closed cleanly; as for [`share`].
+pub(crate) fn open_clean_pair<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<Option<Pair<M::File>>> {
+    let data = open_data(medium, path, options)?;
+    let Some(attached) = share(medium, path, &data)? else { return Ok(None) };
+    if attached.superblock.left != Left::Clean {
+        return Err(Error::NeedsRecovery { path: path.to_owned() });
+    }
+    Ok(Some((reopen_data(medium, path, options, data)?, attached)))
+}
+
+/// Sees to it that the data file is as long as its last commit made it.
+///
+/// # Errors
+/// [`Error::ModifiedExternally`] if it is shorter, unless the user trusts the sidecar more.
+pub(crate) fn restore_len<F: MediumFile>(data: &F, path: &Path, len: u64, options: &Options) -> Result<()> {
+    if data.len() >= len {
+        return Ok(());
+    }
+    if options.prefer != Some(Prefer::Sidecar) {
+        let what = format!("it has {} bytes, but its last commit has {len}", data.len());
+        return Err(Error::ModifiedExternally { path: path.to_owned(), what });
+    }
+    data.set_len(len)
+}
 
 /// Opens the data file with address space to grow.
 pub(crate) fn open_data<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<M::File> {

@@ -6,12 +6,13 @@
 
 use std::path::Path;
 
-use twox_hash::XxHash3_64;
 use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{MAX_LEN, MAX_NUMBER_AT_OPEN, PAGE};
 use crate::error::{Error, Result};
+use crate::format::checksum::{is_sealed, seal, xxh3};
+use crate::format::dual_copy::{newest, read_both};
 use crate::storage::MediumFile;
 
 /// Byte offsets of the two copies: 512 apart, so that a torn page harms one at most.
@@ -46,29 +47,21 @@ struct Raw {
 const _: () = assert!(size_of::<Raw>() == 64);
 
 impl Retirement {
-    fn encode(&self, uuid: &[u8; 16]) -> [u8; 64] {
-        let raw = Raw {
+    fn encode(&self, uuid: &[u8; 16]) -> Raw {
+        let mut raw = Raw {
             seq: self.seq.into(),
             checkpoint: self.checkpoint.into(),
             len: self.len.into(),
             session: self.session.into(),
             side_len: self.side_len.into(),
-            reserved: [0; 16],
-            check: 0.into(),
+            ..Raw::new_zeroed()
         };
-        let mut bytes: [u8; 64] = zerocopy::transmute!(raw);
-        let check = Self::check(&bytes, uuid);
-        bytes[56..].copy_from_slice(&check.to_le_bytes());
-        bytes
+        seal(xxh3(0, uuid), raw.as_mut_bytes());
+        raw
     }
 
-    fn check(bytes: &[u8; 64], uuid: &[u8; 16]) -> u64 {
-        XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(uuid), &bytes[..56])
-    }
-
-    fn decode(bytes: &[u8; 64], uuid: &[u8; 16]) -> Option<Self> {
-        let raw = Raw::read_from_bytes(bytes).ok()?;
-        (Self::check(bytes, uuid) == raw.check.get()).then(|| Retirement {
+    fn decode(raw: &Raw, uuid: &[u8; 16]) -> Option<Self> {
+        is_sealed(xxh3(0, uuid), raw.as_bytes()).then(|| Retirement {
             seq: raw.seq.get(),
             checkpoint: raw.checkpoint.get(),
             len: raw.len.get(),
@@ -82,19 +75,7 @@ impl Retirement {
     /// # Errors
     /// [`Error::Corrupt`] if neither is whole.
     pub(crate) fn read<F: MediumFile>(file: &F, path: &Path, uuid: &[u8; 16]) -> Result<Self> {
-        let mut best: Option<Retirement> = None;
-        for at in AT {
-            if file.len() < at + 64 {
-                break;
-            }
-            let mut bytes = [0; 64];
-            file.read(at, &mut bytes)?;
-            if let Some(found) = Self::decode(&bytes, uuid)
-                && best.is_none_or(|best| found.seq > best.seq)
-            {
-                best = Some(found);
-            }
-        }
+        let best = newest(read_both(file, AT, |_, raw| Self::decode(raw, uuid))?, |line| line.seq);
         let corrupt = |what: String| Error::Corrupt { path: path.to_owned(), offset: Some(AT[0]), what };
         let best = best.ok_or_else(|| corrupt("neither retirement line is valid".to_owned()))?;
         if best.len > MAX_LEN
@@ -103,12 +84,8 @@ impl Retirement {
             return Err(corrupt(format!("the retirement line has impossible values: {best:?}")));
         }
         if file.len() < best.side_len {
-            return Err(corrupt(format!(
-                "the sidecar was truncated: it has {} bytes and had \
-                                        {}",
-                file.len(),
-                best.side_len
-            )));
+            let (has, had) = (file.len(), best.side_len);
+            return Err(corrupt(format!("the sidecar was truncated: it has {has} bytes and had {had}")));
         }
         Ok(best)
     }
@@ -117,6 +94,6 @@ impl Retirement {
     pub(crate) fn write<F: MediumFile>(&mut self, file: &F, uuid: &[u8; 16]) -> Result<()> {
         self.seq += 1;
         self.side_len = file.len();
-        file.write(AT[(self.seq % 2) as usize], &self.encode(uuid))
+        file.write(AT[(self.seq % 2) as usize], self.encode(uuid).as_bytes())
     }
 }

@@ -4,6 +4,7 @@ use super::barriers;
 use super::retirement::Retirement;
 use super::superblock::{Left, Superblock};
 use crate::error::Result;
+use crate::format::dual_copy::DualCopy;
 use crate::format::record::ChecksumSeed;
 use crate::storage::{Barrier, Medium, MediumFile, Stamp};
 
@@ -46,6 +47,14 @@ impl SidecarState {
         self.write(side)?;
         medium.fence(barriers::OPEN, &[data, side])?;
         Ok(ChecksumSeed::new(&self.superblock.uuid, self.retirement.session))
+    }
+
+    /// Says, durably, that everything is in the data file: the sidecar may be removed.
+    pub(crate) fn write_settled<M: Medium>(&mut self, medium: &M, side: &M::File, barrier: Barrier) -> Result<()> {
+        self.closed = true;
+        self.superblock.left = Left::Settled;
+        self.superblock.write(side)?;
+        medium.fence(barrier, &[side])
     }
 
     /// Says, durably, that the file was closed cleanly when the data file stood at this stamp.

@@ -2,28 +2,17 @@
 //!
 //! Every number is little-endian. Any program may have written the file, so each number is checked before use.
 
-use std::path::Path;
-
 use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::error::{Error, Result};
-use crate::format::magic::REGION_STORE as MAGIC;
-use crate::storage::MediumFile;
+use crate::format::dual_copy::{DualCopy, Head, Refusal};
+use crate::format::magic::REGION_STORE;
 
 /// Bytes of a page, of the store and of a region.
 pub(crate) const PAGE: u64 = 4096;
 /// The bytes of one page.
 pub(crate) type Page = [u8; PAGE as usize];
-
-/// The format this code writes.
-const VERSION: u32 = 1;
-/// Features that a reader without knowledge of them may not open the store with at all. None are defined yet.
-const KNOWN_INCOMPAT: u64 = 0;
-/// Features that a program without knowledge of them may at most read. None are defined yet, and until one is, a store
-/// with any of them is refused altogether.
-const KNOWN_RO_COMPAT: u64 = 0;
 
 /// The most region nodes a store may have.
 pub(crate) const MAX_NODES: u32 = 1 << 16;
@@ -50,8 +39,7 @@ pub(super) const IN_LINE: usize = 4;
 /// never a page of a region, so its number is free for this.
 pub(super) const ZERO: u64 = 1;
 
-/// The superblock: what the file is, and how it was left. Two copies are written alternately; the valid one with the
-/// higher sequence number counts.
+/// The superblock: what the file is, and how it was left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) uuid: [u8; 16],
@@ -85,15 +73,8 @@ impl MapPlace {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawSuperblock {
-    magic: [u8; 8],
-    version: U32,
-    page_size: U32,
-    compat: U64,
-    ro_compat: U64,
-    incompat: U64,
-    uuid: [u8; 16],
-    seq: U64,
+pub(super) struct RawSuperblock {
+    head: Head,
     nodes: U32,
     /// 1: open, or left by a crash. 2: closed cleanly.
     left: U32,
@@ -107,8 +88,6 @@ struct RawSuperblock {
 
 const _: () = {
     assert!(size_of::<RawSuperblock>() == PAGE as usize);
-    assert!(std::mem::offset_of!(RawSuperblock, uuid) == 40);
-    assert!(std::mem::offset_of!(RawSuperblock, seq) == 56);
     assert!(std::mem::offset_of!(RawSuperblock, pages) == 72);
     assert!(std::mem::offset_of!(RawSuperblock, session) == 96);
     assert!(std::mem::offset_of!(RawSuperblock, check) == 4088);
@@ -122,92 +101,47 @@ impl Superblock {
     pub(super) fn first(&self) -> u64 {
         NODES_AT + u64::from(self.nodes)
     }
+}
 
-    pub(super) fn encode(&self) -> Page {
-        let mut raw = RawSuperblock::new_zeroed();
-        raw.magic = MAGIC;
-        raw.version = VERSION.into();
-        raw.page_size = (PAGE as u32).into();
-        raw.uuid = self.uuid;
-        raw.seq = self.seq.into();
-        raw.nodes = self.nodes.into();
-        raw.left = OPEN.into();
-        raw.session = self.session.into();
+impl DualCopy for Superblock {
+    type Raw = RawSuperblock;
+    const MAGIC: [u8; 8] = REGION_STORE;
+    const FILE: &'static str = "store";
+    const NEITHER: &'static str = "neither superblock is valid, or this is not a region store";
+
+    fn seq(&mut self) -> &mut u64 {
+        &mut self.seq
+    }
+
+    fn encode(&self) -> RawSuperblock {
+        let mut raw = RawSuperblock {
+            head: Head::new::<Self>(self.uuid, self.seq),
+            nodes: self.nodes.into(),
+            left: OPEN.into(),
+            session: self.session.into(),
+            ..RawSuperblock::new_zeroed()
+        };
         if let Some(map) = self.map {
             raw.left = CLEAN.into();
             raw.pages = map.pages.into();
             raw.map_at = map.at.into();
             raw.map_sum = map.sum.into();
         }
-        let mut bytes: Page = zerocopy::transmute!(raw);
-        let check = XxHash3_64::oneshot(&bytes[..4088]);
-        bytes[4088..].copy_from_slice(&check.to_le_bytes());
-        bytes
+        raw
     }
 
-    /// Decodes one copy. `Ok(None)` if it is no whole superblock.
-    fn decode(bytes: &Page, path: &Path) -> Result<Option<Self>> {
-        let Ok(raw) = RawSuperblock::read_from_bytes(bytes) else { return Ok(None) };
-        if raw.magic != MAGIC || XxHash3_64::oneshot(&bytes[..4088]) != raw.check.get() {
-            return Ok(None);
-        }
-        let unsupported = |what: String| Error::Unsupported { path: path.to_owned(), what };
-        if raw.version.get() != VERSION {
-            return Err(unsupported(format!(
-                "the store has format version {}; this untorn knows version {VERSION}",
-                raw.version.get()
-            )));
-        }
-        let unknown = raw.incompat.get() & !KNOWN_INCOMPAT | raw.ro_compat.get() & !KNOWN_RO_COMPAT;
-        if unknown != 0 {
-            return Err(unsupported(format!("the store uses features this untorn does not know (mask {unknown:#x})")));
-        }
-        let nonsense = |what: String| Error::Corrupt { path: path.to_owned(), offset: Some(0), what };
+    fn decode(raw: &RawSuperblock) -> std::result::Result<Self, Refusal> {
+        raw.head.check(MAX_NUMBER)?;
         let nodes = raw.nodes.get();
-        if u64::from(raw.page_size.get()) != PAGE || nodes == 0 || nodes > MAX_NODES || raw.seq.get() > MAX_NUMBER {
-            return Err(nonsense(format!(
-                "the superblock has impossible values: pages of {} bytes, {nodes} region nodes, sequence number {}",
-                raw.page_size.get(),
-                raw.seq.get()
-            )));
+        if nodes == 0 || nodes > MAX_NODES {
+            return Err(Refusal::Corrupt(format!("the superblock has an impossible number of region nodes, {nodes}")));
         }
         let map = match raw.left.get() {
             OPEN => None,
             CLEAN => Some(MapPlace { pages: raw.pages.get(), at: raw.map_at.get(), sum: raw.map_sum.get() }),
-            other => return Err(nonsense(format!("the superblock has the unknown state {other}"))),
+            other => return Err(Refusal::Corrupt(format!("the superblock has the unknown state {other}"))),
         };
-        Ok(Some(Superblock { uuid: raw.uuid, seq: raw.seq.get(), nodes, session: raw.session.get(), map }))
-    }
-
-    /// Reads the copy that counts.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] if neither is whole; what is wrong with the newer one.
-    pub(super) fn read<F: MediumFile>(file: &F, path: &Path) -> Result<Self> {
-        let mut best: Option<Superblock> = None;
-        for copy in 0..2 {
-            if file.len() < (copy + 1) * PAGE {
-                break;
-            }
-            let mut bytes = [0; PAGE as usize];
-            file.read(copy * PAGE, &mut bytes)?;
-            if let Some(found) = Self::decode(&bytes, path)?
-                && best.as_ref().is_none_or(|best| found.seq > best.seq)
-            {
-                best = Some(found);
-            }
-        }
-        best.ok_or_else(|| Error::Corrupt {
-            path: path.to_owned(),
-            offset: Some(0),
-            what: "neither superblock is valid, or this is not a region store".to_owned(),
-        })
-    }
-
-    /// Writes this as the newer copy, over the older one. Durable at the next fence.
-    pub(super) fn write<F: MediumFile>(&mut self, file: &F) -> Result<()> {
-        self.seq += 1;
-        file.write(self.seq % 2 * PAGE, &self.encode())
+        Ok(Superblock { uuid: raw.head.uuid, seq: raw.head.seq.get(), nodes, session: raw.session.get(), map })
     }
 }
 
@@ -289,11 +223,8 @@ impl Node {
                 "region node with an impossible name length ({len} bytes) or page limit ({max_pages})"
             ));
         }
-        let name = std::str::from_utf8(&raw.name[..len]).map_err(|_| {
-            "region node with a name that is not \
-                                                                      UTF-8"
-                .to_owned()
-        })?;
+        let name = std::str::from_utf8(&raw.name[..len]);
+        let name = name.map_err(|_| "region node with a name that is not UTF-8".to_owned())?;
         Ok(Some((Node { name: name.to_owned(), uid: raw.uid, max_pages }, raw.root.get())))
     }
 

@@ -175,11 +175,8 @@ impl<M: Medium> Core<M> {
                 }
                 let logical = leaf.index * LEAF + position as u64;
                 if entry.is_allocated() && !self.is_sensible(*entry, logical, region.max_pages) {
-                    let what = format!(
-                        "the entry of its page {logical} is invalid: it names page {} of the \
-                                        store",
-                        entry.page.get()
-                    );
+                    let page = entry.page.get();
+                    let what = format!("the entry of its page {logical} is invalid: it names page {page} of the store");
                     return Err(region.damaged(self.path(), leaf.page, &what));
                 }
             }

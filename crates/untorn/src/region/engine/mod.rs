@@ -79,6 +79,7 @@ pub(crate) use self::store::Store;
 use self::working::Working;
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
 use crate::options::Order;
 use crate::storage::{Barrier, Medium, MediumClass, MediumFile};
 
@@ -422,14 +423,8 @@ impl<M: Medium> Core<M> {
             let mut page = [0; PAGE as usize];
             self.file.read(region.node * PAGE, &mut page)?;
             let newest = Record::both(&page, &region.uid).into_iter().next();
-            let newest = newest.ok_or_else(|| {
-                region.damaged(
-                    self.path(),
-                    region.node,
-                    "neither commit record is \
-                                                                                        valid",
-                )
-            })?;
+            let none = || region.damaged(self.path(), region.node, "neither commit record is valid");
+            let newest = newest.ok_or_else(none)?;
             return Ok(*state.summary.insert((newest.commit, newest.pages)));
         }
         self.load(region, state)?;

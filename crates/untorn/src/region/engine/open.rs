@@ -1,6 +1,6 @@
 //! Creating a store and opening one.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -10,6 +10,8 @@ use super::store::Store;
 use super::{Core, Region, Settings, Slot, barriers};
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
+use crate::format::sidecar::parent;
 use crate::options::{ExclusionCheck, Order};
 use crate::storage::{self, Access, LockKind, Medium, MediumClass, MediumFile};
 
@@ -61,7 +63,7 @@ impl<M: Medium> Store<M> {
         }
         exclusion.map_or(Ok(()), ExclusionCheck::check_exclusion)?;
         file.sync(barriers::ATTACH_FILE)?;
-        medium.sync_dir(barriers::ATTACH_NAME, &directory_of(path))?;
+        medium.sync_dir(barriers::ATTACH_NAME, &parent(path))?;
         // Who only looks changes nothing that what it sees would have to be durable for, and what cannot be dropped
         // from a cache would have to be written.
         let distrusts = !settings.read_only;
@@ -72,10 +74,8 @@ impl<M: Medium> Store<M> {
         let pages = file.len() / PAGE;
         if file.len() > settings.max_len {
             let (len, most) = (file.len(), settings.max_len);
-            let what = format!(
-                "the store has {len} bytes, more than the maximum of {most} it was opened with; open it \
-                                with a larger max_len"
-            );
+            let least = format!("more than the maximum of {most} it was opened with");
+            let what = format!("the store has {len} bytes, {least}; open it with a larger max_len");
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         let least = superblock.map.map_or(0, |map| map.pages).max(superblock.first());
@@ -185,11 +185,4 @@ fn read_directory<M: Medium>(
         directory.push(slot);
     }
     Ok(directory)
-}
-
-fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
 }

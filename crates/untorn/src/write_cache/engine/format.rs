@@ -10,18 +10,16 @@ use std::path::{Path, PathBuf};
 pub(crate) use untorn_ring::{Entry, Geometry, HEADER, Kind, PAGE};
 use untorn_ring::{MAX_NUMBER, TABLE_AT, TAIL_AT, sum};
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::{Error, Result};
+use crate::format::checksum::{is_sealed, seal};
+use crate::format::dual_copy::{DualCopy, Needs, RawIdentity, Refusal, newest, read_both};
+use crate::format::magic::has_superblock;
 use crate::format::record::ChecksumSeed;
 use crate::storage::{CreateAttrs, Identity, MediumFile};
 
 const SECTOR: u64 = 512;
-const MAGIC: [u8; 8] = *b"WRCACHE\n";
-/// The format this code writes.
-const VERSION: u32 = 1;
-/// Features without knowledge of which the log may not be used. None are defined yet.
-const KNOWN_INCOMPAT: u32 = 0;
 /// The longest path that the file table can hold, in bytes; where a file has two, both together.
 pub(super) const MAX_PATH: usize = 3912;
 
@@ -41,7 +39,7 @@ impl Lines for Geometry {
     }
 }
 
-/// The superblock. Two copies are written alternately; the valid one with the higher sequence number counts.
+/// The superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) uuid: [u8; 16],
@@ -55,7 +53,7 @@ pub(super) struct Superblock {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawSuperblock {
+pub(super) struct RawSuperblock {
     magic: [u8; 8],
     version: U32,
     incompat: U32,
@@ -84,10 +82,7 @@ struct RawTail {
 struct RawFile {
     uid: U64,
     seq: U64,
-    device: U64,
-    inode: U64,
-    generation: U64,
-    birth: U64,
+    identity: RawIdentity,
     state: U32,
     path_len: U32,
     parents: [U64; PARENTS],
@@ -125,13 +120,40 @@ impl Superblock {
         ChecksumSeed::new(&self.uuid, self.session)
     }
 
-    /// Stores the copy whose turn it is, durable at the next fence or sync.
-    pub(super) fn write<F: MediumFile>(&mut self, file: &F) -> Result<()> {
-        self.seq += 1;
-        let mut raw = RawSuperblock {
-            magic: MAGIC,
-            version: VERSION.into(),
-            incompat: 0.into(),
+    /// Reads the copy that counts of a log that is as long as it says.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what is no log, [`Error::Unsupported`] for one of a later version.
+    pub(super) fn read_whole<F: MediumFile>(file: &F, path: &Path) -> Result<Self> {
+        let superblock = Self::read(file, path)?;
+        let (has, should) = (file.len(), superblock.geometry.len().unwrap_or(u64::MAX));
+        if has < should {
+            let what = format!("the log was truncated: it has {has} bytes and should have {should}");
+            return Err(Error::Corrupt { path: path.to_owned(), offset: Some(has), what });
+        }
+        Ok(superblock)
+    }
+}
+
+impl DualCopy for Superblock {
+    type Raw = RawSuperblock;
+    const MAGIC: [u8; 8] = *b"WRCACHE\n";
+    const FILE: &'static str = "write-cache log";
+    const NEITHER: &'static str = "neither superblock is valid, or this is not a write-cache log";
+    const EITHER_REFUSES: bool = false;
+
+    fn seq(&mut self) -> &mut u64 {
+        &mut self.seq
+    }
+
+    fn needs(raw: &RawSuperblock) -> Needs {
+        Needs { version: raw.version.get(), ro_compat: 0, incompat: raw.incompat.get().into() }
+    }
+
+    fn encode(&self) -> RawSuperblock {
+        RawSuperblock {
+            magic: Self::MAGIC,
+            version: Self::VERSION.into(),
             uuid: self.uuid,
             seq: self.seq.into(),
             session: self.session.into(),
@@ -139,86 +161,41 @@ impl Superblock {
             entry: self.geometry.entry.into(),
             files: self.geometry.files.into(),
             per_write: u32::from(self.per_write).into(),
-            reserved: [0; 436],
-            check: 0.into(),
-        };
-        raw.check = sum(0, &raw.as_bytes()[..504]).into();
-        file.write((self.seq % 2) * PAGE, raw.as_bytes())
+            ..RawSuperblock::new_zeroed()
+        }
     }
 
-    /// # Errors
-    /// [`Error::Corrupt`] for what is no log, [`Error::Unsupported`] for one of a later version.
-    pub(super) fn read<F: MediumFile>(file: &F, path: &Path) -> Result<Self> {
-        let mut found: Option<Superblock> = None;
-        let mut unsupported = None;
-        let mut bytes = [0; SECTOR as usize];
-        for copy in 0..2 {
-            if file.len() < copy * PAGE + SECTOR {
-                continue;
-            }
-            file.read(copy * PAGE, &mut bytes)?;
-            let Ok(raw) = RawSuperblock::read_from_bytes(&bytes) else { continue };
-            if raw.magic != MAGIC || sum(0, &bytes[..504]) != raw.check.get() {
-                continue;
-            }
-            if raw.version.get() != VERSION || raw.incompat.get() & !KNOWN_INCOMPAT != 0 {
-                let (version, features) = (raw.version.get(), raw.incompat.get());
-                unsupported = Some(format!(
-                    "the write-cache log has format version {version} and features \
-                                            {features:#x}, which this untorn does not support"
-                ));
-                continue;
-            }
-            let geometry = Geometry { entry: raw.entry.get(), files: raw.files.get(), slots: raw.slots.get() };
-            let (seq, session) = (raw.seq.get(), raw.session.get());
-            let sound = geometry.is_valid() && seq < MAX_NUMBER && session < MAX_NUMBER;
-            if sound && found.is_none_or(|other| other.seq < seq) {
-                let per_write = raw.per_write.get() != 0;
-                found = Some(Superblock { uuid: raw.uuid, seq, session, per_write, geometry });
-            }
+    fn decode(raw: &RawSuperblock) -> std::result::Result<Self, Refusal> {
+        let geometry = Geometry { entry: raw.entry.get(), files: raw.files.get(), slots: raw.slots.get() };
+        let (seq, session) = (raw.seq.get(), raw.session.get());
+        if !geometry.is_valid() || seq >= MAX_NUMBER || session >= MAX_NUMBER {
+            let what = format!("the superblock has impossible values: number {seq}, session {session}, {geometry:?}");
+            return Err(Refusal::Corrupt(what));
         }
-        let corrupt = |offset, what: String| Err(Error::Corrupt { path: path.to_owned(), offset, what });
-        let Some(superblock) = found else {
-            return match unsupported {
-                Some(what) => Err(Error::Unsupported { path: path.to_owned(), what }),
-                None => corrupt(Some(0), "neither superblock is valid, or this is not a write-cache log".to_owned()),
-            };
-        };
-        let (has, should) = (file.len(), superblock.geometry.len().unwrap_or(u64::MAX));
-        if has < should {
-            return corrupt(Some(has), format!("the log was truncated: it has {has} bytes and should have {should}"));
-        }
-        Ok(superblock)
+        Ok(Superblock { uuid: raw.uuid, seq, session, per_write: raw.per_write.get() != 0, geometry })
     }
 }
 
 /// Whether bytes from the start of a file are those of a log's first superblock, or of its second.
 pub(super) fn is_log(start: &[u8]) -> bool {
-    [0, PAGE as usize].iter().any(|&at| start.get(at..).is_some_and(|start| start.starts_with(&MAGIC)))
+    has_superblock(start, &Superblock::MAGIC)
 }
 
 /// The bytes of a tail line for this place.
 pub(super) fn encode_tail(checksum_seed: ChecksumSeed, at: u64, tail: u64) -> [u8; 64] {
-    let mut raw = RawTail { tail: tail.into(), reserved: [0; 48], check: 0.into() };
-    raw.check = sum(checksum_seed.at(at), &raw.as_bytes()[..56]).into();
-    zerocopy::transmute!(raw)
+    let raw = RawTail { tail: tail.into(), ..RawTail::new_zeroed() };
+    let mut bytes: [u8; 64] = zerocopy::transmute!(raw);
+    seal(checksum_seed.at(at), &mut bytes);
+    bytes
 }
 
 /// The tail: of two lines the valid one that says more; 0 in a session without any.
 pub(super) fn read_tail<F: MediumFile>(file: &F, checksum_seed: ChecksumSeed, geometry: Geometry) -> Result<u64> {
-    let mut tail = 0;
-    for copy in 0..2 {
-        let at = geometry.tail_at(copy);
-        let mut bytes = [0; 64];
-        file.read(at, &mut bytes)?;
-        let raw = RawTail::read_from_bytes(&bytes)
-            .ok()
-            .filter(|raw| raw.check.get() == sum(checksum_seed.at(at), &bytes[..56]));
-        if let Some(raw) = raw.filter(|raw| raw.tail.get() < MAX_NUMBER) {
-            tail = tail.max(raw.tail.get());
-        }
-    }
-    Ok(tail)
+    let tails = read_both(file, [0, 1].map(|copy| geometry.tail_at(copy)), |at, raw: &RawTail| {
+        let tail = raw.tail.get();
+        (is_sealed(checksum_seed.at(at), raw.as_bytes()) && tail < MAX_NUMBER).then_some(tail)
+    })?;
+    Ok(newest(tails, |tail| *tail).unwrap_or(0))
 }
 
 /// A line of the file table: which file a number in an entry means.
@@ -298,10 +275,7 @@ impl TableLine {
         let mut raw = RawFile {
             uid: self.uid.into(),
             seq: self.seq.into(),
-            device: self.identity.device.into(),
-            inode: self.identity.inode.into(),
-            generation: self.identity.generation.into(),
-            birth: self.identity.birth.into(),
+            identity: self.identity.into(),
             state: (state + if self.before.is_some() { TWO_NAMES } else { 0 }).into(),
             path_len: (path.len() as u32).into(),
             parents: self.parents.map(U64::new),
@@ -340,12 +314,7 @@ impl TableLine {
         {
             return None;
         }
-        let identity = Identity {
-            device: raw.device.get(),
-            inode: raw.inode.get(),
-            generation: raw.generation.get(),
-            birth: raw.birth.get(),
-        };
+        let identity = Identity::from(raw.identity);
         let to_path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
         let (uid, seq, state) = (raw.uid.get(), raw.seq.get(), raw.state.get());
         let (state, has_two) = if state > TWO_NAMES { (state - TWO_NAMES, true) } else { (state, false) };
@@ -375,18 +344,11 @@ impl TableLine {
         geometry: Geometry,
         slot: u32,
     ) -> Result<Option<(u64, Self)>> {
-        let mut found: Option<(u64, TableLine)> = None;
-        let mut bytes = [0; PAGE as usize];
-        for copy in 0..2 {
-            let at = geometry.table_at(slot, copy);
-            file.read(at, &mut bytes)?;
-            if let Some(line) = TableLine::decode(checksum_seed, at, &bytes)
-                && found.as_ref().is_none_or(|(_, other)| other.seq < line.seq)
-            {
-                found = Some((copy, line));
-            }
-        }
-        Ok(found)
+        let [first, second] = read_both(file, [0, 1].map(|copy| geometry.table_at(slot, copy)), |at, bytes| {
+            TableLine::decode(checksum_seed, at, bytes)
+        })?;
+        let copies = [first.map(|line| (0, line)), second.map(|line| (1, line))];
+        Ok(newest(copies, |(_, line)| line.seq))
     }
 }
 

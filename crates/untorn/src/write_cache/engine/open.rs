@@ -17,6 +17,8 @@ use super::worker::Worker;
 use super::{Cache, Settings, barriers};
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
+use crate::format::sidecar::parent;
 use crate::options::{Durability, ProgressFn};
 use crate::storage::{self, Access, LockKind, Medium, MediumClass, MediumFile};
 use crate::write_cache::backing::BackingDir;
@@ -79,14 +81,13 @@ pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
         return Err(Error::InUse { path: path.to_owned(), holder: "another process, or this one".to_owned() });
     }
     file.sync(barriers::ATTACH_LOG)?;
-    let dir = path.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
-    medium.sync_dir(barriers::ATTACH_NAME, dir)?;
+    medium.sync_dir(barriers::ATTACH_NAME, &parent(path))?;
     file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
     if medium.class() == MediumClass::PersistentMemory {
         // A copy that left out zeros has holes, where a store could be lost.
         file.allocate(0, file.len())?;
     }
-    let superblock = Superblock::read(&file, path)?;
+    let superblock = Superblock::read_whole(&file, path)?;
     let scan = scan(&file, path, &superblock)?;
     Ok(Found { file, superblock, scan })
 }
