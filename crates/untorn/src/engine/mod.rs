@@ -16,7 +16,7 @@
 
 use std::path::{Path, PathBuf};
 
-pub(crate) use self::range::{check_range, misaligned};
+pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
 use crate::error::Result;
 pub(crate) use crate::options::EngineKind;

@@ -18,6 +18,16 @@ fn out_of_range(path: &Path, offset: u64, len: u64, file_len: u64) -> Error {
     Error::OutOfRange { path: path.to_owned(), offset, len, file_len }
 }
 
+/// The error for a length beyond the maximum that a file was opened with, or nothing.
+pub(crate) fn check_growth(path: &Path, len: u64, max_len: u64) -> Result<()> {
+    if len <= max_len {
+        return Ok(());
+    }
+    let maximum = format!("the file was opened with a maximum of {max_len}");
+    let what = format!("cannot grow to {len} bytes: {maximum}; open it again with a larger max_len");
+    Err(Error::Invalid { path: path.to_owned(), what })
+}
+
 #[cold]
 pub(crate) fn misaligned<T>(path: &Path, offset: u64) -> Error {
     let align = align_of::<T>();

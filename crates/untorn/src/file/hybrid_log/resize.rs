@@ -1,8 +1,8 @@
 //! Changing the length, which belongs to the epoch: it commits or vanishes with it.
 
 use super::{Core, Lane, barriers};
-use crate::engine::Piece;
-use crate::error::{Error, Result};
+use crate::engine::{Piece, check_growth};
+use crate::error::Result;
 use crate::format::sidecar::PAGE;
 use crate::options::Durability;
 use crate::storage::{Medium, MediumFile};
@@ -15,14 +15,7 @@ const ZEROS: usize = 64 << 10;
 impl<M: Medium> Core<M> {
     pub(super) fn change_len(&self, len: u64) -> Result<()> {
         self.handle_state.writable()?;
-        if len > self.max_len {
-            let what = format!(
-                "cannot grow to {len} bytes: the file was opened with a maximum of {}; open it again with a larger \
-                 max_len",
-                self.max_len
-            );
-            return Err(Error::Invalid { path: self.path().to_owned(), what });
-        }
+        check_growth(self.path(), len, self.max_len)?;
         // One at a time: of two that find the data file too short, the second would cut it to its own length,
         // whatever has been written behind that meanwhile.
         let _resizing = self.lock_resizing();

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use super::layout::{initial_len, pages};
 use super::slices::{SLICE, touched};
 use super::{Reflection, barriers};
-use crate::error::{Error, Result};
+use crate::engine::check_growth;
+use crate::error::Result;
 use crate::format::lane::Lane;
 use crate::format::record::{Entry, Record, lines};
 use crate::format::sidecar::PAGE;
@@ -15,14 +16,7 @@ use crate::storage::{Medium, MediumFile};
 impl<M: Medium> Reflection<M> {
     pub(super) fn change_len(&self, len: u64) -> Result<()> {
         self.writable()?;
-        if len > self.max_len {
-            let what = format!(
-                "cannot grow to {len} bytes: the file was opened with a maximum of {}; open it again with a larger \
-                 max_len",
-                self.max_len
-            );
-            return Err(Error::Invalid { path: self.path.clone(), what });
-        }
+        check_growth(&self.path, len, self.max_len)?;
         let head = self.state.head();
         let committing = head.commit.lock(self.relax());
         let old = head.len.load(Ordering::Acquire);
