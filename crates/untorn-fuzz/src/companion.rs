@@ -1,60 +1,29 @@
 //! Forged companion files: those of a protected file with changes, sealed as the format requires.
 
-use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use untorn::redundancy::{Checksum, ProtectOptions, StripeLayout};
-use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
+use untorn::testing::storage::MediumClass;
 use untorn::{EngineKind, Options, Result};
-use untorn_sim::{CrashState, SimMedium};
+use untorn_sim::SimMedium;
 
-use crate::forge::{changes, field, raw, seal_superblock};
+use crate::forge::{Run, changes, field, raw, seal_superblock};
 use crate::input::Input;
 use crate::judge::plain;
-use crate::pair::{LEN, PAGE, PATH, boot, bytes, replace};
+use crate::pair::{Honest, LEN, PAGE, PATH, sidecar};
 
 /// Table blocks of these files: one of data pages, one of parity pages, each in two copies.
 const BLOCKS: usize = 2;
 /// The most a companion file is stretched to.
 const MAX_SIDE: u64 = 1 << 20;
 
-/// Offset and width of the superblock's fields.
-const SUPERBLOCK: [(usize, usize); 25] = [
-    (0, 8),
-    (8, 4),
-    (12, 4),
-    (16, 8),
-    (24, 8),
-    (32, 8),
-    (40, 8),
-    (56, 8),
-    (64, 8),
-    (72, 8),
-    (80, 8),
-    (88, 8),
-    (96, 8),
-    (104, 4),
-    (108, 4),
-    (112, 4),
-    (116, 4),
-    (120, 8),
-    (128, 8),
-    (136, 8),
-    (144, 8),
-    (152, 8),
-    (160, 8),
-    (168, 8),
-    (672, 8),
-];
+/// The superblock's fields.
+const SUPERBLOCK: [Run; 7] = [(0, 8, 1), (8, 4, 2), (16, 8, 4), (56, 8, 6), (104, 4, 4), (120, 8, 7), (672, 8, 1)];
 
-/// A machine with a protected file.
-struct Honest {
-    state: CrashState,
-    side: Vec<u8>,
-    data: Vec<u8>,
-}
+/// The bytes of the protected file.
+static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| (0..LEN).map(|at| (at / 7 + at / PAGE) as u8).collect());
 
-/// One for each layout and checksum, closed, and left while some of it was stored to.
+/// A machine with a protected file: one for each layout and checksum, closed, and left while some of it was stored to.
 static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
     let mut all = Vec::new();
     for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
@@ -73,8 +42,7 @@ fn by_hand() -> ProtectOptions {
 
 fn build(layout: StripeLayout, checksum: Checksum, clean: bool) -> Result<Honest> {
     let medium = SimMedium::new(MediumClass::PersistentMemory);
-    let data: Vec<u8> = (0..LEN).map(|at| (at / 7 + at / PAGE) as u8).collect();
-    medium.install(PATH, &data);
+    medium.install(PATH, &DATA);
     let protected = by_hand().stripe(2).layout(layout).checksum(checksum).open_on(medium.clone(), PATH)?;
     protected.sync()?;
     let state = if clean {
@@ -84,14 +52,7 @@ fn build(layout: StripeLayout, checksum: Checksum, clean: bool) -> Result<Honest
         let _stores = protected.announce(PAGE as u64..PAGE as u64 + 1)?;
         medium.crash_state()
     };
-    let medium = boot(&state);
-    let side = bytes(&medium, &companion(&medium)?)?;
-    Ok(Honest { state, side, data })
-}
-
-fn companion(medium: &SimMedium) -> Result<PathBuf> {
-    let inode = medium.open(PATH.as_ref(), Access::Read, 0)?.identity()?.inode;
-    Ok(PathBuf::from(format!("/.untorn/{inode}.redundancy")))
+    Honest::take(state, sidecar(&medium)?.with_extension("redundancy"))
 }
 
 /// Changes something. Returns whether no seal was forged, so that no changed block or superblock can be believed.
@@ -106,7 +67,7 @@ fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
             let at = 8 * input.below(511) as usize;
             let block = input.below(BLOCKS as u64) as usize;
             let copies = [0, 1].map(|copy| (2 + copy * BLOCKS + block) * PAGE);
-            field(side, &[(at, 8)], copies, input, seal_superblock);
+            field(side, &[(at, 8, 1)], copies, input, seal_superblock);
             false
         }
         2 => {
@@ -127,17 +88,15 @@ fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
-    let mut side = honest.side.clone();
+    let mut side = honest.bytes.clone();
     let count = 1 + input.below(16);
     let unforged = changes(&mut input, count, |input| change(&mut side, input));
-    let medium = boot(&honest.state);
-    let place = companion(&medium).expect("the file exists");
-    replace(&medium, &place, &honest.side, &side).expect("the simulated medium accepts any bytes");
+    let medium = honest.with(&side);
     let contents = || plain(&medium).expect("the file exists");
     match input.byte() % 8 {
         // This is rare, because a reader amid writes tries again after a pause.
         1 => drop(untorn::redundancy::recorded_on(&medium, PATH)),
-        2 | 3 => return with_engine(&medium, honest, unforged),
+        2 | 3 => return with_engine(&medium, unforged),
         _ => {}
     }
 
@@ -148,12 +107,12 @@ pub(crate) fn run(input: &[u8]) {
         let repaired = report.map(|report| report.repaired).unwrap_or_default();
         let now = contents();
         assert_eq!(now.len(), LEN, "a repair changed the file's length");
-        for (page, (is, was)) in now.chunks(PAGE).zip(honest.data.chunks(PAGE)).enumerate() {
+        for (page, (is, was)) in now.chunks(PAGE).zip(DATA.chunks(PAGE)).enumerate() {
             let told = repaired.iter().any(|range| range.offset == (page * PAGE) as u64);
             assert!(is == was || told && !unforged, "undamaged page {page} was changed");
         }
     } else {
-        assert!(contents() == honest.data, "a refused call changed the file");
+        assert!(contents() == *DATA, "a refused call changed the file");
     }
 
     let before = contents();
@@ -167,12 +126,12 @@ pub(crate) fn run(input: &[u8]) {
     if protected.close().is_ok() {
         drop(by_hand().open_on(medium.clone(), PATH).map(|protected| protected.coverage()));
     }
-    assert!(!unforged || contents() == honest.data, "an undamaged page was changed");
+    assert!(!unforged || contents() == *DATA, "an undamaged page was changed");
 }
 
 /// Opens the file with an engine, which keeps the redundancy that it has. It stores nothing, so the file stays as it
 /// is, but for pages that a forged checksum has given back.
-fn with_engine(medium: &SimMedium, honest: &Honest, unforged: bool) {
+fn with_engine(medium: &SimMedium, unforged: bool) {
     let options = Options::new().engine(EngineKind::Reflection).record_area(2, 8);
     if let Ok(file) = options.open_on(medium.clone(), PATH) {
         drop(file.coverage());
@@ -180,32 +139,31 @@ fn with_engine(medium: &SimMedium, honest: &Honest, unforged: bool) {
         drop(file.repair());
         let mut held = vec![0; LEN];
         if file.read_at(&mut held, 0).is_ok() {
-            assert!(!unforged || held == honest.data, "an engine read bytes that the file does not hold");
+            assert!(!unforged || held == *DATA, "an engine read bytes that the file does not hold");
         }
         drop(file.close());
     }
     let now = plain(medium).expect("the file exists");
     assert_eq!(now.len(), LEN, "the file's length changed");
-    assert!(!unforged || now == honest.data, "an undamaged page was changed");
+    assert!(!unforged || now == *DATA, "an undamaged page was changed");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::forge::put;
+    use crate::judge::judge_made_up;
 
     /// A fuzzer whose seals are wrong would never get past the first check.
     #[test]
     fn a_forged_field_with_a_right_seal_is_read() {
         for honest in HONEST.iter() {
-            let mut side = honest.side.clone();
+            let mut side = honest.bytes.clone();
             for copy in 0..2 {
                 put(&mut side, copy * PAGE + 144, 77, 8);
                 seal_superblock(&mut side, copy * PAGE);
             }
-            let medium = boot(&honest.state);
-            replace(&medium, &companion(&medium).unwrap(), &honest.side, &side).unwrap();
-            let looked = ProtectOptions::new().look_on(medium, PATH).unwrap();
+            let looked = ProtectOptions::new().look_on(honest.with(&side), PATH).unwrap();
             assert_eq!(looked.coverage().unwrap().history.scrubs, 77);
             assert!(looked.scrub().unwrap().is_clean());
         }
@@ -213,10 +171,6 @@ mod tests {
 
     #[test]
     fn made_up_changes_are_judged() {
-        for seed in 0..untorn_testing::cases(100, 400) {
-            let mut bytes = vec![0; 200];
-            untorn_sim::Rng::new(seed).fill(&mut bytes);
-            assert!(std::panic::catch_unwind(|| run(&bytes)).is_ok(), "seed {seed}");
-        }
+        judge_made_up(untorn_testing::cases(100, 400), 200, run);
     }
 }

@@ -1,5 +1,7 @@
 //! Forged sidecars: honest ones with changes, sealed as the format requires.
 
+use std::ops::Range;
+
 use twox_hash::XxHash3_64;
 
 use crate::hybrid;
@@ -40,32 +42,13 @@ pub(crate) enum Kind {
     Mark,
 }
 
-/// Offset and width of the superblock's fields.
-const SUPERBLOCK: [(usize, usize); 22] = [
-    (0, 8),
-    (8, 4),
-    (12, 4),
-    (16, 8),
-    (24, 8),
-    (32, 8),
-    (40, 8),
-    (56, 8),
-    (64, 8),
-    (72, 8),
-    (80, 8),
-    (88, 8),
-    (96, 4),
-    (100, 4),
-    (104, 4),
-    (108, 1),
-    (109, 1),
-    (110, 1),
-    (111, 1),
-    (112, 8),
-    (128, 8),
-    (136, 8),
-];
-const RETIREMENT: [(usize, usize); 6] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8)];
+/// Fields in a row: the offset of the first, the width of each, and how many there are.
+pub(crate) type Run = (usize, usize, usize);
+
+/// The superblock's fields.
+const SUPERBLOCK: [Run; 8] =
+    [(0, 8, 1), (8, 4, 2), (16, 8, 4), (56, 8, 5), (96, 4, 3), (108, 1, 4), (112, 8, 1), (128, 8, 2)];
+const RETIREMENT: [Run; 1] = [(0, 8, 6)];
 const SPILLED: u16 = 2;
 /// The most a sidecar is stretched to: as a hole, some chunks more than it needs.
 const MAX_SIDE: u64 = 4 << 20;
@@ -181,16 +164,21 @@ pub(crate) fn changes(input: &mut Input<'_>, count: u64, mut change: impl FnMut(
     unforged
 }
 
-/// Puts any number into one of these fields, offset and width each, of one of two copies or both, and seals them anew
-/// or not.
+/// Chooses one of these fields: its offset and width.
+pub(crate) fn one_of(runs: &[Run], input: &mut Input<'_>) -> (usize, usize) {
+    let fields = |&(first, width, count): &Run| (0..count).map(move |n| (first + n * width, width));
+    *input.pick(&runs.iter().flat_map(fields).collect::<Vec<_>>())
+}
+
+/// Puts any number into one of these fields of one of two copies or both, and seals them anew or not.
 pub(crate) fn field(
     bytes: &mut [u8],
-    fields: &[(usize, usize)],
+    runs: &[Run],
     copies: [usize; 2],
     input: &mut Input<'_>,
     seal: impl Fn(&mut [u8], usize),
 ) {
-    let &(at, width) = input.pick(fields);
+    let (at, width) = one_of(runs, input);
     let value = input.number();
     let choice = input.byte();
     for (copy, start) in copies.into_iter().enumerate() {
@@ -203,12 +191,18 @@ pub(crate) fn field(
     }
 }
 
+/// Puts the digest of these bytes with this seed behind them.
+pub(crate) fn seal(bytes: &mut [u8], covered: Range<usize>, seed: u64) {
+    let at = covered.end;
+    if let Some(covered) = bytes.get(covered) {
+        let check = XxHash3_64::oneshot_with_seed(seed, covered);
+        put(bytes, at, check, 8);
+    }
+}
+
 /// Seals the page that begins here as superblocks are: by a digest of all before its last eight bytes.
 pub(crate) fn seal_superblock(bytes: &mut [u8], at: usize) {
-    if let Some(covered) = bytes.get(at..at + PAGE - 8) {
-        let check = XxHash3_64::oneshot(covered);
-        put(bytes, at + PAGE - 8, check, 8);
-    }
+    seal(bytes, at..at + PAGE - 8, 0);
 }
 
 fn retirement_at(copy: usize) -> usize {
@@ -230,10 +224,7 @@ pub(crate) fn seed_at(side: &[u8], at: usize) -> u64 {
 fn seal_retirement(side: &mut [u8], at: usize) {
     let Some(uuid) = side.get(UUID_AT..UUID_AT + 16) else { return };
     let seed = XxHash3_64::oneshot(uuid);
-    if let Some(bytes) = side.get(at..at + 56) {
-        let check = XxHash3_64::oneshot_with_seed(seed, bytes);
-        put(side, at + 56, check, 8);
-    }
+    seal(side, at..at + 56, seed);
 }
 
 /// A record of any shape.

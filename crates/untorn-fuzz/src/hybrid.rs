@@ -2,7 +2,7 @@
 
 use twox_hash::XxHash3_64;
 
-use crate::forge::{field, newer_retirement, put, seed_at, word};
+use crate::forge::{Run, field, newer_retirement, put, seed_at, word};
 use crate::input::Input;
 use crate::pair::{CHUNKS_AT, Forged, LANES_AT, LEN, PAGE, SLOTS};
 
@@ -11,23 +11,9 @@ const CHUNK: usize = PAGE + SLOTS * PAGE;
 const RECORDS: usize = 64;
 const UNDO: u64 = 1;
 
-/// Offset and width of the fields of a header, which a record's are among.
-const FIELDS: [(usize, usize); 14] = [
-    (0, 8),
-    (8, 8),
-    (16, 2),
-    (16, 8),
-    (18, 1),
-    (19, 1),
-    (20, 4),
-    (24, 4),
-    (24, 8),
-    (28, 4),
-    (32, 8),
-    (40, 8),
-    (48, 8),
-    (56, 8),
-];
+/// The fields of a header, which a record's are among.
+const FIELDS: [Run; 8] =
+    [(0, 8, 2), (16, 2, 1), (16, 8, 1), (18, 1, 2), (20, 4, 2), (24, 8, 1), (28, 4, 1), (32, 8, 4)];
 
 fn headers(side: &[u8]) -> impl Iterator<Item = usize> + use<> {
     let chunks = side.len().saturating_sub(CHUNKS_AT) / CHUNK;

@@ -113,3 +113,13 @@ pub(crate) fn plain(medium: &SimMedium) -> Result<Vec<u8>> {
     file.read(0, &mut bytes)?;
     Ok(bytes)
 }
+
+/// Runs a target with as many inputs of `len` made-up bytes each.
+#[cfg(test)]
+pub(crate) fn judge_made_up(cases: u64, len: usize, run: fn(&[u8])) {
+    for seed in 0..cases {
+        let mut bytes = vec![0; len];
+        Rng::new(seed).fill(&mut bytes);
+        assert!(std::panic::catch_unwind(|| run(&bytes)).is_ok(), "seed {seed}");
+    }
+}

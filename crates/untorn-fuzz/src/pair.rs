@@ -92,7 +92,34 @@ fn build(class: MediumClass, options: Options, clean: bool) -> Result<Pair> {
     Ok(Pair { state, options, side, data })
 }
 
-pub(crate) fn boot(state: &CrashState) -> SimMedium {
+/// A machine, and the honest bytes of the file in it that is forged.
+pub(crate) struct Honest {
+    state: CrashState,
+    path: PathBuf,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Honest {
+    /// Takes the machine in this state.
+    pub(crate) fn take(state: CrashState, path: PathBuf) -> Result<Self> {
+        let bytes = bytes(&boot(&state), &path)?;
+        Ok(Honest { state, path, bytes })
+    }
+
+    /// The machine as it was.
+    pub(crate) fn boot(&self) -> SimMedium {
+        boot(&self.state)
+    }
+
+    /// The machine with these bytes in the place of its own, all of them durable.
+    pub(crate) fn with(&self, forged: &[u8]) -> SimMedium {
+        let medium = self.boot();
+        replace(&medium, &self.path, &self.bytes, forged).expect("the simulated medium accepts any bytes");
+        medium
+    }
+}
+
+fn boot(state: &CrashState) -> SimMedium {
     state.image(&state.everything()).boot()
 }
 
@@ -151,7 +178,7 @@ impl Pair {
 }
 
 /// Changes what differs, page by page, so that holes stay holes.
-pub(crate) fn replace(medium: &SimMedium, path: &Path, old: &[u8], new: &[u8]) -> Result<()> {
+fn replace(medium: &SimMedium, path: &Path, old: &[u8], new: &[u8]) -> Result<()> {
     let file = medium.open(path, Access::ReadWrite, new.len().max(old.len()) as u64)?;
     file.set_len(new.len() as u64)?;
     for (n, page) in new.chunks(PAGE).enumerate() {

@@ -25,55 +25,36 @@ pub(crate) fn forged(chosen: u64, kinds: &[Kind]) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// For a spread of configurations, some operations.
-pub(crate) fn operations() -> Vec<Vec<u8>> {
-    let mut rng = Rng::new(2);
-    let seed = |n: u8| {
-        let mut bytes = vec![0; 20 + usize::from(n) * 4];
+/// 32 inputs of any bytes; `choose` sets the first ones of the nth. The first has `shortest` bytes, and each other one
+/// `step` more than the one before.
+fn spread(seed: u64, shortest: usize, step: usize, choose: impl Fn(&mut [u8], u8)) -> Vec<Vec<u8>> {
+    let mut rng = Rng::new(seed);
+    let input = |n: u8| {
+        let mut bytes = vec![0; shortest + usize::from(n) * step];
         rng.fill(&mut bytes);
-        // Neighbours differ in medium, durability, order, layout and policy.
-        bytes[0] = bytes[0] & 0xe0 | n;
+        choose(&mut bytes, n);
         bytes
     };
-    (0..32).map(seed).collect()
+    (0..32).map(input).collect()
+}
+
+/// For a spread of configurations, some operations.
+pub(crate) fn operations() -> Vec<Vec<u8>> {
+    // Neighbours differ in medium, durability, order, layout and policy.
+    spread(2, 20, 4, |bytes, n| bytes[0] = bytes[0] & 0xe0 | n)
 }
 
 /// For each honest companion file, some changes.
 pub(crate) fn companions() -> Vec<Vec<u8>> {
-    let mut rng = Rng::new(3);
-    let seed = |n: u8| {
-        let mut bytes = vec![0; 8 + usize::from(n) * 4];
-        rng.fill(&mut bytes);
-        bytes[0] = n;
-        bytes[1] = n / 8 * 4;
-        bytes
-    };
-    (0..32).map(seed).collect()
+    spread(3, 8, 4, |bytes, n| bytes[..2].copy_from_slice(&[n, n / 8 * 4]))
 }
 
 /// For each honest log, some changes.
 pub(crate) fn logs() -> Vec<Vec<u8>> {
-    let mut rng = Rng::new(4);
-    let seed = |n: u8| {
-        let mut bytes = vec![0; 8 + usize::from(n) * 4];
-        rng.fill(&mut bytes);
-        bytes[0] = n;
-        bytes[1] = n / 8 * 4;
-        bytes[2] = n / 2;
-        bytes
-    };
-    (0..32).map(seed).collect()
+    spread(4, 8, 4, |bytes, n| bytes[..3].copy_from_slice(&[n, n / 8 * 4, n / 2]))
 }
 
 /// For each honest region store, some changes.
 pub(crate) fn regions() -> Vec<Vec<u8>> {
-    let mut rng = Rng::new(5);
-    let seed = |n: u8| {
-        let mut bytes = vec![0; 20 + usize::from(n) * 5];
-        rng.fill(&mut bytes);
-        bytes[0] = n;
-        bytes[1] = n / 4;
-        bytes
-    };
-    (0..32).map(seed).collect()
+    spread(5, 20, 5, |bytes, n| bytes[..2].copy_from_slice(&[n, n / 4]))
 }

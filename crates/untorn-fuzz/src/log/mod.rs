@@ -10,11 +10,11 @@ use untorn::testing::storage::{Barrier, Identity, MediumClass};
 use untorn::write_cache::CacheOptions;
 use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Named};
 use untorn::{Durability, Error, Result};
-use untorn_sim::{CrashState, SimMedium};
+use untorn_sim::SimMedium;
 
-use crate::forge::{changes, field, put, raw, word};
+use crate::forge::{Run, changes, field, one_of, put, raw, seal, word};
 use crate::input::Input;
-use crate::pair::{PAGE, boot, bytes, replace};
+use crate::pair::{Honest, PAGE};
 
 mod entries;
 
@@ -33,35 +33,11 @@ const ENTRIES_AT: usize = TABLE_AT + 2 * FILES * PAGE;
 /// The most a log is stretched to.
 const MAX_LEN: u64 = 1 << 20;
 
-/// Offset and width of the fields of superblock, tail line, table line and entry.
-const SUPERBLOCK: [(usize, usize); 8] = [(8, 4), (12, 4), (32, 8), (40, 8), (48, 8), (56, 4), (60, 4), (64, 4)];
-const TAIL: [(usize, usize); 1] = [(0, 8)];
-const LINE: [(usize, usize); 23] = [
-    (0, 8),
-    (8, 8),
-    (16, 8),
-    (24, 8),
-    (32, 8),
-    (40, 8),
-    (48, 4),
-    (52, 4),
-    (56, 8),
-    (64, 8),
-    (72, 8),
-    (80, 8),
-    (4008, 8),
-    (4016, 8),
-    (4024, 8),
-    (4032, 8),
-    (4040, 8),
-    (4048, 8),
-    (4056, 8),
-    (4080, 4),
-    (4084, 4),
-    (4088, 4),
-    (4092, 4),
-];
-const HEADER: [(usize, usize); 9] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 4), (40, 4), (44, 4), (48, 8)];
+/// The fields of superblock, tail line, table line and entry.
+const SUPERBLOCK: [Run; 3] = [(8, 4, 2), (32, 8, 3), (56, 4, 3)];
+const TAIL: [Run; 1] = [(0, 8, 1)];
+const LINE: [Run; 5] = [(0, 8, 6), (48, 4, 2), (56, 8, 4), (4008, 8, 7), (4080, 4, 4)];
+const HEADER: [Run; 3] = [(0, 8, 4), (32, 4, 4), (48, 8, 1)];
 
 /// A change that was made to a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -221,14 +197,13 @@ impl BackingDir for Shelf {
 }
 
 /// A machine with a log that was left in use.
-struct Honest {
-    state: CrashState,
-    log: Vec<u8>,
+struct HonestLog {
+    honest: Honest,
     /// The changes that a replay of it makes, or would have made before the tail passed them.
     done: BTreeMap<u64, Vec<Done>>,
 }
 
-static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
+static HONEST: LazyLock<Vec<HonestLog>> = LazyLock::new(|| {
     let both = [Durability::PerWrite, Durability::PerCommit];
     both.into_iter().map(|durability| build(durability).expect("creating an unforged log succeeds")).collect()
 });
@@ -239,7 +214,7 @@ fn options(durability: Durability) -> CacheOptions {
     options.durability(durability).background(false)
 }
 
-fn build(durability: Durability) -> Result<Honest> {
+fn build(durability: Durability) -> Result<HonestLog> {
     let medium = SimMedium::new(MediumClass::PersistentMemory);
     let shelf = Shelf::default();
     let cache = options(durability).create_on(medium.clone(), Arc::new(shelf.clone()), LOG)?;
@@ -258,16 +233,14 @@ fn build(durability: Durability) -> Result<Honest> {
     one.end_rename(true)?;
     two.prepare_unlink()?;
     cache.sync()?;
-    let state = medium.crash_state();
-    let medium = boot(&state);
-    let log = bytes(&medium, Path::new(LOG))?;
+    let honest = Honest::take(medium.crash_state(), PathBuf::from(LOG))?;
     let shelf = Shelf::default();
-    CacheOptions::new().replay_on(medium, &shelf, LOG)?;
+    CacheOptions::new().replay_on(honest.boot(), &shelf, LOG)?;
     let mut done = shelf.done();
     // The tail has passed this write. If both lines of the tail are damaged, it counts once more, and a process did
     // write it.
     done.entry(1).or_default().push(Done::Write(10, vec![1; 40]));
-    Ok(Honest { state, log, done })
+    Ok(HonestLog { honest, done })
 }
 
 /// The seal of the session that the log is in.
@@ -278,18 +251,12 @@ fn seed(log: &[u8], at: usize) -> u64 {
 }
 
 fn seal_superblock(log: &mut [u8], at: usize) {
-    if let Some(bytes) = log.get(at..at + 504) {
-        let check = XxHash3_64::oneshot(bytes);
-        put(log, at + 504, check, 8);
-    }
+    seal(log, at..at + 504, 0);
 }
 
 fn seal_tail(log: &mut [u8], at: usize) {
     let seed = seed(log, at);
-    if let Some(bytes) = log.get(at..at + 56) {
-        let check = XxHash3_64::oneshot_with_seed(seed, bytes);
-        put(log, at + 56, check, 8);
-    }
+    seal(log, at..at + 56, seed);
 }
 
 fn seal_line(log: &mut [u8], at: usize) {
@@ -329,7 +296,7 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
             field(log, &LINE, copies, input, seal_line);
         }
         3..=5 => {
-            let (slot, &(at, width)) = (input.below(SLOTS as u64) as usize, input.pick(&HEADER));
+            let (slot, (at, width)) = (input.below(SLOTS as u64) as usize, one_of(&HEADER, input));
             let (value, entry) = (input.number(), ENTRIES_AT + slot * STRIDE);
             put(log, entry + at, value, width);
             seal_entry(log, entry);
@@ -362,12 +329,11 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 /// - A log that opens afterwards can be used.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
-    let honest = input.pick(&HONEST);
-    let mut log = honest.log.clone();
+    let HonestLog { honest, done: honestly_done } = input.pick(&HONEST);
+    let mut log = honest.bytes.clone();
     let count = 1 + input.below(16);
     let unforged = changes(&mut input, count, |input| change(&mut log, input));
-    let medium = boot(&honest.state);
-    replace(&medium, Path::new(LOG), &honest.log, &log).expect("the simulated medium accepts any bytes");
+    let medium = honest.with(&log);
     // Lines are pages, wherever a forged superblock puts the table's end.
     let is_new = |line: &[u8]| matches!(word(line, 48) & 0xffff_ffff, 4 | 5 | 9 | 10);
     let named = |inode: u64| {
@@ -384,7 +350,7 @@ pub(crate) fn run(input: &[u8]) {
         is_it && line.windows(path.len().max(1)).any(|bytes| bytes == path)
     };
     // The superblocks say where everything is, so the entries count only if the superblocks are unchanged.
-    let said = (log.get(..2 * PAGE) == honest.log.get(..2 * PAGE)).then(|| entries::said(&log));
+    let said = (log.get(..2 * PAGE) == honest.bytes.get(..2 * PAGE)).then(|| entries::said(&log));
     let mut before: Option<BTreeMap<u64, Vec<Done>>> = None;
     for _ in 0..2 {
         let shelf = Shelf::default();
@@ -400,7 +366,7 @@ pub(crate) fn run(input: &[u8]) {
                         bytes.len()
                     );
                 }
-                let known = honest.done.get(&inode).is_some_and(|honest| honest.contains(&done));
+                let known = honestly_done.get(&inode).is_some_and(|honest| honest.contains(&done));
                 assert!(known || !unforged, "file {inode}: the replay did {done:?}, which was never logged");
                 // A session that was set back makes old entries count again once it has been counted up.
                 let again = before.as_ref().is_none_or(|before| before.get(&inode).is_some_and(|b| b.contains(&done)));
@@ -446,40 +412,39 @@ fn serve(medium: SimMedium) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::judge::judge_made_up;
 
     /// A fuzzer whose seals are wrong would never get past the first check.
     #[test]
     fn resealed_changes_are_believed() {
-        for honest in HONEST.iter() {
-            assert_eq!(honest.done.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        for HonestLog { honest, done } in HONEST.iter() {
+            assert_eq!(done.keys().copied().collect::<Vec<_>>(), [1, 2]);
             let replayed = |log: &[u8]| {
-                let medium = boot(&honest.state);
-                replace(&medium, Path::new(LOG), &honest.log, log).unwrap();
                 let shelf = Shelf::default();
-                CacheOptions::new().replay_on(medium, &shelf, LOG).map(|_| shelf.done())
+                CacheOptions::new().replay_on(honest.with(log), &shelf, LOG).map(|_| shelf.done())
             };
             let entries = || (0..SLOTS).map(|slot| ENTRIES_AT + slot * STRIDE);
-            let at = entries().find(|at| word(&honest.log, at + 24) == 1000).unwrap();
-            let mut log = honest.log.clone();
+            let at = entries().find(|at| word(&honest.bytes, at + 24) == 1000).unwrap();
+            let mut log = honest.bytes.clone();
             put(&mut log, at + 24, 5000, 8);
             assert!(!replayed(&log).unwrap()[&2].contains(&Done::Write(1000, vec![3; 64])), "it was damaged");
             seal_entry(&mut log, at);
             assert!(replayed(&log).unwrap()[&2].contains(&Done::Write(5000, vec![3; 64])));
             // The other file, by both copies of a line.
-            let mut log = honest.log.clone();
-            for line in (0..2 * FILES).map(|n| TABLE_AT + n * PAGE).filter(|at| word(&honest.log, at + 24) == 2) {
+            let mut log = honest.bytes.clone();
+            for line in (0..2 * FILES).map(|n| TABLE_AT + n * PAGE).filter(|at| word(&honest.bytes, at + 24) == 2) {
                 put(&mut log, line + 24, 3, 8);
                 seal_line(&mut log, line);
             }
             assert_eq!(replayed(&log).unwrap().keys().copied().collect::<Vec<_>>(), [1, 3]);
             // Entries that the tail has passed are done with, and a log of another session has no entries.
-            let mut log = honest.log.clone();
+            let mut log = honest.bytes.clone();
             for copy in 0..2 {
                 put(&mut log, TAIL_AT + copy * 512, 1000, 8);
                 seal_tail(&mut log, TAIL_AT + copy * 512);
             }
             assert!(replayed(&log).unwrap().is_empty());
-            let mut log = honest.log.clone();
+            let mut log = honest.bytes.clone();
             for copy in 0..2 {
                 put(&mut log, copy * PAGE + 40, 99, 8);
                 seal_superblock(&mut log, copy * PAGE);
@@ -492,8 +457,8 @@ mod tests {
     /// it stands where that one was looked for, and must not be renamed in its stead.
     #[test]
     fn an_interposed_file_is_not_renamed() {
-        for honest in HONEST.iter() {
-            let mut log = honest.log.clone();
+        for HonestLog { honest, .. } in HONEST.iter() {
+            let mut log = honest.bytes.clone();
             for line in [TABLE_AT + 4 * PAGE, TABLE_AT + 5 * PAGE] {
                 // New, never let leave, and of no file there is.
                 for (at, value, width) in [(0, 2, 8), (24, 4, 8), (32, 7, 8), (40, 9, 8), (48, 4, 4), (56, 77, 8)] {
@@ -503,10 +468,8 @@ mod tests {
                 log[line + 96..][..NAMES[0].len()].copy_from_slice(NAMES[0].as_bytes());
                 seal_line(&mut log, line);
             }
-            let medium = boot(&honest.state);
-            replace(&medium, Path::new(LOG), &honest.log, &log).unwrap();
             let shelf = Shelf::default();
-            CacheOptions::new().replay_on(medium, &shelf, LOG).unwrap();
+            CacheOptions::new().replay_on(honest.with(&log), &shelf, LOG).unwrap();
             let renamed = &shelf.all().renamed;
             let made = made_for(2);
             assert!(renamed.contains(&(made, PathBuf::from(NAMES[0]))), "the line was not believed: {renamed:?}");
@@ -518,21 +481,20 @@ mod tests {
     /// the first checks.
     #[test]
     fn consistent_forged_operations_are_replayed() {
-        let honest = &HONEST[0];
+        let HonestLog { honest, done: honestly_done } = &HONEST[0];
         let (mut others, mut longest) = (0, 0);
         for seed in 0..300 {
             let mut choices = vec![0; 40];
             untorn_sim::Rng::new(seed).fill(&mut choices);
             // An operation, by a choice between 5 and 7.
             choices[0] = 5;
-            let mut log = honest.log.clone();
+            let mut log = honest.bytes.clone();
             entries::change(&mut log, &mut Input::new(&choices));
-            let medium = boot(&honest.state);
-            replace(&medium, Path::new(LOG), &honest.log, &log).unwrap();
             let shelf = Shelf::default();
-            drop(CacheOptions::new().replay_on(medium, &shelf, LOG));
+            drop(CacheOptions::new().replay_on(honest.with(&log), &shelf, LOG));
             let done: Vec<Done> = shelf.done().into_values().flatten().collect();
-            let new = done.iter().filter(|done| !honest.done.values().flatten().any(|honest| honest == *done)).count();
+            let new =
+                done.iter().filter(|done| !honestly_done.values().flatten().any(|honest| honest == *done)).count();
             others += usize::from(new > 0);
             longest = longest.max(new);
         }
@@ -541,10 +503,6 @@ mod tests {
 
     #[test]
     fn made_up_changes_are_judged() {
-        for seed in 0..untorn_testing::cases(150, 600) {
-            let mut bytes = vec![0; 200];
-            untorn_sim::Rng::new(seed).fill(&mut bytes);
-            assert!(std::panic::catch_unwind(|| run(&bytes)).is_ok(), "seed {seed}");
-        }
+        judge_made_up(untorn_testing::cases(150, 600), 200, run);
     }
 }

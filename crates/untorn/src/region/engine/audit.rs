@@ -19,6 +19,8 @@ pub struct Audit {
     pub lost_pages: u64,
     /// Pages with a digest that matches their bytes.
     pub verified_pages: u64,
+    /// Pages with a digest that does not match their bytes.
+    pub differing_pages: u64,
     /// What is wrong, in sentences; empty for an intact store.
     pub findings: Vec<String>,
 }
@@ -49,11 +51,8 @@ impl<M: Medium> Core<M> {
             let Some(loaded) = &state.loaded else { continue };
             let mut own = |page: u64, audit: &mut Audit| {
                 if let Some(other) = owners.insert(page, &region.name) {
-                    audit.findings.push(format!(
-                        "page {page} is claimed by two regions, {other:?} and \
-                                                 {:?}",
-                        region.name
-                    ));
+                    let what = format!("page {page} is claimed by two regions, {other:?} and {:?}", region.name);
+                    audit.findings.push(what);
                 }
             };
             for page in loaded.table.own_pages() {
@@ -71,9 +70,9 @@ impl<M: Medium> Core<M> {
                 if digest(&bytes) == entry.sum.get() {
                     audit.verified_pages += 1;
                 } else {
-                    audit
-                        .findings
-                        .push(format!("page {logical} of region {:?} is not what was committed", region.name));
+                    audit.differing_pages += 1;
+                    let what = format!("page {logical} of region {:?} is not what was committed", region.name);
+                    audit.findings.push(what);
                 }
             }
             if state.handle.strong_count() == 0 {
