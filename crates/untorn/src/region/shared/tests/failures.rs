@@ -15,9 +15,6 @@ const MODULE: &str = "region::shared::tests::failures";
 #[test]
 fn nothing_is_committed_or_rolled_back_after_a_failed_flush() {
     const TEST: &str = "nothing_is_committed_or_rolled_back_after_a_failed_flush";
-    if unavailable() {
-        return;
-    }
     if let Some((dir, _)) = child_of(TEST) {
         let region = share(&dir.join("store"));
         assert_eq!(region.alloc_pages(2).unwrap(), 0);
@@ -34,6 +31,9 @@ fn nothing_is_committed_or_rolled_back_after_a_failed_flush() {
             assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
         }
         assert_eq!(words.map(|word| word.load(SeqCst)), [2, 2]);
+        return;
+    }
+    if unavailable() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -54,6 +54,13 @@ impl Opener for Held {
     fn part(&self) -> String {
         self.0.part()
     }
+}
+
+/// Shares the region; this process may serve it once the flag is set.
+fn share_held(path: &Path) -> (SharedRegion, Arc<AtomicBool>) {
+    let go = Arc::new(AtomicBool::new(false));
+    let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
+    (RegionMapOptions::new().shared_region(path, "r", false, held).unwrap(), go)
 }
 
 /// A child that shares the region, does `commits`, stores, and waits to be killed, or to die in the next commit,
@@ -78,24 +85,19 @@ fn serve(dir: &Path, commits: u64) {
 #[test]
 fn outside_commits_are_not_mixed_with_unserved_stores() {
     const TEST: &str = "outside_commits_are_not_mixed_with_unserved_stores";
-    if unavailable() {
-        return;
-    }
     if let Some((dir, commits)) = child_of(TEST) {
         return serve(&dir, commits as u64);
     }
     for (replaced, commits) in [(false, 0), (false, 1), (false, 2), (true, 0)] {
-        let dir = memory_dir();
-        let (path, notes) = (make(dir.path()), notes(dir.path()));
+        let Some((dir, path)) = site() else { return };
+        let notes = notes(dir.path());
         let made = usize::from(!replaced);
-        let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), made, None).spawn().unwrap()]);
+        let mut child = start(MODULE, TEST, dir.path(), made);
         await_word(&notes, READY);
-        let go = Arc::new(AtomicBool::new(false));
-        let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
-        let region = RegionMapOptions::new().shared_region(&path, "r", false, held).unwrap();
+        let (region, go) = share_held(&path);
         word(&region, 1).store(8, SeqCst);
         words(&notes)[GO].store(1, SeqCst);
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.0[0].wait().unwrap()), Some(9), "not killed");
+        await_kill(&mut child);
         let store = StoreOptions::new().open_on(PageCache::new(), &path).unwrap();
         if replaced {
             store.delete_region("r").unwrap();
@@ -123,9 +125,6 @@ fn outside_commits_are_not_mixed_with_unserved_stores() {
 #[test]
 fn one_region_of_a_store_is_shared_at_a_time() {
     const TEST: &str = "one_region_of_a_store_is_shared_at_a_time";
-    if unavailable() {
-        return;
-    }
     if let Some((dir, which)) = child_of(TEST) {
         if which == 0 {
             return serve(&dir, 1);
@@ -136,14 +135,12 @@ fn one_region_of_a_store_is_shared_at_a_time() {
         let error = SharedRegion::open(dir.join("store"), "other").unwrap_err();
         return std::fs::write(dir.join("said"), error.to_string()).unwrap();
     }
-    let dir = memory_dir();
-    let (path, notes) = (make(dir.path()), notes(dir.path()));
+    let Some((dir, path)) = site() else { return };
+    let notes = notes(dir.path());
     let start = |which| command_in(MODULE, TEST, dir.path(), which, None).spawn().unwrap();
     let mut children = Children(vec![start(0)]);
     await_word(&notes, READY);
-    let go = Arc::new(AtomicBool::new(false));
-    let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
-    let region = RegionMapOptions::new().shared_region(&path, "r", false, held).unwrap();
+    let (region, go) = share_held(&path);
     children.0.push(start(1));
     assert!(children.0[1].wait().unwrap().success());
     let said = std::fs::read_to_string(dir.path().join("said")).unwrap();
@@ -192,11 +189,8 @@ pub(in super::super) fn hold(store: &Path) {
 
 #[test]
 fn a_page_that_nobody_has_loaded_does_not_wait_for_a_commit() {
-    if unavailable() {
-        return;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path()).canonicalize().unwrap();
+    let Some((_dir, path)) = site() else { return };
+    let path = path.canonicalize().unwrap();
     let region = share(&path);
     region.alloc_at(0, PAGES).unwrap();
     // Only some have contents in the store.
@@ -243,11 +237,7 @@ pub(in super::super) fn when_claimed() {
 
 #[test]
 fn nothing_is_rolled_back_in_the_middle_of_an_allocation() {
-    if unavailable() {
-        return;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path());
+    let Some((_dir, path)) = site() else { return };
     let region = Arc::new(share(&path));
     assert_eq!(region.alloc_page().unwrap(), 0);
     word(&region, 0).store(1, SeqCst);
@@ -273,9 +263,6 @@ fn nothing_is_rolled_back_in_the_middle_of_an_allocation() {
 #[test]
 fn a_page_filled_unrecorded_is_zeros_when_allocated() {
     const TEST: &str = "a_page_filled_unrecorded_is_zeros_when_allocated";
-    if unavailable() {
-        return;
-    }
     if let Some((dir, _)) = child_of(TEST) {
         let (region, notes) = (share(&dir.join("store")), notes(&dir));
         assert_eq!(region.pages().unwrap(), [0]);
@@ -285,18 +272,18 @@ fn a_page_filled_unrecorded_is_zeros_when_allocated() {
         let found = word(&region, 0).load(SeqCst);
         unreachable!("it survived, and found {found}");
     }
-    let dir = memory_dir();
-    let (path, notes) = (make(dir.path()), notes(dir.path()));
+    let Some((dir, path)) = site() else { return };
+    let notes = notes(dir.path());
     let region = share(&path);
     assert_eq!(region.alloc_page().unwrap(), 0);
     word(&region, 0).store(7, SeqCst);
     region.pmsync().unwrap();
     region.close().unwrap();
-    let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), 0, None).spawn().unwrap()]);
+    let mut child = start(MODULE, TEST, dir.path(), 0);
     await_word(&notes, READY);
     let region = share(&path);
     words(&notes)[GO].store(1, SeqCst);
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.0[0].wait().unwrap()), Some(9), "not killed");
+    await_kill(&mut child);
     region.free_page(0).unwrap();
     assert_eq!(region.pmsync().unwrap(), 2);
     assert_eq!(region.alloc_page().unwrap(), 0);
@@ -308,11 +295,7 @@ fn a_page_filled_unrecorded_is_zeros_when_allocated() {
 
 #[test]
 fn a_lost_page_of_states_fails_every_call() {
-    if unavailable() {
-        return;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path());
+    let Some((_dir, path)) = site() else { return };
     type Call = fn(&SharedRegion) -> Result<()>;
     let calls: [Call; 6] = [
         |region| region.alloc_page().map(drop),

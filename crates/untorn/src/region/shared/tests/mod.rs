@@ -35,6 +35,26 @@ fn make(dir: &Path) -> PathBuf {
     path
 }
 
+/// A directory with such a store, and the store; `None` where regions cannot be shared.
+fn site() -> Option<(tempfile::TempDir, PathBuf)> {
+    if unavailable() {
+        return None;
+    }
+    let dir = memory_dir();
+    let path = make(dir.path());
+    Some((dir, path))
+}
+
+/// Starts this test again as a child, with a number of its own.
+fn start(module: &str, test: &str, dir: &Path, number: usize) -> Children {
+    Children(vec![command_in(module, test, dir, number, None).spawn().unwrap()])
+}
+
+fn await_kill(child: &mut Children) {
+    let ended = child.0[0].wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9), "not killed");
+}
+
 fn share(path: &Path) -> SharedRegion {
     SharedRegion::open(path, "r").unwrap()
 }
@@ -67,11 +87,7 @@ fn a_layout_is_known_by_its_length() {
 
 #[test]
 fn a_freed_page_is_given_out_after_the_commit_and_as_zeros() {
-    if unavailable() {
-        return;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path());
+    let Some((_dir, path)) = site() else { return };
     let region = share(&path);
     assert_eq!((region.max_pages(), region.last_commit(), region.pages().unwrap()), (PAGES, 0, vec![]));
     assert_eq!((0..3).map(|_| region.alloc_page().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
@@ -105,11 +121,7 @@ fn a_freed_page_is_given_out_after_the_commit_and_as_zeros() {
 
 #[test]
 fn a_shared_region_is_a_map_from_page_numbers_to_words() {
-    if unavailable() {
-        return;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path());
+    let Some((_dir, path)) = site() else { return };
     let mut seed = 0x5eed_u64;
     let mut random = move |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -181,11 +193,7 @@ fn a_shared_region_is_a_map_from_page_numbers_to_words() {
 
 #[test]
 fn impossible_requests_are_refused() {
-    if unavailable() {
-        return;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path());
+    let Some((dir, path)) = site() else { return };
     let enoent =
         |outcome: Result<SharedRegion>| assert_eq!(outcome.err().map(|error| error.errno()), Some(libc::ENOENT));
     enoent(SharedRegion::open(dir.path().join("none"), "r"));
@@ -236,9 +244,6 @@ const GO: usize = 9;
 #[test]
 fn a_successor_has_the_same_pages_as_the_dead_server() {
     const TEST: &str = "a_successor_has_the_same_pages_as_the_dead_server";
-    if unavailable() {
-        return;
-    }
     if let Some((dir, point)) = child_of(TEST) {
         let (region, notes) = (share(&dir.join("store")), notes(&dir));
         assert_eq!(region.alloc_pages(4).unwrap(), 0);
@@ -254,16 +259,16 @@ fn a_successor_has_the_same_pages_as_the_dead_server() {
         unreachable!("it survived");
     }
     for point in [Point::Protected, Point::Committing, Point::Committed] {
-        let dir = memory_dir();
-        let (path, notes) = (make(dir.path()), notes(dir.path()));
-        let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), point as usize, None).spawn().unwrap()]);
+        let Some((dir, path)) = site() else { return };
+        let notes = notes(dir.path());
+        let mut child = start(MODULE, TEST, dir.path(), point as usize);
         await_word(&notes, READY);
         let region = share(&path);
         assert!(!region.is_owner());
         assert_eq!(region.alloc_page().unwrap(), 4);
         word(&region, 4).store(14, SeqCst);
         words(&notes)[GO].store(1, SeqCst);
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.0[0].wait().unwrap()), Some(9), "not killed");
+        await_kill(&mut child);
         let since = Instant::now();
         assert_eq!(region.pages().unwrap(), [0, 1, 3, 4, 5], "{point:?}");
         region.pmsync().unwrap();
@@ -280,9 +285,6 @@ fn a_successor_has_the_same_pages_as_the_dead_server() {
 #[test]
 fn another_store_at_the_path_is_not_touched() {
     const TEST: &str = "another_store_at_the_path_is_not_touched";
-    if unavailable() {
-        return;
-    }
     if let Some((dir, _)) = child_of(TEST) {
         let (region, notes) = (share(&dir.join("store")), notes(&dir));
         region.alloc_page().unwrap();
@@ -292,9 +294,9 @@ fn another_store_at_the_path_is_not_touched() {
             std::thread::park();
         }
     }
-    let dir = memory_dir();
-    let (path, notes) = (make(dir.path()), notes(dir.path()));
-    let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), 0, None).spawn().unwrap()]);
+    let Some((dir, path)) = site() else { return };
+    let notes = notes(dir.path());
+    let mut child = start(MODULE, TEST, dir.path(), 0);
     await_word(&notes, READY);
     let region = share(&path);
     word(&region, 0).store(1, SeqCst);
@@ -311,11 +313,7 @@ fn another_store_at_the_path_is_not_touched() {
 
 #[test]
 fn reads_from_a_descriptor_need_allocated_pages() {
-    if unavailable() {
-        return;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path());
+    let Some((dir, path)) = site() else { return };
     let region = share(&path);
     assert_eq!(region.alloc_page().unwrap(), 0);
     std::fs::write(dir.path().join("source"), 5_u64.to_le_bytes()).unwrap();
