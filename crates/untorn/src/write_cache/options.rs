@@ -165,9 +165,9 @@ impl CacheOptions {
         let place = Arc::new(Kernel);
         match detected.kind {
             MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-                self.synced(detected.kind).open_with(Dax::new(detected.kind), place, path)
+                self.synced(detected.kind).open_on(Dax::new(detected.kind), place, path)
             }
-            MediumKind::Block | MediumKind::Volatile => self.open_with(PageCache::new(), place, path),
+            MediumKind::Block | MediumKind::Volatile => self.open_on(PageCache::new(), place, path),
         }
     }
 
@@ -244,11 +244,7 @@ impl CacheOptions {
         place: Arc<dyn BackingDir>,
         path: impl AsRef<Path>,
     ) -> Result<WriteCache> {
-        self.open_with(medium, place, path.as_ref())
-    }
-
-    fn open_with<M: Medium>(&self, medium: M, place: Arc<dyn BackingDir>, path: &Path) -> Result<WriteCache> {
-        self.open_latched(Arc::new(Latched::new(medium)), place, path)
+        self.open_latched(Arc::new(Latched::new(medium)), place, path.as_ref())
     }
 
     fn open_latched<M: Medium>(

@@ -14,12 +14,12 @@ use untorn_ring::SharedState;
 
 use super::coalesce::{self, Run};
 use super::file::{Managed, shared};
-use super::format::{self, Kind, Lines};
+use super::format::{self, Kind};
 use super::overlay::pages;
 use super::ring::Operation;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
-use crate::storage::{Medium, MediumFile};
+use crate::storage::Medium;
 
 /// The longest write to a slow file, in bytes.
 const LONGEST: u64 = 1 << 20;
@@ -417,10 +417,7 @@ impl<M: Medium> Cache<M> {
             return Ok(());
         }
         drain.tails += 1;
-        let put = |copy: u64| {
-            let at = ring.geometry.tail_at(copy);
-            ring.file.write(at, &format::encode_tail(ring.checksum_seed, at, tail))
-        };
+        let put = |copy: u64| format::write_tail(&ring.file, ring.checksum_seed, copy as usize, tail);
         // As for a line of the file table: the first must be whole before the second, which is durable some time later.
         put(drain.tails % 2)
             .and_then(|()| ring.persist(barriers::TAIL))

@@ -23,20 +23,9 @@ const SECTOR: u64 = 512;
 /// The longest path that the file table can hold, in bytes; where a file has two, both together.
 pub(super) const MAX_PATH: usize = 3912;
 
-/// Where the tail and the file table have their lines.
-pub(super) trait Lines {
-    fn tail_at(self, copy: u64) -> u64;
-    fn table_at(self, slot: u32, copy: u64) -> u64;
-}
-
-impl Lines for Geometry {
-    fn tail_at(self, copy: u64) -> u64 {
-        TAIL_AT + copy * SECTOR
-    }
-
-    fn table_at(self, slot: u32, copy: u64) -> u64 {
-        TABLE_AT + (2 * u64::from(slot) + copy) * PAGE
-    }
+/// Where the lines of a file in the file table are.
+fn table_at(slot: u32) -> [u64; 2] {
+    [0, 1].map(|copy| TABLE_AT + (2 * u64::from(slot) + copy) * PAGE)
 }
 
 /// The superblock.
@@ -181,17 +170,20 @@ pub(super) fn is_log(start: &[u8]) -> bool {
     has_superblock(start, &Superblock::MAGIC)
 }
 
-/// The bytes of a tail line for this place.
-pub(super) fn encode_tail(checksum_seed: ChecksumSeed, at: u64, tail: u64) -> [u8; 64] {
-    let raw = RawTail { tail: tail.into(), ..RawTail::new_zeroed() };
-    let mut bytes: [u8; 64] = zerocopy::transmute!(raw);
-    seal(checksum_seed.at(at), &mut bytes);
-    bytes
+/// Where the two lines of the tail are.
+const TAILS_AT: [u64; 2] = [TAIL_AT, TAIL_AT + SECTOR];
+
+/// Stores one of the two lines of the tail.
+pub(super) fn write_tail<F: MediumFile>(file: &F, checksum_seed: ChecksumSeed, copy: usize, tail: u64) -> Result<()> {
+    let at = TAILS_AT[copy];
+    let mut raw = RawTail { tail: tail.into(), ..RawTail::new_zeroed() };
+    seal(checksum_seed.at(at), raw.as_mut_bytes());
+    file.write(at, raw.as_bytes())
 }
 
 /// The tail: of two lines the valid one that says more; 0 in a session without any.
-pub(super) fn read_tail<F: MediumFile>(file: &F, checksum_seed: ChecksumSeed, geometry: Geometry) -> Result<u64> {
-    let tails = read_both(file, [0, 1].map(|copy| geometry.tail_at(copy)), |at, raw: &RawTail| {
+pub(super) fn read_tail<F: MediumFile>(file: &F, checksum_seed: ChecksumSeed) -> Result<u64> {
+    let tails = read_both(file, TAILS_AT, |at, raw: &RawTail| {
         let tail = raw.tail.get();
         (is_sealed(checksum_seed.at(at), raw.as_bytes()) && tail < MAX_NUMBER).then_some(tail)
     })?;
@@ -258,8 +250,20 @@ impl TableLine {
         names.map(|path| path.parent().unwrap_or(Path::new("/")))
     }
 
+    /// Stores one of the two copies of a slot's line.
+    pub(super) fn write<F: MediumFile>(
+        &self,
+        file: &F,
+        checksum_seed: ChecksumSeed,
+        slot: u32,
+        copy: usize,
+    ) -> Result<()> {
+        let at = table_at(slot)[copy];
+        file.write(at, &self.encode(checksum_seed, at))
+    }
+
     /// Its bytes for this place. The names fit, which is seen to when a file is attached or gets another.
-    pub(super) fn encode(&self, checksum_seed: ChecksumSeed, at: u64) -> [u8; PAGE as usize] {
+    fn encode(&self, checksum_seed: ChecksumSeed, at: u64) -> [u8; PAGE as usize] {
         let path = self.path.as_os_str().as_bytes();
         let path = &path[..path.len().min(MAX_PATH)];
         let before = self.before.as_ref().map_or(&[][..], |before| before.path.as_os_str().as_bytes());
@@ -341,14 +345,10 @@ impl TableLine {
     pub(super) fn read<F: MediumFile>(
         file: &F,
         checksum_seed: ChecksumSeed,
-        geometry: Geometry,
         slot: u32,
-    ) -> Result<Option<(u64, Self)>> {
-        let [first, second] = read_both(file, [0, 1].map(|copy| geometry.table_at(slot, copy)), |at, bytes| {
-            TableLine::decode(checksum_seed, at, bytes)
-        })?;
-        let copies = [first.map(|line| (0, line)), second.map(|line| (1, line))];
-        Ok(newest(copies, |(_, line)| line.seq))
+    ) -> Result<Option<(usize, Self)>> {
+        let [first, second] = read_both(file, table_at(slot), |at, bytes| TableLine::decode(checksum_seed, at, bytes))?;
+        Ok(newest([first.map(|line| (0, line)), second.map(|line| (1, line))], |(_, line)| line.seq))
     }
 }
 

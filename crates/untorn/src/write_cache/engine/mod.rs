@@ -99,6 +99,7 @@ use self::draining::Draining;
 pub(crate) use self::file::{At, Managed};
 pub(crate) use self::format::Geometry;
 pub(crate) use self::open::create;
+use self::replay::Replayer;
 pub use self::replay::{Replay, ReplayOutcome, ReplayedFile};
 use self::ring::Ring;
 use self::table::Registry;
@@ -462,11 +463,8 @@ pub(crate) fn replay<M: Medium>(
     progress: Option<&ProgressFn>,
 ) -> Result<Replay> {
     let open::Found { file, mut superblock, scan } = open::find(medium, path)?;
-    if look {
-        return replay::look(medium, &file, path, scan, place);
-    }
-    let replay = replay::apply(medium, &file, path, scan, place, progress)?;
-    if replay.is_complete() && replay.operations > 0 {
+    let replay = Replayer::new(medium, &file, path, scan, place, look).run(progress.filter(|_| !look))?;
+    if !look && replay.is_complete() && replay.operations > 0 {
         superblock.begin(medium, &file)?;
         // There is no later fence that the other copy could wait for.
         medium.fence(barriers::SESSION, &[&file])?;

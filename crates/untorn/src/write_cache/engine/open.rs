@@ -8,7 +8,7 @@ use untorn_ring::Way;
 
 use super::draining::Draining;
 use super::format::{Geometry, Superblock};
-use super::replay::{self, Replay};
+use super::replay::{Replay, Replayer};
 use super::ring::Ring;
 use super::scan::{Scan, scan};
 use super::table::Registry;
@@ -120,7 +120,7 @@ impl<M: Medium> Cache<M> {
         progress: Option<&ProgressFn>,
     ) -> Result<(Arc<Self>, Replay)> {
         let Found { file, mut superblock, scan } = find(&*medium, path)?;
-        let replay = replay::apply(&*medium, &file, path, scan, &*place, progress)?;
+        let replay = Replayer::new(&*medium, &file, path, scan, &*place, false).run(progress)?;
         if !replay.is_complete() {
             return Err(Error::ReplayIncomplete { path: path.to_owned(), what: replay.left() });
         }

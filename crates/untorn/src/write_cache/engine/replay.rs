@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::barriers;
-use super::format::{HEADER, Kind, Lines, TableLine};
+use super::format::{HEADER, Kind, TableLine};
 use super::names::parent;
 use super::recreate::{self, ANOTHER, InTheWay, NO_DIRECTORY};
 use super::scan::{Operation, Scan};
@@ -153,65 +153,51 @@ pub(super) struct Replayer<'a, M: Medium> {
     pub(super) others: HashMap<u64, PathBuf>,
 }
 
-/// Brings what is in a log to the files. Afterwards all of it is durable there, or the report says of what it is not.
-pub(super) fn apply<M: Medium>(
-    medium: &M,
-    log: &M::File,
-    path: &Path,
-    scan: Scan,
-    place: &dyn BackingDir,
-    progress: Option<&ProgressFn>,
-) -> Result<Replay> {
-    run(Replayer::new(medium, log, path, scan, place, false), progress)
-}
-
-/// What a replay would do.
-pub(super) fn look<M: Medium>(
-    medium: &M,
-    log: &M::File,
-    path: &Path,
-    scan: Scan,
-    place: &dyn BackingDir,
-) -> Result<Replay> {
-    run(Replayer::new(medium, log, path, scan, place, true), None)
-}
-
-fn run<M: Medium>(mut replayer: Replayer<'_, M>, progress: Option<&ProgressFn>) -> Result<Replay> {
-    let operations = std::mem::take(&mut replayer.scan.operations);
-    let total = operations.len() as u64;
-    replayer.settle_renames(&operations);
-    for (done, operation) in (0..).zip(&operations) {
-        if let Some(progress) = progress {
-            progress(Progress { phase: "replaying", done, total });
-        }
-        replayer.target(operation.uid);
-        if let Err(error) = replayer.operate(operation) {
-            replayer.fail(operation.uid, &error);
-        }
-    }
-    if !replayer.dry {
-        replayer.finish()?;
-    }
-    if let Some(progress) = progress.filter(|_| total > 0) {
-        progress(Progress { phase: "replaying", done: total, total });
-    }
-    let of = |target: Target| ReplayedFile {
-        path: target.path,
-        inode: target.identity.inode,
-        operations: target.operations,
-        bytes: target.bytes,
-        fate: target.fate,
-        moved_aside: target.moved_aside,
-    };
-    let mut files: Vec<ReplayedFile> = replayer.targets.into_values().map(of).collect();
-    files.sort_by(|one, two| one.path.cmp(&two.path));
-    let Scan { geometry, incomplete, .. } = replayer.scan;
-    Ok(Replay { files, operations: total, incomplete, capacity: geometry.slots, entry_size: geometry.entry })
-}
-
 impl<'a, M: Medium> Replayer<'a, M> {
-    fn new(medium: &'a M, log: &'a M::File, path: &'a Path, scan: Scan, place: &'a dyn BackingDir, dry: bool) -> Self {
+    pub(super) fn new(
+        medium: &'a M,
+        log: &'a M::File,
+        path: &'a Path,
+        scan: Scan,
+        place: &'a dyn BackingDir,
+        dry: bool,
+    ) -> Self {
         Replayer { medium, log, path, place, scan, dry, targets: BTreeMap::new(), others: HashMap::new() }
+    }
+
+    /// Brings what is in a log to the files. Afterwards all of it is durable there, or the report says of what it is
+    /// not. A replayer that only looks says what that would be.
+    pub(super) fn run(mut self, progress: Option<&ProgressFn>) -> Result<Replay> {
+        let operations = std::mem::take(&mut self.scan.operations);
+        let total = operations.len() as u64;
+        self.settle_renames(&operations);
+        for (done, operation) in (0..).zip(&operations) {
+            if let Some(progress) = progress {
+                progress(Progress { phase: "replaying", done, total });
+            }
+            self.target(operation.uid);
+            if let Err(error) = self.operate(operation) {
+                self.fail(operation.uid, &error);
+            }
+        }
+        if !self.dry {
+            self.finish()?;
+        }
+        if let Some(progress) = progress.filter(|_| total > 0) {
+            progress(Progress { phase: "replaying", done: total, total });
+        }
+        let of = |target: Target| ReplayedFile {
+            path: target.path,
+            inode: target.identity.inode,
+            operations: target.operations,
+            bytes: target.bytes,
+            fate: target.fate,
+            moved_aside: target.moved_aside,
+        };
+        let mut files: Vec<ReplayedFile> = self.targets.into_values().map(of).collect();
+        files.sort_by(|one, two| one.path.cmp(&two.path));
+        let Scan { geometry, incomplete, .. } = self.scan;
+        Ok(Replay { files, operations: total, incomplete, capacity: geometry.slots, entry_size: geometry.entry })
     }
 
     pub(super) fn fail(&mut self, uid: u64, error: &Error) {
@@ -383,12 +369,10 @@ impl<'a, M: Medium> Replayer<'a, M> {
 
     /// Stores a line of the table, in the copy that does not count and then in the other.
     pub(super) fn write_line(&mut self, uid: u64) -> Result<()> {
-        let (geometry, checksum_seed) = (self.scan.geometry, self.scan.checksum_seed);
         if let Some((slot, copy, line)) = self.scan.table.get_mut(&uid) {
             line.seq += 1;
             *copy = 1 - *copy;
-            let at = geometry.table_at(*slot, *copy);
-            self.log.write(at, &line.encode(checksum_seed, at))?;
+            line.write(self.log, self.scan.checksum_seed, *slot, *copy)?;
         }
         Ok(())
     }

@@ -27,14 +27,14 @@ pub(super) struct Scan {
     /// In the order in which they are to be done.
     pub(super) operations: Vec<Operation>,
     /// By number: the slot, the copy that counts, and what it says.
-    pub(super) table: HashMap<u64, (u32, u64, TableLine)>,
+    pub(super) table: HashMap<u64, (u32, usize, TableLine)>,
     pub(super) incomplete: u64,
 }
 
 /// Reads a log through.
 pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock) -> Result<Scan> {
     let (geometry, checksum_seed) = (superblock.geometry, superblock.checksum_seed());
-    let tail = read_tail(file, checksum_seed, geometry)?;
+    let tail = read_tail(file, checksum_seed)?;
     let mut entries = BTreeMap::new();
     let mut data = Vec::new();
     for slot in 0..geometry.slots {
@@ -73,7 +73,7 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
     let mut table = HashMap::new();
     if !operations.is_empty() {
         for slot in 0..geometry.files {
-            if let Some((copy, line)) = TableLine::read(file, checksum_seed, geometry, slot)? {
+            if let Some((copy, line)) = TableLine::read(file, checksum_seed, slot)? {
                 table.insert(line.uid, (slot, copy, line));
             }
         }

@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::file::{Managed, exclusive};
-use super::format::{Lines, MAX_PATH, PARENTS, TableLine};
+use super::format::{MAX_PATH, PARENTS, TableLine};
 use super::names::{Said, parent};
 use super::synced_dirs::SyncedDirs;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
-use crate::storage::{Barrier, CreateAttrs, Identity, Medium, MediumFile};
+use crate::storage::{Barrier, CreateAttrs, Identity, Medium};
 use crate::write_cache::backing::BackingFile;
 
 /// Where a file's line is, and how often it was written.
@@ -402,8 +402,8 @@ impl<M: Medium> Cache<M> {
             named,
             before,
         };
-        let at = self.ring.geometry.table_at(line.slot, copy % 2);
-        self.ring.file.write(at, &entry.encode(self.ring.checksum_seed, at)).map_err(|error| self.poison(error))
+        let written = entry.write(&self.ring.file, self.ring.checksum_seed, line.slot, (copy % 2) as usize);
+        written.map_err(|error| self.poison(error))
     }
 
     /// Whether the tail has passed all that the log had of a file.
