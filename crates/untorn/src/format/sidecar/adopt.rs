@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::attach::{is_named, take_lock};
 use super::superblock::Superblock;
-use super::{barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text};
+use super::{barriers, candidates, directory, parent, path as sidecar_path, spill_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
@@ -24,10 +24,8 @@ pub(super) fn adopt<M: Medium>(
     mark: &[u8; 16],
     place: &Path,
 ) -> Result<()> {
-    let dir = directory(path);
     let (mut original, mut in_use) = (None, None);
-    for name in medium.list(&dir)?.into_iter().filter(|name| !is_meeting_place(name)) {
-        let candidate = dir.join(name);
+    for candidate in candidates(medium, path)? {
         // What cannot be opened or read as a sidecar is not the one looked for.
         let Ok(side) = medium.open(&candidate, Access::ReadWrite, 0) else { continue };
         let is_it = || Superblock::read(&side, &candidate).ok().filter(|found| found.uuid == *mark);
@@ -44,8 +42,8 @@ pub(super) fn adopt<M: Medium>(
         };
         original = owner(medium, path, identity, &superblock, &candidate)?;
         if original.is_none() {
-            relocate(medium, &dir, &candidate, place)?;
-            return medium.sync_dir(barriers::CREATE_NAME, &dir);
+            relocate(medium, &directory(path), &candidate, place)?;
+            return medium.sync_dir(barriers::CREATE_NAME, &directory(path));
         }
     }
     match in_use {

@@ -7,9 +7,7 @@ use std::time::Duration;
 use super::adopt::{adopt, relocate};
 use super::retirement::Retirement;
 use super::superblock::{Left, Superblock};
-use super::{
-    Geometry, PAGE, barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text,
-};
+use super::{Geometry, PAGE, barriers, candidates, directory, parent, path as sidecar_path, spill_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
@@ -178,9 +176,9 @@ pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -
     };
     let mut found = read(&place)?;
     if let (None, true, MarkState::Present(mark)) = (&found, options.adopt, data.mark()?) {
-        for name in medium.list(&directory(path))?.into_iter().filter(|name| !is_meeting_place(name)) {
+        for candidate in candidates(medium, path)? {
             // What cannot be opened is not the one looked for.
-            let candidate = read(&directory(path).join(name)).ok().flatten();
+            let candidate = read(&candidate).ok().flatten();
             found = found.or(candidate.filter(|superblock| superblock.uuid == mark));
         }
     }

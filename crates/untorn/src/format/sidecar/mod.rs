@@ -16,9 +16,10 @@ pub(crate) mod superblock;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use crate::error::Result;
 use crate::format::record::LINE;
 use crate::options::Layout;
-use crate::storage::Identity;
+use crate::storage::{Identity, Medium};
 
 /// The longest file untorn serves, 64 PiB: what a sidecar says beyond it is nonsense, and below it no sum overflows.
 pub(crate) const MAX_LEN: u64 = 1 << 56;
@@ -130,6 +131,13 @@ pub(crate) const SHARE: &str = "share";
 fn is_meeting_place(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes().strip_suffix(b".lock").unwrap_or_default();
     [CALLS, REGION, SHARE].iter().any(|kind| name.ends_with(format!(".{kind}").as_bytes()))
+}
+
+/// The files in the directory of sidecars that may be sidecars.
+fn candidates<M: Medium>(medium: &M, data: &Path) -> Result<impl Iterator<Item = PathBuf>> {
+    let dir = directory(data);
+    let names = medium.list(&dir)?.into_iter().filter(|name| !is_meeting_place(name));
+    Ok(names.map(move |name| dir.join(name)))
 }
 
 /// Where records too large for a lane are put.
