@@ -85,7 +85,7 @@ fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 /// Forges a companion file as the input says. An error is a right answer to it. A call that succeeds neither panics
 /// nor changes a page that it does not report as repaired. If no seal was forged, it changes no page, for all are
 /// good.
-pub(crate) fn run(input: &[u8]) {
+pub fn companion(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
     let mut side = honest.bytes.clone();
@@ -171,6 +171,6 @@ mod tests {
 
     #[test]
     fn made_up_changes_are_judged() {
-        judge_made_up(untorn_testing::cases(100, 400), 200, run);
+        judge_made_up(untorn_testing::cases(100, 400), 200, companion);
     }
 }

@@ -18,7 +18,11 @@ mod pair;
 mod regions;
 mod seeds;
 
+pub use companion::companion;
 use forge::Kind;
+pub use log::log;
+pub use operations::operations;
+pub use regions::regions;
 
 /// One fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +43,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "superblock", run: superblock, seeds: || seeds::forged(1, &SUPERBLOCK) },
     Target { name: "records", run: records, seeds: || seeds::forged(1, &RECORDS) },
     Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(1, &SIDECAR) },
-    Target { name: "operations", run: operations::run, seeds: seeds::operations },
+    Target { name: "operations", run: operations, seeds: seeds::operations },
     Target { name: "companion", run: companion, seeds: seeds::companions },
     Target { name: "log", run: log, seeds: seeds::logs },
     Target { name: "regions", run: regions, seeds: seeds::regions },
@@ -90,26 +94,6 @@ pub fn records(bytes: &[u8]) {
 /// A whole sidecar with anything changed in it, and in what stands around it.
 pub fn sidecar(bytes: &[u8]) {
     forge::run(bytes, &pair::PAIRS, &SIDECAR);
-}
-
-/// Operations on a file in any order, with crashes between them, against a plain byte array.
-pub fn operations(bytes: &[u8]) {
-    operations::run(bytes);
-}
-
-/// The companion file of a protected file with anything changed in it.
-pub fn companion(bytes: &[u8]) {
-    companion::run(bytes);
-}
-
-/// The log of a write cache with anything changed in it, replayed.
-pub fn log(bytes: &[u8]) {
-    log::run(bytes);
-}
-
-/// A region store with anything changed in it.
-pub fn regions(bytes: &[u8]) {
-    regions::run(bytes);
 }
 
 /// The sidecar of a hybrid log on persistent memory with anything changed in it, and what stands around it.

@@ -25,8 +25,8 @@ struct Run {
     writes: u8,
 }
 
-/// Runs the operations an input stands for.
-pub(crate) fn run(bytes: &[u8]) {
+/// Operations on a file in any order, with crashes between them, against a plain byte array.
+pub fn operations(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choices = input.byte();
     let bit = |n: u8| choices >> n & 1 == 1;
@@ -115,16 +115,11 @@ impl Run {
 
     fn step(&mut self, input: &mut Input<'_>) {
         match input.byte() % 16 {
-            0..=3 => {
+            choice @ 0..=4 => {
                 let (at, bytes) = self.piece(input);
                 let fits = Self::put(&mut self.now, at, &bytes);
-                assert_eq!(self.file().write_at(&bytes, at as u64).is_ok(), fits);
-                self.written();
-            }
-            4 => {
-                let (at, bytes) = self.piece(input);
-                let fits = Self::put(&mut self.now, at, &bytes);
-                assert_eq!(self.file().write_at_eager(&bytes, at as u64).is_ok(), fits);
+                let write = if choice == 4 { AtomicFile::write_at_eager } else { AtomicFile::write_at };
+                assert_eq!(write(self.file(), &bytes, at as u64).is_ok(), fits);
                 self.written();
             }
             5 | 6 => self.transaction(input, true),

@@ -327,7 +327,7 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 /// - If nothing was sealed anew, a replay does only what a process wrote.
 /// - The second replay does nothing that the first one did not do.
 /// - A log that opens afterwards can be used.
-pub(crate) fn run(input: &[u8]) {
+pub fn log(input: &[u8]) {
     let mut input = Input::new(input);
     let HonestLog { honest, done: honestly_done } = input.pick(&HONEST);
     let mut log = honest.bytes.clone();
@@ -503,6 +503,6 @@ mod tests {
 
     #[test]
     fn made_up_changes_are_judged() {
-        judge_made_up(untorn_testing::cases(150, 600), 200, run);
+        judge_made_up(untorn_testing::cases(150, 600), 200, log);
     }
 }

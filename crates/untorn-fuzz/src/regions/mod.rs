@@ -148,7 +148,7 @@ fn map(bytes: &mut [u8], input: &mut Input<'_>) {
 /// a right answer, from a store that is then unchanged, or from a region. A store that opens must agree with a model,
 /// with two exceptions: a forged free map gives away pages of regions, which only the audit can find, or a number is
 /// beyond any that a store reaches.
-pub(crate) fn run(input: &[u8]) {
+pub fn regions(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
     let mut forged = honest.bytes.clone();
@@ -237,6 +237,6 @@ mod tests {
 
     #[test]
     fn made_up_changes_are_judged() {
-        judge_made_up(untorn_testing::cases(150, 600), 250, run);
+        judge_made_up(untorn_testing::cases(150, 600), 250, regions);
     }
 }
