@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use untorn::Result;
 use untorn::testing::storage::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp,
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
 };
+use untorn::{Result, forward};
 
 /// Bytes of a cache line, the unit of a flush instruction.
 const LINE: u64 = 64;
@@ -133,50 +133,18 @@ pub struct CountingFile<F> {
 impl<M: Medium> Medium for Counting<M> {
     type File = CountingFile<M::File>;
 
-    fn class(&self) -> MediumClass {
-        self.inner.class()
+    forward!(inner: class, relax);
+
+    fn names(&self) -> &dyn Names {
+        self
     }
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
         self.inner.open(path, access, reserve).map(|file| self.wrap(file))
     }
 
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
-        self.inner.create(path, len, reserve).map(|file| self.wrap(file))
-    }
-
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
-        self.inner.create_like(path, len, reserve, &like.inner).map(|file| self.wrap(file))
-    }
-
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        self.inner.create_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.rename(from, to)
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        self.inner.unlink(path)
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        self.inner.remove_dir_if_empty(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        self.inner.list(dir)
-    }
-
-    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
-        add(&self.counters.0.syncs, 1);
-        self.counters.name(barrier);
-        self.inner.sync_dir(barrier, dir)
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File> {
+        self.inner.create_new(path, len, reserve, like.map(|file| &file.inner)).map(|file| self.wrap(file))
     }
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
@@ -188,28 +156,22 @@ impl<M: Medium> Medium for Counting<M> {
         let inner: Vec<&M::File> = files.iter().map(|file| &file.inner).collect();
         self.inner.fence(barrier, &inner)
     }
+}
 
-    fn relax(&self, round: u32) {
-        self.inner.relax(round);
+impl<M: Medium> Names for Counting<M> {
+    fn change(&self, change: NameChange<'_>) -> Result<()> {
+        if let NameChange::SyncDir(barrier, _) = change {
+            add(&self.counters.0.syncs, 1);
+            self.counters.name(barrier);
+        }
+        self.inner.names().change(change)
     }
+
+    forward!(inner: exists, list);
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.inner.identity()
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.inner.stamp()
-    }
-
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.inner.read(offset, dst)
-    }
+    forward!(inner: len, identity, stamp, mark, set_mark, try_lock, read, set_len, allocate, punch, distrust_cache);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         add(&self.counters.0.bytes, src.len() as u64);
@@ -228,18 +190,6 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
         self.inner.flush(barrier, offset, len);
     }
 
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.inner.set_len(len)
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.allocate(offset, len)
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.punch(offset, len)
-    }
-
     fn sync(&self, barrier: Barrier) -> Result<()> {
         add(&self.counters.0.syncs, 1);
         self.counters.name(barrier);
@@ -247,22 +197,6 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
             add(&self.counters.0.flushes, 1);
         }
         self.inner.sync(barrier)
-    }
-
-    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
-        self.inner.distrust_cache(barrier, offset, len)
-    }
-
-    fn mark(&self) -> Result<MarkState> {
-        self.inner.mark()
-    }
-
-    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
-        self.inner.set_mark(mark)
-    }
-
-    fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        self.inner.try_lock(kind)
     }
 }
 

@@ -4,16 +4,16 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use untorn::testing::storage::{Access, Barrier, Medium, MediumClass};
+use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, NameChange, Names};
 use untorn::{Error, Result};
 
-use crate::content::Content;
+use crate::content::{Content, PAGE};
 use crate::crash::CrashState;
 use crate::file::SimFile;
 use crate::instant::{Hook, Step, Verdict};
 use crate::names::{Node, Place};
 use crate::schedule;
-use crate::world::{Counters, Fault, World};
+use crate::world::{Counters, Fault, Inode, World};
 
 /// A simulated file system that knows which of its bytes a crash could take.
 ///
@@ -125,9 +125,9 @@ impl SimMedium {
     /// Pages of zeros become holes. The directory must exist.
     pub fn install(&self, path: impl AsRef<Path>, bytes: &[u8]) {
         let mut content = Content::hole(bytes.len() as u64);
-        for (index, page) in bytes.chunks(crate::content::PAGE as usize).enumerate() {
+        for (index, page) in bytes.chunks(PAGE as usize).enumerate() {
             if page.iter().any(|&byte| byte != 0) {
-                content.write(index as u64 * crate::content::PAGE, page);
+                content.write(index as u64 * PAGE, page);
             }
         }
         self.lock().install(path.as_ref(), content);
@@ -136,35 +136,42 @@ impl SimMedium {
     /// Damages a file at rest: its bytes are others from now on, in every crash too, and its time stays. No such
     /// file, no damage. Pending stores there are left as they are.
     pub fn rot(&self, path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
+        self.damage(path.as_ref(), |inode| {
+            inode.volatile.write(offset, bytes);
+            inode.durable.write(offset, bytes);
+        });
+        self.lock().version += 1;
+    }
+
+    fn damage<T>(&self, path: &Path, damage: impl FnOnce(&mut Inode) -> T) {
         let mut world = self.lock();
-        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
-        let inode = world.inode(number);
-        inode.volatile.write(offset, bytes);
-        inode.durable.write(offset, bytes);
-        world.version += 1;
+        let Some(Node::File(number)) = world.names.volatile.find(path) else { return };
+        damage(world.inode(number));
+    }
+
+    /// The first byte of the page that has this byte, and the bytes of the file there.
+    fn page_around(&self, path: &Path, offset: u64) -> Option<(u64, Vec<u8>)> {
+        let from = offset / PAGE * PAGE;
+        let bytes = self.peek(path)?;
+        let end = bytes.len().min((from + PAGE) as usize);
+        Some((from, bytes.get(from as usize..end).unwrap_or_default().to_vec()))
     }
 
     /// Makes the medium lose the page of a file that has this byte. From now on the page cannot be read until it is
     /// written whole, which gives it another place, or until a power cut, after which it reads as garbage. No such
     /// file, no loss.
     pub fn lose(&self, path: impl AsRef<Path>, offset: u64) {
-        let from = offset / 4096 * 4096;
-        let Some(bytes) = self.peek(&path) else { return };
-        let end = bytes.len().min(from as usize + 4096);
-        let garbage: Vec<u8> =
-            bytes.get(from as usize..end).unwrap_or_default().iter().map(|byte| byte ^ 0x5a).collect();
-        self.rot(&path, from, &garbage);
-        let mut world = self.lock();
-        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
-        world.inode(number).bad.insert(from / 4096);
+        let path = path.as_ref();
+        let Some((from, bytes)) = self.page_around(path, offset) else { return };
+        let garbage: Vec<u8> = bytes.iter().map(|byte| byte ^ 0x5a).collect();
+        self.rot(path, from, &garbage);
+        self.damage(path, |inode| inode.bad.insert(from / PAGE));
     }
 
     /// Has the device take nothing for the page of a file that has this byte: on a disk the cache takes it, and each
     /// flush of it fails. A power cut forgets it. No such file, no refusal.
     pub fn refuse(&self, path: impl AsRef<Path>, offset: u64) {
-        let mut world = self.lock();
-        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
-        world.inode(number).refused.insert(offset / 4096);
+        self.damage(path.as_ref(), |inode| inode.refused.insert(offset / PAGE));
     }
 
     /// Makes the device write nothing more to the page of a file that has this byte, and report success. The cache
@@ -172,13 +179,9 @@ impl SimMedium {
     /// present bytes. Memory, which has no such cache, shows that to all. A power cut forgets it. No such file, no
     /// wear.
     pub fn wear(&self, path: impl AsRef<Path>, offset: u64) {
-        let from = offset / 4096 * 4096;
-        let Some(bytes) = self.peek(&path) else { return };
-        let end = bytes.len().min(from as usize + 4096);
-        let held = bytes.get(from as usize..end).unwrap_or_default().to_vec();
-        let mut world = self.lock();
-        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
-        world.inode(number).worn.insert(from / 4096, held);
+        let path = path.as_ref();
+        let Some((from, held)) = self.page_around(path, offset) else { return };
+        self.damage(path, |inode| inode.worn.insert(from / PAGE, held));
     }
 
     /// The bytes of a file as programs see them, without passing through [`Medium`]; `None` if there is no such file.
@@ -205,7 +208,7 @@ impl SimMedium {
         world.names.volatile.locate(path).ok_or_else(|| errno(operation, path, ENOENT))
     }
 
-    fn change(world: &mut World, sets: Vec<(Place, Option<Node>)>) {
+    fn change_names(world: &mut World, sets: Vec<(Place, Option<Node>)>) {
         let call = world.clock;
         world.names.change(call, sets);
         world.version += 1;
@@ -230,98 +233,19 @@ impl Medium for SimMedium {
         }
     }
 
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<SimFile> {
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, _like: Option<&SimFile>) -> Result<SimFile> {
         let mut world = self.enter(Step::Create, None, path)?;
         let place = Self::place(&world, "create", path)?;
         if world.names.volatile.get(place.dir, &place.name).is_some() {
             return Err(errno("create", path, EEXIST));
         }
         let number = world.add_file(len);
-        Self::change(&mut world, vec![(place, Some(Node::File(number)))]);
+        Self::change_names(&mut world, vec![(place, Some(Node::File(number)))]);
         Ok(self.handle(&mut world, number, path, Access::ReadWrite, reserve))
     }
 
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        let mut world = self.enter(Step::CreateDir, None, path)?;
-        match world.names.volatile.find(path) {
-            Some(Node::Dir(_)) => return Ok(()),
-            Some(Node::File(_)) => return Err(errno("create the directory", path, EEXIST)),
-            None => {}
-        }
-        let place = Self::place(&world, "create the directory", path)?;
-        let number = world.next_dir;
-        world.next_dir += 1;
-        Self::change(&mut world, vec![(place, Some(Node::Dir(number)))]);
-        Ok(())
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        let mut world = self.enter(Step::Rename, None, from)?;
-        let source = Self::place(&world, "rename", from)?;
-        let target = Self::place(&world, "rename", to)?;
-        match world.names.volatile.get(source.dir, &source.name) {
-            Some(node @ Node::File(_)) if source != target => {
-                Self::change(&mut world, vec![(source, None), (target, Some(node))]);
-                Ok(())
-            }
-            Some(Node::File(_)) => Ok(()),
-            Some(Node::Dir(_)) => Err(errno("rename", from, EISDIR)),
-            None => Err(errno("rename", from, ENOENT)),
-        }
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        let mut world = self.enter(Step::Unlink, None, path)?;
-        let place = Self::place(&world, "remove", path)?;
-        match world.names.volatile.get(place.dir, &place.name) {
-            Some(Node::File(_)) => {
-                Self::change(&mut world, vec![(place, None)]);
-                Ok(())
-            }
-            Some(Node::Dir(_)) => Err(errno("remove", path, EISDIR)),
-            None => Err(errno("remove", path, ENOENT)),
-        }
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        let mut world = self.enter(Step::RemoveDir, None, path)?;
-        match world.names.volatile.find(path) {
-            Some(Node::Dir(number)) if world.names.volatile.in_dir(number).next().is_none() => {
-                let place = Self::place(&world, "remove the directory", path)?;
-                Self::change(&mut world, vec![(place, None)]);
-                Ok(())
-            }
-            Some(Node::File(_)) => Err(errno("remove the directory", path, ENOTDIR)),
-            _ => Ok(()),
-        }
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        let world = self.enter(Step::Exists, None, path)?;
-        Ok(world.names.volatile.find(path).is_some())
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        let world = self.enter(Step::List, None, dir)?;
-        match world.names.volatile.find(dir) {
-            Some(Node::Dir(number)) => {
-                Ok(world.names.volatile.in_dir(number).map(|(name, _)| name.to_owned()).collect())
-            }
-            Some(Node::File(_)) => Err(errno("list", dir, ENOTDIR)),
-            None => Ok(Vec::new()),
-        }
-    }
-
-    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
-        let mut world = self.enter(Step::SyncDir, Some(barrier), dir)?;
-        match world.names.volatile.find(dir) {
-            Some(Node::Dir(number)) => {
-                world.sync_dir(number, barrier);
-                Ok(())
-            }
-            Some(Node::File(_)) => Err(errno("flush the directory", dir, ENOTDIR)),
-            None => Err(errno("flush the directory", dir, ENOENT)),
-        }
+    fn names(&self) -> &dyn Names {
+        self
     }
 
     fn fence(&self, barrier: Barrier, files: &[&SimFile]) -> Result<()> {
@@ -352,5 +276,76 @@ impl Medium for SimMedium {
 
     fn relax(&self, round: u32) {
         schedule::relax(round);
+    }
+}
+
+impl Names for SimMedium {
+    fn change(&self, change: NameChange<'_>) -> Result<()> {
+        let (step, operation, barrier) = match change {
+            NameChange::CreateDir(_) => (Step::CreateDir, "create the directory", None),
+            NameChange::Rename(..) => (Step::Rename, "rename", None),
+            NameChange::Unlink(_) => (Step::Unlink, "remove", None),
+            NameChange::RemoveDirIfEmpty(_) => (Step::RemoveDir, "remove the directory", None),
+            NameChange::SyncDir(barrier, _) => (Step::SyncDir, "flush the directory", Some(barrier)),
+        };
+        let path = change.path();
+        let failed = |code| Err(errno(operation, path, code));
+        let mut world = self.enter(step, barrier, path)?;
+        let found = world.names.volatile.find(path);
+        let place = |world: &World, path| Self::place(world, operation, path);
+        match (change, found) {
+            (NameChange::CreateDir(_), None) => {
+                let place = place(&world, path)?;
+                let number = world.next_dir;
+                world.next_dir += 1;
+                Self::change_names(&mut world, vec![(place, Some(Node::Dir(number)))]);
+            }
+            (NameChange::CreateDir(_), Some(Node::File(_))) => return failed(EEXIST),
+            (NameChange::Rename(from, to), node) => {
+                let (source, target) = (place(&world, from)?, place(&world, to)?);
+                match node {
+                    Some(Node::File(_)) if source == target => {}
+                    Some(Node::File(_)) => Self::change_names(&mut world, vec![(source, None), (target, node)]),
+                    Some(Node::Dir(_)) => return failed(EISDIR),
+                    None => return failed(ENOENT),
+                }
+            }
+            (NameChange::Unlink(_), node) => {
+                let place = place(&world, path)?;
+                match node {
+                    Some(Node::File(_)) => Self::change_names(&mut world, vec![(place, None)]),
+                    Some(Node::Dir(_)) => return failed(EISDIR),
+                    None => return failed(ENOENT),
+                }
+            }
+            (NameChange::RemoveDirIfEmpty(_), Some(Node::Dir(number)))
+                if world.names.volatile.in_dir(number).next().is_none() =>
+            {
+                let place = place(&world, path)?;
+                Self::change_names(&mut world, vec![(place, None)]);
+            }
+            // An existing directory, one that is not empty, and none to remove.
+            (NameChange::CreateDir(_) | NameChange::RemoveDirIfEmpty(_), None | Some(Node::Dir(_))) => {}
+            (NameChange::SyncDir(barrier, _), Some(Node::Dir(number))) => world.sync_dir(number, barrier),
+            (NameChange::RemoveDirIfEmpty(_) | NameChange::SyncDir(..), Some(Node::File(_))) => return failed(ENOTDIR),
+            (NameChange::SyncDir(..), None) => return failed(ENOENT),
+        }
+        Ok(())
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        let world = self.enter(Step::Exists, None, path)?;
+        Ok(world.names.volatile.find(path).is_some())
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        let world = self.enter(Step::List, None, dir)?;
+        match world.names.volatile.find(dir) {
+            Some(Node::Dir(number)) => {
+                Ok(world.names.volatile.in_dir(number).map(|(name, _)| name.to_owned()).collect())
+            }
+            Some(Node::File(_)) => Err(errno("list", dir, ENOTDIR)),
+            None => Ok(Vec::new()),
+        }
     }
 }

@@ -10,7 +10,10 @@ use std::sync::Arc;
 use super::tracked_data::TrackedData;
 use super::tracked_sidecar::TrackedSidecar;
 use crate::error::Result;
-use crate::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use crate::forward;
+use crate::storage::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
+};
 
 /// The medium of an engine whose data file is watched, and the pages of its sidecar.
 pub(crate) struct TrackedStorage<M: Medium> {
@@ -19,17 +22,13 @@ pub(crate) struct TrackedStorage<M: Medium> {
     pub(crate) sidecar: Arc<TrackedSidecar<M>>,
 }
 
-impl<M: Medium> TrackedStorage<M> {
-    fn plain(&self, file: M::File) -> TrackedFile<M> {
-        TrackedFile { file, watch: Tracked::Nobody }
-    }
-}
-
 impl<M: Medium> Medium for TrackedStorage<M> {
     type File = TrackedFile<M>;
 
-    fn class(&self) -> MediumClass {
-        self.medium.class()
+    forward!(medium: class, order, unique, relax);
+
+    fn names(&self) -> &dyn Names {
+        self
     }
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
@@ -42,46 +41,9 @@ impl<M: Medium> Medium for TrackedStorage<M> {
         Ok(TrackedFile { file, watch })
     }
 
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
-        Ok(self.plain(self.medium.create(path, len, reserve)?))
-    }
-
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
-        Ok(self.plain(self.medium.create_like(path, len, reserve, &like.file)?))
-    }
-
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        self.medium.create_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        if from == self.sidecar.path() {
-            self.sidecar.forget()?;
-        }
-        self.medium.rename(from, to)
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        if path == self.sidecar.path() {
-            self.sidecar.forget()?;
-        }
-        self.medium.unlink(path)
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        self.medium.remove_dir_if_empty(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.medium.exists(path)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        self.medium.list(dir)
-    }
-
-    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
-        self.medium.sync_dir(barrier, dir)
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File> {
+        let file = self.medium.create_new(path, len, reserve, like.map(|like| &like.file))?;
+        Ok(TrackedFile { file, watch: Tracked::Nobody })
     }
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
@@ -91,18 +53,18 @@ impl<M: Medium> Medium for TrackedStorage<M> {
             many => self.medium.fence(barrier, &many.iter().map(|file| &file.file).collect::<Vec<_>>()),
         }
     }
+}
 
-    fn order(&self) {
-        self.medium.order();
+impl<M: Medium> Names for TrackedStorage<M> {
+    fn change(&self, change: NameChange<'_>) -> Result<()> {
+        let leaves = matches!(change, NameChange::Rename(..) | NameChange::Unlink(_));
+        if leaves && change.path() == self.sidecar.path() {
+            self.sidecar.forget()?;
+        }
+        self.medium.names().change(change)
     }
 
-    fn unique(&self) -> Result<[u8; 16]> {
-        self.medium.unique()
-    }
-
-    fn relax(&self, round: u32) {
-        self.medium.relax(round);
-    }
+    forward!(medium: exists, list);
 }
 
 /// Who watches a file.
@@ -140,34 +102,8 @@ impl<M: Medium> TrackedFile<M> {
 }
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
-    fn len(&self) -> u64 {
-        self.file.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.file.identity()
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.file.stamp()
-    }
-
-    fn notes_stores(&self) -> bool {
-        self.file.notes_stores()
-    }
-
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.file.read(offset, dst)
-    }
-
-    #[inline]
-    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.file.try_read(offset, dst)
-    }
-
-    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.file.read_stored(offset, dst)
-    }
+    forward!(file: len, identity, stamp, notes_stores, mark, set_mark, try_lock, read, try_read, read_stored);
+    forward!(file: prefetch, prefetch_to_store, flush, sync);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))
@@ -178,18 +114,6 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
 
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.store(offset, src))
-    }
-
-    fn prefetch(&self, offset: u64) {
-        self.file.prefetch(offset);
-    }
-
-    fn prefetch_to_store(&self, offset: u64) {
-        self.file.prefetch_to_store(offset);
-    }
-
-    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
-        self.file.flush(barrier, offset, len);
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
@@ -209,24 +133,8 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
         self.announced(offset, len, |file| file.punch(offset, len))
     }
 
-    fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.file.sync(barrier)
-    }
-
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
         // What stays in the cache is written over with itself: no byte changes, but the file's time does.
         self.touched(|file| file.distrust_cache(barrier, offset, len))
-    }
-
-    fn mark(&self) -> Result<MarkState> {
-        self.file.mark()
-    }
-
-    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
-        self.file.set_mark(mark)
-    }
-
-    fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        self.file.try_lock(kind)
     }
 }

@@ -5,17 +5,18 @@
 //! one copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
-use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use super::mapping::MappedFile;
+use super::names::{self, Directories};
 use super::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp,
-    is_bad_place, names,
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Names, Stamp,
+    is_bad_place,
 };
 use crate::error::{Error, Result};
+use crate::forward;
 use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::MapKind;
@@ -54,11 +55,6 @@ impl Dax {
         Ok(DaxFile { file, wide: sys::copy::has_wide_registers() })
     }
 
-    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<DaxFile> {
-        // The first error is the one that helps, whether or not the name can be removed again.
-        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
-    }
-
     fn map_kind(&self, access: Access) -> MapKind {
         match (self.sync, access) {
             (true, Access::Read) => MapKind::SyncRead,
@@ -80,40 +76,14 @@ impl Medium for Dax {
         self.map(path, names::open_regular(path, access)?, access, reserve)
     }
 
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<DaxFile> {
-        self.map_new(path, names::create_regular(path, len)?, reserve)
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&DaxFile>) -> Result<DaxFile> {
+        let file = names::create_regular(path, len, like.map(|like| like.file.fd()))?;
+        // The first error is the one that helps, whether or not the name can be removed again.
+        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
     }
 
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &DaxFile) -> Result<DaxFile> {
-        self.map_new(path, names::create_like(path, len, like.file.fd())?, reserve)
-    }
-
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        names::create_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        names::rename(from, to)
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        names::unlink(path)
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        names::remove_dir_if_empty(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        names::exists(path)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        names::list(dir)
-    }
-
-    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
-        names::sync_dir(dir)
+    fn names(&self) -> &dyn Names {
+        &Directories
     }
 
     #[inline]
@@ -172,26 +142,8 @@ impl DaxFile {
 }
 
 impl MediumFile for DaxFile {
-    #[inline]
-    fn len(&self) -> u64 {
-        self.file.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.file.identity()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.fd())
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.file.stamp()
-    }
-
-    fn notes_stores(&self) -> bool {
-        !sys::file::in_memory(self.file.fd())
-    }
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
+    forward!(file: prefetch, prefetch_to_store, set_len, punch);
 
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -274,16 +226,6 @@ impl MediumFile for DaxFile {
         self.file.intact("write to")
     }
 
-    #[inline(always)]
-    fn prefetch(&self, offset: u64) {
-        self.file.prefetch(offset);
-    }
-
-    #[inline(always)]
-    fn prefetch_to_store(&self, offset: u64) {
-        self.file.prefetch_to_store(offset);
-    }
-
     #[inline]
     fn flush(&self, _: Barrier, offset: u64, len: u64) {
         let Ok(len) = usize::try_from(len) else { return };
@@ -293,20 +235,12 @@ impl MediumFile for DaxFile {
         unsafe { sys::flush::flush_lines(start, len) }
     }
 
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.file.set_len(len)
-    }
-
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         if self.file.allocate(offset, len)? {
             return Ok(());
         }
         // Without the promise, a store could be lost.
         Err(Error::io_at("allocate space in", self.file.path(), offset, rustix::io::Errno::NOTSUP))
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        self.file.punch(offset, len)
     }
 
     fn sync(&self, _: Barrier) -> Result<()> {
@@ -319,18 +253,6 @@ impl MediumFile for DaxFile {
     /// Nothing: a `MAP_SYNC` mapping is the medium itself, with no cache of the kernel's between.
     fn distrust_cache(&self, _: Barrier, _: u64, _: u64) -> Result<()> {
         Ok(())
-    }
-
-    fn mark(&self) -> Result<MarkState> {
-        self.file.mark()
-    }
-
-    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
-        self.file.set_mark(mark)
-    }
-
-    fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        self.file.try_lock(kind)
     }
 }
 

@@ -2,7 +2,10 @@
 //!
 //! [`Medium`] and [`MediumFile`] are the only way in which engines access storage. So the same engine code runs over
 //! persistent memory ([`Dax`]), over the page cache of a block device ([`PageCache`]), and over a simulated medium that
-//! enumerates crash states.
+//! enumerates crash states. [`Medium`] says how bytes become durable; the [`Names`] of its files are a trait of their
+//! own, because all file systems of the kernel have the same.
+//!
+//! A medium over another one, such as [`Latched`], lists the calls that it passes on with `forward!`.
 //!
 //! # Vocabulary
 //! *Persist* means *flush, then fence*. A [`write`](MediumFile::write) needs no flush (it is non-temporal on persistent
@@ -19,6 +22,7 @@ use crate::error::{Error, Result};
 pub(crate) mod barrier;
 mod dax;
 mod detect;
+mod forward;
 mod latch;
 mod mapping;
 pub(crate) mod names;
@@ -101,7 +105,47 @@ pub enum MarkState {
     Present(Mark),
 }
 
-/// A place that holds files: it has their names, their durability, and the fence that they share.
+/// A change of names, or the flush that makes changes of names durable. The methods of [`Medium`] say what each does.
+#[derive(Clone, Copy, Debug)]
+pub enum NameChange<'a> {
+    /// [`Medium::create_dir`].
+    CreateDir(&'a Path),
+    /// [`Medium::rename`], from the first path to the second.
+    Rename(&'a Path, &'a Path),
+    /// [`Medium::unlink`].
+    Unlink(&'a Path),
+    /// [`Medium::remove_dir_if_empty`].
+    RemoveDirIfEmpty(&'a Path),
+    /// [`Medium::sync_dir`].
+    SyncDir(Barrier, &'a Path),
+}
+
+impl<'a> NameChange<'a> {
+    /// The path that errors name: of a rename, the old one.
+    pub fn path(self) -> &'a Path {
+        match self {
+            NameChange::CreateDir(path)
+            | NameChange::Rename(path, _)
+            | NameChange::Unlink(path)
+            | NameChange::RemoveDirIfEmpty(path)
+            | NameChange::SyncDir(_, path) => path,
+        }
+    }
+}
+
+/// The names of files. Callers use the methods of [`Medium`]; a medium implements these, or has those of another.
+pub trait Names {
+    /// Makes one change, or flushes a directory.
+    fn change(&self, change: NameChange<'_>) -> Result<()>;
+
+    /// [`Medium::exists`].
+    fn exists(&self, path: &Path) -> Result<bool>;
+
+    /// [`Medium::list`].
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>>;
+}
+
+/// A place that holds files: it opens them, makes their bytes durable, and knows where their [`Names`] are.
 ///
 /// Errors are [`crate::Error`] values that name the path and, if there is one, the offset.
 pub trait Medium: Send + Sync + 'static {
@@ -111,41 +155,63 @@ pub trait Medium: Send + Sync + 'static {
     /// How this medium orders and loses stores.
     fn class(&self) -> MediumClass;
 
+    /// The names of its files.
+    fn names(&self) -> &dyn Names;
+
     /// Opens an existing regular file. `reserve` is the maximum length in bytes that it may grow to while open; it
     /// reserves address space, not memory.
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File>;
 
+    /// [`create_like`](Medium::create_like) if there is a file to be like, [`create`](Medium::create) otherwise.
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File>;
+
     /// Creates a file of `len` zero bytes, which must not exist yet, and opens it for reading and writing. Durable
     /// after [`MediumFile::sync`] and [`Medium::sync_dir`].
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File>;
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        self.create_new(path, len, reserve, None)
+    }
 
     /// Like [`create`](Medium::create), for a file that will hold bytes of `like`. If files have owners and
     /// permissions, the new file gets those of `like`, so that no user who may not open `like` can open it. Otherwise
     /// it is [`create`](Medium::create).
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, _like: &Self::File) -> Result<Self::File> {
-        self.create(path, len, reserve)
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
+        self.create_new(path, len, reserve, Some(like))
     }
 
     /// Creates a directory. An existing directory is not an error.
-    fn create_dir(&self, path: &Path) -> Result<()>;
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        self.names().change(NameChange::CreateDir(path))
+    }
 
     /// Renames a file, replacing `to` if it exists. Durable after [`Medium::sync_dir`].
-    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.names().change(NameChange::Rename(from, to))
+    }
 
     /// Removes a name. Durable after [`Medium::sync_dir`].
-    fn unlink(&self, path: &Path) -> Result<()>;
+    fn unlink(&self, path: &Path) -> Result<()> {
+        self.names().change(NameChange::Unlink(path))
+    }
 
     /// Removes a directory if it is empty. A directory that is not empty or does not exist is not an error.
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()>;
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        self.names().change(NameChange::RemoveDirIfEmpty(path))
+    }
 
     /// Whether the name exists.
-    fn exists(&self, path: &Path) -> Result<bool>;
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.names().exists(path)
+    }
 
     /// The names in a directory, in any order; none if the directory does not exist.
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>>;
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.names().list(dir)
+    }
 
     /// Makes the names in a directory durable.
-    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()>;
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        self.names().change(NameChange::SyncDir(barrier, dir))
+    }
 
     /// Orders and makes durable every [`write`](MediumFile::write), and every flushed [`store`](MediumFile::store),
     /// that this thread issued to `files` before. On a block medium it makes the stores of all threads durable, and

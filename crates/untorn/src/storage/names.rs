@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
-use super::Access;
+use super::{Access, NameChange, Names};
 use crate::error::{Error, FileKind, Result};
 use crate::sys;
 
@@ -59,22 +59,44 @@ pub(crate) fn check_regular(path: &Path, found: &rustix::fs::Stat) -> Result<()>
     Err(Error::NotAFile { path: path.to_owned(), found })
 }
 
-/// Creates a file of `len` zero bytes that must not exist yet, with the permissions that the umask leaves.
-///
-/// # Errors
-/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `ftruncate(2)`.
-pub(crate) fn create_regular(path: &Path, len: u64) -> Result<OwnedFd> {
-    create_with(path, 0o666, |file| resize_new(path, file, len))
+/// The kernel's directories.
+pub(super) struct Directories;
+
+impl Names for Directories {
+    fn change(&self, change: NameChange<'_>) -> Result<()> {
+        match change {
+            NameChange::CreateDir(path) => create_dir(path),
+            NameChange::Rename(from, to) => rename(from, to),
+            NameChange::Unlink(path) => unlink(path),
+            NameChange::RemoveDirIfEmpty(path) => remove_dir_if_empty(path),
+            NameChange::SyncDir(_, dir) => sync_dir(dir),
+        }
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        list(dir)
+    }
 }
 
-/// The same with the owner, the group and the permissions of another file. Nobody else can open it before it has them.
+/// Creates a file of `len` zero bytes that must not exist yet: with the owner, the group and the permissions of another
+/// file, or else with the permissions that the umask leaves. Nobody else can open it before it has those of the other.
 ///
 /// # Errors
 /// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `fchown(2)`, `fchmod(2)`, `ftruncate(2)`.
-pub(crate) fn create_like(path: &Path, len: u64, like: BorrowedFd<'_>) -> Result<OwnedFd> {
-    create_with(path, 0o600, |file| {
-        sys::file::take_permissions(file, like).map_err(|error| Error::io("set the permissions of", path, error))?;
-        resize_new(path, file, len)
+pub(crate) fn create_regular(path: &Path, len: u64, like: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
+    create_with(path, if like.is_some() { 0o600 } else { 0o666 }, |file| {
+        if let Some(like) = like {
+            sys::file::take_permissions(file, like)
+                .map_err(|error| Error::io("set the permissions of", path, error))?;
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        rustix::fs::ftruncate(file, len).map_err(|errno| Error::io("resize", path, errno))
     })
 }
 
@@ -104,15 +126,8 @@ fn create_with(path: &Path, mode: u32, finish: impl FnOnce(BorrowedFd<'_>) -> Re
     Ok(file)
 }
 
-fn resize_new(path: &Path, file: BorrowedFd<'_>, len: u64) -> Result<()> {
-    if len == 0 {
-        return Ok(());
-    }
-    rustix::fs::ftruncate(file, len).map_err(|errno| Error::io("resize", path, errno))
-}
-
 /// Source: `mkdir(2)`.
-pub(crate) fn create_dir(path: &Path) -> Result<()> {
+fn create_dir(path: &Path) -> Result<()> {
     match rustix::fs::mkdir(path, Mode::from_raw_mode(0o777)) {
         // A name that is taken is fine only if a directory has it.
         Err(Errno::EXIST) if is_dir(path) => Ok(()),
@@ -148,7 +163,7 @@ pub(crate) fn unlink(path: &Path) -> Result<()> {
 }
 
 /// Source: `rmdir(2)`.
-pub(crate) fn remove_dir_if_empty(path: &Path) -> Result<()> {
+fn remove_dir_if_empty(path: &Path) -> Result<()> {
     match rustix::fs::rmdir(path) {
         // POSIX allows either of the first two for a directory that isn't empty.
         Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => Ok(()),
@@ -249,11 +264,11 @@ mod tests {
     fn create_refuses_a_taken_name_and_leaves_nothing_when_it_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        drop(create_regular(&path, 100).unwrap());
+        drop(create_regular(&path, 100, None).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().len(), 100);
-        assert_eq!(create_regular(&path, 1).unwrap_err().errno(), Errno::EXIST.raw_os_error());
+        assert_eq!(create_regular(&path, 1, None).unwrap_err().errno(), Errno::EXIST.raw_os_error());
         let huge = dir.path().join("huge");
-        assert!(create_regular(&huge, u64::MAX).is_err());
+        assert!(create_regular(&huge, u64::MAX, None).is_err());
         assert!(!exists(&huge).unwrap());
     }
 
@@ -265,8 +280,8 @@ mod tests {
         remove_dir_if_empty(&dir).unwrap();
         create_dir(&dir).unwrap();
         create_dir(&dir).unwrap();
-        drop(create_regular(&dir.join("a"), 0).unwrap());
-        drop(create_regular(&dir.join("b"), 0).unwrap());
+        drop(create_regular(&dir.join("a"), 0, None).unwrap());
+        drop(create_regular(&dir.join("b"), 0, None).unwrap());
         assert!(create_dir(&dir.join("a")).is_err());
         rename(&dir.join("a"), &dir.join("b")).unwrap();
         sync_dir(&dir).unwrap();

@@ -5,7 +5,6 @@
 //! copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
-use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -13,11 +12,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mapping::MappedFile;
+use super::names::{self, Directories};
 use super::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, is_bad_place, names,
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Names, Stamp, is_bad_place,
     unless_bad,
 };
 use crate::error::{Error, Result};
+use crate::forward;
 use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::MapKind;
@@ -60,11 +61,6 @@ impl PageCache {
         let file = MappedFile::new(path, file, MapKind::Read, access, reserve, self.lost_page)?;
         Ok(PageCacheFile::new(file, self.by_call))
     }
-
-    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<PageCacheFile> {
-        // The first error is the one that helps, whether or not the name can be removed again.
-        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
-    }
 }
 
 impl Medium for PageCache {
@@ -78,40 +74,14 @@ impl Medium for PageCache {
         self.map(path, names::open_regular(path, access)?, access, reserve)
     }
 
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<PageCacheFile> {
-        self.map_new(path, names::create_regular(path, len)?, reserve)
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&PageCacheFile>) -> Result<PageCacheFile> {
+        let file = names::create_regular(path, len, like.map(|like| like.file.fd()))?;
+        // The first error is the one that helps, whether or not the name can be removed again.
+        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
     }
 
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &PageCacheFile) -> Result<PageCacheFile> {
-        self.map_new(path, names::create_like(path, len, like.file.fd())?, reserve)
-    }
-
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        names::create_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        names::rename(from, to)
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        names::unlink(path)
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        names::remove_dir_if_empty(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        names::exists(path)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        names::list(dir)
-    }
-
-    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
-        names::sync_dir(dir)
+    fn names(&self) -> &dyn Names {
+        &Directories
     }
 
     fn fence(&self, _: Barrier, files: &[&PageCacheFile]) -> Result<()> {
@@ -189,29 +159,10 @@ impl fmt::Debug for PageCacheFile {
 }
 
 impl MediumFile for PageCacheFile {
-    #[inline]
-    fn len(&self) -> u64 {
-        self.file.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.file.identity()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.fd())
-    }
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
 
     fn changed_by_others(&self) {
         self.changed();
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.file.stamp()
-    }
-
-    fn notes_stores(&self) -> bool {
-        !sys::file::in_memory(self.file.fd())
     }
 
     #[inline]
@@ -330,18 +281,6 @@ impl MediumFile for PageCacheFile {
         }
         self.changed();
         self.sync(barrier)
-    }
-
-    fn mark(&self) -> Result<MarkState> {
-        self.file.mark()
-    }
-
-    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
-        self.file.set_mark(mark)
-    }
-
-    fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        self.file.try_lock(kind)
     }
 }
 

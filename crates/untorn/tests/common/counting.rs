@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use untorn::testing::storage::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp,
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
 };
-use untorn::{Error, Result};
+use untorn::{Error, Result, forward};
 
 /// Counts at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,13 +65,7 @@ type Halver = dyn Fn(Halfway<'_>) + Send + Sync;
 
 #[derive(Default)]
 struct Cells {
-    fences: AtomicU64,
-    orders: AtomicU64,
-    syncs: AtomicU64,
-    flushes: AtomicU64,
-    bytes: AtomicU64,
-    reads: AtomicU64,
-    others: AtomicU64,
+    counts: Mutex<Counts>,
     bytes_read: AtomicU64,
     set_lens: AtomicU64,
     /// Creating a file fails for want of space.
@@ -91,6 +85,15 @@ struct Cells {
 }
 
 impl Cells {
+    fn count(&self, count: impl FnOnce(&mut Counts)) {
+        count(&mut self.counts.lock().unwrap());
+    }
+
+    fn count_other(&self) -> Result<()> {
+        self.count(|counts| counts.others += 1);
+        Ok(())
+    }
+
     fn watcher(&self) -> Option<Arc<Watcher>> {
         self.watcher.read().unwrap().clone()
     }
@@ -98,10 +101,6 @@ impl Cells {
     fn halver(&self) -> Option<Arc<Halver>> {
         self.halver.read().unwrap().clone()
     }
-}
-
-fn add(cell: &AtomicU64, n: u64) {
-    cell.fetch_add(n, Ordering::Relaxed);
 }
 
 /// Counts what goes by on its way to another medium. Clones share the counts, and what is called; the first one ends
@@ -149,17 +148,7 @@ impl<M: Medium> Counting<M> {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
-        let cells = &self.cells;
-        Counts {
-            fences: get(&cells.fences),
-            orders: get(&cells.orders),
-            syncs: get(&cells.syncs),
-            flushes: get(&cells.flushes),
-            bytes: get(&cells.bytes),
-            reads: get(&cells.reads),
-            others: get(&cells.others),
-        }
+        *self.cells.counts.lock().unwrap()
     }
 
     /// Bytes read so far, however many calls it took.
@@ -220,68 +209,27 @@ impl<M: Medium> Counting<M> {
 impl<M: Medium> Medium for Counting<M> {
     type File = CountingFile<M::File>;
 
-    fn class(&self) -> MediumClass {
-        self.inner.class()
+    forward!(inner: class);
+
+    fn names(&self) -> &dyn Names {
+        self
     }
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
-        add(&self.cells.others, 1);
+        self.cells.count_other()?;
         Ok(self.wrap(path, self.inner.open(path, access, reserve)?))
     }
 
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
-        add(&self.cells.others, 1);
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File> {
+        self.cells.count_other()?;
         if self.cells.full.load(Ordering::Relaxed) {
             return Err(Error::io("create", path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
         }
-        Ok(self.wrap(path, self.inner.create(path, len, reserve)?))
-    }
-
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
-        add(&self.cells.others, 1);
-        if self.cells.full.load(Ordering::Relaxed) {
-            return Err(Error::io("create", path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
-        }
-        Ok(self.wrap(path, self.inner.create_like(path, len, reserve, &like.inner)?))
-    }
-
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        add(&self.cells.others, 1);
-        self.inner.create_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        add(&self.cells.others, 1);
-        self.inner.rename(from, to)
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        add(&self.cells.others, 1);
-        self.inner.unlink(path)
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        add(&self.cells.others, 1);
-        self.inner.remove_dir_if_empty(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        add(&self.cells.others, 1);
-        self.inner.exists(path)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        add(&self.cells.others, 1);
-        self.inner.list(dir)
-    }
-
-    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
-        add(&self.cells.syncs, 1);
-        self.inner.sync_dir(barrier, dir)
+        Ok(self.wrap(path, self.inner.create_new(path, len, reserve, like.map(|file| &file.inner))?))
     }
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
-        add(&self.cells.fences, 1);
+        self.cells.count(|counts| counts.fences += 1);
         if let Some(watcher) = self.cells.watcher() {
             watcher(barrier.name(), files.first().map_or(Path::new(""), |file| &file.path));
         }
@@ -297,17 +245,29 @@ impl<M: Medium> Medium for Counting<M> {
     }
 
     fn order(&self) {
-        add(&self.cells.orders, 1);
+        self.cells.count(|counts| counts.orders += 1);
         self.inner.order();
     }
 
     fn relax(&self, round: u32) {
-        add(&self.cells.others, 1);
+        self.cells.count(|counts| counts.others += 1);
         if let Some(halver) = self.cells.halver() {
             halver(Halfway::Wait);
         }
         self.inner.relax(round);
     }
+}
+
+impl<M: Medium> Names for Counting<M> {
+    fn change(&self, change: NameChange<'_>) -> Result<()> {
+        match change {
+            NameChange::SyncDir(..) => self.cells.count(|counts| counts.syncs += 1),
+            _ => self.cells.count_other()?,
+        }
+        self.inner.names().change(change)
+    }
+
+    forward!(inner after cells.count_other: exists, list);
 }
 
 /// A file of [`Counting`].
@@ -328,22 +288,12 @@ impl<F> CountingFile<F> {
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.inner.identity()
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        add(&self.cells.others, 1);
-        self.inner.stamp()
-    }
+    forward!(inner: len, identity, mark, distrust_cache);
+    forward!(inner after cells.count_other: stamp, set_mark, punch);
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        add(&self.cells.reads, 1);
-        add(&self.cells.bytes_read, dst.len() as u64);
+        self.cells.count(|counts| counts.reads += 1);
+        self.cells.bytes_read.fetch_add(dst.len() as u64, Ordering::Relaxed);
         if self.cells.unreadable.lock().unwrap().as_ref() == Some(&self.path) {
             return Err(Error::io("read", &self.path, std::io::Error::from_raw_os_error(5)));
         }
@@ -370,7 +320,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
             }
             return Err(Error::io("write", &self.path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
         }
-        add(&self.cells.bytes, src.len() as u64);
+        self.cells.count(|counts| counts.bytes += src.len() as u64);
         if let Some(halver) = self.cells.halver() {
             let (first, second) = src.split_at(src.len() / 2);
             self.inner.write(offset, first)?;
@@ -381,17 +331,17 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     }
 
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
-        add(&self.cells.bytes, src.len() as u64);
+        self.cells.count(|counts| counts.bytes += src.len() as u64);
         self.inner.store(offset, src)
     }
 
     fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
-        add(&self.cells.flushes, 1);
+        self.cells.count(|counts| counts.flushes += 1);
         self.inner.flush(barrier, offset, len);
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        add(&self.cells.others, 1);
+        self.cells.count_other()?;
         // Every other one comes late, so that of two at once either may be the last.
         if self.cells.set_lens.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             std::thread::sleep(self.delay);
@@ -403,32 +353,14 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     }
 
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        add(&self.cells.others, 1);
+        self.cells.count_other()?;
         self.refused_space("allocate space in")?;
         self.inner.allocate(offset, len)
     }
 
-    fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        add(&self.cells.others, 1);
-        self.inner.punch(offset, len)
-    }
-
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        add(&self.cells.syncs, 1);
+        self.cells.count(|counts| counts.syncs += 1);
         self.inner.sync(barrier)
-    }
-
-    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
-        self.inner.distrust_cache(barrier, offset, len)
-    }
-
-    fn mark(&self) -> Result<MarkState> {
-        self.inner.mark()
-    }
-
-    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
-        add(&self.cells.others, 1);
-        self.inner.set_mark(mark)
     }
 
     fn try_lock(&self, kind: LockKind) -> Result<bool> {

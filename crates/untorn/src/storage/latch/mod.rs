@@ -10,8 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
-use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use super::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
+};
 use crate::error::{Error, Result};
+use crate::forward;
 
 /// Any medium, with a latch for its first failed flush.
 ///
@@ -43,11 +46,8 @@ impl Latch {
     #[cold]
     fn poisoned(&self, path: &Path) -> Error {
         // `failed` is read without ordering, so a thread that sees it can come before `cause` in theory.
-        let cause = self.cause.get().cloned().unwrap_or_else(|| {
-            "another thread has just seen the first \
-                                                                 failure"
-                .to_owned()
-        });
+        let cause = self.cause.get().map_or("another thread has just seen the first failure", String::as_str);
+        let cause = cause.to_owned();
         Error::Poisoned { path: path.to_owned(), cause }
     }
 
@@ -61,8 +61,14 @@ impl Latch {
         }
     }
 
+    /// Flushes after the flush under way, if any, unless it or an earlier one failed.
+    fn flush(&self, path: &Path, medium: &impl Medium, go: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _turn = self.turn(path, medium)?;
+        self.observe(go())
+    }
+
     /// Waits for the flush under way, if any, and fails if it or an earlier one did.
-    fn turn(&self, path: &Path, relax: impl Fn(u32)) -> Result<MutexGuard<'_, ()>> {
+    fn turn(&self, path: &Path, medium: &impl Medium) -> Result<MutexGuard<'_, ()>> {
         let mut round = 0;
         let turn = loop {
             match self.turn.try_lock() {
@@ -70,7 +76,7 @@ impl Latch {
                 // The lock guards no data: what the failure of a panicking flush means is in `failed`.
                 Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
                 // The medium knows how its threads wait; those of a simulated one must not block outside it.
-                Err(TryLockError::WouldBlock) => relax(round),
+                Err(TryLockError::WouldBlock) => medium.relax(round),
             }
             round = round.saturating_add(1);
         };
@@ -101,55 +107,19 @@ impl<M: Medium> Latched<M> {
 impl<M: Medium> Medium for Latched<M> {
     type File = LatchedFile<M>;
 
-    fn class(&self) -> MediumClass {
-        self.inner.class()
+    forward!(inner: class, order, unique, relax);
+
+    fn names(&self) -> &dyn Names {
+        self
     }
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
         Ok(self.file(path, self.inner.open(path, access, reserve)?))
     }
 
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File> {
         self.latch.check(path)?;
-        Ok(self.file(path, self.inner.create(path, len, reserve)?))
-    }
-
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
-        self.latch.check(path)?;
-        Ok(self.file(path, self.inner.create_like(path, len, reserve, &like.inner)?))
-    }
-
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        self.latch.check(path)?;
-        self.inner.create_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.latch.check(from)?;
-        self.inner.rename(from, to)
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        self.latch.check(path)?;
-        self.inner.unlink(path)
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        self.latch.check(path)?;
-        self.inner.remove_dir_if_empty(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        self.inner.list(dir)
-    }
-
-    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
-        let _turn = self.latch.turn(dir, |round| self.inner.relax(round))?;
-        self.latch.observe(self.inner.sync_dir(barrier, dir))
+        Ok(self.file(path, self.inner.create_new(path, len, reserve, like.map(|file| &file.inner))?))
     }
 
     #[inline]
@@ -158,7 +128,7 @@ impl<M: Medium> Medium for Latched<M> {
         // A fence of persistent memory is an instruction and can't fail, so it needs no turn and pays for none.
         let _turn = match self.inner.class() {
             MediumClass::PersistentMemory => self.latch.check(path).map(|()| None),
-            MediumClass::Block => self.latch.turn(path, |round| self.inner.relax(round)).map(Some),
+            MediumClass::Block => self.latch.turn(path, &*self.inner).map(Some),
         }?;
         // One and two are all that the engines fence on their fast paths, where nothing may be allocated.
         let result = match files {
@@ -168,19 +138,18 @@ impl<M: Medium> Medium for Latched<M> {
         };
         self.latch.observe(result)
     }
+}
 
-    #[inline]
-    fn order(&self) {
-        self.inner.order();
+impl<M: Medium> Names for Latched<M> {
+    fn change(&self, change: NameChange<'_>) -> Result<()> {
+        if let NameChange::SyncDir(_, dir) = change {
+            return self.latch.flush(dir, &*self.inner, || self.inner.names().change(change));
+        }
+        self.latch.check(change.path())?;
+        self.inner.names().change(change)
     }
 
-    fn unique(&self) -> Result<[u8; 16]> {
-        self.inner.unique()
-    }
-
-    fn relax(&self, round: u32) {
-        self.inner.relax(round)
-    }
+    forward!(inner: exists, list);
 }
 
 /// A file open on a [`Latched`] medium.
@@ -205,137 +174,18 @@ impl<M: Medium> LatchedFile<M> {
 }
 
 impl<M: Medium> MediumFile for LatchedFile<M> {
-    #[inline]
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.inner.identity()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor()
-    }
-
-    fn changed_by_others(&self) {
-        self.inner.changed_by_others();
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.inner.stamp()
-    }
-
-    fn notes_stores(&self) -> bool {
-        self.inner.notes_stores()
-    }
-
-    #[inline]
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.inner.read(offset, dst)
-    }
-
-    #[inline(always)]
-    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.inner.try_read(offset, dst)
-    }
-
-    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.inner.read_stored(offset, dst)
-    }
-
-    fn read_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
-        self.inner.read_unless_bad(offset, dst)
-    }
-
-    fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
-        self.inner.read_stored_unless_bad(offset, dst)
-    }
-
-    fn write_anew(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.check()?;
-        self.inner.write_anew(offset, src)
-    }
-
-    fn write_anew_unless_bad(&self, offset: u64, src: &[u8]) -> Result<bool> {
-        self.check()?;
-        self.inner.write_anew_unless_bad(offset, src)
-    }
-
-    #[inline(always)]
-    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.check()?;
-        self.inner.write(offset, src)
-    }
-
-    fn write_parts(&self, offset: u64, parts: &[&[u8]]) -> Result<()> {
-        self.check()?;
-        self.inner.write_parts(offset, parts)
-    }
-
-    #[inline(always)]
-    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
-        self.check()?;
-        self.inner.write_lines(offset, src, lines)
-    }
-
-    #[inline(always)]
-    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.check()?;
-        self.inner.store(offset, src)
-    }
-
-    #[inline(always)]
-    fn prefetch(&self, offset: u64) {
-        self.inner.prefetch(offset);
-    }
-
-    #[inline(always)]
-    fn prefetch_to_store(&self, offset: u64) {
-        self.inner.prefetch_to_store(offset);
-    }
-
-    #[inline]
-    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
-        self.inner.flush(barrier, offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.check()?;
-        self.inner.set_len(len)
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.check()?;
-        self.inner.allocate(offset, len)
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        self.check()?;
-        self.inner.punch(offset, len)
-    }
+    forward!(inner: len, identity, descriptor, changed_by_others, stamp, notes_stores, mark, try_lock);
+    forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
+    forward!(inner: prefetch, prefetch_to_store, flush);
+    forward!(inner after check: write_anew, write_anew_unless_bad, write, write_parts, write_lines, store);
+    forward!(inner after check: set_len, allocate, punch, set_mark);
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        let _turn = self.latch.turn(&self.path, |round| self.medium.relax(round))?;
-        self.latch.observe(self.inner.sync(barrier))
+        self.latch.flush(&self.path, &*self.medium, || self.inner.sync(barrier))
     }
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
-        let _turn = self.latch.turn(&self.path, |round| self.medium.relax(round))?;
-        self.latch.observe(self.inner.distrust_cache(barrier, offset, len))
-    }
-
-    fn mark(&self) -> Result<MarkState> {
-        self.inner.mark()
-    }
-
-    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
-        self.check()?;
-        self.inner.set_mark(mark)
-    }
-
-    fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        self.inner.try_lock(kind)
+        self.latch.flush(&self.path, &*self.medium, || self.inner.distrust_cache(barrier, offset, len))
     }
 }
 

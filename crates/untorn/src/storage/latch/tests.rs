@@ -47,21 +47,22 @@ impl Medium for Failing {
     fn open(&self, _: &Path, _: Access, _: u64) -> Result<FailingFile> {
         Ok(FailingFile(Arc::clone(&self.calls)))
     }
-    fn create(&self, path: &Path, _: u64, _: u64) -> Result<FailingFile> {
+    fn create_new(&self, path: &Path, _: u64, _: u64, _: Option<&FailingFile>) -> Result<FailingFile> {
         self.calls.call(None, path)?;
         Ok(FailingFile(Arc::clone(&self.calls)))
     }
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        self.calls.call(None, path)
+    fn names(&self) -> &dyn Names {
+        self
     }
-    fn rename(&self, from: &Path, _: &Path) -> Result<()> {
-        self.calls.call(None, from)
+    fn fence(&self, _: Barrier, _: &[&FailingFile]) -> Result<()> {
+        self.calls.call(Some(Fails::Fence), Path::new("/data"))
     }
-    fn unlink(&self, path: &Path) -> Result<()> {
-        self.calls.call(None, path)
-    }
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        self.calls.call(None, path)
+    fn relax(&self, _: u32) {}
+}
+
+impl Names for Failing {
+    fn change(&self, change: NameChange<'_>) -> Result<()> {
+        self.calls.call(matches!(change, NameChange::SyncDir(..)).then_some(Fails::SyncDir), change.path())
     }
     fn exists(&self, _: &Path) -> Result<bool> {
         Ok(true)
@@ -69,13 +70,6 @@ impl Medium for Failing {
     fn list(&self, _: &Path) -> Result<Vec<OsString>> {
         Ok(Vec::new())
     }
-    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
-        self.calls.call(Some(Fails::SyncDir), dir)
-    }
-    fn fence(&self, _: Barrier, _: &[&FailingFile]) -> Result<()> {
-        self.calls.call(Some(Fails::Fence), Path::new("/data"))
-    }
-    fn relax(&self, _: u32) {}
 }
 
 impl FailingFile {

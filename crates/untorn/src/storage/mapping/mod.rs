@@ -80,6 +80,15 @@ impl MappedFile {
         self.file.as_fd()
     }
 
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd())
+    }
+
+    /// See [`MediumFile::notes_stores`](super::MediumFile::notes_stores).
+    pub(super) fn notes_stores(&self) -> bool {
+        !sys::file::in_memory(self.fd())
+    }
+
     /// The address of the first byte.
     pub(super) fn start(&self) -> *const u8 {
         self.map.at(0)
