@@ -267,6 +267,8 @@ impl MappedFiles {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use untorn_core::testing::in_forked_child;
+
     use super::*;
 
     const PAGE: usize = 4096;
@@ -387,34 +389,6 @@ mod tests {
             }
             stop.store(true, Ordering::Relaxed);
         });
-    }
-
-    /// Runs `body` in a forked child: the code that it returns, 101 if it panics, or `None` if it had to be killed
-    /// after a minute.
-    fn in_forked_child(body: impl FnOnce() -> i32) -> Option<i32> {
-        use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-        // SAFETY: the C library makes its allocator usable in the child of a process with threads; beyond allocating,
-        // the child uses only what `body` says, and it leaves by `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(101);
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(code) }
-        }
-        assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
-        let child = Pid::from_raw(child);
-        let since = std::time::Instant::now();
-        loop {
-            match waitpid(child, WaitOptions::NOHANG).unwrap() {
-                Some((_, status)) => return status.exit_status(),
-                None if since.elapsed() > std::time::Duration::from_secs(60) => {
-                    kill_process(child.unwrap(), Signal::KILL).unwrap();
-                    waitpid(child, WaitOptions::empty()).unwrap();
-                    return None;
-                }
-                None => std::thread::sleep(std::time::Duration::from_millis(1)),
-            }
-        }
     }
 
     /// A child that was forked off while its parent had the lock, and a view.

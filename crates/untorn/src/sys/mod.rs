@@ -30,9 +30,7 @@ mod zeroed;
 
 pub use first_use::FirstUse;
 pub use per_process::{OnceForAll, PerProcess};
-#[cfg(test)]
-pub(crate) use process::in_forked_child;
-pub use process::incarnation;
+pub use process::{in_forked_child, incarnation};
 pub use stores::{Heard, StoreWatch};
 pub(crate) use untorn_ring::flush;
 pub(crate) use zeroed::ZeroedArray;

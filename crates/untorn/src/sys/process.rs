@@ -26,11 +26,13 @@ pub fn incarnation() -> u64 {
     }
 }
 
-/// Runs `body` in a forked child: the code that it returns, 101 if it panics, or `None` if it had to be killed after
-/// a minute.
-#[cfg(test)]
+/// For tests: runs `body` in a forked child. Returns the code that it returns, 101 if it panics, or `None` if it had to
+/// be killed after a minute.
+///
+/// # Panics
+/// If no process can be forked, or be waited for.
 #[allow(unsafe_code)]
-pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Option<i32> {
+pub fn in_forked_child(body: impl FnOnce() -> i32) -> Option<i32> {
     use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
     // SAFETY: the C library makes its allocator usable in the child of a process with threads; beyond allocating, the
     // child uses only what `body` says, and it leaves by `_exit`.
