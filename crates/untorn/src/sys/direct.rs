@@ -1,7 +1,7 @@
 //! Reads and writes past the page cache: `O_DIRECT`.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -52,12 +52,7 @@ pub(crate) fn is_refusal(error: &io::Error) -> bool {
 pub(crate) fn read_in_page(file: BorrowedFd<'_>, offset: u64, dst: &mut [u8]) -> io::Result<()> {
     let within = offset as usize % PAGE;
     let mut page = Box::new(Aligned([0; PAGE]));
-    let read = loop {
-        match rustix::io::pread(file.as_fd(), &mut page.0[..], offset - within as u64) {
-            Err(Errno::INTR) => {}
-            other => break other?,
-        }
-    };
+    let read = uninterrupted(|| rustix::io::pread(file, &mut page.0[..], offset - within as u64))?;
     let bytes = page.0[..read].get(within..within + dst.len()).ok_or(Errno::IO)?;
     dst.copy_from_slice(bytes);
     Ok(())
@@ -72,18 +67,17 @@ pub(crate) fn write_page(file: BorrowedFd<'_>, offset: u64, src: &[u8]) -> io::R
     let bytes: [u8; PAGE] = src.try_into().map_err(|_| Errno::INVAL)?;
     let file = open_for(file, OFlags::RDWR)?;
     let page = Box::new(Aligned(bytes));
-    loop {
-        match rustix::io::pwrite(&file, &page.0[..], offset) {
-            Err(Errno::INTR) => {}
-            // A device takes whole blocks, so the rest of it is what it refused.
-            Ok(written) if written < PAGE => return Err(Errno::IO.into()),
-            other => return Ok(other.map(drop)?),
-        }
+    match uninterrupted(|| rustix::io::pwrite(&file, &page.0[..], offset))? {
+        PAGE => Ok(()),
+        // A device takes whole blocks, so the rest of it is what it refused.
+        _ => Err(Errno::IO.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]

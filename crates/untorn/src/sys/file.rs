@@ -6,11 +6,11 @@
 
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, SeekFrom, Statx, StatxFlags, StatxTimestamp, Uid,
+    Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, SeekFrom, Stat, Statx, StatxFlags, StatxTimestamp, Uid,
     XattrFlags,
 };
 use rustix::io::Errno;
@@ -22,53 +22,47 @@ pub(crate) const MARK_ATTRIBUTE: &str = "user.untorn";
 /// FS_IOC_GETVERSION of `linux/fs.h`, declared there with a `long`.
 const GET_VERSION: Opcode = opcode::read::<std::ffi::c_long>(b'v', 1);
 
+/// What `statx(2)` says of a file: its type, device, inode and birth time (nanoseconds since 1970; 0 where the file
+/// system has none). `stat` asks where a seccomp filter written before statx refuses it, with either error; there is no
+/// birth time then.
+fn examine(
+    dir: BorrowedFd<'_>,
+    path: &Path,
+    flags: AtFlags,
+    stat: impl FnOnce() -> rustix::io::Result<Stat>,
+) -> rustix::io::Result<(FileType, u64, u64, u64)> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
+    match rustix::fs::statx(dir, path, flags, wanted) {
+        Ok(found) => {
+            let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
+            Ok((FileType::from_raw_mode(found.stx_mode.into()), device, found.stx_ino, birth(&found)))
+        }
+        Err(Errno::NOSYS | Errno::PERM) => {
+            stat().map(|found| (FileType::from_raw_mode(found.st_mode), found.st_dev, found.st_ino, 0))
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Device, inode, generation and birth time (nanoseconds since 1970) of an open file; 0 for what the file system does
 /// not have. Source: `statx(2)`.
 pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64, u64)> {
-    let generation = generation(file);
-    match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME) {
-        Ok(found) => {
-            let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
-            Ok((device, found.stx_ino, generation, birth(&found)))
-        }
-        // A seccomp filter written before statx refuses it with either error.
-        Err(Errno::NOSYS | Errno::PERM) => {
-            let found = rustix::fs::fstat(file)?;
-            Ok((found.st_dev, found.st_ino, generation, 0))
-        }
-        Err(error) => Err(error.into()),
-    }
+    let (_, device, inode, birth) = examine(file, Path::new(""), AtFlags::EMPTY_PATH, || rustix::fs::fstat(file))?;
+    Ok((device, inode, generation(file), birth))
 }
 
 /// Device, inode and birth time (nanoseconds since 1970; 0 where it has none) of what a path leads to. Source:
 /// `statx(2)`.
 pub(crate) fn identity_of_name(path: &Path) -> rustix::io::Result<(u64, u64, u64)> {
-    match rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::INO | StatxFlags::BTIME) {
-        Ok(found) => {
-            let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
-            Ok((device, found.stx_ino, birth(&found)))
-        }
-        Err(Errno::NOSYS | Errno::PERM) => rustix::fs::stat(path).map(|found| (found.st_dev, found.st_ino, 0)),
-        Err(errno) => Err(errno),
-    }
+    let (_, device, inode, birth) = examine(CWD, path, AtFlags::empty(), || rustix::fs::stat(path))?;
+    Ok((device, inode, birth))
 }
 
 /// The same of what has the name, if it is a regular file, and not of what a symbolic link leads to; no birth time
 /// where that cannot be asked for. Source: `statx(2)`.
 pub(crate) fn identity_of_name_itself(path: &Path) -> rustix::io::Result<Option<(u64, u64, u64)>> {
-    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
-    match rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted) {
-        Ok(found) => {
-            let is_file = FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile;
-            let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
-            Ok(is_file.then(|| (device, found.stx_ino, birth(&found))))
-        }
-        Err(Errno::NOSYS | Errno::PERM) => rustix::fs::lstat(path).map(|found| {
-            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-            is_file.then_some((found.st_dev, found.st_ino, 0))
-        }),
-        Err(errno) => Err(errno),
-    }
+    let (kind, device, inode, birth) = examine(CWD, path, AtFlags::SYMLINK_NOFOLLOW, || rustix::fs::lstat(path))?;
+    Ok((kind == FileType::RegularFile).then_some((device, inode, birth)))
 }
 
 fn birth(found: &Statx) -> u64 {
@@ -213,82 +207,63 @@ pub(crate) fn unlock(file: BorrowedFd<'_>) {
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
-/// Writes all of `bytes` at `offset`, over interruptions and short writes. Source: `pwrite(2)`.
-///
-/// # Errors
-/// How many bytes were written before the error, and the error. A write of 0 bytes, which a full file system of some
-/// kinds gives, is ENOSPC.
-pub(crate) fn write_all(
-    file: BorrowedFd<'_>,
-    mut bytes: &[u8],
-    offset: u64,
-) -> std::result::Result<(), (u64, io::Error)> {
-    let mut done = 0;
-    while !bytes.is_empty() {
-        match rustix::io::pwrite(file.as_fd(), bytes, offset + done) {
-            Ok(0) => return Err((done, Errno::NOSPC.into())),
-            Ok(n) => {
-                done += n as u64;
-                bytes = &bytes[n..];
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err((done, error.into())),
-        }
-    }
-    Ok(())
-}
+/// How many bytes were transferred before an error, and the error.
+type Transferred = std::result::Result<(), (u64, io::Error)>;
 
-/// Writes all of some parts, one after the other, over interruptions and short writes. Source: `pwritev(2)`.
-///
-/// # Errors
-/// As [`write_all`].
-pub(crate) fn write_all_parts(
-    file: BorrowedFd<'_>,
-    parts: &[&[u8]],
-    offset: u64,
-) -> std::result::Result<(), (u64, io::Error)> {
-    // What the kernel takes at once. Source: `IOV_MAX` in `limits.h`.
-    const MOST: usize = 1024;
+/// Transfers `len` bytes over interruptions and short transfers: `call` goes on behind the bytes that are done. If it
+/// transfers none, the error is `nothing`.
+fn transfer_all(len: usize, nothing: Errno, mut call: impl FnMut(usize) -> rustix::io::Result<usize>) -> Transferred {
     let mut done = 0;
-    for parts in parts.chunks(MOST) {
-        let mut parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        let mut parts = &mut parts[..];
-        IoSlice::advance_slices(&mut parts, 0); // past those that are empty
-        while !parts.is_empty() {
-            match rustix::io::pwritev(file.as_fd(), parts, offset + done) {
-                Ok(0) => return Err((done, Errno::NOSPC.into())),
-                Ok(n) => {
-                    done += n as u64;
-                    IoSlice::advance_slices(&mut parts, n);
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err((done, error.into())),
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Fills `bytes` from `offset`, over interruptions and short reads. Source: `pread(2)`.
-///
-/// # Errors
-/// How many bytes were read before the error, and the error. The end of the file is EIO: the caller has seen that the
-/// range lies within it, so somebody cut it short.
-pub(crate) fn read_all(
-    file: BorrowedFd<'_>,
-    bytes: &mut [u8],
-    offset: u64,
-) -> std::result::Result<(), (u64, io::Error)> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pread(file.as_fd(), &mut bytes[done..], offset + done as u64) {
-            Ok(0) => return Err((done as u64, Errno::IO.into())),
+    while done < len {
+        match call(done) {
+            Ok(0) => return Err((done as u64, nothing.into())),
             Ok(n) => done += n,
             Err(Errno::INTR) => {}
             Err(error) => return Err((done as u64, error.into())),
         }
     }
     Ok(())
+}
+
+/// Writes all of `bytes` at `offset`. Source: `pwrite(2)`.
+///
+/// # Errors
+/// How many bytes were written before the error, and the error. A write of 0 bytes, which a full file system of some
+/// kinds gives, is ENOSPC.
+pub(crate) fn write_all(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Transferred {
+    transfer_all(bytes.len(), Errno::NOSPC, |done| rustix::io::pwrite(file, &bytes[done..], offset + done as u64))
+}
+
+/// Writes all of some parts, one after the other. Source: `pwritev(2)`.
+///
+/// # Errors
+/// As [`write_all`].
+pub(crate) fn write_all_parts(file: BorrowedFd<'_>, parts: &[&[u8]], mut offset: u64) -> Transferred {
+    // What the kernel takes at once. Source: `IOV_MAX` in `limits.h`.
+    const MOST: usize = 1024;
+    let start = offset;
+    for parts in parts.chunks(MOST) {
+        let mut parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut parts = &mut parts[..];
+        let len = parts.iter().map(|part| part.len()).sum();
+        let written = transfer_all(len, Errno::NOSPC, |done| {
+            let n = rustix::io::pwritev(file, parts, offset + done as u64)?;
+            IoSlice::advance_slices(&mut parts, n);
+            Ok(n)
+        });
+        written.map_err(|(done, error)| (offset - start + done, error))?;
+        offset += len as u64;
+    }
+    Ok(())
+}
+
+/// Fills `bytes` from `offset`. Source: `pread(2)`.
+///
+/// # Errors
+/// How many bytes were read before the error, and the error. The end of the file is EIO: the caller has seen that the
+/// range lies within it, so somebody cut it short.
+pub(crate) fn read_all(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Transferred {
+    transfer_all(bytes.len(), Errno::IO, |done| rustix::io::pread(file, &mut bytes[done..], offset + done as u64))
 }
 
 /// The largest stretch that the page cache keeps in one piece, at least: it is dropped whole or not at all.

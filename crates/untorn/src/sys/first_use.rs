@@ -18,12 +18,17 @@ impl<T: Send + Sync> FirstUse<T> {
         FirstUse { entered: AtomicPtr::new(ptr::null_mut()) }
     }
 
+    /// The value, if it was created. Safe in a signal handler.
+    #[inline]
+    pub(crate) fn made(&self) -> Option<&'static T> {
+        // SAFETY: null, or leaked by `enter`; nobody changes it or gives it back.
+        unsafe { self.entered.load(Ordering::Acquire).as_ref() }
+    }
+
     /// The value; it is created on first use.
     #[inline]
     pub fn get(&self, make: impl FnOnce() -> T) -> &'static T {
-        // SAFETY: null, or leaked by `enter`; nobody changes it or gives it back.
-        let entered: Option<&'static T> = unsafe { self.entered.load(Ordering::Acquire).as_ref() };
-        entered.unwrap_or_else(|| self.enter(Box::new(make())))
+        self.made().unwrap_or_else(|| self.enter(Box::new(make())))
     }
 
     #[cold]

@@ -15,6 +15,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::file::uninterrupted;
+
 /// The most descriptors that come with a message.
 const MOST_FDS: usize = 4;
 
@@ -95,13 +97,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL.into());
     }
-    loop {
-        match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    uninterrupted(|| rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)).map(drop)
 }
 
 /// What was found on a socket.

@@ -19,13 +19,12 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use rustix::mm::UserfaultfdFlags;
-
 use super::runs::Runs;
+use super::userfault::Userfault;
 use super::{PerProcess, incarnation, page_size};
 use crate::options::DirtyTracking;
 
@@ -41,7 +40,7 @@ pub(crate) struct Tracking {
     start: usize,
     pagemap: File,
     /// What keeps the write protection; without it pages are told apart by whose they are only.
-    protector: Option<OwnedFd>,
+    protector: Option<Userfault>,
 }
 
 impl Tracking {
@@ -93,8 +92,7 @@ impl Tracking {
     /// Takes the write protection from a range, as if all of it were stored to. Without write protection there is none.
     pub(crate) fn unprotect(&self, range: Range<u64>) -> io::Result<()> {
         let Some(protector) = &self.protector else { return Ok(()) };
-        // `UFFDIO_WRITEPROTECT`, with neither of its modes.
-        control(protector, 0x06, &mut [self.start as u64 + range.start, range.end - range.start, 0])
+        protector.protect(self.start + range.start as usize, (range.end - range.start) as usize, false)
     }
 
     /// The words of `/proc/self/pagemap`, one for each page.
@@ -136,7 +134,7 @@ pub(crate) struct SharedTracking {
     pagemap: File,
     watch: Arc<TrackedData>,
     /// What keeps the write protection.
-    protector: OwnedFd,
+    protector: Userfault,
 }
 
 /// A range of addresses that is asked about.
@@ -195,14 +193,7 @@ impl SharedTracking {
         // The kernel lets nobody else watch this mapping, so whoever watches these addresses means another, which is
         // gone. Before the first store is noticed: they would take it.
         let watch = TrackedData::begin(start..start + len);
-        // `UFFDIO_WRITEPROTECT`. It marks pages that are not in memory, too.
-        let mut words = [start as u64, len as u64, 1];
-        let request = 3 << 30 | (size_of_val(&words) as u64) << 16 | 0xaa << 8 | 0x06;
-        // SAFETY: the kernel reads as many bytes as the request says, which are those of `words`; what it protects it
-        // unprotects by itself at the next store.
-        if unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        protector.protect(start, len, true)?;
         Ok(SharedTracking { pagemap, watch, protector })
     }
 
@@ -251,12 +242,8 @@ impl Drop for SharedTracking {
         }
         let displaced = self.watch.displaced.lock().unwrap_or_else(PoisonError::into_inner);
         if !*displaced {
-            // `UFFDIO_UNREGISTER`.
-            let mut words = [self.watch.addresses.start as u64, self.watch.addresses.len() as u64];
-            let request = 2 << 30 | (size_of_val(&words) as u64) << 16 | 0xaa << 8 | 0x01;
             // If it fails the last close ends the watch.
-            // SAFETY: the kernel reads as many bytes as the request says, which are those of `words`.
-            let _ = unsafe { libc::ioctl(self.protector.as_raw_fd(), request as _, words.as_mut_ptr()) };
+            let _ = self.protector.unregister(self.watch.addresses.start, self.watch.addresses.len());
         }
     }
 }
@@ -377,29 +364,10 @@ impl Scan {
 }
 
 /// Has the kernel resolve write protection by itself in a range, so that [`PROTECT_MATCHING`] works there.
-fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<OwnedFd> {
-    const FEATURE_HUGETLBFS_SHMEM: u64 = 1 << 12;
-    const FEATURE_UNPOPULATED: u64 = 1 << 13;
-    const FEATURE_ASYNC: u64 = 1 << 15;
-    const MODE_WRITE_PROTECT: u64 = 1 << 1;
-    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-    // `UFFD_USER_MODE_ONLY`, with which the call needs no privilege. Faults of the kernel are resolved all the same:
-    // nobody has to wait for an asynchronous one.
-    let user_only = UserfaultfdFlags::from_bits_retain(1);
-    // SAFETY: it manages nothing until it is told what.
-    let protector = unsafe { rustix::mm::userfaultfd(flags | user_only) }?;
-    // `UFFDIO_API`, then `UFFDIO_REGISTER`.
-    control(&protector, 0x3f, &mut [0xaa, FEATURE_HUGETLBFS_SHMEM | FEATURE_UNPOPULATED | FEATURE_ASYNC, 0])?;
-    control(&protector, 0x00, &mut [start as u64, len as u64, MODE_WRITE_PROTECT, 0])?;
+fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<Userfault> {
+    let protector = Userfault::asynchronous()?;
+    protector.register_stores(start, len)?;
     // Whether the kernel can do it is seen by asking: no page is there yet.
     Scan::TAKE_UNPROTECTED.run(pagemap, start as u64, 0..page_size() as u64, |_| ())?;
     Ok(protector)
-}
-
-fn control(protector: &OwnedFd, number: u64, words: &mut [u64]) -> io::Result<()> {
-    // `_IOWR(0xaa, number, words)`.
-    let request = 3 << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
-    // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`.
-    let done = unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,13 +1,13 @@
 //! Page faults that this process serves itself: `userfaultfd(2)` over memory that several processes share.
 //!
-//! Two ways of registering are offered: one whose faults end in SIGBUS in the thread that touched the page
-//! ([`Userfault::signalling`], served by a [`FaultHandler`](super::fault::FaultHandler)), and one through which pages
-//! are filled ([`Userfault::filling`]).
+//! Three ways of registering are offered: one whose faults end in SIGBUS in the thread that touched the page
+//! ([`Userfault::signalling`], served by a [`FaultHandler`](super::fault::FaultHandler)), one through which pages are
+//! filled ([`Userfault::filling`]), and one whose faults the kernel resolves by itself ([`Userfault::asynchronous`]).
 //!
 //! # Safety
 //! Requests name a range of addresses that the caller owns; what they change is whether the next access to it faults,
-//! and in [`Userfault::fill`] the contents of pages that nobody has seen yet. No reference into such a range exists:
-//! all of it is shared memory, accessed through raw pointers and atomic words.
+//! and in [`Userfault::fill`] the contents of pages that nobody has seen yet. No reference into a range that is filled
+//! exists: all of it is shared memory, accessed through raw pointers and atomic words.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,6 +22,8 @@ const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+const FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
+const FEATURE_WP_ASYNC: u64 = 1 << 15;
 const MODE_MISSING: u64 = 1;
 const MODE_WRITEPROTECT: u64 = 2;
 const WRITEPROTECT_ON: u64 = 1;
@@ -29,6 +31,7 @@ const WRITEPROTECT_ON: u64 = 1;
 /// The requests, by their numbers.
 const IOCTL_API: u64 = 0x3f;
 const IOCTL_REGISTER: u64 = 0x00;
+const IOCTL_UNREGISTER: u64 = 0x01;
 const IOCTL_WAKE: u64 = 0x02;
 const IOCTL_COPY: u64 = 0x03;
 const IOCTL_WRITEPROTECT: u64 = 0x06;
@@ -71,6 +74,18 @@ impl Userfault {
         Self::with(FEATURE_PAGEFAULT_FLAG_WP | FEATURE_WP_HUGETLBFS_SHMEM, "a write-protected page of shared memory")
     }
 
+    /// One for ranges whose write protection the kernel takes away by itself at the next store. So faults of the kernel
+    /// itself need no privilege either: nobody has to wait for an asynchronous one. Pages that are not in memory can be
+    /// protected too.
+    ///
+    /// # Errors
+    /// ENOSYS, EPERM as for [`signalling`](Userfault::signalling), EINVAL before Linux 6.7.
+    pub(crate) fn asynchronous() -> io::Result<Self> {
+        let made = Userfault(open()?);
+        made.request(IOCTL_API, &mut [API, FEATURE_WP_HUGETLBFS_SHMEM | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC, 0])?;
+        Ok(made)
+    }
+
     /// One that came from another process.
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
         Userfault(fd)
@@ -81,12 +96,7 @@ impl Userfault {
     }
 
     fn with(features: u64, what: &'static str) -> io::Result<Self> {
-        // What the kernel itself does for the process (`read(2)` into a page) is never served, so it need not be
-        // allowed, and no privilege is needed.
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        let flags = flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
-        // SAFETY: a new descriptor changes no memory; see the requests.
-        let fd = unsafe { rustix::mm::userfaultfd(flags) }.map_err(|errno| {
+        let fd = open().map_err(|errno| {
             named(errno, "this kernel or a seccomp filter (as in a container) refuses userfaultfd(2)")
         })?;
         let made = Userfault(fd);
@@ -108,9 +118,13 @@ impl Userfault {
     }
 
     /// Has write-protected pages of a range fault.
-    #[cfg(test)]
     pub(crate) fn register_stores(&self, address: usize, len: usize) -> io::Result<()> {
         Ok(self.request(IOCTL_REGISTER, &mut [address as u64, len as u64, MODE_WRITEPROTECT, 0])?)
+    }
+
+    /// Has no page of a range fault any more.
+    pub(crate) fn unregister(&self, address: usize, len: usize) -> io::Result<()> {
+        Ok(self.request_of(2, IOCTL_UNREGISTER, &mut [address as u64, len as u64])?)
     }
 
     /// Has threads that wait for a range look again.
@@ -118,7 +132,6 @@ impl Userfault {
     /// # Errors
     /// EINVAL for a range that is not one of pages.
     pub(crate) fn wake(&self, address: usize, len: usize) -> io::Result<()> {
-        // The only request that changes nothing of what it is given.
         Ok(self.request_of(2, IOCTL_WAKE, &mut [address as u64, len as u64])?)
     }
 
@@ -174,8 +187,16 @@ impl Userfault {
     }
 }
 
-/// UFFD_USER_MODE_ONLY.
-const USER_MODE_ONLY: u32 = 1;
+/// What the kernel itself does for the process (`read(2)` into a page) is never served, so it need not be allowed, and
+/// no privilege is needed.
+fn open() -> rustix::io::Result<OwnedFd> {
+    /// UFFD_USER_MODE_ONLY.
+    const USER_MODE_ONLY: u32 = 1;
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    let flags = flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
+    // SAFETY: a new descriptor changes no memory; see the requests.
+    unsafe { rustix::mm::userfaultfd(flags) }
+}
 
 /// An error that says what is missing, and keeps its errno where that can be.
 fn named(errno: Errno, what: &str) -> io::Error {

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{FaultHandler, HARMED};
+use crate::sys::FirstUse;
 
 /// Slots of a chunk: more than most programs have files open.
 const SLOTS: usize = 64;
@@ -37,8 +38,8 @@ pub(super) struct Slot {
 
 struct Chunk {
     slots: [Slot; SLOTS],
-    /// The next chunk, leaked by whoever found all slots taken.
-    next: AtomicPtr<Chunk>,
+    /// The next chunk, entered by whoever found all slots taken.
+    next: FirstUse<Chunk>,
 }
 
 static FIRST: Chunk = Chunk::new();
@@ -111,32 +112,7 @@ impl Slot {
 
 impl Chunk {
     const fn new() -> Self {
-        Chunk { slots: [const { Slot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
-    }
-
-    fn next(&self) -> Option<&'static Chunk> {
-        let next = self.next.load(Ordering::Acquire);
-        // SAFETY: null, or a leaked chunk, initialised before its address was stored.
-        unsafe { next.cast_const().as_ref() }
-    }
-
-    /// The next chunk, made if there is none.
-    fn next_or_new(&self) -> &'static Chunk {
-        if let Some(next) = self.next() {
-            return next;
-        }
-        let new = Box::into_raw(Box::new(Chunk::new()));
-        let set = self.next.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
-        let chunk = match set {
-            Ok(_) => new,
-            Err(other) => {
-                // SAFETY: it came from a box just now, and nobody else has seen its address.
-                drop(unsafe { Box::from_raw(new) });
-                other
-            }
-        };
-        // SAFETY: leaked, by this thread or the one that was quicker, and initialised before its address was stored.
-        unsafe { &*chunk }
+        Chunk { slots: [const { Slot::new() }; SLOTS], next: FirstUse::new() }
     }
 }
 
@@ -155,7 +131,7 @@ pub(super) fn take(
             slot.fill(start, len, writable, fault_handler);
             return slot;
         }
-        chunk = chunk.next_or_new();
+        chunk = chunk.next.get(Chunk::new);
     }
 }
 
@@ -203,7 +179,7 @@ pub(super) fn visit(address: usize) -> Option<Visit> {
                 return Some(visit);
             }
         }
-        chunk = here.next();
+        chunk = here.next.made();
     }
     None
 }

@@ -33,7 +33,7 @@ use rustix::io::Errno;
 use rustix::mm::{MprotectFlags, mprotect};
 
 use super::fault::none_lost;
-use super::file::uninterrupted;
+use super::file::{self, uninterrupted};
 use super::map::{FileMap, MapKind};
 use super::page_size;
 use super::tracking::Tracking;
@@ -433,16 +433,7 @@ fn protect(memory: &FileMap, pages: Range<u64>, accessible: bool) -> io::Result<
 }
 
 fn write_all(file: &OwnedFd, bytes: &[u8], offset: u64) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
-            Ok(0) => return Err(Errno::IO.into()),
-            Ok(written) => done += written,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
+    file::write_all(file.as_fd(), bytes, offset).map_err(|(_, error)| error)
 }
 
 #[cfg(test)]
