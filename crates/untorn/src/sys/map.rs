@@ -179,8 +179,9 @@ impl Drop for FileMap {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+    use std::os::fd::AsFd;
 
+    use super::super::userfault::Userfault;
     use super::*;
 
     const PAGE: usize = 4096;
@@ -243,29 +244,6 @@ mod tests {
         assert_eq!(map(&file, MapKind::Read).lost(), None);
     }
 
-    /// Makes an untouched page of a mapping of a file in memory one that the hardware could not read, by
-    /// `userfaultfd(2)`. Gives what must be kept, or why it can't be done here.
-    fn poison(map: &FileMap, page: usize) -> std::result::Result<OwnedFd, String> {
-        use rustix::mm::UserfaultfdFlags;
-        // SAFETY: the pages it is told to manage are those of the test's own mapping.
-        let manager = unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) };
-        let manager = manager.map_err(|errno| format!("userfaultfd: {errno}"))?;
-        let control = |name: &str, number: u64, words: &mut [u64]| {
-            // `_IOWR(0xaa, number, words)`. Source: `linux/userfaultfd.h`.
-            let request = 3 << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
-            // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`.
-            let done = unsafe { libc::ioctl(manager.as_raw_fd(), request as _, words.as_mut_ptr()) };
-            if done == 0 { Ok(()) } else { Err(format!("{name}: {}", io::Error::last_os_error())) }
-        };
-        const FEATURE_POISON: u64 = 1 << 14;
-        const MODE_MISSING: u64 = 1;
-        let start = map.at(0) as u64;
-        control("UFFDIO_API", 0x3f, &mut [0xaa, FEATURE_POISON, 0])?;
-        control("UFFDIO_REGISTER", 0, &mut [start, 4 * PAGE as u64, MODE_MISSING, 0])?;
-        control("UFFDIO_POISON", 8, &mut [start + (page * PAGE) as u64, PAGE as u64, 0, 0])?;
-        Ok(manager)
-    }
-
     #[test]
     fn a_page_that_the_medium_cannot_read_is_lost() {
         let Ok(file) = tempfile::tempfile_in("/dev/shm") else {
@@ -274,7 +252,8 @@ mod tests {
         file.set_len(4 * PAGE as u64).unwrap();
         let map = map(&file, MapKind::ReadWrite);
         store(&map, 0, 1);
-        let _manager = match poison(&map, 2) {
+        let start = map.at(0) as usize;
+        let _manager = match Userfault::poisoning(start..start + 4 * PAGE, start + 2 * PAGE) {
             Ok(manager) => manager,
             Err(why) => untorn_testing::skip!("no page can be poisoned here: {why}"),
         };

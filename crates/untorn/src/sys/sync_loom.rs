@@ -47,6 +47,15 @@ pub(crate) struct AtomicU64 {
     accessed: Condvar,
 }
 
+/// Accesses that leave the mark, then go to the word.
+macro_rules! accesses {
+    ($($method:ident($($given:ident: $of:ty),+) -> $gives:ty;)+) => {
+        $(pub(crate) fn $method(&self, $($given: $of),+) -> $gives {
+            self.word().$method($($given),+)
+        })+
+    };
+}
+
 impl Default for AtomicU64 {
     fn default() -> Self {
         AtomicU64::new(0)
@@ -63,44 +72,17 @@ impl AtomicU64 {
         &self.word
     }
 
-    pub(crate) fn load(&self, order: Ordering) -> u64 {
-        self.word().load(order)
-    }
-
-    pub(crate) fn store(&self, value: u64, order: Ordering) {
-        self.word().store(value, order);
-    }
-
-    pub(crate) fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.word().swap(value, order)
-    }
-
-    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        self.word().fetch_add(value, order)
-    }
-
-    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-        self.word().fetch_sub(value, order)
-    }
-
-    pub(crate) fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
-        self.word().fetch_or(value, order)
-    }
-
-    pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
-        self.word().fetch_max(value, order)
-    }
-
-    pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-        self.word().fetch_and(value, order)
-    }
-
-    pub(crate) fn compare_exchange(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
-        self.word().compare_exchange(old, new, yes, no)
-    }
-
-    pub(crate) fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
-        self.word().compare_exchange_weak(old, new, yes, no)
+    accesses! {
+        load(order: Ordering) -> u64;
+        store(value: u64, order: Ordering) -> ();
+        swap(value: u64, order: Ordering) -> u64;
+        fetch_add(value: u64, order: Ordering) -> u64;
+        fetch_sub(value: u64, order: Ordering) -> u64;
+        fetch_or(value: u64, order: Ordering) -> u64;
+        fetch_max(value: u64, order: Ordering) -> u64;
+        fetch_and(value: u64, order: Ordering) -> u64;
+        compare_exchange(old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64>;
+        compare_exchange_weak(old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64>;
     }
 }
 

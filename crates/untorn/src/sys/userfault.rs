@@ -81,8 +81,23 @@ impl Userfault {
     /// # Errors
     /// ENOSYS, EPERM as for [`signalling`](Userfault::signalling), EINVAL before Linux 6.7.
     pub(crate) fn asynchronous() -> io::Result<Self> {
+        Self::plain(FEATURE_WP_HUGETLBFS_SHMEM | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC)
+    }
+
+    /// One for a range with a page that reads as if the medium could not read it. The page has no contents yet.
+    #[cfg(test)]
+    pub(crate) fn poisoning(range: std::ops::Range<usize>, page: usize) -> io::Result<Self> {
+        const FEATURE_POISON: u64 = 1 << 14;
+        const IOCTL_POISON: u64 = 0x08;
+        let made = Self::plain(FEATURE_POISON)?;
+        made.register_missing(range.start, range.len())?;
+        made.request(IOCTL_POISON, &mut [page as u64, super::page_size() as u64, 0, 0])?;
+        Ok(made)
+    }
+
+    fn plain(features: u64) -> io::Result<Self> {
         let made = Userfault(open()?);
-        made.request(IOCTL_API, &mut [API, FEATURE_WP_HUGETLBFS_SHMEM | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC, 0])?;
+        made.request(IOCTL_API, &mut [API, features, 0])?;
         Ok(made)
     }
 
