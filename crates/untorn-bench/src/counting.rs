@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::ops::Sub;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use untorn::testing::storage::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
@@ -44,41 +43,35 @@ impl Sub for Counts {
 
 /// The running counters of a [`Counting`] medium; a clone reads the same ones.
 #[derive(Clone, Debug, Default)]
-pub struct Counters(Arc<Cells>);
+pub struct Counters(Arc<Mutex<Counted>>);
 
 #[derive(Debug, Default)]
-struct Cells {
-    fences: AtomicU64,
-    syncs: AtomicU64,
-    flushes: AtomicU64,
-    bytes: AtomicU64,
+struct Counted {
+    counts: Counts,
     /// Fences and syncs by the name of their barrier.
-    barriers: Mutex<BTreeMap<&'static str, u64>>,
-}
-
-fn add(cell: &AtomicU64, n: u64) {
-    cell.fetch_add(n, Ordering::Relaxed);
+    barriers: BTreeMap<&'static str, u64>,
 }
 
 impl Counters {
     /// The current counts. They are exact if no other thread uses the medium.
     pub fn counts(&self) -> Counts {
-        let Cells { fences, syncs, flushes, bytes, .. } = &*self.0;
-        Counts {
-            fences: fences.load(Ordering::Relaxed),
-            syncs: syncs.load(Ordering::Relaxed),
-            flushes: flushes.load(Ordering::Relaxed),
-            bytes: bytes.load(Ordering::Relaxed),
-        }
+        self.lock().counts
     }
 
     /// Fences and syncs so far, by the name of their barrier.
     pub fn barriers(&self) -> BTreeMap<&'static str, u64> {
-        self.0.barriers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().barriers.clone()
     }
 
-    fn name(&self, barrier: Barrier) {
-        *self.0.barriers.lock().unwrap_or_else(PoisonError::into_inner).entry(barrier.name()).or_default() += 1;
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a fence or a sync.
+    fn barrier(&self, barrier: Barrier, count: impl FnOnce(&mut Counts)) {
+        let Counted { counts, barriers } = &mut *self.lock();
+        *barriers.entry(barrier.name()).or_default() += 1;
+        count(counts);
     }
 }
 
@@ -148,11 +141,11 @@ impl<M: Medium> Medium for Counting<M> {
     }
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
-        add(&self.counters.0.fences, 1);
-        self.counters.name(barrier);
-        if self.class() == MediumClass::Block {
-            add(&self.counters.0.flushes, files.len() as u64);
-        }
+        let flushed = if self.class() == MediumClass::Block { files.len() as u64 } else { 0 };
+        self.counters.barrier(barrier, |counts| {
+            counts.fences += 1;
+            counts.flushes += flushed;
+        });
         let inner: Vec<&M::File> = files.iter().map(|file| &file.inner).collect();
         self.inner.fence(barrier, &inner)
     }
@@ -161,8 +154,7 @@ impl<M: Medium> Medium for Counting<M> {
 impl<M: Medium> Names for Counting<M> {
     fn change(&self, change: NameChange<'_>) -> Result<()> {
         if let NameChange::SyncDir(barrier, _) = change {
-            add(&self.counters.0.syncs, 1);
-            self.counters.name(barrier);
+            self.counters.barrier(barrier, |counts| counts.syncs += 1);
         }
         self.inner.names().change(change)
     }
@@ -174,28 +166,27 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     forward!(inner: len, identity, stamp, mark, set_mark, try_lock, read, set_len, allocate, punch, distrust_cache);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
-        add(&self.counters.0.bytes, src.len() as u64);
+        self.counters.lock().counts.bytes += src.len() as u64;
         self.inner.write(offset, src)
     }
 
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
-        add(&self.counters.0.bytes, src.len() as u64);
+        self.counters.lock().counts.bytes += src.len() as u64;
         self.inner.store(offset, src)
     }
 
     fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
         if self.class == MediumClass::PersistentMemory && len > 0 {
-            add(&self.counters.0.flushes, (offset + len - 1) / LINE - offset / LINE + 1);
+            self.counters.lock().counts.flushes += (offset + len - 1) / LINE - offset / LINE + 1;
         }
         self.inner.flush(barrier, offset, len);
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        add(&self.counters.0.syncs, 1);
-        self.counters.name(barrier);
-        if self.class == MediumClass::Block {
-            add(&self.counters.0.flushes, 1);
-        }
+        self.counters.barrier(barrier, |counts| {
+            counts.syncs += 1;
+            counts.flushes += u64::from(self.class == MediumClass::Block);
+        });
         self.inner.sync(barrier)
     }
 }
