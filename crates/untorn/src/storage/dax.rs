@@ -5,7 +5,6 @@
 //! one copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -121,16 +120,11 @@ fn all_intact(files: &[&DaxFile]) -> Result<()> {
 }
 
 /// A file open on [`Dax`].
+#[derive(Debug)]
 pub struct DaxFile {
     file: MappedFile,
     /// For [`sys::copy::read_racy_short`]; here, for here it is near.
     wide: bool,
-}
-
-impl fmt::Debug for DaxFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DaxFile").field("path", &self.file.path()).field("len", &self.len()).finish()
-    }
 }
 
 impl DaxFile {

@@ -5,7 +5,6 @@
 //! copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -107,6 +106,7 @@ impl Medium for PageCache {
 }
 
 /// A file open on [`PageCache`].
+#[derive(Debug)]
 pub struct PageCacheFile {
     file: MappedFile,
     /// Reads go by system call too: the medium was asked to, or the file is on a tmpfs, where a load from a hole takes
@@ -149,12 +149,6 @@ impl PageCacheFile {
 
     fn flushed_up_to(&self, written: u64) {
         self.flushed.fetch_max(written, Ordering::AcqRel);
-    }
-}
-
-impl fmt::Debug for PageCacheFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageCacheFile").field("path", &self.file.path()).field("len", &self.len()).finish()
     }
 }
 

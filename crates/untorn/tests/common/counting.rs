@@ -94,8 +94,11 @@ impl Cells {
         Ok(())
     }
 
-    fn watcher(&self) -> Option<Arc<Watcher>> {
-        self.watcher.read().unwrap().clone()
+    fn tell(&self, what: &str, path: &Path) {
+        let watcher = self.watcher.read().unwrap().clone();
+        if let Some(watcher) = watcher {
+            watcher(what, path);
+        }
     }
 
     fn halver(&self) -> Option<Arc<Halver>> {
@@ -230,9 +233,7 @@ impl<M: Medium> Medium for Counting<M> {
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
         self.cells.count(|counts| counts.fences += 1);
-        if let Some(watcher) = self.cells.watcher() {
-            watcher(barrier.name(), files.first().map_or(Path::new(""), |file| &file.path));
-        }
+        self.cells.tell(barrier.name(), files.first().map_or(Path::new(""), |file| &file.path));
         let sound = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
         if self.cells.sound.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sound).is_err() {
             return Err(Error::io("flush", Path::new(barrier.name()), std::io::Error::from_raw_os_error(5)));
@@ -315,9 +316,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         if self.cells.refusing.lock().unwrap().as_ref() == Some(&self.path) {
-            if let Some(watcher) = self.cells.watcher() {
-                watcher("refused", &self.path);
-            }
+            self.cells.tell("refused", &self.path);
             return Err(Error::io("write", &self.path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
         }
         self.cells.count(|counts| counts.bytes += src.len() as u64);
@@ -364,9 +363,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     }
 
     fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        if let Some(watcher) = self.cells.watcher() {
-            watcher("lock", &self.path);
-        }
+        self.cells.tell("lock", &self.path);
         self.inner.try_lock(kind)
     }
 }

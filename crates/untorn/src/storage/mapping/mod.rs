@@ -5,6 +5,7 @@
 //! therefore asks [`intact`](MappedFile::intact) before it trusts the outcome. From the first loss on every access is
 //! refused, by limits of 0, so that no page more is lost and the hot path pays nothing for it.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -439,6 +440,12 @@ impl MappedFile {
             self.locked_by.store(sys::incarnation(), Ordering::Relaxed);
         }
         Ok(taken)
+    }
+}
+
+impl fmt::Debug for MappedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedFile").field("path", &self.path).field("len", &self.len()).finish()
     }
 }
 
