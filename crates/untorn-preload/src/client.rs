@@ -10,7 +10,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use libc::{iovec, msghdr};
-use untorn_wire::{Patience, Reply, Request};
+use untorn_wire::{FRAME, Operation, Patience, ReplyFrame, RequestFrame};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::busy;
@@ -203,7 +203,7 @@ impl<'a> Memory<'a> {
 
 /// A request, with what goes along and what comes back.
 struct Exchange<'a> {
-    request: &'a Request,
+    request: RequestFrame,
     fd: Option<c_int>,
     out: Memory<'a>,
     into: Memory<'a>,
@@ -211,32 +211,65 @@ struct Exchange<'a> {
     taken: Option<c_int>,
 }
 
-/// Makes a request and takes the answer. A server that is gone is EIO.
+impl<'a> Exchange<'a> {
+    #[inline]
+    fn new<O: Operation>(request: &O, fd: Option<c_int>, out: Memory<'a>, into: Memory<'a>) -> Self {
+        Exchange { request: RequestFrame::new(request, out.limit), fd, out, into, taken: None }
+    }
+}
+
+/// The reply to an operation. One that is not of this protocol is as good as none.
+#[inline]
+fn reply_of<O: Operation>(frame: &ReplyFrame) -> Result<O::Reply, c_int> {
+    frame.decode::<O>().unwrap_or(Err(libc::EIO))
+}
+
+/// Makes a request without memory of the program's, and takes the answer. A server that is gone is EIO.
 ///
 /// # Errors
-/// The errno of the answer; EFAULT for memory that is not the program's.
-pub(crate) fn ask(request: &Request, fd: Option<c_int>, out: Memory<'_>, into: Memory<'_>) -> Result<Reply, c_int> {
-    ask_for(&mut Exchange { request, fd, out, into, taken: None })
+/// The errno of the answer.
+pub(crate) fn ask<O: Operation>(request: &O, fd: Option<c_int>) -> Result<O::Reply, c_int> {
+    ask_with(request, fd, Memory::NONE, Memory::NONE)
+}
+
+/// Makes a request with bytes of the program's, or for bytes, and takes the answer.
+///
+/// # Errors
+/// As of [`ask`]; EFAULT for memory that is not the program's.
+pub(crate) fn ask_with<O: Operation>(
+    request: &O,
+    fd: Option<c_int>,
+    out: Memory<'_>,
+    into: Memory<'_>,
+) -> Result<O::Reply, c_int> {
+    reply_of::<O>(&ask_for(&mut Exchange::new(request, fd, out, into))?)
 }
 
 /// The same; `None` if this process has not the right to connect: it took other rights upon itself, or gave up its own.
-pub(crate) fn ask_within_reach(request: &Request, fd: Option<c_int>, out: Memory<'_>) -> Option<Result<Reply, c_int>> {
-    let mut exchange = Exchange { request, fd, out, into: Memory::NONE, taken: None };
-    match tell(&mut exchange) {
+/// It is like any program outside then, and nothing that it opens is managed.
+pub(crate) fn ask_within_reach<O: Operation>(
+    request: &O,
+    fd: Option<c_int>,
+    out: Memory<'_>,
+) -> Option<Result<O::Reply, c_int>> {
+    match tell(&mut Exchange::new(request, fd, out, Memory::NONE)) {
         Err(OUT_OF_REACH) => None,
-        answer => Some(answer),
+        answer => Some(answer.and_then(|frame| reply_of::<O>(&frame))),
     }
 }
 
 /// Makes a request whose answer may carry a descriptor, which is closed on `exec`. One may have come without the rest
 /// of the answer, and the answer without it.
-pub(crate) fn ask_for_descriptor(request: &Request, fd: Option<c_int>) -> (Result<Reply, c_int>, Option<c_int>) {
-    let mut exchange = Exchange { request, fd, out: Memory::NONE, into: Memory::NONE, taken: None };
-    let reply = ask_for(&mut exchange);
+pub(crate) fn ask_for_descriptor<O: Operation>(
+    request: &O,
+    fd: Option<c_int>,
+) -> (Result<O::Reply, c_int>, Option<c_int>) {
+    let mut exchange = Exchange::new(request, fd, Memory::NONE, Memory::NONE);
+    let reply = ask_for(&mut exchange).and_then(|frame| reply_of::<O>(&frame));
     (reply, exchange.taken)
 }
 
-fn ask_for(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
+fn ask_for(exchange: &mut Exchange<'_>) -> Result<ReplyFrame, c_int> {
     // A program may know what to do about that; of EIO it would blame a disk.
     tell(exchange).map_err(|errno| if errno == OUT_OF_REACH { libc::EACCES } else { errno })
 }
@@ -244,14 +277,13 @@ fn ask_for(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
 /// What no call fails with: this process may not connect to the server.
 const OUT_OF_REACH: c_int = 4094;
 
-fn tell(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
+fn tell(exchange: &mut Exchange<'_>) -> Result<ReplyFrame, c_int> {
     let settings = settings().ok_or(libc::EIO)?;
     let _quiet = Quiet::new();
-    let reply = match pool() {
+    match pool() {
         Some(pool) if owns(pool) => ask_over(pool, settings, exchange),
         _ => ask_once(settings, exchange),
-    }?;
-    if reply.errno == 0 { Ok(reply) } else { Err(reply.errno) }
+    }
 }
 
 /// This process may append to the log: its threads are, to the C library, its own.
@@ -305,7 +337,7 @@ pub(crate) fn has_asked() -> bool {
     ONCE.load(Ordering::Relaxed) == process || pool().is_some_and(|pool| pool.owner.load(Ordering::Relaxed) == process)
 }
 
-fn ask_once(settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_int> {
+fn ask_once(settings: &Settings, wanted: &mut Exchange<'_>) -> Result<ReplyFrame, c_int> {
     let socket = connect(settings)?;
     ONCE.store(raw::getpid(), Ordering::Relaxed);
     let outcome = exchange(socket, wanted, &mut Patience::default());
@@ -313,7 +345,7 @@ fn ask_once(settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_i
     outcome.map_err(Broken::errno)
 }
 
-fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_int> {
+fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Result<ReplyFrame, c_int> {
     let (number, slot) = acquire(pool);
     let mut patience = Patience::from_bits(slot.patience.load(Ordering::Relaxed));
     let outcome = loop {
@@ -395,21 +427,20 @@ impl Broken {
     }
 }
 
-fn exchange(socket: c_int, wanted: &mut Exchange<'_>, patience: &mut Patience) -> Result<Reply, Broken> {
-    let Exchange { request, fd, out, into, .. } = *wanted;
-    let header = iovec { iov_base: request.as_bytes().as_ptr().cast_mut().cast(), iov_len: size_of::<Request>() };
-    let mut pass = fd;
+fn exchange(socket: c_int, wanted: &mut Exchange<'_>, patience: &mut Patience) -> Result<ReplyFrame, Broken> {
+    let (out, into, mut pass) = (wanted.out, wanted.into, wanted.fd);
+    let header = iovec { iov_base: wanted.request.as_bytes().as_ptr().cast_mut().cast(), iov_len: FRAME };
     transfer(libc::SYS_sendmsg, socket, header, out, out.limit, &mut pass)?;
     patience.wait(|| raw::has_something(socket));
-    let mut reply = Reply::new_zeroed();
-    let header = iovec { iov_base: reply.as_mut_bytes().as_mut_ptr().cast(), iov_len: size_of::<Reply>() };
+    let mut reply = ReplyFrame::new_zeroed();
+    let header = iovec { iov_base: reply.as_mut_bytes().as_mut_ptr().cast(), iov_len: FRAME };
     transfer(libc::SYS_recvmsg, socket, header, Memory::NONE, 0, &mut wanted.taken)?;
-    let payload = usize::try_from(reply.payload).unwrap_or(usize::MAX);
-    if payload > into.limit {
+    let data = usize::try_from(reply.data()).unwrap_or(usize::MAX);
+    if data > into.limit {
         return Err(Broken { errno: libc::EIO, unsent: false, ours: true });
     }
     let none = iovec { iov_base: null_mut(), iov_len: 0 };
-    transfer(libc::SYS_recvmsg, socket, none, into, payload, &mut None)?;
+    transfer(libc::SYS_recvmsg, socket, none, into, data, &mut None)?;
     Ok(reply)
 }
 

@@ -4,9 +4,13 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, stat};
-use untorn_wire::{MARK, Operation, PLAIN, Reply, Request, is_chosen as is_chosen_by};
+use untorn_wire::{
+    AttributesSet, Closed, Demote, DemoteAll, DemoteDescriptor, Exit, FileId, Hello, LastName, Leave, MARK, Managed,
+    ManagedReply, Move, MoveDirectory, Moved, Open, Operation, PLAIN, Refused, Reopen, SomeUnnamed, Status,
+    StatusReply, TakeBack, Unnamed, UnnamedIn, is_chosen as is_chosen_by,
+};
 
-use crate::client::{self, Memory};
+use crate::client::{self, Memory, ask, ask_with, ask_within_reach};
 use crate::path::Path;
 use crate::settings::{may_be_managed, see, seen, settings};
 use crate::{beside, known, raw};
@@ -43,8 +47,8 @@ pub(crate) fn managed(fd: c_int) -> bool {
 /// written to it may be in the log only.
 #[cold]
 fn is_plain(fd: c_int) -> bool {
-    let managed = raw::fstat(fd).map(|status| ask(Operation::Managed, None, of_file(&status)));
-    let plain = !matches!(managed, Ok(Err(_) | Ok(Reply { managed: 1, .. })));
+    let managed = raw::fstat(fd).map(|status| ask(&Managed { file: id(&status) }, None));
+    let plain = !matches!(managed, Ok(Err(_) | Ok(ManagedReply { managed: true, .. })));
     if plain {
         known::forget(fd);
     }
@@ -53,38 +57,11 @@ fn is_plain(fd: c_int) -> bool {
 
 /// Says that the layer is in this process.
 pub(crate) fn hello() {
-    if ask(Operation::Hello, None, Request::default()).is_ok_and(|reply| reply.value == 1) {
+    if ask(&Hello {}, None).is_ok_and(|reply| reply.asked_before) {
         // What it wrote before an `exec` may be in an open epoch: its end has to be told, though it holds nothing any
         // more.
         see();
     }
-}
-
-/// Asks the server; `None` if this process has not the right to, and so is like any program outside: nothing that it
-/// opens is managed.
-fn ask_within_reach(
-    operation: Operation,
-    fd: Option<c_int>,
-    request: Request,
-    out: Memory<'_>,
-) -> Option<Result<Reply, c_int>> {
-    client::ask_within_reach(&Request { operation: operation as u32, ..request }, fd, out)
-}
-
-/// Asks the server, without memory of the program's.
-pub(crate) fn ask(operation: Operation, fd: Option<c_int>, request: Request) -> Result<Reply, c_int> {
-    ask_with(operation, fd, request, Memory::NONE, Memory::NONE)
-}
-
-/// Asks the server.
-pub(crate) fn ask_with(
-    operation: Operation,
-    fd: Option<c_int>,
-    request: Request,
-    out: Memory<'_>,
-    into: Memory<'_>,
-) -> Result<Reply, c_int> {
-    client::ask(&Request { operation: operation as u32, ..request }, fd, out, into)
 }
 
 /// Tells the server what a program was told no to. The errno of it.
@@ -94,14 +71,10 @@ pub(crate) fn refuse(call: &CStr, why: &CStr, fd: c_int) -> c_int {
 
 /// The same of a path.
 pub(crate) fn refuse_at(call: &CStr, why: &CStr, fd: c_int, path: &CStr) -> c_int {
-    let piece =
-        |text: &CStr| iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.to_bytes_with_nul().len() };
-    let pieces = [piece(call), piece(why), piece(path)];
-    let payload = pieces.iter().map(|piece| piece.iov_len).sum::<usize>();
-    let request = Request { payload: payload as u64, ..Request::default() };
+    let [[call], [why], [path]] = [call, why, path].map(named);
     let fd = Some(fd).filter(|fd| *fd >= 0);
     // Whether anybody hears it or not, the answer is no.
-    let _ = ask_with(Operation::Refused, fd, request, Memory::new(&pieces, payload), Memory::NONE);
+    let _ = ask_with(&Refused {}, fd, whole(&[call, why, path]), Memory::NONE);
     libc::ENOTSUP
 }
 
@@ -118,7 +91,9 @@ pub(crate) fn boosts() -> bool {
 /// That of bringing to the file what was written.
 pub(crate) fn demote(call: &CStr, fd: c_int) -> Result<(), c_int> {
     if managed(fd) {
-        ask_to_demote(call, Some(fd), Request::default())?;
+        let name = named(call);
+        // Whoever was handed one that is managed has to have it demoted.
+        ask_with(&DemoteDescriptor {}, Some(fd), whole(&name), Memory::NONE)?;
         // The C library may close it without us from now on, and the number be another file's.
         known::forget(fd);
     }
@@ -131,7 +106,7 @@ pub(crate) fn demote(call: &CStr, fd: c_int) -> Result<(), c_int> {
 /// That of bringing to the file what was written.
 pub(crate) fn demote_file(call: &CStr, status: &stat) -> Result<(), c_int> {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
-        ask_to_demote(call, None, of_file(status))
+        ask_to_demote(call, &Demote { file: id(status) })
     } else {
         Ok(())
     }
@@ -142,7 +117,7 @@ pub(crate) fn demote_file(call: &CStr, status: &stat) -> Result<(), c_int> {
 /// # Errors
 /// That of bringing to one of them what was written.
 pub(crate) fn demote_all(call: &CStr) -> Result<(), c_int> {
-    ask_to_demote(call, None, Request { number: 1, ..Request::default() })
+    ask_to_demote(call, &DemoteAll {})
 }
 
 /// A name of a file is about to be removed; if it stays, the file is to be demoted.
@@ -151,7 +126,7 @@ pub(crate) fn demote_all(call: &CStr) -> Result<(), c_int> {
 /// That of bringing to it what was written, where that has to be.
 pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
-        let answer = ask_within_reach(Operation::Leave, None, of_file(status), Memory::NONE);
+        let answer = ask_within_reach(&Leave { file: id(status) }, None, Memory::NONE);
         return answer.map_or(Ok(()), |answer| answer.map(drop));
     }
     Ok(())
@@ -161,13 +136,13 @@ pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
 /// out.
 pub(crate) fn was_removed(status: &stat) {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
-        let _ = ask(Operation::Unnamed, None, of_file(status));
+        let _ = ask(&Unnamed { file: id(status) }, None);
     }
 }
 
 /// The same of a file that something was left of in its directory, though nobody may have it open.
 pub(crate) fn was_removed_from(directory: c_int, status: &stat) {
-    let _ = ask(Operation::Unnamed, Some(directory), of_file(status));
+    let _ = ask(&UnnamedIn { file: id(status) }, Some(directory));
 }
 
 /// Some files may have, which nobody told the server of.
@@ -175,7 +150,7 @@ pub(crate) fn was_removed_from(directory: c_int, status: &stat) {
 /// # Errors
 /// EIO if it is gone.
 pub(crate) fn some_lost_their_names() -> Result<(), c_int> {
-    ask(Operation::Unnamed, None, Request { number: 1, ..Request::default() }).map(drop)
+    ask(&SomeUnnamed {}, None).map(drop)
 }
 
 /// Whether a file is one whose rename the log may be able to follow.
@@ -188,11 +163,9 @@ pub(crate) fn may_be_moved(status: &stat) -> bool {
 /// # Errors
 /// That of bringing to it, or to what has the name, what was written, where that has to be.
 pub(crate) fn about_to_be_moved(status: &stat, directory: c_int, name: &[u8]) -> Result<bool, c_int> {
-    let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
-    let request = Request { payload: name.len() as u64, ..of_file(status) };
-    let memory = Memory::new(&piece, name.len());
-    let answer = ask_within_reach(Operation::Move, Some(directory), request, memory);
-    answer.map_or(Ok(false), |answer| answer.map(|reply| reply.managed == 1))
+    let name = piece(name);
+    let answer = ask_within_reach(&Move { file: id(status) }, Some(directory), whole(&name));
+    answer.map_or(Ok(false), |answer| answer.map(|reply| reply.followed))
 }
 
 /// A directory is about to be renamed.
@@ -200,7 +173,7 @@ pub(crate) fn about_to_be_moved(status: &stat, directory: c_int, name: &[u8]) ->
 /// # Errors
 /// EOPNOTSUPP if that cannot be followed; that of what is done before.
 pub(crate) fn about_to_move_directory(directory: c_int) -> Result<(), c_int> {
-    let answer = ask_within_reach(Operation::MoveDirectory, Some(directory), Request::default(), Memory::NONE);
+    let answer = ask_within_reach(&MoveDirectory {}, Some(directory), Memory::NONE);
     answer.map_or(Ok(()), |answer| answer.map(drop))
 }
 
@@ -209,7 +182,7 @@ pub(crate) fn about_to_move_directory(directory: c_int) -> Result<(), c_int> {
 /// # Errors
 /// That of having the log say so.
 pub(crate) fn was_moved(status: &stat, done: bool) -> Result<(), c_int> {
-    ask(Operation::Moved, None, Request { number: done.into(), ..of_file(status) }).map(drop)
+    ask(&Moved { file: id(status), done }, None).map(drop)
 }
 
 /// A descriptor of a file that is about to be opened with `flags`, if the server has its only description: opening it
@@ -218,8 +191,7 @@ pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
     if !may_be_managed(status.st_dev, status.st_ino) || raw::is_limited() {
         return None;
     }
-    let request = Request { operation: Operation::Reopen as u32, flags, ..of_file(status) };
-    let (reply, fd) = client::ask_for_descriptor(&request, None);
+    let (reply, fd) = client::ask_for_descriptor(&Reopen { file: id(status), flags }, None);
     let usable = |fd: &c_int| {
         // The C library's streams of these numbers would go past us.
         *fd > libc::STDERR_FILENO && (flags & libc::O_CLOEXEC != 0 || raw::fcntl(*fd, libc::F_SETFD, 0).is_ok())
@@ -236,7 +208,7 @@ pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
                 let _ = raw::close(fd);
             }
             // The server takes it for open again. It never came here if this process has as many descriptors as it may.
-            if fd.is_some() || reply.is_ok_and(|reply| reply.managed == 1) {
+            if fd.is_some() || reply.is_ok_and(|reply| reply.reopened) {
                 let _ = was_closed(status);
             }
             None
@@ -244,15 +216,24 @@ pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
     }
 }
 
-fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(), c_int> {
-    let name = call.to_bytes_with_nul();
-    let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
-    let (request, memory) = (Request { payload: name.len() as u64, ..request }, Memory::new(&piece, name.len()));
-    if fd.is_some() {
-        // Whoever was handed one that is managed has to have it demoted.
-        return ask_with(Operation::Demote, fd, request, memory, Memory::NONE).map(drop);
-    }
-    ask_within_reach(Operation::Demote, None, request, memory).map_or(Ok(()), |answer| answer.map(drop))
+fn ask_to_demote(call: &CStr, request: &impl Operation) -> Result<(), c_int> {
+    let name = named(call);
+    ask_within_reach(request, None, whole(&name)).map_or(Ok(()), |answer| answer.map(drop))
+}
+
+/// Bytes that go along with a request.
+fn piece(bytes: &[u8]) -> [iovec; 1] {
+    [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }]
+}
+
+/// A text, and the zero at its end.
+fn named(text: &CStr) -> [iovec; 1] {
+    piece(text.to_bytes_with_nul())
+}
+
+/// All bytes of pieces.
+fn whole(pieces: &[iovec]) -> Memory<'_> {
+    Memory::new(pieces, pieces.iter().map(|piece| piece.iov_len).sum())
 }
 
 /// The kernel took less of a write to a file than this process put into the log.
@@ -261,7 +242,7 @@ fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(),
 /// That of bringing to the file what was written before.
 #[cold]
 pub(crate) fn take_back(device: u64, inode: u64) -> Result<(), c_int> {
-    ask(Operation::TakeBack, None, Request { device, inode, ..Request::default() }).map(drop)
+    ask(&TakeBack { file: FileId { device, inode } }, None).map(drop)
 }
 
 /// In the mode that demotes: makes the descriptors' files plain ones. What the call fails with, if that fails.
@@ -310,7 +291,7 @@ pub(crate) fn adopt(fd: c_int, atomic: bool, truncate: bool) -> Result<bool, c_i
     if !chosen || raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
         return Ok(false);
     }
-    ask(Operation::Open, Some(fd), Request { number: truncate.into(), ..Request::default() })?;
+    ask(&Open { truncate }, Some(fd))?;
     raw::fcntl(fd, raw::SETSIG, MARK)?;
     see();
     Ok(true)
@@ -342,10 +323,10 @@ fn boost(fd: c_int) -> Result<bool, c_int> {
         return Ok(false);
     }
     // Who has the file was made to let go of it, before it was opened.
-    let Some(reply) = ask_within_reach(Operation::Open, Some(fd), Request::default(), Memory::NONE) else {
+    let Some(reply) = ask_within_reach(&Open { truncate: false }, Some(fd), Memory::NONE) else {
         return Ok(false);
     };
-    let boosted = reply?.managed == 1;
+    let boosted = reply?.managed;
     if boosted {
         known::note(fd);
         see();
@@ -359,14 +340,14 @@ fn boost(fd: c_int) -> Result<bool, c_int> {
     Ok(boosted)
 }
 
-fn of_file(status: &stat) -> Request {
-    Request { device: status.st_dev, inode: status.st_ino, ..Request::default() }
+fn id(status: &stat) -> FileId {
+    FileId { device: status.st_dev, inode: status.st_ino }
 }
 
 /// Whether the server has a file among its own. If nobody can say, a file that the board has is not opened.
 fn is_managed_file(status: &stat) -> Result<bool, c_int> {
-    match ask(Operation::Managed, None, of_file(status)) {
-        Ok(reply) => Ok(reply.managed == 1),
+    match ask(&Managed { file: id(status) }, None) {
+        Ok(reply) => Ok(reply.managed),
         Err(_) if client::board().is_none() => Ok(false),
         Err(errno) => Err(errno),
     }
@@ -376,29 +357,29 @@ fn is_managed_file(status: &stat) -> Result<bool, c_int> {
 pub(crate) fn is_covered(status: &stat) -> bool {
     is_regular(status)
         && may_be_managed(status.st_dev, status.st_ino)
-        && ask(Operation::Managed, None, of_file(status)).is_ok_and(|reply| reply.value >= 1)
+        && ask(&Managed { file: id(status) }, None).is_ok_and(|reply| reply.has_sidecar)
 }
 
 /// Whether a file is under the engine, and has no other name in the directory with its sidecar, which is `directory`.
 pub(crate) fn has_last_name_in(status: &stat, directory: &stat) -> bool {
-    let request = Request { number: directory.st_ino, ..of_file(status) };
+    let request = LastName { file: id(status), directory: directory.st_ino };
     is_regular(status)
         && may_be_managed(status.st_dev, status.st_ino)
-        && ask(Operation::Managed, None, request).is_ok_and(|reply| reply.value == 2)
+        && ask(&request, None).is_ok_and(|reply| reply.last)
 }
 
 /// Length and time of the last change of a file, where the kernel does not know them.
-pub(crate) fn overlay(status: &stat) -> Result<Option<Reply>, c_int> {
+pub(crate) fn overlay(status: &stat) -> Result<Option<StatusReply>, c_int> {
     if settings().is_none() || !is_regular(status) || !may_be_managed(status.st_dev, status.st_ino) {
         return Ok(None);
     }
-    Ok(Some(ask(Operation::Status, None, of_file(status))?).filter(|reply| reply.managed == 1))
+    Ok(Some(ask(&Status { file: id(status) }, None)?).filter(|reply| reply.differs))
 }
 
 /// How long the file of a managed descriptor is.
 pub(crate) fn length(fd: c_int) -> Result<i64, c_int> {
     match overlay(&raw::fstat(fd)?)? {
-        Some(reply) => Ok(reply.value),
+        Some(reply) => Ok(reply.len as i64),
         // The server may have taken it for a plain one since the kernel was asked.
         None => raw::fstat(fd).map(|status| status.st_size),
     }
@@ -407,7 +388,7 @@ pub(crate) fn length(fd: c_int) -> Result<i64, c_int> {
 /// The program set a file's times, or another attribute that a sync makes durable.
 pub(crate) fn attributes_were_set(status: &stat) -> Result<(), c_int> {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
-        ask(Operation::Times, None, of_file(status))?;
+        ask(&AttributesSet { file: id(status) }, None)?;
     }
     Ok(())
 }
@@ -422,7 +403,7 @@ pub(crate) fn about_to_close(fd: c_int) -> Option<stat> {
 /// # Errors
 /// That of the commit.
 pub(crate) fn was_closed(status: &stat) -> Result<(), c_int> {
-    ask(Operation::Closed, None, of_file(status)).map(drop)
+    ask(&Closed { file: id(status) }, None).map(drop)
 }
 
 /// Closes a descriptor of a file of which the server would have none. It may have been the last one, and have kept
@@ -439,7 +420,7 @@ pub(crate) fn close_refused(fd: c_int) {
 pub(crate) fn exits() {
     // Where files are boosted what was written stays written, however the process ends.
     if seen() && !boosts() {
-        let _ = ask(Operation::Exit, None, Request::default());
+        let _ = ask(&Exit {}, None);
     }
 }
 

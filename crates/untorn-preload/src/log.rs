@@ -17,16 +17,11 @@ use core::slice;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use untorn_ring::{FileLock, Flushed, Flusher, Geometry, HEADER, SharedState, Terms, Way, flush};
-use untorn_wire::{Operation, Request};
+use untorn_wire::{Share, Shared};
 
 use crate::busy::{self, Busy};
 use crate::client;
 use crate::raw::{self, word};
-
-/// The numbers by which the server is asked for what it shares.
-const LEDGER: u64 = 0;
-const MAPPED: u64 = 1;
-const OPENED: u64 = 2;
 
 /// `MAP_SYNC`, with which goes `MAP_SHARED_VALIDATE`.
 const SYNC: c_int = 0x8_0003;
@@ -61,7 +56,7 @@ static TAKEN: AtomicU32 = AtomicU32::new(0);
 
 /// Asks for the memory of the ledger and maps it: where, and how many bytes.
 pub(crate) fn map_ledger() -> Option<(usize, usize)> {
-    map(LEDGER, WRITABLE, libc::MAP_SHARED, None)
+    map(Shared::State, WRITABLE, libc::MAP_SHARED, None)
 }
 
 /// Gets hold of the log. False if it is not to be had.
@@ -75,7 +70,7 @@ pub(crate) fn set_up(ledger: &SharedState<'_>) -> bool {
     };
     // Of one on a disk only so that it is kept: nothing in it is this process's to store to.
     let protection = if way == Way::Written { libc::PROT_NONE } else { WRITABLE };
-    let Some((log, _)) = map(MAPPED, protection, flags, Some(part)) else { return false };
+    let Some((log, _)) = map(Shared::Log, protection, flags, Some(part)) else { return false };
     if way == Way::Written {
         let arguments = [0, ROOMS * ROOM, word(WRITABLE), word(ANONYMOUS), usize::MAX, 0];
         // SAFETY: new memory, at no place of importance.
@@ -108,9 +103,8 @@ pub(crate) fn is_on_disk() -> bool {
 }
 
 /// Asks for something that the server shares.
-fn share(number: u64) -> Option<c_int> {
-    let request = Request { operation: Operation::Share as u32, number, ..Request::default() };
-    let (reply, fd) = client::ask_for_descriptor(&request, None);
+fn share(what: Shared) -> Option<c_int> {
+    let (reply, fd) = client::ask_for_descriptor(&Share { what }, None);
     let fd = fd?;
     if reply.is_err() {
         let _ = raw::close(fd);
@@ -119,16 +113,16 @@ fn share(number: u64) -> Option<c_int> {
     Some(fd)
 }
 
-/// Asks for the memory of this number and maps it: so many bytes of it, or all. Where, and how many.
-fn map(number: u64, protection: c_int, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
-    let fd = share(number)?;
+/// Asks for something shared and maps it: so many bytes of it, or all. Where, and how many.
+fn map(what: Shared, protection: c_int, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
+    let fd = share(what)?;
     let mapped = raw::fstat(fd).ok().and_then(|status| {
         let all = usize::try_from(status.st_size).ok()?;
         let len = len.unwrap_or(all);
         let arguments = [0, len, word(protection), word(flags), word(fd), 0];
         // SAFETY: a new mapping, at no place of importance.
         let mapped = unsafe { raw::result(libc::SYS_mmap, arguments) }.ok()?;
-        if number == MAPPED {
+        if what == Shared::Log {
             FILE[0].store(status.st_dev, Ordering::Relaxed);
             FILE[1].store(status.st_ino, Ordering::Relaxed);
         }
@@ -149,7 +143,7 @@ struct Opened {
 impl Opened {
     fn get() -> Option<Self> {
         if client::log().is_none() && !ASKED.swap(true, Ordering::AcqRel) {
-            client::keep_log(share(OPENED)?);
+            client::keep_log(share(Shared::OpenedLog)?);
         }
         let fd = client::log()?;
         let opened = Opened { fd, _busy: busy::begin(fd)? };

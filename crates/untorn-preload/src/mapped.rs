@@ -16,10 +16,12 @@ use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::off_t;
-use untorn_wire::{Operation, Reply, Request};
+use untorn_wire::{
+    Addresses, Inherited, InheritedReply, Map, MapAgain, MapAgainReply, Mapped, Placed, SyncMapped, Unmapped,
+};
 
-use crate::client;
-use crate::layer::{ask, refuse};
+use crate::client::{self, ask};
+use crate::layer::refuse;
 use crate::raw::{self, Quiet, word};
 
 /// What a program asks of `mmap`.
@@ -99,6 +101,10 @@ fn whole(len: usize) -> Result<usize, c_int> {
     len.checked_next_multiple_of(4096).ok_or(libc::EINVAL)
 }
 
+fn addresses(start: usize, len: usize) -> Addresses {
+    Addresses { start: start as u64, len: len as u64 }
+}
+
 /// Has every page of a mapping wait for its first store, and the server hear of it. It is moved to `place` next, if
 /// that is not 0.
 fn announce(start: usize, len: usize, watch: Option<&Owned>, place: usize) -> Result<(), c_int> {
@@ -112,10 +118,9 @@ fn announce(start: usize, len: usize, watch: Option<&Owned>, place: usize) -> Re
             }
         }
     }
-    let (flags, device) = (watch.is_some().into(), place as u64);
-    let told = Request { number: start as u64, offset: len as i64, flags, device, ..Request::default() };
+    let told = Mapped { at: addresses(start, len), watched: watch.is_some(), place: place as u64 };
     loop {
-        match ask(Operation::Mapped, watch.map(|watch| watch.0), told) {
+        match ask(&told, watch.map(|watch| watch.0)) {
             // Another thread is about to move one to the same place.
             Err(libc::EBUSY) => raw::pause(),
             done => return done.map(drop),
@@ -174,11 +179,10 @@ fn put(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_i
     if moved.is_err() {
         unmap(start, len);
     }
-    let (number, offset, flags) = (place as u64, len as i64, moved.is_ok().into());
-    let told = Request { number, offset, flags, device: start as u64, ..Request::default() };
+    let told = Placed { at: addresses(place, len), from: start as u64, placed: moved.is_ok() };
     // Others wait for this. Without a descriptor to connect with it has to wait for a connection that there is. What
     // fails with the server has been heard by it, and may be said again.
-    while let Err(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) = ask(Operation::Placed, None, told) {
+    while let Err(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) = ask(&told, None) {
         raw::pause();
     }
     moved
@@ -234,18 +238,15 @@ pub(crate) fn shared(fd: c_int, wanted: Wanted) -> Result<usize, c_int> {
         }
         _ => None,
     };
-    let asked = Request { operation: Operation::Map as u32, number: watch.is_some().into(), ..Request::default() };
-    let (reply, twin) = client::ask_for_descriptor(&asked, Some(fd));
+    let (reply, twin) = client::ask_for_descriptor(&Map { writable: watch.is_some() }, Some(fd));
     let twin = twin.map(Owned);
     reply?;
     map(&twin.ok_or(libc::EMFILE)?, watch.as_ref(), wanted)
 }
 
 /// The first shared mapping in a range: what the server says of it, and its twin.
-fn found(start: usize, len: usize) -> (Result<Reply, c_int>, Option<Owned>) {
-    let operation = Operation::MapAgain as u32;
-    let asked = Request { operation, number: start as u64, offset: len as i64, ..Request::default() };
-    let (reply, twin) = client::ask_for_descriptor(&asked, None);
+fn found(start: usize, len: usize) -> (Result<MapAgainReply, c_int>, Option<Owned>) {
+    let (reply, twin) = client::ask_for_descriptor(&MapAgain { at: addresses(start, len) }, None);
     (reply, twin.map(Owned))
 }
 
@@ -254,7 +255,7 @@ fn found(start: usize, len: usize) -> (Result<Reply, c_int>, Option<Owned>) {
 pub(crate) fn again(old: usize, old_len: usize, len: usize, flags: c_int) -> Option<Result<usize, c_int>> {
     let (reply, twin) = found(old, 1);
     let found = match reply {
-        Ok(Reply { managed: 0, .. }) => return None,
+        Ok(MapAgainReply { found: false, .. }) => return None,
         Ok(found) => found,
         Err(errno) => return Some(Err(errno)),
     };
@@ -262,7 +263,7 @@ pub(crate) fn again(old: usize, old_len: usize, len: usize, flags: c_int) -> Opt
 }
 
 fn made_again(
-    found: &Reply,
+    found: &MapAgainReply,
     twin: &Owned,
     old: usize,
     [old_len, len]: [usize; 2],
@@ -285,8 +286,8 @@ fn made_again(
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return Err(libc::ENOMEM);
     }
-    let watch = if found.nanoseconds == 1 { Some(watch(false)?) } else { None };
-    let (protection, offset) = (found.seconds as c_int, found.value);
+    let watch = if found.writable { Some(watch(false)?) } else { None };
+    let (protection, offset) = (found.protection, found.offset as off_t);
     let wanted = Wanted { place: 0, len, protection, flags: libc::MAP_SHARED, offset };
     let start = map(twin, watch.as_ref(), wanted)?;
     unmap(old, old_len);
@@ -299,21 +300,20 @@ fn made_again(
 /// # Errors
 /// That of the commit.
 pub(crate) fn sync(start: usize, len: usize) -> Result<(), c_int> {
-    let asked = Request { number: start as u64, offset: len as i64, ..Request::default() };
-    ask(Operation::SyncMapped, None, asked).map(drop)
+    ask(&SyncMapped { at: addresses(start, len) }, None).map(drop)
 }
 
 /// Something may have been unmapped. A commit at a file's last mapping that fails is in the report: `munmap` has no
 /// way to tell.
 pub(crate) fn were_unmapped(start: usize, len: usize) {
-    let _ = ask(Operation::Unmapped, None, Request { number: start as u64, offset: len as i64, ..Request::default() });
+    let _ = ask(&Unmapped { at: addresses(start, len) }, None);
 }
 
 /// A refusal, if a shared mapping is there.
 pub(crate) fn refused(call: &CStr, why: &CStr, start: usize, len: usize) -> Option<c_int> {
     let (reply, twin) = found(start, len);
     match reply {
-        Ok(Reply { managed: 0, .. }) => None,
+        Ok(MapAgainReply { found: false, .. }) => None,
         Ok(_) => Some(refuse(call, why, twin.as_ref().map_or(-1, |twin| twin.0))),
         Err(errno) => Some(errno),
     }
@@ -331,10 +331,10 @@ pub(crate) extern "C" fn in_child() {
         return;
     }
     loop {
-        match ask(Operation::Inherited, None, Request::default()) {
-            Ok(Reply { managed: 0, .. }) => return,
-            Ok(found) => {
-                let (start, len) = (found.value as usize, found.seconds as usize);
+        match ask(&Inherited {}, None) {
+            Ok(InheritedReply { found: false, .. }) => return,
+            Ok(InheritedReply { at, .. }) => {
+                let (start, len) = (at.start as usize, at.len as usize);
                 // Where stores were never heard of, nothing that it has can be stored to.
                 let announced = match WATCHED.load(Ordering::Relaxed) {
                     false => announce(start, len, None, 0),

@@ -13,7 +13,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recv, recvmsg, sendmsg,
 };
-use untorn_wire::{MOST, Operation, Patience, Reply, Request};
+use untorn_wire::{Done, HelloReply, MOST, Malformed, Operation, Patience, ReplyFrame, Request, RequestFrame};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::managed::{Errno, libc_errno};
@@ -37,61 +37,55 @@ pub(crate) struct Caller {
 /// Serves a connection until the process closes it, or ends.
 ///
 /// # Errors
-/// Those of the socket: the process died amid a request, which is dropped then.
+/// Those of the socket: the process died amid a request, which is dropped then. `InvalidData` for a layer that speaks
+/// another version of the protocol.
 pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Caller) -> io::Result<()> {
     let Caller { process, known, program, is_other } = caller;
     let (mut patience, program) = (Patience::default(), Cell::new(program));
-    while let Some((request, descriptor, is_short)) = receive(&mut socket, &mut patience)? {
-        // A payload is as long as a write may be; more is no request of the layer.
-        if request.payload > MOST {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
+    while let Some((frame, descriptor, is_short)) = receive(&mut socket, &mut patience)? {
+        // As many as a write may have; more is no request of the layer.
+        let count = frame.data(MOST).map_err(|malformed| io::Error::new(io::ErrorKind::InvalidData, malformed))?;
         // With room from the start, or it would grow with a system call for each step.
-        let mut payload = Vec::new();
-        payload.try_reserve_exact(request.payload.min(ROOM) as usize)?;
-        (&mut socket).take(request.payload).read_to_end(&mut payload)?;
-        if payload.len() as u64 != request.payload {
+        let mut data = Vec::new();
+        data.try_reserve_exact(count.min(ROOM) as usize)?;
+        (&mut socket).take(count).read_to_end(&mut data)?;
+        if data.len() as u64 != count {
             return Ok(());
         }
         let passed = Cell::new(None);
-        let call = Call {
-            service,
-            process,
-            program: &program,
-            known,
-            is_other,
-            request,
-            descriptor,
-            is_short,
-            payload,
-            passed,
-        };
-        let (reply, bytes) = match call.answer() {
-            Ok(answer) => answer,
-            Err(errno) => (Reply { errno, ..Reply::default() }, Vec::new()),
-        };
+        let call = Call { service, process, program: &program, known, is_other, descriptor, is_short, data, passed };
+        let answer = frame.decode().map_err(errno_of).and_then(|request| call.answer(request));
+        let Answer { frame, data } =
+            answer.unwrap_or_else(|errno| Answer { frame: ReplyFrame::failed(errno), data: Vec::new() });
         // Before the answer: until then the caller's own reference is not the last one, and a lock on it lives on
         // with ours.
         let passed = call.finish();
-        let reply = Reply { payload: bytes.len() as u64, ..reply };
         match passed {
-            Some(passed) => send_with(&socket, reply.as_bytes(), &passed)?,
-            None => socket.write_all(reply.as_bytes())?,
+            Some(passed) => send_with(&socket, frame.as_bytes(), &passed)?,
+            None => socket.write_all(frame.as_bytes())?,
         }
-        socket.write_all(&bytes)?;
+        socket.write_all(&data)?;
     }
     Ok(())
 }
 
+/// What a program is told whose layer sent a frame that is none.
+fn errno_of(malformed: Malformed) -> Errno {
+    libc_errno(if matches!(malformed, Malformed::Operation(_)) { Sys::NOSYS } else { Sys::PROTO })
+}
+
 /// The next request, with the descriptor that came with it, and whether there was one that this process had no number
 /// to spare for; `None` at the end.
-fn receive(socket: &mut UnixStream, patience: &mut Patience) -> io::Result<Option<(Request, Option<OwnedFd>, bool)>> {
+fn receive(
+    socket: &mut UnixStream,
+    patience: &mut Patience,
+) -> io::Result<Option<(RequestFrame, Option<OwnedFd>, bool)>> {
     patience.wait(|| recv(&*socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT) != Err(Sys::AGAIN));
-    let mut request = Request::new_zeroed();
+    let mut frame = RequestFrame::new_zeroed();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let (count, flags) = loop {
-        let into = &mut [IoSliceMut::new(request.as_mut_bytes())];
+        let into = &mut [IoSliceMut::new(frame.as_mut_bytes())];
         match recvmsg(&*socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(message) => break (message.bytes, message.flags),
             Err(Sys::INTR) => {}
@@ -108,10 +102,10 @@ fn receive(socket: &mut UnixStream, patience: &mut Patience) -> io::Result<Optio
             descriptor = passed.next();
         }
     }
-    if let Some(rest) = request.as_mut_bytes().get_mut(count..) {
+    if let Some(rest) = frame.as_mut_bytes().get_mut(count..) {
         socket.read_exact(rest)?;
     }
-    Ok(Some((request, descriptor, flags.contains(ReturnFlags::CTRUNC))))
+    Ok(Some((frame, descriptor, flags.contains(ReturnFlags::CTRUNC))))
 }
 
 /// Sends bytes, and with the first of them a descriptor.
@@ -138,39 +132,34 @@ pub(crate) struct Call<'a> {
     known: bool,
     /// It is not to be given what it could not open by itself.
     pub(crate) is_other: bool,
-    pub(crate) request: Request,
     descriptor: Option<OwnedFd>,
     /// One came, and was lost.
     is_short: bool,
-    pub(crate) payload: Vec<u8>,
+    /// The bytes that followed.
+    pub(crate) data: Vec<u8>,
     /// The descriptor that the answer carries.
     passed: Cell<Option<OwnedFd>>,
 }
 
-/// An answer, and the bytes that go along.
-pub(crate) type Answer = (Reply, Vec<u8>);
-
-/// An answer that is a number.
-pub(crate) fn value(value: i64) -> Answer {
-    (Reply { value, ..Reply::default() }, Vec::new())
+/// An answer to an operation that succeeded, with the bytes that follow.
+pub(crate) struct Answer {
+    frame: ReplyFrame,
+    data: Vec<u8>,
 }
 
-/// An answer of bytes that were read.
-pub(crate) fn bytes(bytes: Vec<u8>) -> Answer {
-    (Reply { value: bytes.len() as i64, ..Reply::default() }, bytes)
+/// Answers an operation, followed by bytes.
+pub(crate) fn with_bytes<O: Operation>(_: O, reply: O::Reply, data: Vec<u8>) -> Result<Answer, Errno> {
+    Ok(Answer { frame: ReplyFrame::new::<O>(&reply, data.len()), data })
 }
 
-/// An answer of length and time of the last change, seconds and nanoseconds since the epoch, where they differ from
-/// the kernel's.
-pub(crate) fn status(found: Option<(u64, (i64, i64))>) -> Answer {
-    let differs = |(len, (seconds, nanoseconds))| Reply {
-        managed: 1,
-        value: len as i64,
-        seconds,
-        nanoseconds,
-        ..Reply::default()
-    };
-    (found.map(differs).unwrap_or_default(), Vec::new())
+/// Answers an operation.
+pub(crate) fn answer<O: Operation>(operation: O, reply: O::Reply) -> Result<Answer, Errno> {
+    with_bytes(operation, reply, Vec::new())
+}
+
+/// Answers an operation of which there is nothing to say but how it ended.
+pub(crate) fn done<O: Operation<Reply = Done>>(operation: O, outcome: Result<(), Errno>) -> Result<Answer, Errno> {
+    answer(operation, outcome.map(|()| Done {})?)
 }
 
 impl Call<'_> {
@@ -189,42 +178,40 @@ impl Call<'_> {
         self.passed.into_inner()
     }
 
-    fn answer(&self) -> Result<Answer, Errno> {
-        match Operation::of(self.request.operation) {
-            None => Err(libc_errno(Sys::NOSYS)),
-            Some(Operation::Hello) => {
+    fn answer(&self, request: Request) -> Result<Answer, Errno> {
+        match request {
+            Request::Hello(hello) => {
                 self.service.ledger().process();
                 self.program.set(self.service.processes().begins(self.process));
                 if self.known {
                     self.service.became(self.process);
                 }
-                Ok(value(self.known.into()))
+                answer(hello, HelloReply { asked_before: self.known })
             }
-            Some(Operation::Becomes) => {
-                let becoming = self.request.number != 0;
-                self.service.processes().becomes(self.process, self.program.get(), becoming);
-                Ok(value(0))
+            Request::Becomes(becomes) => {
+                self.service.processes().becomes(self.process, self.program.get(), becomes.becoming);
+                done(becomes, Ok(()))
             }
-            Some(Operation::Refused) => {
+            Request::Refused(refused) => {
                 self.refused();
-                Ok(value(0))
+                done(refused, Ok(()))
             }
-            Some(_) if self.is_short => Err(libc_errno(Sys::MFILE)),
-            Some(operation) => self.service.answer(operation, self),
+            _ if self.is_short => Err(libc_errno(Sys::MFILE)),
+            request => self.service.answer(request, self),
         }
     }
 
-    /// Words of the payload, each ended by a zero.
+    /// Words of what followed, each ended by a zero.
     fn words(&self) -> impl Iterator<Item = &[u8]> {
-        self.payload.split(|byte| *byte == 0)
+        self.data.split(|byte| *byte == 0)
     }
 
-    /// The first word of the payload: the name of the program's call.
+    /// The first word of what followed: the name of the program's call.
     pub(crate) fn name(&self) -> String {
         String::from_utf8_lossy(self.words().next().unwrap_or_default()).into_owned()
     }
 
-    /// The payload of a refusal: the call, why, the path.
+    /// What follows a refusal: the call, why, the path.
     fn refused(&self) {
         let mut words = self.words();
         let mut next = || words.next().unwrap_or_default();
@@ -240,9 +227,12 @@ impl Call<'_> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::net::Shutdown;
     use std::os::fd::BorrowedFd;
     use std::sync::Arc;
     use std::thread;
+
+    use untorn_wire::{Addresses, Becomes, Commit, FRAME, Hello, Mapped, Open, VERSION};
 
     use super::*;
     use crate::board::Board;
@@ -255,22 +245,28 @@ mod tests {
     }
 
     /// The errno with which a request is answered that comes with these descriptors.
-    fn answer(files: &Arc<Files>, request: Request, descriptors: &[BorrowedFd<'_>]) -> i32 {
-        let (server, mut client) = UnixStream::pair().unwrap();
+    fn errno<O: Operation>(files: &Arc<Files>, request: O, descriptors: &[BorrowedFd<'_>]) -> i32 {
+        let (server, client) = UnixStream::pair().unwrap();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
         }
-        let bytes = [IoSlice::new(request.as_bytes())];
-        assert_eq!(sendmsg(&client, &bytes, &mut control, SendFlags::empty()), Ok(size_of::<Request>()));
+        let frame = RequestFrame::new(&request, 0);
+        assert_eq!(sendmsg(&client, &[IoSlice::new(frame.as_bytes())], &mut control, SendFlags::empty()), Ok(FRAME));
         thread::scope(|scope| {
             scope.spawn(|| serve(&**files, server, stranger()).unwrap());
-            let mut reply = Reply::new_zeroed();
-            client.read_exact(reply.as_mut_bytes()).unwrap();
+            let reply = reply::<O>(&client);
             drop(client);
-            reply.errno
+            reply.err().unwrap_or(0)
         })
+    }
+
+    /// The next reply, or its errno.
+    fn reply<O: Operation>(mut client: &UnixStream) -> Result<O::Reply, i32> {
+        let mut reply = ReplyFrame::new_zeroed();
+        client.read_exact(reply.as_mut_bytes()).unwrap();
+        reply.decode::<O>().unwrap()
     }
 
     #[test]
@@ -280,22 +276,39 @@ mod tests {
         // The kernel drops one for which there is no room as it does one for which there is no number. There is room
         // for a few, as it counts.
         let file = File::create(dir.path().join("f")).unwrap();
-        let opened = Request { operation: Operation::Open as u32, ..Request::default() };
-        assert_eq!(answer(&files, opened, &[file.as_fd(); 9]), libc_errno(Sys::MFILE));
-        assert_eq!(answer(&files, opened, &[file.as_fd()]), 0);
+        let opened = Open { truncate: false };
+        assert_eq!(errno(&files, opened, &[file.as_fd(); 9]), libc_errno(Sys::MFILE));
+        assert_eq!(errno(&files, opened, &[file.as_fd()]), 0);
         // Nobody would hear of the stores to such a mapping.
-        let mapped = Request { operation: Operation::Mapped as u32, number: 4096, offset: 4096, ..Request::default() };
-        assert_eq!(answer(&files, Request { flags: 1, ..mapped }, &[]), libc_errno(Sys::MFILE));
-        assert_eq!(answer(&files, mapped, &[]), libc_errno(Sys::INVAL));
+        let mapped = Mapped { at: Addresses { start: 4096, len: 4096 }, watched: false, place: 0 };
+        assert_eq!(errno(&files, Mapped { watched: true, ..mapped }, &[]), libc_errno(Sys::MFILE));
+        assert_eq!(errno(&files, mapped, &[]), libc_errno(Sys::INVAL));
+    }
+
+    #[test]
+    fn frames_that_no_layer_of_this_build_sends_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(Box::new(Atomic), Board::create(&dir.path().join("board")).unwrap());
+        // A commit whose bytes from `at` on are others: the reply's errno, or else why the connection was closed.
+        let sent = |at: usize, bytes: &[u8]| {
+            let (server, mut client) = UnixStream::pair().unwrap();
+            let mut frame = RequestFrame::new(&Commit {}, 0);
+            frame.as_mut_bytes()[at..at + bytes.len()].copy_from_slice(bytes);
+            client.write_all(frame.as_bytes()).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            serve(&*files, server, stranger()).map_err(|error| error.to_string()).map(|()| reply::<Commit>(&client))
+        };
+        assert_eq!(sent(0, &[]), Ok(Err(libc_errno(Sys::BADF))));
+        assert!(sent(0, &(VERSION ^ 1).to_ne_bytes()).unwrap_err().contains("version"));
+        assert_eq!(sent(4, &u16::MAX.to_ne_bytes()), Ok(Err(libc_errno(Sys::NOSYS))));
+        assert_eq!(sent(6, &1_u16.to_ne_bytes()), Ok(Err(libc_errno(Sys::PROTO))));
+        assert!(sent(8, &u64::MAX.to_ne_bytes()).unwrap_err().contains("announces"));
     }
 
     /// Makes a request that comes with nothing over a connection that is served.
-    fn ask(mut client: &UnixStream, operation: Operation, number: u64) {
-        let request = Request { operation: operation as u32, number, ..Request::default() };
-        client.write_all(request.as_bytes()).unwrap();
-        let mut reply = Reply::new_zeroed();
-        client.read_exact(reply.as_mut_bytes()).unwrap();
-        assert_eq!(reply.errno, 0);
+    fn ask<O: Operation>(mut client: &UnixStream, request: O) {
+        client.write_all(RequestFrame::new(&request, 0).as_bytes()).unwrap();
+        assert_eq!(reply::<O>(client).err(), None);
     }
 
     #[test]
@@ -312,15 +325,15 @@ mod tests {
         let [(server, earlier), (other, later)] = [(); 2].map(|()| UnixStream::pair().unwrap());
         thread::scope(|scope| {
             scope.spawn(serving(server));
-            ask(&earlier, Operation::Becomes, 1);
+            ask(&earlier, Becomes { becoming: true });
             assert!(files.processes.has_become(process));
             scope.spawn(serving(other));
-            ask(&later, Operation::Hello, 0);
+            ask(&later, Hello {});
             assert!(!files.processes.has_become(process));
             // What a thread of the earlier program said is heard only now.
-            ask(&earlier, Operation::Becomes, 1);
+            ask(&earlier, Becomes { becoming: true });
             assert!(!files.processes.has_become(process));
-            ask(&later, Operation::Becomes, 1);
+            ask(&later, Becomes { becoming: true });
             assert!(files.processes.has_become(process));
             drop((earlier, later));
         });

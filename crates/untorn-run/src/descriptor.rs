@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, seek};
 use rustix::io::Errno as Sys;
-use untorn_wire::Request;
+use untorn_wire::Seek;
 
 use crate::managed::{Errno, io_errno, libc_errno};
 
@@ -55,19 +55,19 @@ pub(crate) fn move_to(descriptor: &OwnedFd, offset: u64) -> Result<(), Errno> {
 
 /// Where `lseek` leads in a file of this length. The whole file is data, which `SEEK_DATA` and `SEEK_HOLE` may say of
 /// any file.
-pub(crate) fn sought(descriptor: &OwnedFd, request: &Request, len: u64) -> Result<u64, Errno> {
+pub(crate) fn sought(descriptor: &OwnedFd, Seek { offset, whence }: Seek, len: u64) -> Result<u64, Errno> {
     let len = i64::try_from(len).map_err(|_| libc_errno(Sys::OVERFLOW))?;
-    let inside = (0..len).contains(&request.offset);
-    let from = match request.flags {
+    let inside = (0..len).contains(&offset);
+    let from = match whence {
         SEEK_SET => 0,
         SEEK_CUR => i64::try_from(position(descriptor)?).map_err(|_| libc_errno(Sys::OVERFLOW))?,
         SEEK_END => len,
         SEEK_DATA if inside => 0,
-        SEEK_HOLE if inside => len - request.offset,
+        SEEK_HOLE if inside => len - offset,
         SEEK_DATA | SEEK_HOLE => return fail(Sys::NXIO),
         _ => return fail(Sys::INVAL),
     };
-    let to = from.checked_add(request.offset).ok_or(libc_errno(Sys::OVERFLOW))?;
+    let to = from.checked_add(offset).ok_or(libc_errno(Sys::OVERFLOW))?;
     u64::try_from(to).map_err(|_| libc_errno(Sys::INVAL))
 }
 

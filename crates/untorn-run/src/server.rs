@@ -140,8 +140,12 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
     }
     let files = files.clone();
     thread::Builder::new().name("untorn-serve".to_owned()).spawn(move || {
-        if let Err(error) = connection::serve(&*files, socket, caller) {
-            tracing::debug!(%error, process, "a connection ended within a request");
+        match connection::serve(&*files, socket, caller) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                tracing::warn!(%error, process, "closed a connection");
+            }
+            Err(error) => tracing::debug!(%error, process, "a connection ended within a request"),
+            Ok(()) => {}
         }
         // Its connections are closed by `exec`, as its descriptors are; of a program without the layer nobody hears
         // more.

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use untorn_wire::Operation;
+use untorn_wire::Request;
 
 use crate::connection::{Answer, Call};
 use crate::descriptor::path_of;
@@ -23,7 +23,7 @@ pub(crate) trait Service: Send + Sync {
     ///
     /// # Errors
     /// The errno that the program is to see.
-    fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno>;
+    fn answer(&self, request: Request, call: &Call<'_>) -> Result<Answer, Errno>;
 
     /// What to call the file of a descriptor.
     fn path(&self, descriptor: &OwnedFd) -> PathBuf {

@@ -1,4 +1,5 @@
-/* Asks the server of a run for the operation of a number, and says how long the answer is, and the errno in it. */
+/* Asks the server of a run for an operation, by the first eight bytes of its request, and says how long the answer is,
+   and the errno in it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,16 +8,15 @@
 
 int main(int count, char **arguments) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (count != 3 || strlen(arguments[1]) >= sizeof address.sun_path) return 2;
+    if (count != 4 || strlen(arguments[1]) >= sizeof address.sun_path) return 2;
     strcpy(address.sun_path, arguments[1]);
     int server = socket(AF_UNIX, SOCK_STREAM, 0);
     if (connect(server, (struct sockaddr *)&address, sizeof address) != 0) {
         perror("connect");
         return 1;
     }
-    /* What it asks for stands in the first four bytes; of the rest it has no use. */
-    unsigned request[12] = {atoi(arguments[2])};
-    int answer[10] = {0};
+    unsigned request[12] = {strtoul(arguments[2], NULL, 10), strtoul(arguments[3], NULL, 10)};
+    int answer[12] = {0};
     send(server, request, sizeof request, MSG_NOSIGNAL);
     long length = recv(server, answer, sizeof answer, 0);
     printf("%ld %d\n", length < 0 ? 0 : length, answer[0]);

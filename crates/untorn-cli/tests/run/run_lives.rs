@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use untorn_wire::{Hello, Operation, PLAIN, Reopen, Share, VERSION};
+
 use crate::common::boosted::Place;
 use crate::common::layered::{by_nobody, compile, files, layer, succeed, text, under};
 
@@ -183,14 +185,18 @@ for fd in (held, moved): os.write(fd, b'third\n'); os.fsync(fd)
     assert!(is_known("new.managed"), "{report}");
 }
 
+/// The first eight bytes of a request as two numbers: the version, then the operation and the length of its payload.
+fn head<O: Operation>() -> [String; 2] {
+    let halves = [O::NUMBER, size_of::<O>() as u16].map(u16::to_ne_bytes);
+    [VERSION, u32::from_ne_bytes([halves[0][0], halves[0][1], halves[1][0], halves[1][1]])].map(|word| word.to_string())
+}
+
 /// Though processes of the run may connect that have other rights. These are given nothing that they could not open
 /// by themselves: neither the log nor a file that rests.
 #[test]
 fn a_foreign_process_of_another_user_is_turned_away() {
     untorn_testing::needs!("python3");
-    let [hello_number, share, reopen] = ["1", "19", "18"];
-    // What a server answers that leaves a call to the kernel.
-    let plain = 4095;
+    let [ask_hello, share, reopen] = [head::<Hello>(), head::<Share>(), head::<Reopen>()];
     let Some((place, layer)) = shared_place() else { return };
     let hello = compile("hello.c", place.aside.path(), &[]);
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", hello.to_str().unwrap()];
@@ -198,18 +204,19 @@ fn a_foreign_process_of_another_user_is_turned_away() {
 import os, subprocess, sys
 socket = os.environ['UNTORN_PRELOAD_SOCKET']
 print(socket, flush=True)
-for operation in sys.argv[1:4]: subprocess.run(['setpriv', *sys.argv[4:], socket, operation], check=True)
+for at in (1, 3, 5): subprocess.run(['setpriv', *sys.argv[7:], socket, *sys.argv[at:at + 2]], check=True)
 sys.stdin.readline()
 ";
     let mut command = place.tool();
     command.args(["run", "--mode", "boost", "--log-size", "8M", "--match", "*.managed", "--log"]).arg(place.log());
-    command.arg("--layer").arg(&layer).args(["--", "python3", "-c", program, hello_number, share, reopen]).args(nobody);
+    command.arg("--layer").arg(&layer).args(["--", "python3", "-c", program]);
+    command.args([&ask_hello, &share, &reopen].into_iter().flatten()).args(nobody);
     let mut run = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
     let socket = said.next().unwrap();
-    let expected = ["40 0".to_owned(), format!("40 {plain}"), format!("40 {plain}")];
+    let expected = ["48 0".to_owned(), format!("48 {PLAIN}"), format!("48 {PLAIN}")];
     assert_eq!(said.by_ref().take(3).collect::<Vec<_>>(), expected, "a process of the run");
-    let outside = succeed(Command::new("setpriv").args(nobody).args([&socket, hello_number]));
+    let outside = succeed(Command::new("setpriv").args(nobody).arg(&socket).args(&ask_hello));
     assert_eq!(text(&outside.stdout), "0 0\n", "somebody else");
     drop(run.stdin.take());
     assert!(run.wait().unwrap().success());

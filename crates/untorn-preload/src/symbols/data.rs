@@ -3,13 +3,13 @@
 use core::ffi::{c_int, c_void};
 
 use libc::{iovec, off_t, size_t, ssize_t};
-use untorn_wire::{MOST, Operation, Request};
+use untorn_wire::{
+    Allocate, Commit, CommitAll, DirectorySynced, MOST, Position, Read, Seek, SetLength, SyncDirectory, Write,
+};
 
 use super::calls;
-use crate::client::Memory;
-use crate::layer::{
-    adopt, ask, ask_with, attributes_were_set, boosts, demote, demoted, managed, returned, served, text, was_closed,
-};
+use crate::client::{Memory, ask, ask_with};
+use crate::layer::{adopt, attributes_were_set, boosts, demote, demoted, managed, returned, served, text, was_closed};
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
 use crate::{beside, known};
@@ -31,16 +31,20 @@ fn total(pieces: &[iovec]) -> Result<usize, c_int> {
 }
 
 /// `offset` is the descriptor's own if it is negative.
+fn position(offset: off_t) -> Position {
+    u64::try_from(offset).map_or(Position::OWN, Position::at)
+}
+
 fn read_pieces(fd: c_int, pieces: &[iovec], offset: off_t, flags: c_int) -> Result<i64, c_int> {
     let total = total(pieces)?;
-    let request = Request { flags, offset, number: total as u64, ..Request::default() };
-    Ok(ask_with(Operation::Read, Some(fd), request, Memory::NONE, Memory::new(pieces, total))?.value)
+    let request = Read { position: position(offset), count: total as u64, flags };
+    Ok(ask_with(&request, Some(fd), Memory::NONE, Memory::new(pieces, total))?.count as i64)
 }
 
 fn write_pieces(fd: c_int, pieces: &[iovec], offset: off_t, flags: c_int) -> Result<i64, c_int> {
     let total = total(pieces)?;
-    let request = Request { flags, offset, payload: total as u64, ..Request::default() };
-    Ok(ask_with(Operation::Write, Some(fd), request, Memory::new(pieces, total), Memory::NONE)?.value)
+    let request = Write { position: position(offset), flags };
+    Ok(ask_with(&request, Some(fd), Memory::new(pieces, total), Memory::NONE)?.count as i64)
 }
 
 /// Reads into memory of the program's at the descriptor's own offset, or at `offset`.
@@ -86,8 +90,8 @@ fn number(result: Result<i64, c_int>) -> Option<c_int> {
 }
 
 pub(super) fn set_length(fd: c_int, len: off_t) -> Result<i64, c_int> {
-    let number = u64::try_from(len).map_err(|_| libc::EINVAL)?;
-    Ok(ask(Operation::SetLength, Some(fd), Request { number, ..Request::default() })?.value)
+    let len = u64::try_from(len).map_err(|_| libc::EINVAL)?;
+    ask(&SetLength { len }, Some(fd)).map(|_| 0)
 }
 
 /// `truncate`, by a descriptor of its own; `None` if the file is not managed.
@@ -110,12 +114,9 @@ fn truncate_path(path: *const libc::c_char, len: off_t) -> Option<c_int> {
     number(outcome.and_then(|value| closed.map(|()| value)))
 }
 
-pub(super) fn allocate(fd: c_int, flags: c_int, offset: off_t, len: off_t) -> Result<i64, c_int> {
-    if offset < 0 || len <= 0 {
-        return Err(libc::EINVAL);
-    }
-    let request = Request { flags, offset, number: len as u64, ..Request::default() };
-    Ok(ask(Operation::Allocate, Some(fd), request)?.value)
+pub(super) fn allocate(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> Result<i64, c_int> {
+    let (Ok(offset), Ok(len @ 1..)) = (u64::try_from(offset), u64::try_from(len)) else { return Err(libc::EINVAL) };
+    ask(&Allocate { offset, len, mode }, Some(fd)).map(|_| 0)
 }
 
 /// Reserves room for a boosted file (`FALLOC_FL_KEEP_SIZE`). Neither its bytes nor its length change, so a replay has
@@ -129,11 +130,11 @@ fn reserve(fd: c_int, offset: off_t, len: off_t) -> Result<i64, c_int> {
 }
 
 pub(super) fn seek(fd: c_int, offset: off_t, whence: c_int) -> Result<i64, c_int> {
-    Ok(ask(Operation::Seek, Some(fd), Request { flags: whence, offset, ..Request::default() })?.value)
+    Ok(ask(&Seek { offset, whence }, Some(fd))?.offset)
 }
 
 pub(super) fn commit(fd: c_int) -> Result<i64, c_int> {
-    Ok(ask(Operation::Commit, Some(fd), Request::default())?.value)
+    ask(&Commit {}, Some(fd)).map(|_| 0)
 }
 
 /// Syncs a directory, if it has to be: the server knows. `None` if it is for the kernel: it is none, or this process
@@ -142,22 +143,21 @@ fn sync_directory(fd: c_int) -> Option<Result<i64, c_int>> {
     if !boosts() || !seen() || !raw::is_directory(fd) {
         return None;
     }
-    let Ok(reply) = ask(Operation::SyncDirectory, Some(fd), Request::default()) else { return None };
-    if reply.managed == 1 {
+    let Ok(reply) = ask(&SyncDirectory {}, Some(fd)) else { return None };
+    if reply.durable {
         return Some(Ok(0));
     }
     let synced = raw::fsync(fd);
-    if reply.value != 0 {
-        let request = Request { number: reply.value as u64, flags: synced.is_ok().into(), ..Request::default() };
+    if reply.number != 0 {
         // If nobody hears it, the next one is made too.
-        let _ = ask(Operation::DirectorySynced, None, request);
+        let _ = ask(&DirectorySynced { number: reply.number, done: synced.is_ok() }, None);
     }
     Some(synced.map(|()| 0))
 }
 
 fn commit_all() -> Result<i64, c_int> {
     match settings() {
-        Some(_) => Ok(ask(Operation::CommitAll, None, Request::default())?.value),
+        Some(_) => ask(&CommitAll {}, None).map(|_| 0),
         None => Ok(0),
     }
 }

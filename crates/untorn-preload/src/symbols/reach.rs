@@ -3,9 +3,9 @@
 
 use core::ffi::{CStr, c_char, c_int};
 
-use untorn_wire::{Operation, Request};
+use untorn_wire::Becomes;
 
-use crate::layer::{ask, boosts, demote, fail, managed, refuse, text};
+use crate::layer::{boosts, demote, fail, managed, refuse, text};
 use crate::path::Path;
 use crate::settings::seen;
 use crate::{client, raw, raw::word};
@@ -173,12 +173,12 @@ pub(super) fn become_another(program: impl FnOnce() -> Option<Program>, call: im
         Ok(to_be_told) => to_be_told,
         Err(errno) => return fail(errno) as c_int,
     };
-    let tell = |number| ask(Operation::Becomes, None, Request { number, ..Request::default() });
-    let told = to_be_told && tell(1).is_ok();
+    let tell = |becoming| client::ask(&Becomes { becoming }, None);
+    let told = to_be_told && tell(true).is_ok();
     let result = call();
     if told {
         // It leaves errno alone. Without a descriptor to connect with it has to wait for a connection that there is.
-        while let Err(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) = tell(0) {
+        while let Err(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) = tell(false) {
             raw::pause();
         }
     }

@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_char, c_int};
 
 use libc::{stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
-use untorn_wire::Reply;
+use untorn_wire::StatusReply;
 
 use super::calls;
 use crate::layer::{attributes_were_set, boosts, fail, is_regular, managed, overlay, text};
@@ -23,8 +23,8 @@ pub(super) fn seen_of(status: &Status) -> Option<Status> {
     Some(copy)
 }
 
-fn lay_over(status: &mut Status, reply: &Reply) {
-    status.st_size = reply.value;
+fn lay_over(status: &mut Status, reply: &StatusReply) {
+    status.st_size = reply.len as i64;
     status.st_mtime = reply.seconds;
     status.st_mtime_nsec = reply.nanoseconds;
     if (status.st_ctime, status.st_ctime_nsec) < (reply.seconds, reply.nanoseconds) {
@@ -81,7 +81,7 @@ unsafe fn covered_extended(call: impl Fn() -> c_int, status: *mut Extended) -> c
     file.st_ino = copy.stx_ino;
     match overlay(&file) {
         Ok(Some(reply)) => {
-            copy.stx_size = reply.value.unsigned_abs();
+            copy.stx_size = reply.len;
             copy.stx_mtime.tv_sec = reply.seconds;
             copy.stx_mtime.tv_nsec = reply.nanoseconds as u32;
             if (copy.stx_ctime.tv_sec, copy.stx_ctime.tv_nsec) < (copy.stx_mtime.tv_sec, copy.stx_mtime.tv_nsec) {

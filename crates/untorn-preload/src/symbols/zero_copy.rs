@@ -125,7 +125,7 @@ fn regular(fd: c_int) -> Result<stat, c_int> {
         return Err(libc::EINVAL);
     }
     if let Some(reply) = overlay(&status)? {
-        status.st_size = reply.value;
+        status.st_size = reply.len as i64;
     }
     Ok(status)
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno as Sys;
-use untorn_wire::{PLAIN, Request};
+use untorn_wire::{PLAIN, Write};
 
 use super::Boost;
 use super::file::Boosted;
@@ -26,7 +26,7 @@ impl Boost {
     ///
     /// The program's other threads may read and seek meanwhile, which the kernel does without asking. An offset that
     /// somebody moved during the write stays where they moved it, as if they had done so after it.
-    pub(super) fn write(&self, descriptor: &OwnedFd, request: &Request, bytes: &[u8]) -> Result<i64, Errno> {
+    pub(super) fn write(&self, descriptor: &OwnedFd, request: Write, bytes: &[u8]) -> Result<u64, Errno> {
         self.with(descriptor, |file| {
             let flags = flags(descriptor)?;
             if !writable(flags) {
@@ -42,14 +42,15 @@ impl Boost {
             if bytes.is_empty() {
                 return Ok(0);
             }
-            if request.offset < 0 || appends {
+            let explicit = request.position.explicit();
+            if explicit.is_none() || appends {
                 // Where it goes is decided with the write, and programs write by themselves, too.
                 file.revoke_writers()?;
             }
-            let at = match u64::try_from(request.offset) {
+            let at = match explicit {
                 _ if appends => file.len()?,
-                Ok(offset) => offset,
-                Err(_) => position(descriptor)?,
+                Some(offset) => offset,
+                None => position(descriptor)?,
             };
             if at.checked_add(bytes.len() as u64).is_none_or(|end| end >= FAR) {
                 return self.left_to_the_kernel(file, "write: ends at or beyond 4 TiB");
@@ -64,7 +65,7 @@ impl Boost {
                 Err(errno) if errno == NO_LINE => return self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
                 written => written?,
             };
-            if request.offset < 0 && (appends || position(descriptor)? == at) {
+            if explicit.is_none() && (appends || position(descriptor)? == at) {
                 move_to(descriptor, at + count as u64)?;
             }
             // Not before: it is from there that a program's own next write goes on.
@@ -76,7 +77,7 @@ impl Boost {
             if request.flags & synchronous != 0 {
                 self.synced(file)?;
             }
-            Ok(count as i64)
+            Ok(count as u64)
         })
     }
 

@@ -4,20 +4,18 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
-use untorn_wire::{Operation, PLAIN, Reply};
+use untorn_wire::{
+    ManagedReply, MoveReply, OpenReply, PLAIN, ReopenReply, Request, Shared, SyncDirectoryReply, WriteReply,
+};
 
 use super::Boost;
 use super::directories::Sync;
-use crate::connection::{Answer, Call, value};
+use crate::connection::{Answer, Call, answer, done};
 use crate::files::lock;
 use crate::managed::{Errno, io_errno, libc_errno};
 use crate::processes::Processes;
 use crate::report::Ledger;
 use crate::service::Service;
-
-fn managed(managed: bool) -> Answer {
-    (Reply { managed: managed.into(), ..Reply::default() }, Vec::new())
-}
 
 impl Service for Boost {
     fn processes(&self) -> &Processes {
@@ -28,62 +26,67 @@ impl Service for Boost {
         &self.ledger
     }
 
-    fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno> {
-        let request = &call.request;
-        let key = (request.device, request.inode);
-        match operation {
-            Operation::Open => return Ok(managed(self.opened(call.descriptor()?)?)),
-            Operation::Closed => self.descriptor_closed(key)?,
-            Operation::Write => return Ok(value(self.write(call.descriptor()?, request, &call.payload)?)),
-            Operation::SetLength => self.set_length(call.descriptor()?, request.number)?,
-            Operation::Commit => self.sync(call.descriptor()?)?,
-            Operation::SyncDirectory => {
-                return Ok(match self.about_to_sync_directory(call.descriptor()?)? {
-                    Sync::Kept => managed(true),
-                    Sync::Due(number) => value(number as i64),
-                });
+    fn answer(&self, request: Request, call: &Call<'_>) -> Result<Answer, Errno> {
+        match request {
+            Request::Open(open) => answer(open, OpenReply { managed: self.opened(call.descriptor()?)? }),
+            Request::Closed(closed) => done(closed, self.descriptor_closed(closed.file.into())),
+            Request::Write(write) => {
+                answer(write, WriteReply { count: self.write(call.descriptor()?, write, &call.data)? })
             }
-            Operation::DirectorySynced => self.directory_was_synced(request.number, request.flags == 1),
-            Operation::CommitAll => self.cache.sync().map_err(|error| error.errno())?,
-            Operation::Demote if request.number != 0 => self.demote_all(&call.name())?,
-            Operation::Demote => {
-                let key = match call.descriptor() {
-                    Ok(descriptor) => {
-                        let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
-                        (status.st_dev, status.st_ino)
-                    }
-                    Err(_) => key,
+            Request::SetLength(set) => done(set, self.set_length(call.descriptor()?, set.len)),
+            Request::Commit(commit) => done(commit, self.sync(call.descriptor()?)),
+            Request::SyncDirectory(sync) => {
+                let (durable, number) = match self.about_to_sync_directory(call.descriptor()?)? {
+                    Sync::Kept => (true, 0),
+                    Sync::Due(number) => (false, number),
                 };
-                self.demote_key(key, &call.name())?;
+                answer(sync, SyncDirectoryReply { durable, number })
             }
-            Operation::Leave => self.leave(key)?,
-            Operation::Move => return Ok(managed(self.about_to_be_moved(key, call.descriptor()?, &call.payload)?)),
-            Operation::Moved => self.was_moved(key, request.number == 1)?,
-            Operation::Reopen | Operation::Share if call.is_other => return Err(PLAIN),
-            Operation::Reopen => {
-                let flags = OFlags::from_bits_retain(request.flags as u32);
-                let description = self.reopen(key, flags)?;
-                let found = description.is_some();
+            Request::DirectorySynced(synced) => {
+                self.directory_was_synced(synced.number, synced.done);
+                done(synced, Ok(()))
+            }
+            Request::CommitAll(commit) => done(commit, self.cache.sync().map_err(|error| error.errno())),
+            Request::Demote(demote) => done(demote, self.demote_key(demote.file.into(), &call.name())),
+            Request::DemoteDescriptor(demote) => {
+                let status = rustix::fs::fstat(call.descriptor()?).map_err(libc_errno)?;
+                done(demote, self.demote_key((status.st_dev, status.st_ino), &call.name()))
+            }
+            Request::DemoteAll(demote) => done(demote, self.demote_all(&call.name())),
+            Request::Leave(leave) => done(leave, self.leave(leave.file.into())),
+            Request::Move(moved) => {
+                let followed = self.about_to_be_moved(moved.file.into(), call.descriptor()?, &call.data)?;
+                answer(moved, MoveReply { followed })
+            }
+            Request::Moved(moved) => done(moved, self.was_moved(moved.file.into(), moved.done)),
+            Request::Reopen(_) | Request::Share(_) if call.is_other => Err(PLAIN),
+            Request::Reopen(reopen) => {
+                let flags = OFlags::from_bits_retain(reopen.flags as u32);
+                let description = self.reopen(reopen.file.into(), flags)?;
+                let reopened = description.is_some();
                 if let Some(description) = description {
                     call.pass(description);
                 }
-                return Ok(managed(found));
+                answer(reopen, ReopenReply { reopened })
             }
-            Operation::Share => {
+            Request::Share(share) => {
                 let shared = self.cache.shared().ok_or(PLAIN)?;
                 let copy = |which: BorrowedFd<'_>| which.try_clone_to_owned().map_err(|error| io_errno(&error));
-                call.pass(match request.number {
-                    0 => copy(shared.shared_state)?,
-                    1 => copy(shared.log)?,
-                    _ => self.cache.open_shared().map_err(|error| error.errno())?,
+                call.pass(match share.what {
+                    Shared::State => copy(shared.shared_state)?,
+                    Shared::Log => copy(shared.log)?,
+                    Shared::OpenedLog => self.cache.open_shared().map_err(|error| error.errno())?,
                 });
+                done(share, Ok(()))
             }
-            Operation::TakeBack => self.take_back(key)?,
-            Operation::Times => self.attributes_were_set(key)?,
-            Operation::Managed => return Ok(managed(self.find(key).is_some())),
-            _ => return Err(PLAIN),
+            Request::TakeBack(back) => done(back, self.take_back(back.file.into())),
+            Request::AttributesSet(set) => done(set, self.attributes_were_set(set.file.into())),
+            Request::Managed(asked) => {
+                let managed = self.find(asked.file.into()).is_some();
+                answer(asked, ManagedReply { managed, has_sidecar: false })
+            }
+            _ => Err(PLAIN),
         }
-        Ok(value(0))
     }
 
     /// What it wrote stays written.

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno as Sys;
-use untorn_wire::{MOST, Request};
+use untorn_wire::{Allocate, MOST, Read, Seek, Write};
 
 use super::state::{State, Time};
 use super::{Files, Key, lock};
@@ -44,7 +44,7 @@ impl Files {
     }
 
     /// Reads, and moves the descriptor's offset where it is used.
-    pub(crate) fn read(&self, descriptor: &OwnedFd, process: u32, request: &Request) -> Result<Vec<u8>, Errno> {
+    pub(crate) fn read(&self, descriptor: &OwnedFd, process: u32, request: Read) -> Result<Vec<u8>, Errno> {
         if flags(descriptor)? & OFlags::RWMODE == OFlags::WRONLY {
             return fail(Sys::BADF);
         }
@@ -53,12 +53,10 @@ impl Files {
         }
         self.with(descriptor, process, |state| {
             state.standing()?;
-            let at = match u64::try_from(request.offset) {
-                Ok(offset) => offset,
-                Err(_) => position(descriptor)?,
-            };
-            let bytes = state.read(at, request.number.min(MOST))?;
-            if request.offset < 0 && !bytes.is_empty() {
+            let explicit = request.position.explicit();
+            let at = explicit.map_or_else(|| position(descriptor), Ok)?;
+            let bytes = state.read(at, request.count.min(MOST))?;
+            if explicit.is_none() && !bytes.is_empty() {
                 move_to(descriptor, at + bytes.len() as u64)?;
             }
             self.ledger.of(state.path(), |report| report.reads += 1);
@@ -67,13 +65,7 @@ impl Files {
     }
 
     /// Writes, and moves the descriptor's offset where it is used.
-    pub(crate) fn write(
-        &self,
-        descriptor: &OwnedFd,
-        process: u32,
-        request: &Request,
-        bytes: &[u8],
-    ) -> Result<(), Errno> {
+    pub(crate) fn write(&self, descriptor: &OwnedFd, process: u32, request: Write, bytes: &[u8]) -> Result<(), Errno> {
         let flags = flags(descriptor)?;
         if !writable(flags) {
             return fail(Sys::BADF);
@@ -90,16 +82,17 @@ impl Files {
             if bytes.is_empty() {
                 return Ok(());
             }
-            let at = match u64::try_from(request.offset) {
+            let explicit = request.position.explicit();
+            let at = match explicit {
                 // As Linux has it: also `pwrite` appends (see its manual page, "Bugs").
                 _ if appends => state.len()?,
-                Ok(offset) => offset,
-                Err(_) => position(descriptor)?,
+                Some(offset) => offset,
+                None => position(descriptor)?,
             };
             let end = at.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
             let Some(end) = end else { return fail(Sys::FBIG) };
             state.write(&*self.mode, descriptor, process, at, bytes)?;
-            if request.offset < 0 {
+            if explicit.is_none() {
                 move_to(descriptor, end)?;
             }
             self.ledger.of(state.path(), |report| {
@@ -114,7 +107,7 @@ impl Files {
     }
 
     /// `lseek`. The whole file is data, which `SEEK_DATA` and `SEEK_HOLE` may say of any file.
-    pub(crate) fn seek(&self, descriptor: &OwnedFd, process: u32, request: &Request) -> Result<i64, Errno> {
+    pub(crate) fn seek(&self, descriptor: &OwnedFd, process: u32, request: Seek) -> Result<i64, Errno> {
         self.with(descriptor, process, |state| {
             state.standing()?;
             let at = sought(descriptor, request, state.len()?)?;
@@ -134,14 +127,13 @@ impl Files {
     }
 
     /// `fallocate`: zeros where bytes are given up, and a longer file; what would move bytes is told no.
-    pub(crate) fn allocate(&self, descriptor: &OwnedFd, process: u32, request: &Request) -> Result<(), Errno> {
+    pub(crate) fn allocate(&self, descriptor: &OwnedFd, process: u32, request: Allocate) -> Result<(), Errno> {
         if !writable(flags(descriptor)?) {
             return fail(Sys::BADF);
         }
-        let (Ok(offset), len) = (u64::try_from(request.offset), request.number) else { return fail(Sys::INVAL) };
+        let Allocate { offset, len, mode } = request;
         let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
         let Some(end) = end else { return fail(Sys::FBIG) };
-        let mode = request.flags;
         let zeros = match mode & !KEEP_SIZE {
             0 => false,
             ZERO_RANGE => true,
@@ -238,14 +230,18 @@ impl Files {
         Ok(())
     }
 
-    /// Whether a file is managed; and 1 if it is under the engine now, with a sidecar that stands in its directory, 2
-    /// if that is the directory with this inode, and has no more than one name of the file.
-    pub(crate) fn is_managed(&self, key: Key, directory: u64) -> (bool, i64) {
-        let Some(state) = self.find(key) else { return (false, 0) };
+    /// Whether a file is managed; and whether it is under the engine now, with a sidecar that stands in its directory.
+    pub(crate) fn is_managed(&self, key: Key) -> (bool, bool) {
+        let Some(state) = self.find(key) else { return (false, false) };
         let state = lock(&state);
-        if state.is_over() || !state.is_covered() {
-            return (!state.is_over(), 0);
-        }
-        (true, if state.has_last_name_in(directory) { 2 } else { 1 })
+        (!state.is_over(), !state.is_over() && state.is_covered())
+    }
+
+    /// Whether a file is under the engine now, with a sidecar that stands in the directory with this inode, which has
+    /// no more than one name of the file.
+    pub(crate) fn has_last_name_in(&self, key: Key, directory: u64) -> bool {
+        let Some(state) = self.find(key) else { return false };
+        let state = lock(&state);
+        !state.is_over() && state.is_covered() && state.has_last_name_in(directory)
     }
 }

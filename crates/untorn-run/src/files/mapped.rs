@@ -7,7 +7,7 @@ use std::thread;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno as Sys;
-use untorn_wire::{Reply, Request};
+use untorn_wire::{Addresses, MapAgainReply, Mapped, Placed};
 
 use super::mapping::Mapping;
 use super::state::State;
@@ -21,11 +21,15 @@ fn areas_of(process: u32) -> Result<Vec<Area>, Errno> {
     areas(process).map_err(|error| io_errno(&error))
 }
 
+/// An address, or a length, of this machine's memory.
+fn address(number: u64) -> Result<usize, Errno> {
+    usize::try_from(number).map_err(|_| libc_errno(Sys::INVAL))
+}
+
 /// A range of addresses, of whole pages.
-fn range(request: &Request) -> Result<(usize, usize), Errno> {
+fn range(at: Addresses) -> Result<(usize, usize), Errno> {
     let page = rustix::param::page_size();
-    let start = usize::try_from(request.number).map_err(|_| libc_errno(Sys::INVAL))?;
-    let len = usize::try_from(request.offset).map_err(|_| libc_errno(Sys::INVAL))?;
+    let (start, len) = (address(at.start)?, address(at.len)?);
     let end = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(page));
     Ok((start, end.ok_or(libc_errno(Sys::INVAL))?))
 }
@@ -75,11 +79,11 @@ impl Files {
     ///
     /// # Errors
     /// EBUSY while another mapping is about to be moved to the same place.
-    pub(crate) fn mapped(&self, process: u32, request: &Request, watch: Option<OwnedFd>) -> Result<(), Errno> {
-        let (start, end) = range(request)?;
+    pub(crate) fn mapped(&self, process: u32, request: Mapped, watch: Option<OwnedFd>) -> Result<(), Errno> {
+        let (start, end) = range(request.at)?;
         let found = areas_of(process)?.into_iter().find_map(|area| area.within(start, end));
         let Some(found) = found.filter(|found| found.start == start) else { return fail(Sys::INVAL) };
-        let place = usize::try_from(request.device).map_err(|_| libc_errno(Sys::INVAL))?;
+        let place = address(request.place)?;
         let (from, start) = if place == 0 { (0, start) } else { (start, place) };
         let end = start.checked_add(end - found.start).ok_or(libc_errno(Sys::INVAL))?;
         let mapping = Arc::new(Mapping::new(process, Area { start, end, ..found }, watch, from)?);
@@ -135,10 +139,10 @@ impl Files {
     ///
     /// # Errors
     /// That of the commit of a file that nobody holds any more.
-    pub(crate) fn placed(&self, process: u32, request: &Request) -> Result<(), Errno> {
-        let from = usize::try_from(request.device).map_err(|_| libc_errno(Sys::INVAL))?;
-        let (place, _) = range(request)?;
-        let placed = request.flags != 0;
+    pub(crate) fn placed(&self, process: u32, request: Placed) -> Result<(), Errno> {
+        let Placed { at, from, placed } = request;
+        let from = address(from)?;
+        let (place, _) = range(at)?;
         if let Some((key, mapping)) = self.places.coming(process, from, place)
             && let Some(file) = self.find(key)
         {
@@ -154,10 +158,10 @@ impl Files {
                 drop(state);
                 // While it was coming nobody else could.
                 let outcome = self.let_go(key);
-                return outcome.and(self.unmapped(process, request));
+                return outcome.and(self.unmapped(process, at));
             }
         }
-        self.unmapped(process, request)
+        self.unmapped(process, at)
     }
 
     /// Mappings of processes that have ended are no more.
@@ -174,8 +178,8 @@ impl Files {
     ///
     /// # Errors
     /// That of the commit.
-    pub(crate) fn unmapped(&self, process: u32, request: &Request) -> Result<(), Errno> {
-        let (start, end) = range(request)?;
+    pub(crate) fn unmapped(&self, process: u32, at: Addresses) -> Result<(), Errno> {
+        let (start, end) = range(at)?;
         let mut outcome = Ok(());
         for key in self.places.files_in(process, start, end) {
             if self.is_unmapped(key, process) {
@@ -200,7 +204,7 @@ impl Files {
     }
 
     /// A part of what a process has mapped that nobody here knows of.
-    pub(crate) fn inherited(&self, process: u32) -> Result<Reply, Errno> {
+    pub(crate) fn inherited(&self, process: u32) -> Result<Option<Addresses>, Errno> {
         let known = self.places.of(process);
         let unknown = areas_of(process)?.into_iter().find_map(|area| {
             let mut start = area.start;
@@ -213,17 +217,12 @@ impl Files {
             let end = next.map(|known| known.start).min().unwrap_or(usize::MAX);
             area.within(start, end)
         });
-        Ok(unknown.map_or_else(Reply::default, |area| Reply {
-            managed: 1,
-            value: area.start as i64,
-            seconds: (area.end - area.start) as i64,
-            ..Reply::default()
-        }))
+        Ok(unknown.map(|area| Addresses { start: area.start as u64, len: (area.end - area.start) as u64 }))
     }
 
     /// `msync`: commits every file of which something is mapped there. The first error, after all had their turn.
-    pub(crate) fn sync_mapped(&self, process: u32, request: &Request) -> Result<(), Errno> {
-        let (start, end) = range(request)?;
+    pub(crate) fn sync_mapped(&self, process: u32, at: Addresses) -> Result<(), Errno> {
+        let (start, end) = range(at)?;
         let mut inodes: Vec<u64> =
             areas_of(process)?.into_iter().filter_map(|area| area.within(start, end)).map(|area| area.inode).collect();
         inodes.dedup();
@@ -234,26 +233,20 @@ impl Files {
         outcome
     }
 
-    /// What is needed to make the mapping at an address once more.
-    pub(crate) fn map_again(&self, process: u32, request: &Request) -> Result<(Reply, Option<OwnedFd>), Errno> {
-        let start = usize::try_from(request.number).map_err(|_| libc_errno(Sys::INVAL))?;
-        let len = usize::try_from(request.offset).map_err(|_| libc_errno(Sys::INVAL))?;
+    /// What is needed to make the first mapping in a range of addresses once more, and its twin; `None` without one.
+    pub(crate) fn map_again(&self, process: u32, at: Addresses) -> Result<Option<(MapAgainReply, OwnedFd)>, Errno> {
+        let (start, len) = (address(at.start)?, address(at.len)?);
         let within = |area: Area| area.within(start, start.saturating_add(len));
-        let Some(found) = areas_of(process)?.into_iter().find_map(within) else { return Ok((Reply::default(), None)) };
+        let Some(found) = areas_of(process)?.into_iter().find_map(within) else { return Ok(None) };
         self.with_twin(found.inode, Some(process), |_, _, state| {
             let Some(twin) = state.present_twin() else { return fail(Sys::BADF) };
             let writable = twin.mappings.iter().any(|mapping| {
                 let area = mapping.area;
                 mapping.process == process && (area.start..area.end).contains(&found.start) && mapping.is_watched()
             });
-            let reply = Reply {
-                managed: 1,
-                value: found.offset as i64,
-                seconds: found.protection.into(),
-                nanoseconds: writable.into(),
-                ..Reply::default()
-            };
-            Ok((reply, Some(twin.descriptor(writable)?)))
+            let Area { offset, protection, .. } = found;
+            let reply = MapAgainReply { found: true, offset, protection, writable };
+            Ok(Some((reply, twin.descriptor(writable)?)))
         })
     }
 }

@@ -15,7 +15,7 @@ use untorn::Error;
 use untorn::testing::storage::{Barrier, Dax, Identity, MediumKind};
 use untorn::write_cache::{BackingFile, Descriptor, Kernel};
 use untorn::write_cache::{CacheOptions, Step, WriteCache};
-use untorn_wire::{PLAIN, Request};
+use untorn_wire::{PLAIN, Position, Write};
 
 use super::Boost;
 use super::file::Boosted;
@@ -27,6 +27,13 @@ mod renames;
 struct Place {
     dir: tempfile::TempDir,
     boost: Arc<Boost>,
+}
+
+/// A write at the descriptor's offset.
+const NEXT: Write = Write { position: Position::OWN, flags: 0 };
+
+fn at(offset: u64) -> Write {
+    Write { position: Position::at(offset), flags: 0 }
 }
 
 /// Other tests of this process start programs, which have a copy of all descriptors until they are these programs.
@@ -68,8 +75,7 @@ impl Place {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(self.path()).unwrap();
         let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
         await_that(|| self.boost.opened(&file).unwrap());
-        let request = Request { offset: -1, ..Request::default() };
-        assert_eq!(self.boost.write(&file, &request, b"written"), Ok(7));
+        assert_eq!(self.boost.write(&file, NEXT, b"written"), Ok(7));
         (file, (status.dev(), status.ino()))
     }
 
@@ -114,10 +120,10 @@ fn reopening_a_resting_file_returns_its_description() {
     let again = again.unwrap();
     assert_eq!(rustix::fs::tell(&again).unwrap(), 0);
     assert_eq!(place.boost.ledger.report().files[0].reopens, 1);
-    assert_eq!(place.boost.write(&again, &Request::default(), b"W"), Ok(1));
+    assert_eq!(place.boost.write(&again, at(0), b"W"), Ok(1));
     // Whoever else opens it waits until it is a plain one.
     assert_eq!(fs::read(place.path()).unwrap(), b"Written");
-    assert_eq!(place.boost.write(&again, &Request::default(), b"w"), Err(PLAIN));
+    assert_eq!(place.boost.write(&again, at(0), b"w"), Err(PLAIN));
 }
 
 /// Else a program's next write would go where the one before went.
@@ -132,7 +138,7 @@ fn programs_are_let_in_when_the_offset_is_where_it_is_to_be() {
     assert_eq!(beside(), None);
     assert_eq!(lock(&known).write(b"more", 7), Ok(4));
     assert_eq!(beside(), None);
-    assert_eq!(place.boost.write(&file, &Request { offset: -1, ..Request::default() }, b"!"), Ok(1));
+    assert_eq!(place.boost.write(&file, NEXT, b"!"), Ok(1));
     assert_eq!(rustix::fs::tell(&file).unwrap(), 8);
     assert_eq!(beside(), Some(1));
     assert_eq!(place.boost.set_length(&file, 9), Ok(()));
@@ -260,7 +266,7 @@ fn an_announced_removal_that_did_not_happen_is_forgotten() {
     // Whoever announced it is gone.
     place.boost.process_ended();
     assert!(place.boost.find(key).is_none());
-    assert_eq!(place.boost.write(&file, &Request::default(), b"W"), Err(PLAIN));
+    assert_eq!(place.boost.write(&file, at(0), b"W"), Err(PLAIN));
     fs::rename(place.path(), place.dir.path().join("elsewhere")).unwrap();
     let (_dir, replay) = place.crash();
     assert_eq!(replay.operations, 0, "{replay:?}");
@@ -271,8 +277,7 @@ fn an_offset_is_moved_by_what_was_written() {
     let place = Place::new();
     let (file, _) = place.boosted();
     assert_eq!(rustix::fs::tell(&file).unwrap(), 7);
-    let at = Request { offset: 2, ..Request::default() };
-    assert_eq!(place.boost.write(&file, &at, b"I"), Ok(1));
+    assert_eq!(place.boost.write(&file, at(2), b"I"), Ok(1));
     assert_eq!(rustix::fs::tell(&file).unwrap(), 7);
     assert_eq!(place.boost.set_length(&file, 4), Ok(()));
     let mut bytes = [0; 8];
@@ -285,16 +290,15 @@ fn the_log_records_an_append_at_the_kernels_offset() {
     let place = Place::new();
     let file = OwnedFd::from(File::options().read(true).append(true).create(true).open(place.path()).unwrap());
     await_that(|| place.boost.opened(&file).unwrap());
-    let next = Request { offset: -1, ..Request::default() };
-    assert_eq!(place.boost.write(&file, &next, b"one"), Ok(3));
+    assert_eq!(place.boost.write(&file, NEXT, b"one"), Ok(3));
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(1)).unwrap();
-    assert_eq!(place.boost.write(&file, &next, b"two"), Ok(3));
+    assert_eq!(place.boost.write(&file, NEXT, b"two"), Ok(3));
     assert_eq!(rustix::fs::tell(&file).unwrap(), 6);
     // Linux appends that too, and leaves the offset where it is.
-    assert_eq!(place.boost.write(&file, &Request::default(), b"three"), Ok(5));
+    assert_eq!(place.boost.write(&file, at(0), b"three"), Ok(5));
     assert_eq!(rustix::fs::tell(&file).unwrap(), 6);
     assert_eq!(place.boost.set_length(&file, 8), Ok(()));
-    assert_eq!(place.boost.write(&file, &next, b"end"), Ok(3));
+    assert_eq!(place.boost.write(&file, NEXT, b"end"), Ok(3));
     assert_eq!(rustix::fs::tell(&file).unwrap(), 11);
     let mut bytes = [0; 16];
     assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(11));
@@ -374,7 +378,7 @@ fn closing_many_files_waits_for_no_device() {
     for number in 0..80 {
         let path = place.path().with_extension(number.to_string());
         let (file, key) = place.behind(path, before.clone());
-        assert_eq!(place.boost.write(&file, &Request::default(), b"written"), Ok(7));
+        assert_eq!(place.boost.write(&file, at(0), b"written"), Ok(7));
         files.push((file, key));
     }
     *lock(&rests.0) = true;
@@ -406,8 +410,7 @@ fn a_failed_device_fails_the_next_write_sync_and_close() {
         false => Ok(()),
     });
     let (file, key) = place.behind(place.path(), before);
-    let next = Request { offset: -1, ..Request::default() };
-    assert_eq!(place.boost.write(&file, &next, b"acknowledged"), Ok(12));
+    assert_eq!(place.boost.write(&file, NEXT, b"acknowledged"), Ok(12));
     let copies = [(); 3].map(|()| file.try_clone().unwrap());
     assert_eq!(place.boost.descriptor_closed(key), Ok(()));
     fails.store(true, Ordering::Relaxed);
@@ -418,7 +421,7 @@ fn a_failed_device_fails_the_next_write_sync_and_close() {
         drop(copy);
         assert_eq!(place.boost.descriptor_closed(key), EIO);
     }
-    assert_eq!(place.boost.write(&file, &next, b"more"), Err(5));
+    assert_eq!(place.boost.write(&file, NEXT, b"more"), Err(5));
     assert_eq!(place.boost.set_length(&file, 1), EIO);
     assert_eq!(place.boost.sync(&file), EIO);
     // Nobody writes it by himself either.

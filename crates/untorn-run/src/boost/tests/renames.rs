@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use untorn::write_cache::{BackingFile, Descriptor};
-use untorn_wire::{PLAIN, Request};
+use untorn_wire::PLAIN;
 
-use super::{Place, await_that};
+use super::{Place, at, await_that};
 use crate::files::Key;
 
 impl Place {
@@ -26,7 +26,7 @@ impl Place {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
         let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
         await_that(|| self.boost.opened(&file).unwrap());
-        assert_eq!(self.boost.write(&file, &Request::default(), bytes), Ok(bytes.len() as i64));
+        assert_eq!(self.boost.write(&file, at(0), bytes), Ok(bytes.len() as u64));
         (file, (status.dev(), status.ino()))
     }
 
@@ -56,10 +56,10 @@ fn a_renamed_file_stays_boosted_under_its_new_name() {
     let to = place.path().with_file_name("g");
     fs::rename(place.path(), &to).unwrap();
     assert_eq!(place.boost.was_moved(key, true), Ok(()));
-    assert_eq!(place.boost.write(&file, &Request { offset: 7, ..Request::default() }, b" more"), Ok(5));
+    assert_eq!(place.boost.write(&file, at(7), b" more"), Ok(5));
     assert_eq!(place.demoted(), [""; 0]);
     // What was replaced is open still, and a write to it is as good as any.
-    assert_eq!(place.boost.write(&over, &Request::default(), b"gone"), Ok(4));
+    assert_eq!(place.boost.write(&over, at(0), b"gone"), Ok(4));
     place.close(file, key);
     let mut again = None;
     await_that(|| {
@@ -88,8 +88,8 @@ fn a_rename_that_failed_changes_nothing() {
     assert_eq!(place.boost.was_moved(key, false), Ok(()));
     place.boost.process_ended();
     assert_eq!(place.demoted(), [""; 0]);
-    assert_eq!(place.boost.write(&file, &Request::default(), b"W"), Ok(1));
-    assert_eq!(place.boost.write(&over, &Request::default(), b"O"), Ok(1));
+    assert_eq!(place.boost.write(&file, at(0), b"W"), Ok(1));
+    assert_eq!(place.boost.write(&over, at(0), b"O"), Ok(1));
     assert!(place.boost.find(target).is_some());
     drop((file, over));
     let (dir, replay) = place.crash();
@@ -113,7 +113,7 @@ fn a_rename_of_a_process_that_died_is_looked_for() {
             fs::rename(place.path(), place.path().with_file_name("g")).unwrap();
         }
         place.boost.process_ended();
-        let written = place.boost.write(&file, &Request::default(), b"W");
+        let written = place.boost.write(&file, at(0), b"W");
         let demoted = place.demoted();
         if done {
             assert_eq!((written, demoted), (Ok(1), vec![]));
