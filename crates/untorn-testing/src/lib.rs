@@ -5,12 +5,14 @@
 //! - [`again`]: starts one test of the calling binary in a process of its own; [`test_name!`] and [`sibling!`] are the
 //!   names it takes.
 //! - [`built`]: the tool, the C library and the preload layer, for tests of other programs.
+//! - [`programs`]: unmodified programs under `untorn run`, and bare.
 //! - [`SplitMix`] and [`seed`]: random choices that a failure message can repeat; [`cases`]: how many of them.
 //!
 //! Nothing here depends on the product, so every crate may use it, the lowest included.
 
 mod build;
 mod process;
+pub mod programs;
 mod random;
 pub mod skips;
 

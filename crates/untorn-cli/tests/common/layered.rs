@@ -4,9 +4,12 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use tempfile::TempDir;
+use untorn_testing::programs::assert_same_as_bare;
+pub use untorn_testing::programs::{compile, files, program, succeed, text};
 use untorn_testing::{built, built_oracle};
 
 use super::UNTORN;
@@ -17,84 +20,52 @@ pub fn layer() -> &'static Path {
     LAYER.get_or_init(|| built().join("libuntorn_preload.so"))
 }
 
+/// The tool, with options for a run in a directory; the program comes next.
+pub fn run_in(dir: &Path, layer: &Path, options: &[&str]) -> Command {
+    let mut command = Command::new(UNTORN);
+    command.current_dir(dir).arg("run").args(options).arg("--layer").arg(layer).arg("--");
+    command
+}
+
 /// A program under untorn, in a directory, with the files managed that end in `.managed`, and those of a repository.
 pub fn under(dir: &Path, layer: &Path, program: &[&OsStr]) -> Command {
-    let mut command = Command::new(UNTORN);
-    command.current_dir(dir).args([
-        "run",
-        "--mode",
-        "atomic",
-        "--match",
-        "*.managed",
-        "--match",
-        "repository/**",
-        "--layer",
-    ]);
-    command.arg(layer).arg("--");
+    let mut command = run_in(dir, layer, &["--mode", "atomic", "--match", "*.managed", "--match", "repository/**"]);
     command.args(program).stdin(Stdio::null());
     command
 }
 
-pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
+/// Runs a program under untorn in a directory of its own, and asserts how it ends, and that it says nothing on standard
+/// error. The directory.
 #[track_caller]
-pub fn succeed(command: &mut Command) -> Output {
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}{}",
-        output.status,
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-    output
+pub fn ended(program: &[&OsStr], code: i32) -> TempDir {
+    let at = tempfile::tempdir().unwrap();
+    let output = under(at.path(), layer(), program).output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{program:?}");
+    at
 }
 
-/// Compiles a program of `tests/programs`.
-pub fn compile(name: &str, dir: &Path, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name);
-    let program = dir.join(name.trim_end_matches(".c"));
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    succeed(cc.args(options).args(["-w", "-pthread", "-o"]).arg(&program).arg(source));
-    program
-}
-
-/// The files in a directory, by name.
-pub fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut all: Vec<_> = fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| entry.file_type().unwrap().is_file())
-        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
-        .collect();
-    all.sort();
-    all
+/// Asserts that a directory has these files, with these texts, and that no sidecar was left behind.
+#[track_caller]
+pub fn assert_left(dir: &Path, expected: &[(&str, &str)]) {
+    let expected: Vec<_> =
+        expected.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.as_bytes().to_vec())).collect();
+    assert_eq!(files(dir), expected);
+    assert_eq!(fs::read_dir(dir).unwrap().count(), expected.len(), "a sidecar was left behind");
 }
 
 /// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it.
 /// Nothing may slip past the layer.
 #[track_caller]
 pub fn same_as_bare(program: &[&OsStr]) {
-    let (bare, managed, reports) =
-        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let report = reports.path().join("escapes");
-    let expected =
-        Command::new(program[0]).args(&program[1..]).current_dir(bare.path()).stdin(Stdio::null()).output().unwrap();
-    let found = under(managed.path(), built_oracle(), program).env("UNTORN_PRELOAD_ORACLE", &report).output().unwrap();
-    assert_eq!(text(&found.stdout), text(&expected.stdout));
-    assert_eq!(text(&found.stderr), text(&expected.stderr));
-    assert_eq!(found.status.code(), expected.status.code());
-    let (found, expected) = (files(managed.path()), files(bare.path()));
-    let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&found), names(&expected));
-    for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-        assert!(found == expected, "{name} differs: {} bytes, {} bare", found.len(), expected.len());
-    }
-    if cfg!(target_arch = "x86_64") {
-        assert_eq!(fs::read_to_string(&report).unwrap_or_default(), "", "slipped past the layer");
-    }
+    let [bare, managed, reports] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let mut command = under(managed.path(), built_oracle(), program);
+    assert_same_as_bare(program, bare.path(), &mut command, &reports.path().join("escapes"));
+}
+
+/// The same of a script.
+#[track_caller]
+pub fn shell(script: &str) {
+    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
 }
 
 /// The tool, with `options` for a run, as one who is not root runs it in the directory `at` of `dir`, which everybody

@@ -1,29 +1,22 @@
 //! `untorn run`: unmodified programs do what they do without it, lose nothing that they synced, and tear nothing.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use tempfile::TempDir;
+use untorn_testing::programs::{GIT, REDIRECTIONS, TRANSACTIONS, USUAL_TOOLS, Victim, each_call, last_transaction};
 
 use crate::common::UNTORN;
-use crate::common::layered::{by_nobody, compile, files, layer, same_as_bare, succeed, text, under};
-
-fn shell(script: &str) {
-    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
-}
+use crate::common::layered::{
+    assert_left, by_nobody, compile, ended, files, layer, program, run_in, same_as_bare, shell, succeed, text, under,
+};
 
 #[test]
 fn every_call_does_what_it_does_bare() {
     let dir = tempfile::tempdir().unwrap();
-    for options in [["-O0", "-DPLAIN"], ["-O2", "-D_FORTIFY_SOURCE=2"], ["-O1", "-D_FILE_OFFSET_BITS=64"]] {
-        same_as_bare(&[compile("calls.c", dir.path(), &options).as_os_str()]);
-    }
+    each_call(dir.path(), same_as_bare);
 }
 
 /// Where that is blind, nothing that is compared above shows that nothing slips past.
@@ -44,38 +37,18 @@ fn the_test_build_reports_calls_that_bypass_the_layer() {
 
 #[test]
 fn redirections_and_pipelines_do_what_they_do_bare() {
-    shell(
-        "echo one > a.managed; echo two >> a.managed; cat a.managed; (echo sub; ls -d .) > b.managed; cat b.managed \
-         { seq 1 1000; echo last; } > c.managed; wc -c < c.managed; sort -rn c.managed | head -n 2; \
-         for i in 1 2 3; do echo $i; done > d.managed; cat d.managed a.managed > e.managed; \
-         while read line; do echo \"<$line>\"; done < e.managed; : > f.managed; exec 5> g.managed; echo five >&5; \
-         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; \
-         printf 'no newline' > h.managed",
-    );
+    shell(REDIRECTIONS);
 }
 
 #[test]
 fn the_usual_tools_do_what_they_do_bare() {
-    shell(
-        "seq 1 5000 > a.managed; cp a.managed b.managed; cmp a.managed b.managed; dd if=a.managed of=c.managed bs=7 \
-         status=none; dd if=a.managed of=c.managed bs=100 seek=2 skip=5 count=3 conv=notrunc status=none; \
-         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; \
-         cmp a.managed d.managed; head -c 10000 a.managed | tee e.managed f.managed | md5sum; \
-         truncate -s 100 e.managed; truncate -s +5K f.managed; \
-         sed -i s/1/x/ b.managed; awk '{ s += $1 } END { print s }' a.managed > g.managed; cat g.managed; \
-         tar --mtime=@0 --owner=0 --group=0 -cf h.managed a.managed b.managed; tar -xOf h.managed b.managed | md5sum; \
-         gzip -nc a.managed > i.managed; gunzip -c < i.managed | cmp - a.managed; stat -c '%s %F' a.managed e.managed; \
-         split -n 3 a.managed j; mv e.managed k.managed; ln k.managed l.managed; rm k.managed; wc -c *.managed; \
-         install -m 600 a.managed m.managed; touch -d @1000 m.managed; stat -c '%Y %a' m.managed; grep -c 9 a.managed; \
-         tail -n 2 a.managed; cp --preserve=timestamps m.managed n.managed; stat -c %Y n.managed",
-    );
+    shell(&format!("BLOCK=7\n{USUAL_TOOLS}"));
 }
 
 #[test]
 fn a_glob_for_everything_chooses_files_only() {
     let dir = tempfile::tempdir().unwrap();
-    let mut untorn = Command::new(UNTORN);
-    untorn.current_dir(dir.path()).args(["run", "--stats", "--match", "/**", "--layer"]).arg(layer()).arg("--");
+    let mut untorn = run_in(dir.path(), layer(), &["--stats", "--match", "/**"]);
     let script = "read word rest < /proc/version; echo $word; echo null > /dev/null; echo text > f; cat f";
     let output = succeed(untorn.args(["sh", "-ec", script]));
     assert_eq!(text(&output.stdout), "Linux\ntext\n");
@@ -85,16 +58,7 @@ fn a_glob_for_everything_chooses_files_only() {
 
 #[test]
 fn git_does_what_it_does_bare() {
-    shell(
-        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null \
-         GIT_CONFIG_SYSTEM=/dev/null; git -c init.defaultBranch=main init -q repository; cd repository; \
-         git config user.email a@b; git config user.name n; git config core.fsync all; \
-         for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
-         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; \
-         git status --short; \
-         git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum; \
-         test -z \"$(find . -name .untorn)\"",
-    );
+    shell(GIT);
 }
 
 #[test]
@@ -157,9 +121,7 @@ fn writes_are_kept_however_a_program_exits_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     for (end, expected) in [("quick_exit", "first"), ("exit_group", "first"), ("daemon", "first second")] {
-        let at = tempfile::tempdir().unwrap();
-        succeed(&mut under(at.path(), layer(), &[program.as_os_str(), end.as_ref()]));
-        assert_eq!(files(at.path()), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end}");
+        assert_left(ended(&[program.as_os_str(), end.as_ref()], 0).path(), &[("f.managed", expected)]);
     }
 }
 
@@ -167,10 +129,7 @@ fn writes_are_kept_however_a_program_exits_by_itself() {
 fn sync_by_a_program_without_managed_files_commits_all() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
-    let at = tempfile::tempdir().unwrap();
-    let output = under(at.path(), layer(), &[program.as_os_str(), "synced".as_ref()]).output().unwrap();
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()));
-    assert_eq!(files(at.path()), [("f.managed".to_owned(), b"first".to_vec())]);
+    assert_left(ended(&[program.as_os_str(), "synced".as_ref()], 137).path(), &[("f.managed", "first")]);
 }
 
 /// Which it does by a filter of the program's own (seccomp), so nothing stands between it and the kernel that could
@@ -183,13 +142,12 @@ fn syncs_of_what_is_not_managed_come_to_the_kernel() {
     let boost = ["--mode", "boost", "--log-size", "4M", "--log", log.to_str().unwrap()];
     for (options, demoted) in [(&["--mode", "atomic"][..], 0), (&boost, 1)] {
         let at = tempfile::tempdir().unwrap();
-        let mut untorn = Command::new(UNTORN);
-        untorn.current_dir(at.path()).arg("run").args(options).args(["--match", "*.managed", "--layer"]);
+        let mut untorn = run_in(at.path(), layer(), &[options, &["--match", "*.managed"]].concat());
         if !untorn::doctor(dir.path()).unwrap().durable {
             // Where files for tests are in memory, so is the log.
             untorn.env("UNTORN_ASSUME_PMEM", "1");
         }
-        let said = text(&succeed(untorn.arg(layer()).arg("--").arg(&program)).stdout);
+        let said = text(&succeed(untorn.arg(&program)).stdout);
         let expected = format!(
             "fsync(managed): 0\nfdatasync(managed): 0\nfsync(plain): 1\nfdatasync(plain): 1\nfsync(directory): 1\n\
              syncfs(plain): 1\nsyncfs(directory): 1\nsync(): 1\nfsync(demoted): {demoted}\n\
@@ -248,13 +206,7 @@ fn a_kill_returns_a_renamed_file_to_its_last_sync() {
     for (end, expected) in
         [("renamed", &[("g.managed", "first")][..]), ("removed", &[]), ("replaced", &[("f.managed", "new")])]
     {
-        let at = tempfile::tempdir().unwrap();
-        let output = under(at.path(), layer(), &[program.as_os_str(), end.as_ref()]).output().unwrap();
-        assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()), "{end}");
-        let expected: Vec<_> =
-            expected.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.as_bytes().to_vec())).collect();
-        assert_eq!(files(at.path()), expected, "{end}");
-        assert_eq!(fs::read_dir(at.path()).unwrap().count(), expected.len(), "a sidecar was left behind: {end}");
+        assert_left(ended(&[program.as_os_str(), end.as_ref()], 137).path(), expected);
     }
 }
 
@@ -289,10 +241,9 @@ fn a_file_its_owner_cannot_reopen_is_served_to_its_holders() {
     for (end, code, expected) in [("quick_exit", 0, "first"), ("killed", 137, "first"), ("daemon", 0, "first second")] {
         let output = ordinary(end);
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{end}");
-        assert_eq!(files(&at), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end}");
+        assert_left(&at, &[("f.managed", expected)]);
         let mode = fs::metadata(at.join("f.managed")).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o444, "{end}");
-        assert_eq!(fs::read_dir(&at).unwrap().count(), 1, "a sidecar was left behind: {end}");
         fs::remove_file(at.join("f.managed")).unwrap();
     }
 }
@@ -332,49 +283,11 @@ fn o_atomic_chooses_a_file_without_a_glob() {
     let program = compile("epochs.c", dir.path(), &[]);
     for (flag, expected) in [("o-atomic", "first second"), ("kill", "first second third")] {
         let at = tempfile::tempdir().unwrap();
-        let mut untorn = Command::new(UNTORN);
-        untorn.current_dir(at.path()).args(["run", "--layer"]).arg(layer()).arg("--").arg(&program).arg(flag);
-        assert_eq!(untorn.output().unwrap().status.code(), Some(137));
+        let mut untorn = run_in(at.path(), layer(), &[]);
+        assert_eq!(untorn.arg(&program).arg(flag).output().unwrap().status.code(), Some(137));
         assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), expected);
     }
 }
-
-/// The Python program that writes and the one that judges.
-fn python(dir: &TempDir, name: &str, program: &str) -> PathBuf {
-    let path = dir.path().join(name);
-    fs::write(&path, program).unwrap();
-    path
-}
-
-const WRITER: &str = "
-import sqlite3, sys
-connection = sqlite3.connect('app.managed', isolation_level=None)
-connection.execute('pragma journal_mode=' + sys.argv[1])
-connection.execute('pragma synchronous=full')
-connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
-batch = connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0]
-while True:
-    batch += 1
-    connection.execute('begin immediate')
-    for item in range(20):
-        connection.execute('insert into t values(?, ?, ?)', (batch, item, bytes([batch % 256]) * 900))
-    connection.execute('delete from t where batch < ?', (batch - 30,))
-    connection.execute('commit')
-    print(batch, flush=True)
-";
-
-const JUDGE: &str = "
-import sqlite3, sys
-connection = sqlite3.connect('app.managed')
-assert connection.execute('pragma integrity_check').fetchone()[0] == 'ok'
-try:
-    last = connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0]
-    for batch, count in connection.execute('select batch, count(*) from t group by batch'):
-        assert count == 20, (batch, count)
-except sqlite3.OperationalError:
-    last = 0
-print(last)
-";
 
 /// Kills a program that commits transactions, at instants that no one chose, and judges the file with a program that
 /// is not under untorn. Without a journal nothing but untorn makes a transaction whole.
@@ -382,36 +295,27 @@ print(last)
 fn sqlite_without_a_journal_survives_its_kills() {
     untorn_testing::needs!("python3");
     let dir = tempfile::tempdir().unwrap();
-    let (writer, judge) = (python(&dir, "writer.py", WRITER), python(&dir, "judge.py", JUDGE));
     let kills = std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse::<u64>().ok()).unwrap_or(12);
     for (number, journal) in (0..kills).map(|number| (number, if number % 3 == 2 { "delete" } else { "off" })) {
-        let program = ["sh", "-c", "echo $$ >&2; exec python3 \"$0\" \"$1\""].map(OsStr::new);
-        let mut child = under(dir.path(), layer(), &[&program[..], &[writer.as_os_str(), journal.as_ref()]].concat())
+        let mut victim = Victim::start(&[TRANSACTIONS, "app.managed", journal, "normal"], |program| {
+            let mut command = under(dir.path(), layer(), program);
             // One that is killed leaves its socket behind.
-            .env("TMPDIR", dir.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let victim = BufReader::new(child.stderr.take().unwrap()).lines().next().unwrap().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+            command.env("TMPDIR", dir.path());
+            command
+        });
         // After so many transactions, and somewhere within the next ones.
-        let before = said.nth((number * 7919 % 23) as usize);
-        assert!(before.is_some(), "the writer ended by itself");
+        victim.await_lines((number * 7919 % 23) as usize + 1);
         thread::sleep(Duration::from_micros(number * 7919 % 97 * 100));
         // Now and then the one that serves is killed instead: the program finds every call failing, and ends.
         let serves = number % 4 == 1;
-        let whom = if serves { child.id().to_string() } else { victim };
-        // The shell's own: the program of that name is in a package that a small system lacks.
-        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &whom]));
-        let acknowledged = said.last().or(before).and_then(|line| line.parse::<u64>().ok()).unwrap();
-        assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
+        let whom = if serves { victim.server() } else { victim.process.clone() };
+        let (acknowledged, ended) = victim.killed(&[&whom]);
+        assert_eq!(ended.code(), if serves { None } else { Some(137) });
         if serves {
             // The kill left the sidecar behind. The next run would recover the file; here a settle makes it plain.
             succeed(Command::new(UNTORN).args(["settle", "app.managed"]).current_dir(dir.path()));
         }
-        let found = succeed(Command::new("python3").arg(&judge).current_dir(dir.path()));
-        let found: u64 = text(&found.stdout).trim().parse().unwrap();
+        let found = last_transaction(dir.path(), "app.managed");
         assert!(found >= acknowledged, "transaction {acknowledged} was acknowledged, and {found} is the last there is");
         assert!(found <= acknowledged + 1, "transaction {found} was never begun");
     }
@@ -420,7 +324,5 @@ fn sqlite_without_a_journal_survives_its_kills() {
 #[test]
 fn python_reads_and_writes_as_it_does_bare() {
     untorn_testing::needs!("python3");
-    let dir = tempfile::tempdir().unwrap();
-    let program = python(&dir, "io.py", include_str!("../programs/io.py"));
-    same_as_bare(&["python3".as_ref(), program.as_os_str()]);
+    same_as_bare(&["python3".as_ref(), program("io.py").as_os_str()]);
 }

@@ -1,12 +1,13 @@
 //! `untorn run --mode boost`: what a user meets. What programs do under it is in the tests of `untorn-run`.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
+use untorn_testing::programs::{JUDGE, TRANSACTIONS, Victim, last_transaction};
 
 use crate::common::boosted::Place;
 use crate::common::layered::layer;
@@ -280,35 +281,6 @@ fn a_run_is_refused_while_a_logged_file_is_missing() {
     assert_eq!(fs::read(&path).unwrap(), b"left behind");
 }
 
-/// Commits transactions, and says of each that it is done.
-const TRANSACTIONS: &str = "
-import sqlite3, sys
-connection = sqlite3.connect('app.db', isolation_level=None)
-connection.execute('pragma journal_mode=' + sys.argv[1])
-connection.execute('pragma synchronous=full')
-connection.execute('pragma locking_mode=exclusive')
-connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
-for batch in range(1, 1000000):
-    connection.execute('begin immediate')
-    for item in range(20):
-        connection.execute('insert into t values(?, ?, ?)', (batch, item, bytes([batch % 256]) * 900))
-    connection.execute('delete from t where batch < ?', (batch - 30,))
-    connection.execute('commit')
-    print(batch, flush=True)
-";
-
-/// What a reader finds.
-const JUDGE: &str = "
-import sqlite3
-connection = sqlite3.connect('app.db')
-assert connection.execute('pragma integrity_check').fetchone()[0] == 'ok'
-last = connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0]
-found = connection.execute('select batch, item, filling from t order by batch, item').fetchall()
-model = [(b, i, bytes([b % 256]) * 900) for b in range(max(1, last - 30), last + 1) for i in range(20)]
-assert found == model
-print(last)
-";
-
 /// The tool and its program are killed; `untorn replay`, or the next run with the log, brings to the files what they
 /// lack.
 #[test]
@@ -317,37 +289,22 @@ fn sqlite_that_was_killed_is_what_it_said_after_a_replay() {
     for (journal, durability, by_run) in [("delete", "fsync", false), ("wal", "write", true), ("wal", "fsync", false)] {
         let place = Place::new();
         let options = ["--match", "app.db*", "--durability", durability];
-        let script = "echo $$; exec python3 -c \"$0\" \"$1\"";
-        let mut child = place
-            .under(&options, &["sh", "-c", script, TRANSACTIONS, journal])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let process = said.next().unwrap();
-        let before = said.nth(40).expect("the program ended by itself");
-        let kill = "kill -9 \"$0\"; kill -9 \"$1\" || true";
-        let tool = child.id().to_string();
-        assert!(
-            Command::new("sh").args(["-c", kill, &tool, &process]).stderr(Stdio::null()).status().unwrap().success()
-        );
-        let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
-        child.wait().unwrap();
-        // Both are gone when the last of them has closed this.
-        child.stderr.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+        let mut victim = Victim::start(&[TRANSACTIONS, "app.db", journal, "exclusive"], |program| {
+            let program: Vec<_> = program.iter().map(|word| word.to_str().unwrap()).collect();
+            place.under(&options, &program)
+        });
+        victim.await_lines(41);
+        let (tool, process) = (victim.server(), victim.process.clone());
+        let (acknowledged, _) = victim.killed(&[&tool, &process]);
         let found = if by_run {
-            place.run(&options, &["python3", "-c", JUDGE]).expect(0).text()
+            place.run(&options, &["python3", "-c", JUDGE, "app.db"]).expect(0).text().trim().parse().unwrap()
         } else {
             let log = place.log();
             let done = untorn(&["replay", log.to_str().unwrap(), "--json"]).expect(0).json();
             assert_eq!(done["logs"][0]["complete"], true, "{done}");
             assert!(untorn(&["replay", log.to_str().unwrap()]).expect(0).text().contains("nothing to replay"));
-            let judge = Command::new("python3").args(["-c", JUDGE]).current_dir(place.files.path()).output().unwrap();
-            assert!(judge.status.success(), "{}", String::from_utf8_lossy(&judge.stderr));
-            String::from_utf8(judge.stdout).unwrap()
+            last_transaction(place.files.path(), "app.db")
         };
-        let found: u64 = found.trim().parse().unwrap();
         assert!(found == acknowledged || found == acknowledged + 1, "{journal}: {found}, and {acknowledged} was said");
     }
 }

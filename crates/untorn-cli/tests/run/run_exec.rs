@@ -3,10 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 
-use crate::common::UNTORN;
-use crate::common::layered::{compile, files, layer, same_as_bare, succeed, text, under};
+use crate::common::layered::{assert_left, compile, ended, layer, run_in, shell, succeed, text, under};
 
 /// The start of another program closes the last descriptor: of one that loads the layer, and of one that does not and
 /// ends silently.
@@ -21,11 +19,8 @@ fn writes_are_kept_when_exec_replaces_the_program() {
         ("child", &fixed, 0, "first second third"),
         ("child", Path::new("/bin/true"), 0, "first second third"),
     ] {
-        let at = tempfile::tempdir().unwrap();
-        let words = [program.as_os_str(), end.as_ref(), other.as_os_str()];
-        let output = under(at.path(), layer(), &words).output().unwrap();
-        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{end} {other:?}");
-        assert_eq!(files(at.path()), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end} {other:?}");
+        let at = ended(&[program.as_os_str(), end.as_ref(), other.as_os_str()], code);
+        assert_left(at.path(), &[("f.managed", expected)]);
     }
 }
 
@@ -38,11 +33,8 @@ fn writes_of_a_program_killed_after_a_failed_exec_are_lost() {
     fs::write(&broken, [0; 64]).unwrap();
     fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
     for other in [&broken, &dir.path().join("none")] {
-        let at = tempfile::tempdir().unwrap();
-        let words = [program.as_os_str(), "another".as_ref(), other.as_os_str()];
-        let output = under(at.path(), layer(), &words).output().unwrap();
-        assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()), "{other:?}");
-        assert_eq!(files(at.path()), [("f.managed".to_owned(), Vec::new())], "{other:?}");
+        let at = ended(&[program.as_os_str(), "another".as_ref(), other.as_os_str()], 137);
+        assert_left(at.path(), &[("f.managed", "")]);
     }
 }
 
@@ -50,16 +42,14 @@ fn writes_of_a_program_killed_after_a_failed_exec_are_lost() {
 fn writes_survive_an_exec_of_a_program_unaware_of_the_file() {
     let script = "exec 5> a.managed; (echo one >&5; exec sh -c : 5>&-); echo two >&5; exec 5>&-; cat a.managed; \
                   (echo three; exec true) > b.managed; cat b.managed";
-    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
+    shell(script);
 }
 
 #[test]
 fn shared_memory_is_never_managed_whatever_the_globs() {
     let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let program = compile("memory.c", dir.path(), &[]);
-    let mut untorn = Command::new(UNTORN);
-    untorn.current_dir(at.path()).args(["run", "--stats", "--match", "/**", "--match", "*", "--layer"]);
-    let output = succeed(untorn.arg(layer()).arg("--").arg(&program));
+    let output = succeed(run_in(at.path(), layer(), &["--stats", "--match", "/**", "--match", "*"]).arg(&program));
     assert_eq!(text(&output.stdout), "Child\n");
     assert!(!text(&output.stderr).contains("memfd"), "{}", text(&output.stderr));
 }
@@ -75,9 +65,8 @@ fn a_managed_descriptor_is_not_handed_to_a_program_out_of_reach() {
     // In every way that there is.
     let program = compile("hands.c", dir.path(), &[]);
     let taker = compile("taker.c", dir.path(), &["-static"]);
-    let mut untorn = Command::new(UNTORN);
-    untorn.current_dir(at.path()).args(["run", "--stats", "--match", "*.managed", "--layer"]).arg(layer());
-    let output = succeed(untorn.arg("--").arg(&program).arg(&taker));
+    let mut untorn = run_in(at.path(), layer(), &["--stats", "--match", "*.managed"]);
+    let output = succeed(untorn.arg(&program).arg(&taker));
     let said = text(&output.stdout);
     assert_eq!(said.lines().count(), 13, "{said}");
     assert!(said.lines().all(|line| line.ends_with(": ENOTSUP")), "{said}");

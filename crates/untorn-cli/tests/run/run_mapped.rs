@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::common::UNTORN;
-use crate::common::layered::{compile, files, layer, same_as_bare, succeed, text, under};
+use crate::common::layered::{compile, ended, files, layer, run_in, same_as_bare, succeed, text, under};
 
 const PAGE: usize = 4096;
 const PLACES: usize = 64;
@@ -144,9 +144,7 @@ fn stores_are_kept_only_by_a_sync_or_the_programs_own_end() {
         ("exec", 0, ["third", "third"]),
         ("unmap", 137, ["third", "third"]),
     ] {
-        let at = tempfile::tempdir().unwrap();
-        let output = under(at.path(), layer(), &[program.as_os_str(), end.as_ref()]).output().unwrap();
-        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{end}");
+        let at = ended(&[program.as_os_str(), end.as_ref()], code);
         let bytes = fs::read(at.path().join("f.managed")).unwrap();
         let word = |page: usize| text(bytes[page * PAGE..].split(|byte| *byte == 0).next().unwrap());
         assert_eq!([word(0), word(5)], expected, "{end}");
@@ -251,9 +249,8 @@ with mmap.mmap(fd, 0) as both, mmap.mmap(fd, 4096, prot=mmap.PROT_READ):
         print(error.errno)
 ";
     let dir = tempfile::tempdir().unwrap();
-    let mut run = Command::new(UNTORN);
-    run.current_dir(dir.path()).args(["run", "--json", "--match", "*.managed", "--layer"]).arg(layer());
-    let output = succeed(run.args(["--", "python3", "-c", script]));
+    let mut run = run_in(dir.path(), layer(), &["--json", "--match", "*.managed"]);
+    let output = succeed(run.args(["python3", "-c", script]));
     let said = text(&output.stdout);
     let (said, json) = said.trim_end().rsplit_once('\n').unwrap();
     assert_eq!(said, "95");

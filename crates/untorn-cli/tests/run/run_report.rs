@@ -4,11 +4,11 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::common::layered::{compile, layer, succeed, text, under};
+use crate::common::layered::{compile, layer, run_in, succeed, text, under};
 use crate::common::{Run, UNTORN};
 
 #[test]
@@ -16,14 +16,7 @@ fn the_report_says_what_was_served_and_what_was_refused() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("refused.c", dir.path(), &[]);
     let at = tempfile::tempdir().unwrap();
-    let output = succeed(
-        Command::new(UNTORN)
-            .current_dir(at.path())
-            .args(["run", "--json", "--match", "*.managed", "--layer"])
-            .arg(layer())
-            .arg("--")
-            .arg(&program),
-    );
+    let output = succeed(run_in(at.path(), layer(), &["--json", "--match", "*.managed"]).arg(&program));
     let out = text(&output.stdout);
     let (said, json) = out.trim_end().rsplit_once('\n').unwrap();
     assert_eq!(said.lines().filter(|line| line.ends_with("ENOTSUP")).count(), said.lines().count(), "{said}");
@@ -64,9 +57,8 @@ how = (ctypes.c_uint64 * 3)(2, 0, 8)
 assert c.syscall(437, -100, b'f.managed', how, ctypes.c_long(24)) == -1 and ctypes.get_errno() == errno.ENOSYS
 ";
     let at = tempfile::tempdir().unwrap();
-    let mut untorn = Command::new(UNTORN);
-    untorn.current_dir(at.path()).args(["run", "--stats", "--match", "*.managed", "--layer"]).arg(layer());
-    let said = text(&succeed(untorn.args(["--", "python3", "-c", program])).stderr);
+    let mut untorn = run_in(at.path(), layer(), &["--stats", "--match", "*.managed"]);
+    let said = text(&succeed(untorn.args(["python3", "-c", program])).stderr);
     assert!(said.contains("refused 1 times: io_setup") && said.contains("refused 2 times: io_uring_setup"), "{said}");
     assert!(said.contains("refused 1 times: openat2"), "{said}");
 }
@@ -112,9 +104,8 @@ fn a_file_in_use_elsewhere_is_busy() {
     let held = untorn::AtomicFile::create(&path, 4096).unwrap();
     held.write_at(b"theirs", 0).unwrap();
     let cat = |what: &str| {
-        let mut untorn = Command::new(UNTORN);
-        untorn.current_dir(dir.path()).args(["run", "--stats", "--match", "*.managed", "--layer"]).arg(layer());
-        let output = untorn.args(["--", "cat", "f.managed"]).output().unwrap();
+        let mut untorn = run_in(dir.path(), layer(), &["--stats", "--match", "*.managed"]);
+        let output = untorn.args(["cat", "f.managed"]).output().unwrap();
         let said = text(&output.stderr);
         assert!(
             !output.status.success() && said.matches(what).count() == 2 && said.contains("refused 1 times"),
@@ -133,17 +124,20 @@ fn a_file_in_use_elsewhere_is_busy() {
     assert_eq!(text(&output.stdout), "theirs");
 }
 
+/// A program that writes a file and ends with a code, whose report goes to `out`.
+fn reporting(dir: &Path, code: i32, out: Stdio) -> Output {
+    let mut command = run_in(dir, untorn_testing::built_oracle(), &["--json", "--match", "*.managed"]);
+    let script = format!("echo bytes > f.managed; exit {code}");
+    command.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(out).output().unwrap()
+}
+
 /// The program has run, and how it ended and what became of its files is not to be lost with the report.
 #[test]
 fn a_failed_report_hides_neither_the_exit_code_nor_the_counts() {
-    let layer = untorn_testing::built_oracle();
     for (code, expected) in [(0, 74), (3, 3)] {
         let dir = tempfile::tempdir().unwrap();
-        let script = format!("echo bytes > f.managed; exit {code}");
-        let mut command = Command::new(UNTORN);
-        command.current_dir(dir.path()).args(["run", "--json", "--match", "*.managed", "--layer"]).arg(layer);
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
-        let output = command.args(["--", "sh", "-c", &script]).stdin(Stdio::null()).stdout(full).output().unwrap();
+        let output = reporting(dir.path(), code, full.into());
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(expected), "{said}");
         assert!(said.contains("cannot write to standard output"), "{said}");
@@ -154,15 +148,11 @@ fn a_failed_report_hides_neither_the_exit_code_nor_the_counts() {
 
 #[test]
 fn a_report_that_nobody_reads_is_not_dropped_in_silence() {
-    let layer = untorn_testing::built_oracle();
     for code in [0, 3] {
         let dir = tempfile::tempdir().unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let mut command = Command::new(UNTORN);
-        command.current_dir(dir.path()).args(["run", "--json", "--match", "*.managed", "--layer"]).arg(layer);
-        let script = format!("echo bytes > f.managed; exit {code}");
-        let output = command.args(["--", "sh", "-c", &script]).stdin(Stdio::null()).stdout(writer).output().unwrap();
+        let output = reporting(dir.path(), code, writer.into());
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(

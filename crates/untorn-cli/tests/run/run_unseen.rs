@@ -5,11 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::layered::{compile, files, layer, same_as_bare, succeed, text, under};
-
-fn shell(script: &str) {
-    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
-}
+use crate::common::layered::{compile, files, layer, same_as_bare, shell, succeed, text, under};
 
 #[test]
 fn listings_and_directory_removal_do_what_they_do_bare() {

@@ -4,15 +4,14 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
 
-use crate::common::{BEGIN, Place, Talk, built, compile, program, replayed, same_as_bare, shell, succeed, text};
+use crate::common::{BEGIN, Place, Talk, built, program, replayed, same_as_bare, shell, succeed, text};
 use untorn::testing::storage::give_lease_back;
+use untorn_testing::programs::{GIT, REDIRECTIONS, USUAL_TOOLS, each_call};
 
 #[test]
 fn every_call_does_what_it_does_bare() {
     let dir = tempfile::tempdir().unwrap();
-    for options in [["-O0", "-DPLAIN"], ["-O2", "-D_FORTIFY_SOURCE=2"], ["-O1", "-D_FILE_OFFSET_BITS=64"]] {
-        same_as_bare(&[compile("calls.c", dir.path(), &options).as_os_str()]);
-    }
+    each_call(dir.path(), |program| drop(same_as_bare(program)));
 }
 
 #[test]
@@ -23,44 +22,17 @@ fn python_reads_and_writes_as_it_does_bare() {
 
 #[test]
 fn redirections_and_pipelines_do_what_they_do_bare() {
-    shell(
-        "echo one > a.managed; echo two >> a.managed; cat a.managed; (echo sub; ls -d .) > b.managed; cat b.managed \
-         { seq 1 1000; echo last; } > c.managed; wc -c < c.managed; sort -rn c.managed | head -n 2; \
-         for i in 1 2 3; do echo $i; done > d.managed; cat d.managed a.managed > e.managed; \
-         while read line; do echo \"<$line>\"; done < e.managed; : > f.managed; exec 5> g.managed; echo five >&5; \
-         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; \
-         printf 'no newline' > h.managed",
-    );
+    shell(REDIRECTIONS);
 }
 
 #[test]
 fn the_usual_tools_do_what_they_do_bare() {
-    shell(
-        "seq 1 5000 > a.managed; cp a.managed b.managed; cmp a.managed b.managed; dd if=a.managed of=c.managed bs=700 \
-         status=none; dd if=a.managed of=c.managed bs=100 seek=2 skip=5 count=3 conv=notrunc status=none; \
-         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; \
-         cmp a.managed d.managed; head -c 10000 a.managed | tee e.managed f.managed | md5sum; \
-         truncate -s 100 e.managed; truncate -s +5K f.managed; \
-         sed -i s/1/x/ b.managed; awk '{ s += $1 } END { print s }' a.managed > g.managed; cat g.managed; \
-         tar --mtime=@0 --owner=0 --group=0 -cf h.managed a.managed b.managed; tar -xOf h.managed b.managed | md5sum; \
-         gzip -nc a.managed > i.managed; gunzip -c < i.managed | cmp - a.managed; stat -c '%s %F' a.managed e.managed; \
-         split -n 3 a.managed j; mv e.managed k.managed; ln k.managed l.managed; rm k.managed; wc -c *.managed; \
-         install -m 600 a.managed m.managed; touch -d @1000 m.managed; stat -c '%Y %a' m.managed; grep -c 9 a.managed; \
-         tail -n 2 a.managed; cp --preserve=timestamps m.managed n.managed; stat -c %Y n.managed",
-    );
+    shell(&format!("BLOCK=700\n{USUAL_TOOLS}"));
 }
 
 #[test]
 fn git_does_what_it_does_bare() {
-    shell(
-        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null \
-         GIT_CONFIG_SYSTEM=/dev/null; git -c init.defaultBranch=main init -q repository; cd repository; \
-         git config user.email a@b; git config user.name n; git config core.fsync all; \
-         for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
-         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; \
-         git status --short; \
-         git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum",
-    );
+    shell(GIT);
 }
 
 #[test]
@@ -68,13 +40,13 @@ fn a_second_open_sees_all_writes_and_makes_the_file_plain() {
     untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "print('written'); sys.stdin.readline(); os.write(fd, b' second'); print('more'); sys.stdin.readline()";
-    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let mut talk = Talk::begin(&place, more);
     talk.hear("written");
     // Not under untorn: the kernel makes it wait.
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    assert_eq!(place.read("f.managed"), "first");
     talk.say();
     talk.hear("more");
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first second");
+    assert_eq!(place.read("f.managed"), "first second");
     talk.end();
     let report = place.report();
     assert_eq!(report["files"][0]["writes"], 1, "{report}");
@@ -143,9 +115,8 @@ fn unserved_calls_find_a_plain_file() {
         let place = Place::new();
         let program =
             format!("{BEGIN}{then}\nos.fsync(fd)\nassert os.pread(fd, 100, 0) == b'first', os.pread(fd, 100, 0)");
-        let python = ["python3".as_ref(), "-c".as_ref(), program.as_ref()];
-        succeed(&mut place.under(&built().layer, &python));
-        assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first", "after {why}");
+        place.run(&program);
+        assert_eq!(place.read("f.managed"), "first", "after {why}");
         assert!(place.demoted().iter().any(|found| found == why), "{why}: {:?}", place.demoted());
     }
 }
@@ -183,7 +154,7 @@ for round in range(3):
     os.lseek(fd, 0, os.SEEK_END)
     assert os.write(fd, b'.') == 1 and os.stat('f.managed').st_mtime > 5
 ";
-    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), format!("{BEGIN}{more}").as_ref()]));
+    place.run(&format!("{BEGIN}{more}"));
     assert_eq!(place.demoted(), [""; 0]);
     assert_eq!(place.report()["files"][0]["writes"], 4, "{}", place.report());
 }
@@ -213,8 +184,8 @@ fn a_process_with_asynchronous_io_has_plain_files() {
         let place = Place::new();
         let later = "other = os.open('later.managed', os.O_RDWR | os.O_CREAT)\nassert os.write(other, b'later') == 5";
         let program = format!("{BEGIN}import ctypes, errno; c = ctypes.CDLL(None, use_errno=True)\n{call}\n{later}");
-        succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
-        assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first", "after {why}");
+        place.run(&program);
+        assert_eq!(place.read("f.managed"), "first", "after {why}");
         assert_eq!(place.demoted(), [why]);
         let report = place.report();
         assert_eq!(report["files"].as_array().unwrap().len(), 1, "{report}");
@@ -241,9 +212,8 @@ assert os.pread(other, 100, 0) == b'first child parent'
 os.ftruncate(other, 11)
 assert os.fstat(other).st_size == 11 and os.stat('f.managed').st_size == 11
 ";
-    let program = format!("{BEGIN}{then}");
-    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first child");
+    place.run(&format!("{BEGIN}{then}"));
+    assert_eq!(place.read("f.managed"), "first child");
     assert_eq!(place.report()["files"][0]["writes"], 3);
     assert_eq!(place.demoted(), [""; 0]);
 }
@@ -276,9 +246,9 @@ os.write(fd, b' after')
 os.fsync(fd)
 print(int(append_only), os.geteuid())
 ";
-    let said = succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
-    assert_eq!(text(&fs::read(place.file("a.managed")).unwrap()), "line");
-    assert_eq!(text(&fs::read(place.file("m.managed")).unwrap()), "before after");
+    let said = place.run(program);
+    assert_eq!(place.read("a.managed"), "line");
+    assert_eq!(place.read("m.managed"), "before after");
     let demoted = place.demoted();
     let is_because = |what: &str| demoted.iter().any(|why| why.contains(what));
     let said = text(&said.stdout);
@@ -321,7 +291,7 @@ fd = os.open('f.managed', os.O_RDWR | os.O_APPEND)
 assert os.lseek(fd, 0, os.SEEK_CUR) == 0 and os.write(fd, b'last') == 4
 assert os.fstat(fd).st_size == os.lseek(fd, 0, os.SEEK_CUR) and os.pread(fd, 9, os.fstat(fd).st_size - 4) == b'last'
 ";
-    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    place.run(program);
     // All of them: it was never the kernel's.
     assert_eq!(place.report()["files"][0]["writes"], 204, "{}", place.report());
 }
@@ -354,8 +324,8 @@ assert os.pread(call(32 if platform.machine() == 'x86_64' else 23, fd), 9, 0) ==
 "
     );
     let place = Place::new();
-    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
-    assert_eq!(text(&fs::read(place.file("d.managed")).unwrap()), "later");
+    place.run(&program);
+    assert_eq!(place.read("d.managed"), "later");
 }
 
 #[test]
@@ -373,7 +343,7 @@ for n, fd in enumerate(all):
     assert os.pread(fd, 9, 0) == (b'%d' % n).ljust(2 if n % 2 == 0 else 0, bytes(1)), n
 ";
     let place = Place::new();
-    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    place.run(program);
     assert_eq!(text(&fs::read(place.file("99.managed")).unwrap()), "99");
     assert_eq!(place.demoted(), ["write: the log has reached its maximum number of files"; 36]);
 }
@@ -399,11 +369,11 @@ assert os.fstat(fd).st_size == 5 and os.pread(copy, 100, 0) == b'first'
 assert os.write(fd, b' second') == 7 and os.pread(copy, 100, 0) == b'first second'
 ";
     let place = Place::new();
-    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let mut talk = Talk::begin(&place, more);
     let descriptor = descriptor_of(&mut talk);
     give_lease_back(descriptor.as_fd()).unwrap();
     talk.end();
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first second");
+    assert_eq!(place.read("f.managed"), "first second");
 }
 
 #[test]
@@ -421,7 +391,7 @@ for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), l
         print(error.errno)
 ";
     let place = Place::new();
-    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let mut talk = Talk::begin(&place, more);
     let descriptor = descriptor_of(&mut talk);
     talk.child.kill().unwrap();
     talk.child.wait().unwrap();
@@ -432,7 +402,7 @@ for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), l
     }
     assert!(talk.from.next().is_none());
     assert!(replayed(&place).is_complete());
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    assert_eq!(place.read("f.managed"), "first");
 }
 
 #[test]
@@ -447,7 +417,7 @@ fn lease_breaks_reach_a_launcher_with_blocked_signals() {
     command.args(["-c", blocked]).arg(under.get_program()).args(under.get_args()).current_dir(place.files.path());
     let mut talk = Talk::by(command);
     talk.hear("written");
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    assert_eq!(place.read("f.managed"), "first");
     talk.end();
     // Otherwise the kernel took the lease, when it was tired of waiting.
     assert_eq!(place.demoted(), ["opened a second time"]);
@@ -518,5 +488,5 @@ assert os.wait()[1] == 0
 fn lengths_are_never_stale_while_a_file_is_let_go() {
     untorn_testing::needs!("python3");
     let place = Place::new();
-    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), LENGTHS.as_ref()]));
+    place.run(LENGTHS);
 }

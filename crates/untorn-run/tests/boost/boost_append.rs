@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 
-use crate::common::{Place, Talk, appending, counts, python, replay_leaves_what_was_there};
+use crate::common::{Place, Talk, appending, counts, each_writer, python, replay_leaves_what_was_there};
 use serde_json::Value;
 
 /// A file that is opened to be appended to.
@@ -66,9 +66,7 @@ for child in range(3):
 print('written')
 sys.stdin.readline()
 ";
-    for place in Place::of_each_kind() {
-        let mut talk = Talk::by(python(&place, &format!("{APPEND}{more}")));
-        talk.hear("written");
+    for (place, talk) in each_writer(format!("{APPEND}{more}")) {
         replay_leaves_what_was_there(&place, talk);
     }
 }

@@ -8,9 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    BEGIN, Place, Talk, appending, built, compile, counts, python, replay_leaves_what_was_there, succeed, text,
+    BEGIN, Place, Talk, appending, built, compile, counts, each_writer, python, replay_leaves_what_was_there, succeed,
+    text,
 };
 use serde_json::Value;
+use untorn_testing::programs::kill;
 
 #[test]
 fn the_program_itself_does_all_writes_but_the_first() {
@@ -63,9 +65,7 @@ sys.stdin.readline()
     let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
     talk.hear("written");
     replay_leaves_what_was_there(&place, talk);
-    for place in Place::of_each_kind() {
-        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
-        talk.hear("written");
+    for (place, talk) in each_writer(format!("{BEGIN}{more}")) {
         talk.end();
         // By way of the server: the first, that of so many pieces, and on a disk the long one.
         let own = if place.on_disk { 3 } else { 4 };
@@ -186,9 +186,7 @@ for process in children:
 print('written')
 sys.stdin.readline()
 ";
-    for place in Place::of_each_kind() {
-        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
-        talk.hear("written");
+    for (place, talk) in each_writer(format!("{BEGIN}{more}")) {
         replay_leaves_what_was_there(&place, talk);
     }
 }
@@ -205,9 +203,7 @@ for number in range(60):
 print('written')
 sys.stdin.readline()
 ";
-    for place in Place::of_each_kind() {
-        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
-        talk.hear("written");
+    for (place, talk) in each_writer(format!("{BEGIN}{more}")) {
         replay_leaves_what_was_there(&place, talk);
     }
 }
@@ -366,10 +362,8 @@ try:
 except OSError as error:
     print('asked')
 ";
-    for place in Place::of_each_kind() {
-        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
-        talk.hear("written");
-        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &talk.child.id().to_string()]));
+    for (_place, mut talk) in each_writer(format!("{BEGIN}{more}")) {
+        kill(&[&talk.child.id().to_string()]);
         talk.child.wait().unwrap();
         talk.say();
         talk.hear("told");
@@ -408,11 +402,11 @@ sys.stdin.readline()
     talk.hear("stopped");
     let mut waits =
         Command::new("cat").arg(place.file("f.managed")).stdout(std::process::Stdio::piped()).spawn().unwrap();
-    assert_eq!(text(&fs::read(place.file("g.managed")).unwrap()), "other");
+    assert_eq!(place.read("g.managed"), "other");
     assert!(waits.try_wait().unwrap().is_none(), "it was shown half a write");
     talk.say();
     talk.hear("done");
     assert!(waits.wait_with_output().unwrap().status.success());
-    assert_eq!(text(&fs::read(place.file("g.managed")).unwrap()), "Other");
+    assert_eq!(place.read("g.managed"), "Other");
     talk.end();
 }

@@ -1,11 +1,11 @@
 //! Unmodified programs with a log in front of their files lose nothing that was acknowledged, whoever is killed.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
+
+use untorn_testing::programs::{TRANSACTIONS, Victim, last_transaction};
 
 use crate::common::{BEGIN, Place, Talk, built, released, replayed, succeed, text};
 
@@ -62,17 +62,13 @@ fn acknowledged_writes_survive_a_kill_and_a_replay() {
     for number in 0..kills() {
         let calls = [1, 7, 40, 90, 150, 230][number % 6];
         let place = Place::new();
-        let script = ["sh", "-c", "echo $$; exec python3 -c \"$0\"", WRITER].map(OsStr::new);
-        let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let victim = said.next().unwrap();
-        let before = said.nth(calls - 1).expect("the writer ended by itself");
+        let mut victim = Victim::start(&[WRITER], |program| place.under(&built().layer, program));
+        victim.await_lines(calls);
         wait_a_little(number);
         let serves = number % 2 == 0;
-        let whom = if serves { child.id().to_string() } else { victim };
-        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &whom]));
-        let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
-        assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
+        let whom = if serves { victim.server() } else { victim.process.clone() };
+        let (acknowledged, ended) = victim.killed(&[&whom]);
+        assert_eq!(ended.code(), if serves { None } else { Some(137) });
         let replay = replayed(&place);
         assert!(replay.is_complete());
         assert!(replayed(&place).is_complete());
@@ -87,35 +83,6 @@ fn acknowledged_writes_survive_a_kill_and_a_replay() {
     }
 }
 
-/// Commits transactions, and says of each that it is done.
-const TRANSACTIONS: &str = "
-import sqlite3, sys
-connection = sqlite3.connect('app.managed', isolation_level=None)
-connection.execute('pragma journal_mode=' + sys.argv[1])
-connection.execute('pragma synchronous=full')
-connection.execute('pragma locking_mode=' + sys.argv[2])
-connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
-batch = 0
-while True:
-    batch += 1
-    connection.execute('begin immediate')
-    for item in range(20):
-        connection.execute('insert into t values(?, ?, ?)', (batch, item, bytes([batch % 256]) * 900))
-    connection.execute('delete from t where batch < ?', (batch - 30,))
-    connection.execute('commit')
-    print(batch, flush=True)
-";
-
-/// What a reader finds.
-const JUDGE: &str = "
-import sqlite3, sys
-connection = sqlite3.connect('app.managed')
-assert connection.execute('pragma integrity_check').fetchone()[0] == 'ok'
-for batch, count in connection.execute('select batch, count(*) from t group by batch'):
-    assert count == 20, (batch, count)
-print(connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0])
-";
-
 #[test]
 fn sqlite_loses_no_transaction_to_a_kill() {
     untorn_testing::needs!("python3");
@@ -125,25 +92,18 @@ fn sqlite_loses_no_transaction_to_a_kill() {
         let place = Place::new();
         // Where it is not exclusive, the journal is opened and closed, or removed, with each transaction.
         let locking = if number % journals.len() < 4 { "exclusive" } else { "normal" };
-        let run = "echo $$; exec python3 -c \"$0\" \"$1\" \"$2\"";
-        let script = ["sh", "-c", run, TRANSACTIONS, journal, locking].map(OsStr::new);
-        let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let process = said.next().unwrap();
-        let before = said.nth(number % 6 * 5 + 3).expect("the program ended by itself");
+        let mut victim = Victim::start(&[TRANSACTIONS, "app.managed", journal, locking], |program| {
+            place.under(&built().layer, program)
+        });
+        victim.await_lines(number % 6 * 5 + 4);
         wait_a_little(number);
         // Now and then the one that serves goes first. A program whose files are all plain by then would not even
         // notice.
-        let launcher = child.id().to_string();
+        let (launcher, process) = (victim.server(), victim.process.clone());
         let both = if number % 2 == 0 { [&launcher, &process] } else { [&process, &launcher] };
-        let [first, second] = both.map(String::as_str);
-        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"; kill -9 \"$1\" || true", first, second]));
-        let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
-        child.wait().unwrap();
+        let (acknowledged, _) = victim.killed(&both.map(String::as_str));
         assert!(replayed(&place).is_complete());
-        let mut judge = Command::new("python3");
-        let found = succeed(judge.args(["-c", JUDGE]).current_dir(place.files.path()));
-        let found: u64 = text(&found.stdout).trim().parse().unwrap();
+        let found = last_transaction(place.files.path(), "app.managed");
         assert!(found == acknowledged || found == acknowledged + 1, "{journal}: {found}, and {acknowledged} was said");
     }
 }

@@ -5,11 +5,7 @@ use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::{BEGIN, Place, Talk, built, replayed, succeed, text};
-
-fn run(place: &Place, program: &str) {
-    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
-}
+use crate::common::{BEGIN, Place, Talk, replayed};
 
 /// Ends the process that serves a program as a crash would, and replays its log.
 fn crash(place: &Place, mut talk: Talk) -> untorn::write_cache::Replay {
@@ -33,7 +29,7 @@ fn outside_writes_to_a_closed_file_outlive_a_replay() {
     untorn_testing::needs!("python3");
     let place = Place::new();
     let more = "os.fsync(fd); os.close(fd); print(os.stat('f.managed').st_size); sys.stdin.readline()";
-    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let mut talk = Talk::begin(&place, more);
     talk.hear("5");
     assert_eq!(fs::metadata(place.file("f.managed")).unwrap().len(), 5, "its bytes are with the kernel");
     let mut file = fs::File::options().read(true).write(true).open(place.file("f.managed")).unwrap();
@@ -41,7 +37,7 @@ fn outside_writes_to_a_closed_file_outlive_a_replay() {
     file.sync_all().unwrap();
     let replay = crash(&place, talk);
     assert_eq!(replay.operations, 0, "the log had something of a file that was somebody else's: {replay:?}");
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "later");
+    assert_eq!(place.read("f.managed"), "later");
 }
 
 #[test]
@@ -52,7 +48,7 @@ fn writes_before_the_last_close_survive_a_crash() {
         Talk::start(&place, &format!("{BEGIN}os.fsync(fd); os.close(fd); print('closed'); sys.stdin.readline()"));
     talk.hear("closed");
     crash(&place, talk);
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    assert_eq!(place.read("f.managed"), "first");
 }
 
 #[test]
@@ -94,8 +90,8 @@ except OSError as error:
 fd = os.open('g.managed', os.O_RDWR)
 assert os.read(fd, 9) == b'last'
 ";
-    run(&place, &format!("{BEGIN}{more}"));
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "last");
+    place.run(&format!("{BEGIN}{more}"));
+    assert_eq!(place.read("f.managed"), "last");
     assert_eq!(place.demoted(), [""; 0]);
     let report = place.report();
     let opens = report["files"].as_array().unwrap().iter().map(|file| file["opens"].as_u64().unwrap()).sum::<u64>();
@@ -132,8 +128,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 while any('LEASE' in line and f':{inode} ' in line for line in open('/proc/locks')):
     time.sleep(0.01)
 ";
-    run(&place, &format!("{BEGIN}{more}"));
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "First");
+    place.run(&format!("{BEGIN}{more}"));
+    assert_eq!(place.read("f.managed"), "First");
     assert_eq!(place.demoted(), [""; 0]);
 }
 
@@ -155,8 +151,8 @@ os.write(w, b'.')
 assert os.waitpid(child, 0)[1] == 0
 assert os.lseek(fd, 0, os.SEEK_CUR) == 3 and os.read(fd, 99) == b'st child'
 ";
-    run(&place, &format!("{BEGIN}{more}"));
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first child");
+    place.run(&format!("{BEGIN}{more}"));
+    assert_eq!(place.read("f.managed"), "first child");
     assert!(place.demoted().contains(&"opened a second time".to_owned()), "{:?}", place.demoted());
 }
 
@@ -186,15 +182,15 @@ sys.stdin.readline()
     let mut talk = Talk::start(&place, &format!("{BEGIN}{REMOVED}{more}"));
     talk.hear("written");
     crash(&place, talk);
-    assert_eq!(text(&fs::read(place.file("j.managed")).unwrap()), "the last");
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    assert_eq!(place.read("j.managed"), "the last");
+    assert_eq!(place.read("f.managed"), "first");
 }
 
 #[test]
 fn removed_files_stay_boosted_and_leave_an_empty_log() {
     untorn_testing::needs!("python3");
     let place = Place::new();
-    run(&place, &format!("{BEGIN}{REMOVED}"));
+    place.run(&format!("{BEGIN}{REMOVED}"));
     assert_eq!(untorn::write_cache::inspect_log(place.log()).unwrap().operations, 0);
     assert!(!place.file("j.managed").exists());
 }
@@ -219,8 +215,8 @@ os.fsync(fd)
 os.ftruncate(fd, 3)
 assert os.pread(fd, 100, 0) == b'fir'
 ";
-    run(&place, &format!("{BEGIN}{more}"));
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "another");
+    place.run(&format!("{BEGIN}{more}"));
+    assert_eq!(place.read("f.managed"), "another");
 }
 
 #[test]
@@ -237,8 +233,8 @@ assert os.pread(fd, 100, 0) == b'first second'
 print('written')
 sys.stdin.readline()
 ";
-    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let mut talk = Talk::begin(&place, more);
     talk.hear("written");
     crash(&place, talk);
-    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first second");
+    assert_eq!(place.read("f.managed"), "first second");
 }

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use untorn_testing::programs::{assert_same_as_bare, kill};
+pub(crate) use untorn_testing::programs::{compile, program, succeed, text};
 
 /// What the tests run: the tool, and the layer, plain and as the test build that reports what slips past it.
 pub(crate) struct Built {
@@ -81,6 +83,18 @@ impl Place {
         command
     }
 
+    /// Runs a Python program under untorn to its end.
+    #[track_caller]
+    pub(crate) fn run(&self, program: &str) -> Output {
+        succeed(&mut self.under(&built().layer, &["python3", "-c", program].map(OsStr::new)))
+    }
+
+    /// The text of a file.
+    #[track_caller]
+    pub(crate) fn read(&self, name: &str) -> String {
+        text(&fs::read(self.file(name)).unwrap())
+    }
+
     pub(crate) fn report(&self) -> Value {
         serde_json::from_slice(&fs::read(self.aside.path().join("report")).unwrap()).unwrap()
     }
@@ -91,18 +105,6 @@ impl Place {
         let all = report["demoted"].as_array().unwrap();
         all.iter().map(|entry| entry[0]["why"].as_str().unwrap().to_owned()).collect()
     }
-}
-
-pub(crate) fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[track_caller]
-pub(crate) fn succeed(command: &mut Command) -> Output {
-    let output = command.output().unwrap();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
-    output
 }
 
 /// Replays the log of a run that was killed. The processes of the run may have it mapped, and each has it for as long
@@ -124,49 +126,13 @@ pub(crate) fn released(place: &Place) {
     }
 }
 
-/// A program of the tool's tests.
-pub(crate) fn program(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../untorn-cli/tests/programs").join(name)
-}
-
-pub(crate) fn compile(name: &str, dir: &Path, options: &[&str]) -> PathBuf {
-    let made = dir.join(name.trim_end_matches(".c"));
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    succeed(cc.args(options).args(["-w", "-pthread", "-o"]).arg(&made).arg(program(name)));
-    made
-}
-
-/// The files in a directory, by name.
-pub(crate) fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
-    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-    let mut all: Vec<_> = entries
-        .filter(|entry| entry.file_type().unwrap().is_file())
-        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
-        .collect();
-    all.sort();
-    all
-}
-
 /// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it.
 #[track_caller]
 pub(crate) fn same_as_bare(program: &[&OsStr]) -> Place {
     let (bare, place) = (tempfile::tempdir().unwrap(), Place::new());
     let escapes = place.aside.path().join("escapes");
-    let expected =
-        Command::new(program[0]).args(&program[1..]).current_dir(bare.path()).stdin(Stdio::null()).output().unwrap();
-    let found = place.under(&built().oracle, program).env("UNTORN_PRELOAD_ORACLE", &escapes).output().unwrap();
-    assert_eq!(text(&found.stdout), text(&expected.stdout));
-    assert_eq!(text(&found.stderr), text(&expected.stderr));
-    assert_eq!(found.status.code(), expected.status.code());
-    let (found, expected) = (files(place.files.path()), files(bare.path()));
-    let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&found), names(&expected));
-    for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-        assert!(found == expected, "{name} differs: {} bytes, {} bare", found.len(), expected.len());
-    }
-    if cfg!(target_arch = "x86_64") {
-        assert_eq!(fs::read_to_string(&escapes).unwrap_or_default(), "", "slipped past the layer");
-    }
+    let mut command = place.under(&built().oracle, program);
+    assert_same_as_bare(program, bare.path(), &mut command, &escapes);
     assert_eq!(place.report()["failures"], Value::Array(Vec::new()));
     place
 }
@@ -185,6 +151,11 @@ pub(crate) struct Talk {
 impl Talk {
     pub(crate) fn start(place: &Place, program: &str) -> Self {
         Talk::by(place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]))
+    }
+
+    /// One that begins with [`BEGIN`].
+    pub(crate) fn begin(place: &Place, more: &str) -> Self {
+        Talk::start(place, &format!("{BEGIN}{more}"))
     }
 
     pub(crate) fn by(mut command: Command) -> Self {
@@ -238,12 +209,21 @@ pub(crate) fn counts(place: &Place) -> [u64; 4] {
     ["writes", "writes_in_process", "bytes_written", "commits"].map(|what| file[what].as_u64().unwrap())
 }
 
+/// A program on each kind of log, once it has written; see [`python`].
+pub(crate) fn each_writer(program: String) -> impl Iterator<Item = (Place, Talk)> {
+    Place::of_each_kind().into_iter().map(move |place| {
+        let mut talk = Talk::by(python(&place, &program));
+        talk.hear("written");
+        (place, talk)
+    })
+}
+
 /// Ends the process that serves, as nothing else does: what the log has is replayed, and has to be what the kernel
 /// showed.
 #[track_caller]
 pub(crate) fn replay_leaves_what_was_there(place: &Place, talk: Talk) {
     let Talk { mut child, to, from } = talk;
-    succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &child.id().to_string()]));
+    kill(&[&child.id().to_string()]);
     child.wait().unwrap();
     drop((to, from));
     let before = fs::read(place.file("f.managed")).unwrap();
