@@ -98,9 +98,11 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         // A newer untorn can read it: it is not corrupt, but this version cannot verify it.
         Error::Unsupported { .. } => Exit::Attention,
         Error::Corrupt { .. } => Exit::Corrupt,
-        Error::OutOfRange { .. } | Error::Invalid { .. } | Error::OtherEngine { .. } | Error::NotAFile { .. } => {
-            Exit::Usage
-        }
+        Error::OutOfRange { .. }
+        | Error::Invalid { .. }
+        | Error::OtherEngine { .. }
+        | Error::Protection { .. }
+        | Error::NotAFile { .. } => Exit::Usage,
         Error::Io { .. }
         | Error::Poisoned { .. }
         | Error::InUse { .. }

@@ -128,6 +128,13 @@ pub enum Error {
         /// The sidecar's engine.
         engine: String,
     },
+    /// The file cannot be protected by redundancy, or its redundancy file does not fit it. Nothing was changed.
+    Protection {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        problem: ProtectionProblem,
+    },
     /// An argument or option is not allowed here. No operation on the file was tried.
     Invalid {
         /// The file.
@@ -173,7 +180,81 @@ impl fmt::Display for FileKind {
     }
 }
 
+/// Why a file cannot be protected by redundancy, or why its redundancy file does not fit it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProtectionProblem {
+    /// The file has a sidecar, so only its engine may write to it.
+    HasEngine,
+    /// The file is empty.
+    Empty,
+    /// The file is longer than redundancy supports.
+    TooLong,
+    /// The file is a region store, whose commits do not update redundancy.
+    RegionStore,
+    /// The redundancy file belongs to another file, which had the same inode number.
+    OtherFile {
+        /// The redundancy file.
+        redundancy: PathBuf,
+    },
+    /// The file had another length when it was protected.
+    OtherLength {
+        /// The length then.
+        protected: u64,
+        /// The length now.
+        now: u64,
+    },
+    /// The file is protected with other settings than those that were asked for.
+    OtherSettings {
+        /// Those that it is protected with.
+        kept: String,
+    },
+    /// The kernel does not tell untorn of stores to the mapping.
+    Untrackable {
+        /// What the kernel says.
+        cause: String,
+    },
+}
+
+impl fmt::Display for ProtectionProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProtectionProblem::HasEngine => f.write_str(
+                "this file has a sidecar, so only its engine may write to it; open it with `Options::redundancy`, \
+                 protect it with `untorn protect`, or settle it first (`untorn settle`)",
+            ),
+            ProtectionProblem::Empty => f.write_str("an empty file has nothing to protect; give it its length first"),
+            ProtectionProblem::TooLong => f.write_str("the file is longer than redundancy supports"),
+            ProtectionProblem::RegionStore => f.write_str(
+                "this file is a region store, and region commits do not update redundancy; a store cannot be protected",
+            ),
+            ProtectionProblem::OtherFile { redundancy } => write!(
+                f,
+                "the redundancy file {} belongs to another file that had the same inode number; remove it with `untorn \
+                 unprotect`",
+                redundancy.display()
+            ),
+            ProtectionProblem::OtherLength { protected, now } => write!(
+                f,
+                "it had {protected} bytes when it was protected and has {now} now; remove its redundancy with `untorn \
+                 unprotect`, then protect it again"
+            ),
+            ProtectionProblem::OtherSettings { kept } => {
+                write!(f, "it is already protected with {kept}; unprotect it first to change these")
+            }
+            ProtectionProblem::Untrackable { cause } => {
+                write!(f, "stores to the mapping cannot be tracked here ({cause}); use `open` and announce the stores")
+            }
+        }
+    }
+}
+
 impl Error {
+    /// Creates an [`Error::Protection`].
+    pub(crate) fn protection(path: &Path, problem: ProtectionProblem) -> Self {
+        Error::Protection { path: path.to_owned(), problem }
+    }
+
     /// Creates an [`Error::Io`] without an offset.
     pub fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Error::Io { operation, path: path.to_owned(), offset: None, source: source.into() }
@@ -223,6 +304,7 @@ impl Error {
             | Error::Unsupported { path, .. }
             | Error::Corrupt { path, .. }
             | Error::OtherEngine { path, .. }
+            | Error::Protection { path, .. }
             | Error::Invalid { path, .. }
             | Error::Forked { path } => path,
         }
@@ -239,7 +321,9 @@ impl Error {
             Error::OutOfRange { .. } => Errno::FAULT,
             Error::Poisoned { .. } => Errno::IO,
             Error::NotAFile { found: FileKind::Directory, .. } => Errno::ISDIR,
-            Error::NotAFile { .. } | Error::Invalid { .. } | Error::OtherEngine { .. } => Errno::INVAL,
+            Error::NotAFile { .. } | Error::OtherEngine { .. } | Error::Protection { .. } | Error::Invalid { .. } => {
+                Errno::INVAL
+            }
             Error::ReadOnly { .. } => Errno::ROFS,
             Error::InUse { .. } => Errno::BUSY,
             Error::SidecarMissing { .. } | Error::SidecarMismatch { .. } | Error::ModifiedExternally { .. } => {
@@ -376,10 +460,11 @@ impl fmt::Display for Error {
             ),
             Error::OtherEngine { path, engine } => write!(
                 f,
-                "{}: committed bytes of this file live in a sidecar of the {engine} engine; open it with that one, or settle \
-                 it first",
+                "{}: committed bytes of this file live in a sidecar of the {engine} engine; open it with that one, or \
+                 settle it first",
                 path.display()
             ),
+            Error::Protection { path, problem } => write!(f, "{}: {problem}", path.display()),
             Error::Invalid { path, what } => write!(f, "{}: {what}", path.display()),
             Error::Forked { path } => write!(
                 f,

@@ -63,6 +63,6 @@ pub use redundancy::protect::{coverage, scrub, unprotect};
 pub mod report {
     pub use crate::doctor::Diagnosis;
     pub use crate::engine::{Info, Recovery, Report, SidecarReport, State};
-    pub use crate::error::FileKind;
+    pub use crate::error::{FileKind, ProtectionProblem};
     pub use crate::storage::MediumKind;
 }

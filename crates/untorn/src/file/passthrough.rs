@@ -36,17 +36,12 @@ pub(crate) struct Passthrough<M: Medium> {
 
 impl<M: Medium> Passthrough<M> {
     /// # Errors
-    /// [`Error::Invalid`] for a file some of whose bytes may live in a sidecar.
+    /// [`Error::OtherEngine`] for a file some of whose bytes may live in a sidecar.
     pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
         let access = if options.read_only { Access::Read } else { Access::ReadWrite };
         let file = medium.open(path, access, options.max_len.unwrap_or(1 << 40))?;
         if let Some(attached) = share(&*medium, path, &file)? {
-            let what = format!(
-                "the sidecar {} holds committed bytes of this file, and the passthrough engine does not read sidecars; \
-                 settle the file first (`untorn settle`), or open it with another engine",
-                attached.path.display()
-            );
-            return Err(Error::Invalid { path: path.to_owned(), what });
+            return Err(Error::OtherEngine { path: path.to_owned(), engine: attached.superblock.engine.to_string() });
         }
         Ok(Passthrough {
             medium,

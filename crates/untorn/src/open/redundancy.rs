@@ -48,7 +48,7 @@ impl AtomicFile {
     /// How much is covered now; `None` if this handle keeps no [redundancy](crate::Options::redundancy).
     ///
     /// # Errors
-    /// [`Error::Poisoned`] after a failure, [`Error::Invalid`] for an empty file.
+    /// [`Error::Poisoned`] after a failure, [`Error::Protection`] for an empty file.
     pub fn coverage(&self) -> Result<Option<Coverage>> {
         coverage(self.shared())
     }
@@ -106,7 +106,7 @@ impl AtomicMap {
     /// How much is covered now; `None` if the file has no [redundancy](crate::Options::redundancy).
     ///
     /// # Errors
-    /// [`Error::Poisoned`] after a failure, [`Error::Invalid`] for an empty file.
+    /// [`Error::Poisoned`] after a failure, [`Error::Protection`] for an empty file.
     pub fn coverage(&self) -> Result<Option<Coverage>> {
         coverage(self.shared())
     }

@@ -12,7 +12,7 @@ use super::format::{Left, Superblock};
 use super::layout::Geometry;
 use super::table::Tables;
 use super::{Mode, barriers};
-use crate::error::{Error, Result};
+use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::attach::{is_named, take_lock};
 use crate::format::sidecar::{directory, parent, path as sidecar_path, uuid_text};
 use crate::options::Settings;
@@ -297,34 +297,23 @@ pub(super) fn agree<F: MediumFile>(
     settings: &Settings,
     of_sidecar: bool,
 ) -> Result<()> {
-    let invalid = |what: String| Err(Error::Invalid { path: path.to_owned(), what });
-    if !is_of(found, data)? {
-        return invalid(format!(
-            "the redundancy file {} belongs to another file that had the same inode number; remove it with `untorn \
-             unprotect`",
-            place.display()
-        ));
-    }
-    if !of_sidecar && found.geometry.len != data.len() {
-        return invalid(format!(
-            "it had {} bytes when it was protected and has {} now; remove its redundancy with `untorn unprotect`, then \
-             protect it again",
-            found.geometry.len,
-            data.len()
-        ));
-    }
     let geometry = found.geometry;
+    if !is_of(found, data)? {
+        return Err(Error::protection(path, ProtectionProblem::OtherFile { redundancy: place.to_owned() }));
+    }
+    if !of_sidecar && geometry.len != data.len() {
+        let problem = ProtectionProblem::OtherLength { protected: geometry.len, now: data.len() };
+        return Err(Error::protection(path, problem));
+    }
     let asked = (
         settings.stripe.unwrap_or(geometry.stripe),
         settings.layout.unwrap_or(geometry.layout),
         settings.checksum.unwrap_or(found.checksum),
     );
     if asked != (geometry.stripe, geometry.layout, found.checksum) {
-        return invalid(format!(
-            "it is already protected with stripes of {} data pages, {} layout and {}; unprotect it first to change \
-             these",
-            geometry.stripe, geometry.layout, found.checksum
-        ));
+        let kept =
+            format!("stripes of {} data pages, {} layout and {}", geometry.stripe, geometry.layout, found.checksum);
+        return Err(Error::protection(path, ProtectionProblem::OtherSettings { kept }));
     }
     Ok(())
 }

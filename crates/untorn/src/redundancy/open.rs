@@ -16,7 +16,7 @@ use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables};
 use super::uncovered_since::UncoveredSince;
 use super::{Inner, Mode, Redundancy, barriers};
-use crate::error::{Error, Result};
+use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::{MAX_LEN, PAGE, path as sidecar_path};
 use crate::options::Settings;
 use crate::simd::xor;
@@ -84,8 +84,8 @@ impl<M: Medium> Redundancy<M> {
     /// covered then, save where stores are covered at once.
     ///
     /// # Errors
-    /// [`Error::InUse`] while somebody has it open; [`Error::SidecarMismatch`] for that of another file;
-    /// [`Error::Corrupt`] if neither superblock is whole; [`Error::Invalid`] for a file that has an engine, an empty
+    /// [`Error::InUse`] while somebody has it open; [`Error::Protection`] for that of another file;
+    /// [`Error::Corrupt`] if neither superblock is whole; [`Error::Protection`] for a file that has an engine, an empty
     /// one, and settings that differ from what is there; ENOENT, if it is only to be looked at and there is none.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
         let opened = Self::attach(medium, path, mode, settings, None, None)?;
@@ -477,15 +477,14 @@ fn check_engine<M: Medium>(medium: &M, path: &Path, data: &M::File, mode: &Mode,
         || medium.exists(&sidecar_path(path, data.identity()?.inode))?
         || matches!(data.mark()?, MarkState::Present(_));
     let stores = !matches!(mode, Mode::Look | Mode::Report);
-    let what = if has_engine && !beside && stores {
-        "this file has a sidecar, so only its engine may write to it; open it with `Options::redundancy`, protect it \
-         with `untorn protect`, or settle it first (`untorn settle`)"
+    let problem = if has_engine && !beside && stores {
+        ProtectionProblem::HasEngine
     } else if data.is_empty() {
-        "an empty file has nothing to protect; give it its length first"
+        ProtectionProblem::Empty
     } else if data.len() > MAX_LEN {
-        "the file is longer than redundancy supports"
+        ProtectionProblem::TooLong
     } else {
         return Ok(has_engine);
     };
-    Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
+    Err(Error::protection(path, problem))
 }

@@ -10,7 +10,7 @@ use super::Coverage;
 use super::file::{is_of, redundancy_file, sidecar_redundancy_file};
 use super::format::Superblock;
 use super::table::Tables;
-use crate::error::{Error, Result};
+use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::path as sidecar_path;
 use crate::storage::{Access, Medium, MediumFile};
 
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// What the redundancy file of a file says, and of its sidecar; nothing if it has none.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if neither superblock is whole, [`Error::Invalid`] if it is that of another file; those of
+/// [`Error::Corrupt`] if neither superblock is whole, [`Error::Protection`] if it is that of another file; those of
 /// reading.
 pub(crate) fn recorded<M: Medium>(medium: &M, path: &Path) -> Result<Option<Coverage>> {
     let data = medium.open(path, Access::Read, 0)?;
@@ -32,7 +32,7 @@ pub(crate) fn recorded<M: Medium>(medium: &M, path: &Path) -> Result<Option<Cove
         let pages = medium.open(&sidecar, Access::Read, 0)?;
         coverage.sidecar = match read(medium, path, &pages, of_sidecar) {
             // It is of a sidecar that is gone.
-            Err(Error::Invalid { .. }) => None,
+            Err(Error::Protection { problem: ProtectionProblem::OtherFile { .. }, .. }) => None,
             read => read?.map(Box::new),
         };
     }
@@ -55,12 +55,7 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
             read => read?.0,
         };
         if !is_of(&superblock, of)? {
-            let what = format!(
-                "the redundancy file {} belongs to another file; remove it with `untorn \
-                                unprotect`",
-                place.display()
-            );
-            return Err(Error::Invalid { path: path.to_owned(), what });
+            return Err(Error::protection(path, ProtectionProblem::OtherFile { redundancy: place }));
         }
         let geometry = superblock.geometry;
         if side.len() < geometry.side_len() {

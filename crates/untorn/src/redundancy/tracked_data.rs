@@ -30,7 +30,7 @@ use super::notifier::DamageNotifier;
 use super::scrub::{End, Looked};
 use super::service::EngineRedundancy;
 use super::{Coverage, DamageSender, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
-use crate::error::{Error, Result};
+use crate::error::{Error, ProtectionProblem, Result};
 use crate::options::Settings;
 use crate::storage::{Access, Medium, MediumFile};
 
@@ -164,10 +164,7 @@ impl<M: Medium> TrackedData<M> {
         match &*self.fresh()? {
             Kept::Open(redundancy) => work(redundancy),
             Kept::Lost(cause) => self.lost(cause),
-            Kept::Nothing | Kept::Empty | Kept::Stale => {
-                let what = "an empty file has nothing to protect; give it its length first".to_owned();
-                Err(Error::Invalid { path: self.path.clone(), what })
-            }
+            Kept::Nothing | Kept::Empty | Kept::Stale => Err(Error::protection(&self.path, ProtectionProblem::Empty)),
         }
     }
 

@@ -65,7 +65,7 @@ fn the_engine_without_sidecars_refuses_a_file_that_has_one() {
     for read_only in [false, true] {
         let passthrough = options().engine(EngineKind::Passthrough).read_only(read_only);
         let error = passthrough.open(&path).unwrap_err();
-        assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("settle"), "{error}");
+        assert!(matches!(error, Error::OtherEngine { .. }) && error.to_string().contains("settle"), "{error}");
         let file = options().open(&path).unwrap();
         assert!(is_in_use(passthrough.open_on(PageCache::new(), &path)));
         file.close().unwrap();

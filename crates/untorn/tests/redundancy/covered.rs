@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
 use untorn::options::Prefer;
 use untorn::redundancy::{Damage, PageRange, ProtectOptions, VerifyReads};
+use untorn::report::ProtectionProblem;
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 
 /// Every engine, with every durability that it is told apart by.
@@ -128,7 +129,7 @@ fn another_length_is_covered_anew() {
         let place = Place::new();
         let options = options.redundancy(by_hand().stripe(3));
         let file = options.create(&place.path, 0).unwrap();
-        assert!(matches!(file.coverage(), Err(Error::Invalid { .. })));
+        assert!(matches!(file.coverage(), Err(Error::Protection { problem: ProtectionProblem::Empty, .. })));
         file.sync_redundancy().unwrap();
         for len in [3 * PAGE + 5, 20 * PAGE, 2 * PAGE, 0, 2 * PAGE] {
             file.resize(len).unwrap();
@@ -227,7 +228,8 @@ fn calls_that_need_redundancy_are_refused_without_it() {
     assert!(matches!(file.sync_redundancy(), Err(Error::Invalid { .. })));
     file.close().unwrap();
     assert!(matches!(untorn::repair(&place.path, &mut quiet()), Err(Error::Io { .. })));
-    assert!(matches!(ProtectOptions::new().open(&place.path), Err(Error::Invalid { .. })));
+    let by_protecting = ProtectOptions::new().open(&place.path);
+    assert!(matches!(by_protecting, Err(Error::Protection { problem: ProtectionProblem::HasEngine, .. })));
     let reader = Options::new().read_only(true).redundancy(by_hand());
     assert!(matches!(reader.open(&place.path), Err(Error::Invalid { .. })));
     let canary = Options::new().engine(EngineKind::Passthrough).redundancy(by_hand());

@@ -12,6 +12,7 @@ use crate::common::alone;
 use proptest::prelude::*;
 use untorn::Error;
 use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, Protected, StripeLayout};
+use untorn::report::ProtectionProblem;
 
 use crate::common::system::{SharedMapping, in_forked_child};
 
@@ -186,7 +187,9 @@ fn hostile_bytes_never_change_the_file() {
         // It may be refused; whatever it says, the file is good, and stays.
         match untorn::repair(&place.file, &mut |_, _| true) {
             Ok(report) => assert!(report.repaired.is_empty() && report.lost.is_empty(), "{what}: {report:?}"),
-            Err(Error::Corrupt { .. } | Error::Unsupported { .. } | Error::Invalid { .. }) => {}
+            Err(
+                Error::Corrupt { .. } | Error::Unsupported { .. } | Error::Protection { .. } | Error::Invalid { .. },
+            ) => {}
             Err(other) => panic!("{what}: {other}"),
         }
         assert!(fs::read(&place.file).unwrap() == bytes, "{what}");
@@ -352,8 +355,8 @@ fn no_false_alarm_while_a_program_stores() {
 fn protect_mapping(options: &ProtectOptions, mapping: &SharedMapping) -> Option<Protected> {
     match options.mapping(mapping.address(), mapping.len()) {
         Ok(protected) => Some(protected),
-        Err(Error::Invalid { what, .. }) if what.contains("cannot be tracked here") => {
-            untorn_testing::skipped!("{what}");
+        Err(Error::Protection { problem: problem @ ProtectionProblem::Untrackable { .. }, .. }) => {
+            untorn_testing::skipped!("{problem}");
             None
         }
         Err(error) => panic!("{error}"),

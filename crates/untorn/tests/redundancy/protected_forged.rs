@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{memory_dir, pattern};
 use twox_hash::XxHash3_64;
 use untorn::redundancy::{Damage, ProtectOptions, Protected};
+use untorn::report::ProtectionProblem;
 use untorn::{AtomicFile, EngineKind, Error, Options};
 
 const PAGE: usize = 4096;
@@ -107,10 +108,13 @@ fn one_foreign_superblock_is_damage_and_redundancy_stays() {
         }
     }
     // Both of them: then it is another file's.
+    let redundancy = place.companion();
     for copy in 0..2 {
-        put(&place.companion(), copy, &superblock(&other.companion(), copy));
+        put(&redundancy, copy, &superblock(&other.companion(), copy));
     }
-    assert!(matches!(untorn::scrub(&place.file, None, &mut |_, _| true), Err(Error::Invalid { .. })));
+    let scrubbed = untorn::scrub(&place.file, None, &mut |_, _| true);
+    let Err(Error::Protection { problem, .. }) = scrubbed else { panic!("{scrubbed:?}") };
+    assert_eq!(problem, ProtectionProblem::OtherFile { redundancy });
 }
 
 #[test]
@@ -319,8 +323,8 @@ fn a_region_store_cannot_be_protected() {
     fs::remove_file(&place.file).unwrap();
     let store = untorn::region::RegionStore::create(&place.file).unwrap();
     let refused = |refused: Result<untorn::redundancy::Coverage, Error>| {
-        let Err(Error::Invalid { what, .. }) = refused else { panic!("{refused:?}") };
-        assert!(what.contains("region store"), "{what}");
+        let Err(Error::Protection { problem, .. }) = refused else { panic!("{refused:?}") };
+        assert!(problem == ProtectionProblem::RegionStore && problem.to_string().contains("region store"), "{problem}");
         assert!(untorn::coverage(&place.file).unwrap().is_none());
     };
     refused(untorn::protect(&place.file, &by_hand()));

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use twox_hash::XxHash3_64;
 use untorn::Error;
 use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, RepairReport, Tracker};
+use untorn::report::ProtectionProblem;
 use untorn::testing::storage::PageCache;
 
 use crate::common::pattern;
@@ -75,8 +76,8 @@ fn page(number: usize) -> PageRange {
 fn protect_mapping(mapping: &SharedMapping) -> Option<Protected> {
     match by_hand().mapping(mapping.address(), mapping.len()) {
         Ok(protected) => Some(protected),
-        Err(Error::Invalid { what, .. }) if what.contains("cannot be tracked here") => {
-            untorn_testing::skipped!("{what}");
+        Err(Error::Protection { problem: problem @ ProtectionProblem::Untrackable { .. }, .. }) => {
+            untorn_testing::skipped!("{problem}");
             None
         }
         Err(error) => panic!("{error}"),

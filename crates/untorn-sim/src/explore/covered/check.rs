@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use untorn::AtomicFile;
 use untorn::redundancy::{Damage, ProtectOptions};
+use untorn::report::ProtectionProblem;
 
 use super::super::life::{Finding, Found, guarded};
 use super::config::Config;
@@ -42,12 +43,10 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
             return Ok(());
         }
         // It has another length than its companion, or none at all.
-        Err(untorn::Error::Invalid { what, .. })
-            if (expected.resizing || expected.unprotected)
-                && (what.contains("bytes when it was protected") || what.starts_with("an empty file")) =>
-        {
-            return Ok(());
-        }
+        Err(untorn::Error::Protection {
+            problem: ProtectionProblem::OtherLength { .. } | ProtectionProblem::Empty,
+            ..
+        }) if expected.resizing || expected.unprotected => return Ok(()),
         Err(error) => return wrong(format!("opening without changes failed: {error}")),
     };
     let report = guarded("scrubbing", || looked.scrub())?;

@@ -267,8 +267,8 @@ pub struct Record {
 /// It locks and changes nothing.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a redundancy file with impossible values; [`Error::Invalid`] for one that belongs to another
-/// file; errors of reading.
+/// [`Error::Corrupt`] for a redundancy file with impossible values; [`Error::Protection`] for one that belongs to
+/// another file; errors of reading.
 pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     let path = &storage::resolve(path.as_ref())?;
     let Some(coverage) = recorded_on(&PageCache::new(), path)? else { return Ok(None) };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Protected;
-use crate::error::{Error, Result};
+use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::magic::is_region_store;
 use crate::options::{ProtectOptions, Settings};
 use crate::redundancy::{
@@ -27,7 +27,7 @@ impl ProtectOptions {
     /// [`sync`](Protected::sync) or after the first period; with a period of 0, before this returns.
     ///
     /// # Errors
-    /// - [`Error::Invalid`] for an empty file, a file with a sidecar (see
+    /// - [`Error::Protection`] for an empty file, a file with a sidecar (see
     ///   [`Options::redundancy`](crate::Options::redundancy)), a file with another length than when it was protected, a
     ///   [region store](crate::region::RegionStore), and options that differ from those the file is protected with.
     /// - [`Error::InUse`] while another handle or process protects it.
@@ -66,9 +66,9 @@ impl ProtectOptions {
     /// over, every call fails, and the last stores are unknown.
     ///
     /// # Errors
-    /// As for [`open`](ProtectOptions::open). [`Error::Invalid`] if there is no such mapping, with a period of 0, on
-    /// persistent memory, and if the kernel cannot track stores (this takes Linux 6.7 and a process that may use
-    /// userfaultfd). Announce the stores in these cases.
+    /// As for [`open`](ProtectOptions::open). [`Error::Invalid`] if there is no such mapping, with a period of 0, and
+    /// on persistent memory; [`Error::Protection`] if the kernel cannot track stores (this takes Linux 6.7 and a
+    /// process that may use userfaultfd). Announce the stores in these cases.
     pub fn mapping(&self, address: *const u8, len: usize) -> Result<Protected> {
         let mapped = mapped_at(address)?;
         self.check_period(&mapped.path)?;
@@ -151,9 +151,7 @@ fn refuse_own<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     // One that cannot be read is damaged, and whoever protects it is told so otherwise.
     let is_there = there > 0 && file.read_unless_bad(0, &mut start[..there])?;
     if is_there && is_region_store(&start[..there]) {
-        let what =
-            "this file is a region store, and region commits do not update redundancy; a store cannot be protected";
-        return Err(invalid(path, what.to_owned()));
+        return Err(Error::protection(path, ProtectionProblem::RegionStore));
     }
     Ok(())
 }
@@ -232,9 +230,7 @@ fn tracked(mapped: &MappedRange, address: *const u8, len: usize) -> Result<(On, 
                 .to_owned();
             return Error::InUse { path: path.clone(), holder };
         }
-        let what =
-            format!("stores to the mapping cannot be tracked here ({error}); use `open` and announce the stores");
-        invalid(path, what)
+        Error::protection(path, ProtectionProblem::Untrackable { cause: error.to_string() })
     })?;
     Ok((place, Arc::new(PageTables { tracking, path: path.clone() })))
 }
