@@ -14,7 +14,6 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE 4096
@@ -38,14 +37,6 @@ static unsigned char *create(const char *path, uint64_t length) {
     unsigned char *memory = map(path, UNTORN_CREATE | UNTORN_EXCL, length);
     CHECK(untorn_map_len(memory) == length);
     return memory;
-}
-
-/* The code of a call that is to fail with a text that names `word`. */
-static int told(int code, const char *word) {
-    untorn_error last;
-    CHECK(code < 0 && untorn_last_error(&last) == 0);
-    CHECK(last.code == code && strstr(last.message, word));
-    return code;
 }
 
 static int refused(const char *path, const untorn_options *options) {

@@ -6,77 +6,25 @@
 #include <untorn/acumen.h>
 #include <untorn/nvmmio.h>
 
-#include "check.h"
+#define MMAP nvmmap
+#include "mapping.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
-#include <stdint.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
-
-#define RW (PROT_READ | PROT_WRITE)
-
-static size_t page;
-
-static int plain(const char *path, size_t length) {
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL, 0644);
-    CHECK(fd >= 0 && ftruncate(fd, (off_t)length) == 0);
-    return fd;
-}
-
-/* The errno of a mapping that is to fail. */
-static int refused(size_t length, int prot, int flags, int fd, off_t offset) {
-    errno = 0;
-    CHECK(nvmmap(NULL, length, prot, flags, fd, offset) == MAP_FAILED);
-    return errno;
-}
-
-static char *mapped(size_t length, int prot, int fd, off_t offset) {
-    char *address = nvmmap(NULL, length, prot, MAP_SHARED, fd, offset);
-    CHECK(address != MAP_FAILED && (uintptr_t)address % page == 0);
-    return address;
-}
 
 static void mappings(const char *dir) {
     const char *path = in_dir(dir, "mappings");
     int fd = plain(path, 2 * page);
-    CHECK(refused(0, RW, MAP_SHARED, fd, 0) == EINVAL);
-    CHECK(refused(page, RW, MAP_SHARED, fd, 1) == EINVAL);
-    CHECK(refused(page, RW, MAP_SHARED, fd, -(off_t)page) == EINVAL);
-    CHECK(refused((size_t)1 << 60, RW, MAP_SHARED, fd, 0) == ENOMEM);
-    CHECK(refused(page, RW, MAP_PRIVATE, fd, 0) == EINVAL);
-    CHECK(refused(page, RW, MAP_SHARED | MAP_FIXED, fd, 0) == EOPNOTSUPP);
-    CHECK(refused(page, PROT_WRITE, MAP_SHARED, fd, 0) == EOPNOTSUPP);
-    CHECK(refused(page, RW, MAP_SHARED, -1, 0) == EBADF);
-    int directory = open(dir, O_RDONLY | O_DIRECTORY);
-    CHECK(refused(page, PROT_READ, MAP_SHARED, directory, 0) == ENODEV);
-    int reading = open(path, O_RDONLY);
-    CHECK(refused(page, RW, MAP_SHARED, reading, 0) == EACCES);
-    CHECK(close(directory) == 0 && close(reading) == 0);
+    refused_by_both(dir, path, fd);
 
     char *first = mapped(page, RW, fd, 0);
-    errno = 0;
-    CHECK(nvmmap(first, page, RW, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) == MAP_FAILED && errno == EEXIST);
+    CHECK(FAILS(nvmmap(first, page, RW, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0), MAP_FAILED, EEXIST));
     /* Per-write durability and per-commit durability exclude each other. */
-    errno = 0;
-    CHECK(ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EBUSY);
-    errno = 0;
-    CHECK(ato_munmap(first, page) == -1 && errno == EINVAL);
-    errno = 0;
-    CHECK(nvmunmap(first + page, page) == -1 && errno == EINVAL);
-    errno = 0;
-    CHECK(nvmunmap(first, 2 * page) == -1 && errno == EINVAL);
+    CHECK(FAILS(ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0), MAP_FAILED, EBUSY));
+    CHECK(FAILS(ato_munmap(first, page), -1, EINVAL));
+    CHECK(FAILS(nvmunmap(first + page, page), -1, EINVAL));
+    CHECK(FAILS(nvmunmap(first, 2 * page), -1, EINVAL));
     CHECK(nvmunmap(first, 1) == 0);
-    errno = 0;
-    CHECK(nvmunmap(first, page) == -1 && errno == EINVAL);
+    CHECK(FAILS(nvmunmap(first, page), -1, EINVAL));
     CHECK(close(fd) == 0);
 }
 
@@ -97,29 +45,21 @@ static void copies(const char *dir) {
     memset(seen, 0, sizeof seen);
     CHECK(nvmemcpy(seen, text, n) == seen && memcmp(seen, text, n) == 0);
 
-    errno = 0;
-    CHECK(nvmemcpy(whole + 3 * page - 1, text, 2) == NULL && errno == EFAULT);
-    errno = 0;
-    CHECK(nvmemcpy(seen, reading + page, 8) == NULL && errno == EFAULT);
-    errno = 0;
-    CHECK(nvmemcpy(NULL, text, 1) == NULL && errno == EFAULT);
-    errno = 0;
-    CHECK(nvmemcpy(whole, NULL, 1) == NULL && errno == EFAULT);
+    CHECK(FAILS(nvmemcpy(whole + 3 * page - 1, text, 2), NULL, EFAULT));
+    CHECK(FAILS(nvmemcpy(seen, reading + page, 8), NULL, EFAULT));
+    CHECK(FAILS(nvmemcpy(NULL, text, 1), NULL, EFAULT));
+    CHECK(FAILS(nvmemcpy(whole, NULL, 1), NULL, EFAULT));
     CHECK(nvmemcpy(seen, NULL, 0) == seen);
-    errno = 0;
-    CHECK(nvmemcpy(reading, text, 1) == NULL && errno == EACCES);
+    CHECK(FAILS(nvmemcpy(reading, text, 1), NULL, EACCES));
 
     /* Fill: over a page boundary, past the end, for reading only, in memory. */
     char filled[64];
     memset(filled, 'z', sizeof filled);
     CHECK(nvmemset(whole + page - 30, 'z' + 256, sizeof filled) == whole + page - 30);
     CHECK(nvmemcmp(whole + page - 30, filled, sizeof filled) == 0);
-    errno = 0;
-    CHECK(nvmemset(whole + 3 * page - 1, 0, 2) == NULL && errno == EFAULT);
-    errno = 0;
-    CHECK(nvmemset(reading, 0, 1) == NULL && errno == EACCES);
-    errno = 0;
-    CHECK(nvmemset(NULL, 0, 1) == NULL && errno == EFAULT);
+    CHECK(FAILS(nvmemset(whole + 3 * page - 1, 0, 2), NULL, EFAULT));
+    CHECK(FAILS(nvmemset(reading, 0, 1), NULL, EACCES));
+    CHECK(FAILS(nvmemset(NULL, 0, 1), NULL, EFAULT));
     CHECK(nvmemset(NULL, 0, 0) == NULL);
     CHECK(nvmemset(seen, 'z', sizeof seen) == seen && memcmp(seen, filled, sizeof seen) == 0);
 
@@ -140,10 +80,8 @@ static void comparisons(const char *dir) {
     CHECK(nvmemcmp(file, high, 4) < 0 && nvmemcmp(high, file, 4) > 0);
     CHECK(nvmemcmp(low, high, 4) < 0);
     CHECK(nvmemcmp(NULL, file, 0) == 0);
-    errno = 0;
-    CHECK(nvmemcmp(file + 4 * page - 1, low, 2) == INT_MIN && errno == EFAULT);
-    errno = 0;
-    CHECK(nvmemcmp(NULL, low, 1) == INT_MIN && errno == EFAULT);
+    CHECK(FAILS(nvmemcmp(file + 4 * page - 1, low, 2), INT_MIN, EFAULT));
+    CHECK(FAILS(nvmemcmp(NULL, low, 1), INT_MIN, EFAULT));
 
     CHECK(nvstrcmp(file, low) == 0 && nvstrcmp(low, file) == 0 && nvstrcmp(low, low) == 0);
     CHECK(nvstrcmp(file, file + 100) < 0 && nvstrcmp(high, file) > 0);
@@ -156,10 +94,8 @@ static void comparisons(const char *dir) {
     CHECK(nvstrcmp(file + page - 7, lengthy) == 0);
     CHECK(nvstrcmp(file + page - 7, lengthy + 1) > 0);
     CHECK(nvmemset(file + 3 * page, 'e', page));
-    errno = 0;
-    CHECK(nvstrcmp(file + 3 * page, "e") == INT_MIN && errno == EFAULT);
-    errno = 0;
-    CHECK(nvstrcmp(NULL, "e") == INT_MIN && errno == EFAULT);
+    CHECK(FAILS(nvstrcmp(file + 3 * page, "e"), INT_MIN, EFAULT));
+    CHECK(FAILS(nvstrcmp(NULL, "e"), INT_MIN, EFAULT));
     CHECK(nvmunmap(file, 4 * page) == 0);
 }
 
@@ -175,8 +111,7 @@ static void die_after(const char *path, int commits) {
         CHECK(nvmemset(file + 1, 'u', page));
         _exit(0);
     }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    ended(child);
 }
 
 static void commits(const char *dir) {
@@ -194,14 +129,10 @@ static void commits(const char *dir) {
     CHECK(nvmemcmp(file, "ccc", 3) == 0 && nvmemcmp(file + 2 * page - 3, "ccc", 3) == 0);
 
     /* What is no range, and what is. */
-    errno = 0;
-    CHECK(nvmsync(file, 2 * page + 1, MS_SYNC) == -1 && errno == ENOMEM);
-    errno = 0;
-    CHECK(nvmsync(seen, 1, MS_SYNC) == -1 && errno == ENOMEM);
-    errno = 0;
-    CHECK(nvmsync(file, page, MS_SYNC | MS_ASYNC) == -1 && errno == EINVAL);
-    errno = 0;
-    CHECK(nvmsync(file, page, 1 << 20) == -1 && errno == EINVAL);
+    CHECK(FAILS(nvmsync(file, 2 * page + 1, MS_SYNC), -1, ENOMEM));
+    CHECK(FAILS(nvmsync(seen, 1, MS_SYNC), -1, ENOMEM));
+    CHECK(FAILS(nvmsync(file, page, MS_SYNC | MS_ASYNC), -1, EINVAL));
+    CHECK(FAILS(nvmsync(file, page, 1 << 20), -1, EINVAL));
     CHECK(nvmsync(file, 2 * page, MS_ASYNC) == 0 && nvmsync(file + 3, 0, MS_SYNC | MS_INVALIDATE) == 0);
 
     /* Unmapping one of two mappings commits; unmapping the last brings it home. */
@@ -244,23 +175,15 @@ static void child_of_one_with_mappings(const char *own) {
     alarm(60);
     for (int i = 0; i < 2; i++) {
         char *theirs = inherited[i];
-        errno = 0;
-        CHECK(nvmemset(theirs, 'c', 10) == NULL && errno == EOWNERDEAD);
-        errno = 0;
-        CHECK(nvmemcpy(theirs, "c", 1) == NULL && errno == EOWNERDEAD);
-        errno = 0;
-        CHECK(nvmemcpy(seen, theirs, 10) == NULL && errno == EOWNERDEAD);
-        errno = 0;
-        CHECK(nvmemcmp(theirs, "c", 1) == INT_MIN && errno == EOWNERDEAD);
-        errno = 0;
-        CHECK(nvstrcmp("c", theirs) == INT_MIN && errno == EOWNERDEAD);
-        errno = 0;
-        CHECK(nvmsync(theirs, page, MS_SYNC) == -1 && errno == EOWNERDEAD);
+        CHECK(FAILS(nvmemset(theirs, 'c', 10), NULL, EOWNERDEAD));
+        CHECK(FAILS(nvmemcpy(theirs, "c", 1), NULL, EOWNERDEAD));
+        CHECK(FAILS(nvmemcpy(seen, theirs, 10), NULL, EOWNERDEAD));
+        CHECK(FAILS(nvmemcmp(theirs, "c", 1), INT_MIN, EOWNERDEAD));
+        CHECK(FAILS(nvstrcmp("c", theirs), INT_MIN, EOWNERDEAD));
+        CHECK(FAILS(nvmsync(theirs, page, MS_SYNC), -1, EOWNERDEAD));
     }
-    errno = 0;
-    CHECK(nvmunmap(inherited[0], page) == -1 && errno == EOWNERDEAD);
-    errno = 0;
-    CHECK(ato_munmap(inherited[1], page) == -1 && errno == EOWNERDEAD);
+    CHECK(FAILS(nvmunmap(inherited[0], page), -1, EOWNERDEAD));
+    CHECK(FAILS(ato_munmap(inherited[1], page), -1, EOWNERDEAD));
 
     int fd = open(own, O_RDWR);
     char *file = mapped(2 * page, RW, fd, 0);
@@ -285,8 +208,7 @@ static void forks(const char *dir) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) child_of_one_with_mappings(own);
-        int status;
-        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        ended(child);
         CHECK(nvmemcmp(inherited[0], "tttttttttt", 10) == 0);
     }
     over = 1;
@@ -303,10 +225,8 @@ static void beyond_the_file(const char *dir) {
     int fd = plain(path, page);
     char *address = mapped(4 * page, RW, fd, 0);
     CHECK(nvmemcpy(address + page - 1, &byte, 1));
-    errno = 0;
-    CHECK(nvmemcpy(address + page, &byte, 1) == NULL && errno == EFAULT);
-    errno = 0;
-    CHECK(nvstrcmp(address + page, "x") == INT_MIN && errno == EFAULT);
+    CHECK(FAILS(nvmemcpy(address + page, &byte, 1), NULL, EFAULT));
+    CHECK(FAILS(nvstrcmp(address + page, "x"), INT_MIN, EFAULT));
     untorn_options options = UNTORN_OPTIONS_INIT;
     options.engine = UNTORN_ENGINE_HYBRID_LOG;
     untorn_t *file = untorn_open(path, &options, NULL);
@@ -349,8 +269,7 @@ static void settings(const char *dir) {
     }
     CHECK(nvmemcmp(address, block, sizeof block) == 0);
     memset(block, 'c', sizeof block);
-    errno = 0;
-    CHECK(nvmemcpy(address, block, sizeof block) == NULL && errno == EINVAL);
+    CHECK(FAILS(nvmemcpy(address, block, sizeof block), NULL, EINVAL));
     CHECK(nvmemcmp(address, "bb", 2) == 0);
     CHECK(nvmunmap(address, sizeof block) == 0 && untorn_close(file) == 0 && close(fd) == 0);
 }
@@ -361,13 +280,11 @@ static void another_engine(const char *dir) {
     int fd = plain(in_dir(dir, "another"), page);
     char *address = ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0);
     CHECK(address != MAP_FAILED && ato_memcpy(address, "acumen", 6));
-    errno = 0;
-    CHECK(nvmmap(NULL, page, RW, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EBUSY);
+    CHECK(FAILS(nvmmap(NULL, page, RW, MAP_SHARED, fd, 0), MAP_FAILED, EBUSY));
     /* Addresses of either family go with the functions of the other. */
     CHECK(nvmemcpy(seen, address, 6) && memcmp(seen, "acumen", 6) == 0);
     CHECK(nvmsync(address, page, MS_SYNC) == 0);
-    errno = 0;
-    CHECK(nvmunmap(address, page) == -1 && errno == EINVAL);
+    CHECK(FAILS(nvmunmap(address, page), -1, EINVAL));
     CHECK(ato_munmap(address, page) == 0);
     CHECK(refused(page, RW, MAP_SHARED, fd, 0) == EINVAL);
     address = ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0);
@@ -376,9 +293,6 @@ static void another_engine(const char *dir) {
     CHECK(nvmemcmp(address, "acumen", 6) == 0);
     CHECK(nvmunmap(address, page) == 0 && close(fd) == 0);
 }
-
-static int shared_fd;
-static char *shared_mapping;
 
 static void *copier(void *argument) {
     char block[1000];
@@ -393,11 +307,7 @@ static void *copier(void *argument) {
 }
 
 static void threads(const char *dir) {
-    pthread_t ids[4];
-    shared_fd = plain(in_dir(dir, "threads"), 2 * page);
-    shared_mapping = mapped(2 * page, RW, shared_fd, 0);
-    for (int i = 0; i < 4; i++) CHECK(pthread_create(&ids[i], NULL, copier, NULL) == 0);
-    for (int i = 0; i < 4; i++) CHECK(pthread_join(ids[i], NULL) == 0);
+    four_threads(dir, copier);
     CHECK(nvmunmap(shared_mapping, 2 * page) == 0);
     CHECK(close(shared_fd) == 0);
 }

@@ -11,19 +11,10 @@
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE 4096
 #define LENGTH (8 * PAGE)
-
-/* The code of a call that is to fail with a text that names `word`. */
-static int told(int code, const char *word) {
-    untorn_error last;
-    CHECK(code < 0 && untorn_last_error(&last) == 0);
-    CHECK(last.code == code && strstr(last.message, word));
-    return code;
-}
 
 static unsigned char *map(const char *path, int flags) {
     int fd = open(path, O_RDWR | O_CREAT, 0600);
@@ -90,8 +81,7 @@ static int protects(const char *dir) {
         CHECK(untorn_unprotect(memory) == UNTORN_EOWNERDEAD);
         _exit(0);
     }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ended(child);
 
     CHECK(untorn_unprotect(memory) == 0 && untorn_unprotect(memory) == UNTORN_EINVAL);
     CHECK(untorn_protect(memory, LENGTH, NULL) == 0 && untorn_unprotect(memory) == 0);

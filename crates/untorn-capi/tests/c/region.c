@@ -8,12 +8,10 @@
 #include "check.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -21,9 +19,6 @@
 #endif
 
 #define PAGE 4096
-
-/* Whether an expression fails with this errno. */
-#define FAILS(expression, failed, number) (errno = 0, (expression) == (failed) && errno == (number))
 
 /* The signal that a load from an address ends a process with, or 0. */
 static int signal_of_load(const volatile char *address) {
@@ -137,8 +132,7 @@ static void forks(void) {
         CHECK(FAILS(region_open("forks", 0), -1, EBUSY));
         _exit(0);
     }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    ended(child);
     CHECK(page[0] == 'p');
     CHECK(pmsync(rd) == 0 && pmunmap(page) == 0 && region_close(rd) == 0);
 }

@@ -6,21 +6,14 @@
 #include <untorn.h>
 #include <untorn/region.h>
 
-#include "check.h"
+#include "process.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE 4096
-
-/* Whether an expression fails with this errno. */
-#define FAILS(expression, failed, number) (errno = 0, (expression) == (failed) && errno == (number))
 
 static char *map(int rd, int64_t page) {
     char *bytes = pmmap(NULL, rd, page, PAGE, MAP_SHARED);
@@ -30,13 +23,8 @@ static char *map(int rd, int64_t page) {
 
 /* Forked before this process opens anything, so it has a library of its own. */
 static pid_t other(int go, int done) {
-    pid_t child = fork();
-    CHECK(child >= 0);
+    pid_t child = fork_waiting(go);
     if (child > 0) return child;
-    /* If this test fails nobody would wake it. */
-    CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
-    char byte;
-    CHECK(read(go, &byte, 1) == 1);
     CHECK(FAILS(region_open("r", 0), -1, EBUSY));
     CHECK(FAILS(region_open("other", REGION_SHARED), -1, EBUSY));
     int rd = region_open("r", REGION_SHARED);
@@ -44,14 +32,12 @@ static pid_t other(int go, int done) {
     CHECK(alloc_ppage(rd) == 2);
     memcpy(map(rd, 2), "by another", 10);
     CHECK(free_ppage(rd, 1) == 0);
-    CHECK(write(done, "", 1) == 1);
-    pause();
-    _exit(1);
+    done_until_killed(done);
+    return 0;
 }
 
 static void processes(void) {
     int go[2], done[2];
-    char byte;
     CHECK(pipe(go) == 0 && pipe(done) == 0);
     pid_t child = other(go[0], done[1]);
     int rd = region_open("r", O_CREAT | REGION_SHARED);
@@ -72,8 +58,7 @@ static void processes(void) {
     CHECK(pmsync(rd) == 0);
 
     /* Another process comes, stores, allocates and frees, and is killed. */
-    CHECK(write(go[1], "", 1) == 1 && read(done[0], &byte, 1) == 1);
-    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    run_and_kill(child, go[1], done[0]);
     CHECK(memcmp(map(rd, 2), "by another", 10) == 0);
     CHECK(FAILS(pmmap(NULL, rd, 1, PAGE, MAP_SHARED), MAP_FAILED, EINVAL));
     CHECK(FAILS(pmmap(NULL, rd, 1 << 20, PAGE, MAP_SHARED), MAP_FAILED, EFAULT));

@@ -5,25 +5,14 @@
 
 #include <untorn/shared.h>
 
-#include "check.h"
+#include "process.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE 4096
-
-/* The code of a call that is to fail with a text that names `word`. */
-static int told(int code, const char *word) {
-    untorn_error last;
-    CHECK(code < 0 && untorn_last_error(&last) == 0);
-    CHECK(last.code == code && strstr(last.message, word));
-    return code;
-}
 
 static int refused(const char *path, const untorn_options *options, const char *word) {
     untorn_error error;
@@ -46,12 +35,6 @@ static void empty(const char *path) {
     CHECK(fd >= 0 && close(fd) == 0);
 }
 
-/* Waits for a child, that must end well. */
-static void ended(pid_t child) {
-    int status;
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
-
 /* The file as a program without untorn sees it. */
 static void in_file(const char *path, off_t offset, const char *bytes) {
     char found[64] = {0};
@@ -62,26 +45,19 @@ static void in_file(const char *path, off_t offset, const char *bytes) {
 
 /* Forked before this process shares anything, so it has a library of its own. */
 static pid_t other(const char *path, int go, int done) {
-    pid_t child = fork();
-    CHECK(child >= 0);
+    pid_t child = fork_waiting(go);
     if (child > 0) return child;
-    /* If this test fails nobody would wake it. */
-    CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
-    char byte;
-    CHECK(read(go, &byte, 1) == 1);
     unsigned char *memory = share(path);
     CHECK(untorn_share_len(memory) == 3 * PAGE && !untorn_share_is_serving(memory));
     CHECK(memcmp(memory, "stored", 6) == 0);
     memcpy(memory + PAGE, "by another", 10);
-    CHECK(write(done, "", 1) == 1);
-    pause();
-    _exit(1);
+    done_until_killed(done);
+    return 0;
 }
 
 static void commits(const char *dir) {
     char *path = in_dir(dir, "commits");
     int go[2], done[2];
-    char byte;
     uint64_t first = 0, second = 0;
     empty(path);
     CHECK(pipe(go) == 0 && pipe(done) == 0);
@@ -96,8 +72,7 @@ static void commits(const char *dir) {
     CHECK(untorn_share_commit(memory, &first) == 0 && untorn_share_commit(memory, NULL) == 0);
 
     /* Another process comes, stores, and is killed: its stores are as good as any. */
-    CHECK(write(go[1], "", 1) == 1 && read(done[0], &byte, 1) == 1);
-    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    run_and_kill(child, go[1], done[0]);
     CHECK(memcmp(memory + PAGE, "by another", 10) == 0);
     CHECK(untorn_share_commit(memory, &second) == 0 && second > first);
 

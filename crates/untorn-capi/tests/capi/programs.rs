@@ -32,6 +32,11 @@ fn is_skip(said: &str) -> bool {
     reason.is_some()
 }
 
+/// The program checks everything itself, and neither it nor the library says anything.
+fn is_silent(program: &mut Command) {
+    assert_eq!(succeed(program), "", "the library prints nothing");
+}
+
 fn may_be_skipped(program: &mut Command, files: &std::path::Path) {
     let said = succeed(program.arg(files));
     assert!(said.is_empty() || is_skip(&said), "the library prints nothing: {said}");
@@ -40,16 +45,13 @@ fn may_be_skipped(program: &mut Command, files: &std::path::Path) {
 #[test]
 fn native_functions_do_what_the_header_says() {
     for_both_libraries(&test_program("native.c"), |program, files| {
-        let said = succeed(program.arg(files).arg(env!("CARGO_PKG_VERSION")));
-        assert_eq!(said, "", "the library prints nothing");
+        is_silent(program.arg(files).arg(env!("CARGO_PKG_VERSION")));
     });
 }
 
 #[test]
 fn several_processes_share_a_file_as_the_header_says() {
-    for_both_libraries(&test_program("several.c"), |program, files| {
-        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
-    });
+    for_both_libraries(&test_program("several.c"), |program, files| is_silent(program.arg(files)));
 }
 
 #[test]
@@ -59,23 +61,17 @@ fn maps_do_what_the_header_says() {
 
 #[test]
 fn acumen_functions_do_what_the_header_says() {
-    for_both_libraries(&test_program("acumen.c"), |program, files| {
-        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
-    });
+    for_both_libraries(&test_program("acumen.c"), |program, files| is_silent(program.arg(files)));
 }
 
 #[test]
 fn nvmmio_functions_do_what_the_header_says() {
-    for_both_libraries(&test_program("nvmmio.c"), |program, files| {
-        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
-    });
+    for_both_libraries(&test_program("nvmmio.c"), |program, files| is_silent(program.arg(files)));
 }
 
 #[test]
 fn region_functions_do_what_the_header_says() {
-    for_both_libraries(&test_program("region.c"), |program, files| {
-        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
-    });
+    for_both_libraries(&test_program("region.c"), |program, files| is_silent(program.arg(files)));
 }
 
 #[test]
