@@ -4,6 +4,7 @@
 
 pub(crate) mod counting;
 pub(crate) mod disk;
+pub(crate) mod golden;
 pub(crate) mod ledger;
 pub(crate) mod members;
 pub(crate) mod shelf;
@@ -11,6 +12,7 @@ pub(crate) mod system;
 
 use std::fs::{File, FileTimes, OpenOptions};
 use std::io::Write;
+use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -18,7 +20,12 @@ use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 
-use untorn::options::DirtyTracking;
+use counting::Counting;
+use untorn::options::{DirtyTracking, LogPolicy};
+use untorn::region::{Region, RegionStore, StoreOptions};
+use untorn::shared::SharedMap;
+use untorn::testing::storage::{Dax, Medium, MediumKind};
+use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
 use untorn_testing::again;
 #[allow(unused_imports, reason = "not every test program draws")]
 pub(crate) use untorn_testing::{SplitMix as Rng, seed};
@@ -35,6 +42,123 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
 /// nothing there.
 pub(crate) fn memory_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// The path of a file that is not there yet, in a directory of its own, which goes with it.
+pub(crate) struct Scratch {
+    dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Scratch {
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Deref for Scratch {
+    type Target = PathBuf;
+
+    fn deref(&self) -> &PathBuf {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for Scratch {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// One in a [`memory_dir`].
+pub(crate) fn scratch(name: &str) -> Scratch {
+    let dir = memory_dir();
+    Scratch { path: dir.path().join(name), dir }
+}
+
+/// One where temporary files are, which is on a disk on most machines.
+pub(crate) fn on_disk(name: &str) -> Scratch {
+    let dir = tempfile::tempdir().unwrap();
+    Scratch { path: dir.path().join(name), dir }
+}
+
+pub(crate) fn pmem() -> Dax {
+    Dax::new(MediumKind::AssumedPmem)
+}
+
+pub(crate) fn counted_pmem() -> Counting<Dax> {
+    Counting::new(pmem())
+}
+
+/// A new file, and its directory, which is in memory.
+pub(crate) fn create_on<M: Medium>(medium: M, options: &Options, len: u64) -> (Scratch, AtomicFile) {
+    let path = scratch("data");
+    let file = options.create_on(medium, &path, len).unwrap();
+    (path, file)
+}
+
+/// A new region store, which is in memory, and its region "r".
+pub(crate) fn new_region(options: &StoreOptions) -> (Scratch, RegionStore, Region) {
+    let path = scratch("store");
+    let store = options.create(&path).unwrap();
+    let region = store.create_region("r").unwrap();
+    (path, store, region)
+}
+
+/// The engine `hybrid-log`, with what is durable at each commit.
+pub(crate) fn hybrid_log(policy: LogPolicy) -> Options {
+    Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).log_policy(policy)
+}
+
+/// Leaves of a file what a process leaves that is killed now. Returns its path.
+pub(crate) fn killed(file: AtomicFile) -> PathBuf {
+    let path = file.path().to_owned();
+    let pair = Pair::of(&path);
+    drop(file);
+    pair.restore();
+    path
+}
+
+/// Files, maps and regions, read without a buffer.
+pub(crate) trait ReadAt {
+    fn fill_from(&self, bytes: &mut [u8], offset: u64) -> Result<()>;
+
+    /// So many bytes from there on.
+    fn bytes_at(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0xee; len];
+        self.fill_from(&mut bytes, offset).unwrap();
+        bytes
+    }
+
+    fn word_at(&self, offset: usize) -> u64 {
+        word(&self.bytes_at(offset as u64, 8), 0)
+    }
+}
+
+macro_rules! read_at {
+    ($($of:ty)+) => {$(
+        impl ReadAt for $of {
+            fn fill_from(&self, bytes: &mut [u8], offset: u64) -> Result<()> {
+                self.read_at(bytes, offset)
+            }
+        }
+    )+};
+}
+
+read_at!(AtomicFile SharedMap Region);
+
+/// The number at an offset of some bytes.
+pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+pub(crate) fn put_word(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Gives a file another length, as another program does.
+pub(crate) fn truncate(path: &Path, len: usize) {
+    OpenOptions::new().write(true).open(path).unwrap().set_len(len as u64).unwrap();
 }
 
 /// The ways of finding out what was stored to a map that this machine has. Only a machine without userfaultfd lacks
@@ -66,10 +190,8 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
 }
 
 /// The whole contents of an open file.
-pub(crate) fn read(file: &untorn::AtomicFile) -> Vec<u8> {
-    let mut bytes = vec![0; file.len() as usize];
-    file.read_at(&mut bytes, 0).unwrap();
-    bytes
+pub(crate) fn read(file: &AtomicFile) -> Vec<u8> {
+    file.bytes_at(0, file.len() as usize)
 }
 
 /// The mark a data file carries.
@@ -81,6 +203,30 @@ pub(crate) fn mark(path: &Path) -> Option<Vec<u8>> {
 /// Makes one file carry the mark of another, as a backup does.
 pub(crate) fn copy_mark(from: &Path, to: &Path) {
     rustix::fs::setxattr(to, "user.untorn", &mark(from).unwrap(), rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+/// What the sidecar holds of a file from [`partly_reflected`].
+pub(crate) const REFLECTED: Range<usize> = 64..192;
+
+/// Makes a cleanly closed file some of whose committed bytes stand in its sidecar only. Returns its contents.
+pub(crate) fn partly_reflected(options: &Options, path: &Path, len: usize, seed: u64) -> Vec<u8> {
+    let mut model = pattern(len, seed);
+    std::fs::write(path, &model).unwrap();
+    let file = options.open(path).unwrap();
+    model[REFLECTED].fill(seed as u8);
+    file.write_at(&model[REFLECTED], REFLECTED.start as u64).unwrap();
+    file.close().unwrap();
+    assert_ne!(std::fs::read(path).unwrap(), model, "nothing stands in the sidecar only");
+    model
+}
+
+/// Copies a file with its mark and its time, as `cp -a` does.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    std::fs::copy(from, to).unwrap();
+    copy_mark(from, to);
+    let modified = std::fs::metadata(from).unwrap().modified().unwrap();
+    let times = FileTimes::new().set_modified(modified);
+    OpenOptions::new().write(true).open(to).unwrap().set_times(times).unwrap();
 }
 
 /// See [`tree`].
@@ -177,7 +323,7 @@ impl Pair {
 }
 
 /// What `go` returns, or the text of its panic.
-pub(crate) fn attempt<T>(go: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn attempt<T>(go: impl FnOnce() -> T) -> std::result::Result<T, String> {
     catch_unwind(AssertUnwindSafe(go)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

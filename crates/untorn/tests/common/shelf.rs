@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use untorn::testing::storage::{Barrier, Dax, Identity, MediumKind};
+use super::memory_dir;
+use untorn::testing::storage::{Barrier, Dax, Identity, Medium, MediumKind};
 use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Named};
 use untorn::write_cache::{CacheOptions, CachedFile, WriteCache};
 use untorn::{Durability, Error, Result};
@@ -17,6 +18,7 @@ pub(crate) struct Shelf {
     pub(crate) files: Mutex<BTreeMap<PathBuf, Arc<Book>>>,
 }
 
+#[derive(Default)]
 pub(crate) struct Book {
     inode: u64,
     pub(crate) bytes: Mutex<Vec<u8>>,
@@ -36,15 +38,8 @@ struct Reader(Arc<Book>);
 
 impl Shelf {
     pub(crate) fn put(&self, path: &str, inode: u64) -> Arc<Book> {
-        let (bytes, broken, room) = (Mutex::default(), AtomicBool::new(false), AtomicUsize::new(usize::MAX));
-        let book = Arc::new(Book {
-            inode,
-            bytes,
-            broken,
-            room,
-            appends: AtomicBool::new(false),
-            before_sync: Mutex::default(),
-        });
+        let room = AtomicUsize::new(usize::MAX);
+        let book = Arc::new(Book { inode, room, ..Book::default() });
         self.files.lock().unwrap().insert(PathBuf::from(path), Arc::clone(&book));
         book
     }
@@ -189,12 +184,71 @@ pub(crate) fn small(slots: u64) -> CacheOptions {
     CacheOptions::new().size(size).entry_size(64).max_files(4).background(false).durability(Durability::PerWrite)
 }
 
-pub(crate) fn attach(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
-    cache.attach_backing(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
+/// A log and the shelf that it stands in front of.
+pub(crate) struct Setup {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) log: PathBuf,
+    pub(crate) shelf: Arc<Shelf>,
+    options: CacheOptions,
 }
 
-pub(crate) fn attach_write_through(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
-    cache.attach_write_through(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
+impl Setup {
+    /// A new log on persistent memory, and a shelf with a file of each path. Their inode numbers begin at 1.
+    pub(crate) fn create<const N: usize>(
+        options: CacheOptions,
+        paths: [&str; N],
+    ) -> (Self, WriteCache, [Arc<Book>; N]) {
+        Self::create_on(pmem(), options, paths)
+    }
+
+    /// The same on another medium.
+    pub(crate) fn create_on<M: Medium, const N: usize>(
+        medium: M,
+        options: CacheOptions,
+        paths: [&str; N],
+    ) -> (Self, WriteCache, [Arc<Book>; N]) {
+        let (dir, shelf) = (memory_dir(), Arc::new(Shelf::default()));
+        let mut inodes = 1..;
+        let books = paths.map(|path| shelf.put(path, inodes.next().unwrap()));
+        let log = dir.path().join("log");
+        let cache = options.create_on(medium, shelf.clone(), &log).unwrap();
+        (Setup { dir, log, shelf, options }, cache, books)
+    }
+
+    /// Opens the log once more, which replays it.
+    pub(crate) fn open(&self) -> Result<WriteCache> {
+        self.open_log(&self.log)
+    }
+
+    /// Opens a copy of the log, which replays that.
+    pub(crate) fn open_log(&self, log: &Path) -> Result<WriteCache> {
+        self.options.open_on(pmem(), self.shelf.clone(), log)
+    }
+
+    /// The log as a crash leaves it now.
+    pub(crate) fn copy_log(&self) -> PathBuf {
+        let copy = self.dir.path().join("copy");
+        std::fs::copy(&self.log, &copy).unwrap();
+        copy
+    }
+
+    pub(crate) fn attach(&self, cache: &WriteCache, path: &str) -> CachedFile {
+        attach(cache, &self.shelf, path)
+    }
+
+    pub(crate) fn attach_through(&self, cache: &WriteCache, path: &str) -> CachedFile {
+        let slow = self.shelf.open(Path::new(path)).unwrap().unwrap();
+        cache.attach_write_through(slow, Path::new(path)).unwrap()
+    }
+
+    /// What is in a file of the shelf.
+    pub(crate) fn get(&self, path: &str) -> Vec<u8> {
+        self.shelf.get(path).unwrap()
+    }
+}
+
+pub(crate) fn attach(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
+    cache.attach_backing(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
 }
 
 pub(crate) fn contents(file: &CachedFile) -> Vec<u8> {

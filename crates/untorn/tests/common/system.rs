@@ -3,6 +3,9 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::path::Path;
+
+use untorn::{Error, Result};
 
 /// The system's allocator, counting the calls of each thread. A test program that asks for [`allocations`] installs
 /// it with `#[global_allocator]`.
@@ -85,6 +88,16 @@ impl Child {
         let (_, status) = rustix::process::waitpid(Some(self.0), options).unwrap().unwrap();
         status.exit_status()
     }
+}
+
+/// In a forked child: which of its calls did not say that it is one, from 1; 0 if all did. Each names `path`, if that is
+/// given.
+pub(crate) fn first_untold(outcomes: &[Result<()>], path: Option<&Path>) -> i32 {
+    let is_told = |outcome: &Result<()>| match outcome {
+        Err(Error::Forked { path: named }) => path.is_none_or(|path| path == named),
+        _ => false,
+    };
+    outcomes.iter().position(|outcome| !is_told(outcome)).map_or(0, |n| n as i32 + 1)
 }
 
 /// What a signal does.

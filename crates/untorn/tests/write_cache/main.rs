@@ -3,12 +3,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod machine;
 mod write_cache;
-mod write_cache_beside;
 mod write_cache_failures;
 mod write_cache_full;
 mod write_cache_model;
 mod write_cache_moved;
+mod write_cache_multi_process;
 mod write_cache_new;
 mod write_cache_through;
 

@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::counting::{Counting, Counts};
-use crate::common::memory_dir;
-use crate::common::shelf::{Shelf, attach, contents, pmem, small};
+use crate::common::shelf::{Setup, Shelf, attach, contents, pmem, small};
 use crate::common::system::allocations;
+use crate::common::{memory_dir, scratch};
 use untorn::write_cache::CacheOptions;
 use untorn::write_cache::Kernel;
 use untorn::{Durability, Error};
@@ -19,14 +19,11 @@ use untorn_testing::{again, sibling};
 
 #[test]
 fn a_write_is_its_bytes_a_header_for_each_entry_and_one_fence() {
-    let dir = memory_dir();
     let medium = Counting::new(pmem());
-    let shelf = Arc::new(Shelf::default());
-    shelf.put("/slow/a", 1);
     let options = CacheOptions::new().size(4 << 20).max_files(4).background(false);
-    let cache = options.create_on(medium.clone(), shelf.clone(), dir.path().join("log")).unwrap();
+    let (setup, cache, _) = Setup::create_on(medium.clone(), options, ["/slow/a"]);
     assert_eq!(cache.info().unwrap().durability, Durability::PerWrite);
-    let file = attach(&cache, &shelf, "/slow/a");
+    let file = setup.attach(&cache, "/slow/a");
     // The first write of a file says in the table what its number means.
     file.write_at(&[1; 16384], 0).unwrap();
     for (len, entries) in [(1, 1), (100, 1), (4096, 1), (4097, 2), (16384, 4)] {
@@ -43,12 +40,9 @@ fn a_write_is_its_bytes_a_header_for_each_entry_and_one_fence() {
 
 #[test]
 fn overwrites_and_reads_allocate_nothing() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    shelf.put("/slow/a", 1);
     let options = CacheOptions::new().size(4 << 20).max_files(4).background(false);
-    let cache = options.create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach(&cache, &shelf, "/slow/a");
+    let (setup, cache, _) = Setup::create(options, ["/slow/a"]);
+    let file = setup.attach(&cache, "/slow/a");
     file.write_at(&[1; 16384], 0).unwrap();
     let src = [3; 4096];
     let before = allocations();
@@ -62,13 +56,10 @@ fn overwrites_and_reads_allocate_nothing() {
 
 #[test]
 fn per_commit_writes_cost_no_fence_and_a_sync_costs_one() {
-    let dir = memory_dir();
     let medium = Counting::new(pmem());
-    let shelf = Arc::new(Shelf::default());
-    shelf.put("/slow/a", 1);
     let options = CacheOptions::new().size(4 << 20).max_files(4).background(false).durability(Durability::PerCommit);
-    let cache = options.create_on(medium.clone(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach(&cache, &shelf, "/slow/a");
+    let (setup, cache, _) = Setup::create_on(medium.clone(), options, ["/slow/a"]);
+    let file = setup.attach(&cache, "/slow/a");
     file.write_at(&[1; 100], 0).unwrap();
     let cost = medium.cost(|| (0..10).for_each(|n| file.write_at(&[2; 100], n * 100).unwrap()));
     assert_eq!((cost.fences, cost.syncs), (0, 0));
@@ -77,17 +68,14 @@ fn per_commit_writes_cost_no_fence_and_a_sync_costs_one() {
 
 #[test]
 fn a_write_that_is_larger_than_the_log_is_served() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    shelf.put("/slow/a", 1);
-    let cache = small(16).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach(&cache, &shelf, "/slow/a");
+    let (setup, cache, _) = Setup::create(small(16), ["/slow/a"]);
+    let file = setup.attach(&cache, "/slow/a");
     file.write_at(b"before", 0).unwrap();
     let large: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
     file.write_at(&large, 3).unwrap();
     assert_eq!(file.append(&large).unwrap(), 100_003);
     assert_eq!(contents(&file), [b"bef", &large[..], &large[..]].concat());
-    assert_eq!(shelf.get("/slow/a").unwrap(), contents(&file));
+    assert_eq!(setup.get("/slow/a"), contents(&file));
     file.write_at(b"after", 0).unwrap();
     assert_eq!(&contents(&file)[..5], b"after");
 }
@@ -259,12 +247,11 @@ fn a_log_has_one_owner_and_a_pool_has_one_for_each() {
 
 #[test]
 fn an_idle_cache_drains_by_itself_what_is_older_than_it_may_be() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, b"").unwrap();
     let plain = std::fs::File::open(&path).unwrap();
     let options = CacheOptions::new().size(1 << 20).max_files(8).max_age(Duration::from_millis(1));
-    let cache = options.create(dir.path().join("log")).unwrap();
+    let cache = options.create(path.dir().join("log")).unwrap();
     let file = cache.attach(plain.as_fd(), &path).unwrap();
     for round in 0..3_u8 {
         file.write_at(&[round + 1; 10], 0).unwrap();
@@ -317,16 +304,13 @@ fn comes(mut what: impl FnMut() -> bool) -> bool {
 /// The thread that drains goes on to the next batch at once. Whoever waits for room has it meanwhile.
 #[test]
 fn a_waiting_writer_gets_room_after_the_current_batch() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put("/slow/a", 1);
     let syncs = Arc::new(Syncs::default());
     let gate = Arc::clone(&syncs);
-    *book.before_sync.lock().unwrap() = Some(Arc::new(move || gate.begin()));
     syncs.let_end(u64::MAX);
     let options = small(64).background(true).batch(1, 8);
-    let cache = options.create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach(&cache, &shelf, "/slow/a");
+    let (setup, cache, [book]) = Setup::create(options, ["/slow/a"]);
+    *book.before_sync.lock().unwrap() = Some(Arc::new(move || gate.begin()));
+    let file = setup.attach(&cache, "/slow/a");
     file.write_at(b"what makes it known to the log", 0).unwrap();
     cache.drain().unwrap();
     let before = syncs.begun();

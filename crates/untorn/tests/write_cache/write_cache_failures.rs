@@ -7,19 +7,15 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::counting::Counting;
 use crate::common::memory_dir;
-use crate::common::shelf::{Shelf, attach, contents, pmem, small};
+use crate::common::shelf::{Setup, contents, pmem, small};
 use untorn::Error;
 use untorn::write_cache::Kernel;
 use untorn::write_cache::{CachedFile, ReplayOutcome};
 
 #[test]
 fn a_failed_file_keeps_its_writes_in_the_log_and_blocks_none() {
-    let dir = memory_dir();
-    let log = dir.path().join("log");
-    let shelf = Arc::new(Shelf::default());
-    let (bad, good) = (shelf.put("/slow/bad", 1), shelf.put("/slow/good", 2));
-    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-    let (failing, working) = (attach(&cache, &shelf, "/slow/bad"), attach(&cache, &shelf, "/slow/good"));
+    let (setup, cache, [bad, good]) = Setup::create(small(32), ["/slow/bad", "/slow/good"]);
+    let (failing, working) = (setup.attach(&cache, "/slow/bad"), setup.attach(&cache, "/slow/good"));
     failing.write_at(&[7; 200], 10).unwrap();
     failing.set_len(100).unwrap();
     failing.write_at(b"last", 90).unwrap();
@@ -41,22 +37,18 @@ fn a_failed_file_keeps_its_writes_in_the_log_and_blocks_none() {
     assert!(cache.info().unwrap().stuck > 0);
     drop((failing, working, cache));
     // The log is no use to anybody, and nothing is lost, as long as the file fails.
-    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::ReplayIncomplete { .. })));
+    assert!(matches!(setup.open(), Err(Error::ReplayIncomplete { .. })));
     bad.broken.store(false, Ordering::Relaxed);
-    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    let cache = setup.open().unwrap();
     assert!(cache.replayed().files.iter().any(|file| file.fate == ReplayOutcome::Replayed && file.inode == 1));
-    assert_eq!(shelf.get("/slow/bad").unwrap(), expected);
+    assert_eq!(setup.get("/slow/bad"), expected);
 }
 
 /// A failed flush is told once. Whoever hears of it, what was on its way to the file then is not freed by the next.
 #[test]
 fn no_flush_succeeds_after_one_failed_outside_a_drain() {
-    let dir = memory_dir();
-    let log = dir.path().join("log");
-    let shelf = Arc::new(Shelf::default());
-    let bad = shelf.put("/slow/bad", 1);
-    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-    let failing = attach(&cache, &shelf, "/slow/bad");
+    let (setup, cache, [bad]) = Setup::create(small(32), ["/slow/bad"]);
+    let failing = setup.attach(&cache, "/slow/bad");
     failing.write_at(b"on its way", 0).unwrap();
     failing.write_to_kernel().unwrap();
     bad.broken.store(true, Ordering::Relaxed);
@@ -68,18 +60,15 @@ fn no_flush_succeeds_after_one_failed_outside_a_drain() {
     // The device never got it.
     bad.bytes.lock().unwrap().clear();
     drop((failing, cache));
-    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    let cache = setup.open().unwrap();
     assert!(cache.replayed().files.iter().any(|file| file.fate == ReplayOutcome::Replayed && file.inode == 1));
-    assert_eq!(shelf.get("/slow/bad").unwrap(), b"on its way");
+    assert_eq!(setup.get("/slow/bad"), b"on its way");
 }
 
 #[test]
 fn files_bypass_a_log_that_failed_files_have_filled() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    let (bad, good) = (shelf.put("/slow/bad", 1), shelf.put("/slow/good", 2));
-    let cache = small(16).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let (failing, working) = (attach(&cache, &shelf, "/slow/bad"), attach(&cache, &shelf, "/slow/good"));
+    let (setup, cache, [bad, good]) = Setup::create(small(16), ["/slow/bad", "/slow/good"]);
+    let (failing, working) = (setup.attach(&cache, "/slow/bad"), setup.attach(&cache, "/slow/good"));
     // All that writers may have.
     (0..12).for_each(|n| failing.write_at(&[n; 10], u64::from(n) * 10).unwrap());
     bad.broken.store(true, Ordering::Relaxed);
@@ -93,20 +82,16 @@ fn files_bypass_a_log_that_failed_files_have_filled() {
 /// The drain frees entries one by one while it moves what is stuck: what is freed is seen by no read any more.
 #[test]
 fn no_read_sees_an_entry_that_is_free() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    let (bad, good) = (shelf.put("/slow/bad", 1), shelf.put("/slow/good", 2));
-    shelf.put("/slow/other", 3);
     let medium = Counting::new(pmem());
-    let cache = small(16).create_on(medium.clone(), shelf.clone(), dir.path().join("log")).unwrap();
-    let (failing, working) = (attach(&cache, &shelf, "/slow/bad"), attach(&cache, &shelf, "/slow/good"));
+    let (setup, cache, [bad, good, _]) =
+        Setup::create_on(medium.clone(), small(16), ["/slow/bad", "/slow/good", "/slow/other"]);
+    let (failing, working) = (setup.attach(&cache, "/slow/bad"), setup.attach(&cache, "/slow/good"));
     failing.write_at(b"first", 0).unwrap();
     (0..10).for_each(|n| working.write_at(&[n + 1; 64], u64::from(n) * 64).unwrap());
     failing.write_at(b"last", 5).unwrap();
     let expected = contents(&working);
     // When the second is moved, all between the two is free: the others write over it.
-    let others =
-        Arc::new(Mutex::new(Some((attach(&cache, &shelf, "/slow/other"), attach(&cache, &shelf, "/slow/good")))));
+    let others = Arc::new(Mutex::new(Some((setup.attach(&cache, "/slow/other"), setup.attach(&cache, "/slow/good")))));
     let (seen, moves) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(0));
     let (theirs, see) = (Arc::clone(&others), Arc::clone(&seen));
     medium.watch(move |barrier, _| {
@@ -134,20 +119,15 @@ fn no_read_sees_an_entry_that_is_free() {
 /// told.
 #[test]
 fn threads_go_on_while_a_file_is_stuck() {
-    let dir = memory_dir();
-    let log = dir.path().join("log");
-    let shelf = Arc::new(Shelf::default());
-    let bad = shelf.put("/slow/bad", 1);
     let paths = ["/slow/good", "/slow/other"];
-    paths.iter().zip(2..).for_each(|(path, inode)| drop(shelf.put(path, inode)));
     let options = small(32).background(true).batch(2, 8);
-    let cache = options.create_on(pmem(), shelf.clone(), &log).unwrap();
-    let failing = attach(&cache, &shelf, "/slow/bad");
+    let (setup, cache, [bad, ..]) = Setup::create(options, ["/slow/bad", paths[0], paths[1]]);
+    let failing = setup.attach(&cache, "/slow/bad");
     let written = std::thread::scope(|scope| {
         for path in paths {
-            let (cache, shelf) = (&cache, &shelf);
+            let (setup, cache) = (&setup, &cache);
             scope.spawn(move || {
-                let file = attach(cache, shelf, path);
+                let file = setup.attach(cache, path);
                 for round in 0..2000_u32 {
                     file.append(&round.to_le_bytes()).unwrap();
                     if round % 100 == 0 {
@@ -169,30 +149,26 @@ fn threads_go_on_while_a_file_is_stuck() {
     });
     let expected: Vec<u8> = (0..2000_u32).flat_map(u32::to_le_bytes).collect();
     for path in paths {
-        let file = attach(&cache, &shelf, path);
+        let file = setup.attach(&cache, path);
         assert_eq!(contents(&file), expected);
         file.demote().unwrap();
-        assert_eq!(shelf.get(path).unwrap(), expected);
+        assert_eq!(setup.get(path), expected);
     }
     assert_eq!(contents(&failing), vec![7; written]);
     drop((failing, cache));
     bad.broken.store(false, Ordering::Relaxed);
-    assert!(small(32).open_on(pmem(), shelf.clone(), &log).unwrap().replayed().is_complete());
-    assert_eq!(shelf.get("/slow/bad").unwrap(), vec![7; written]);
+    assert!(small(32).open_on(pmem(), setup.shelf.clone(), &setup.log).unwrap().replayed().is_complete());
+    assert_eq!(setup.get("/slow/bad"), vec![7; written]);
 }
 
 #[test]
 fn a_failed_log_fails_its_waiters_and_keeps_acknowledged_bytes() {
     for sound in 20..40 {
-        let dir = memory_dir();
-        let log = dir.path().join("log");
-        let shelf = Arc::new(Shelf::default());
         let paths = ["/slow/a", "/slow/b", "/slow/c"];
-        paths.iter().zip(1..).for_each(|(path, inode)| drop(shelf.put(path, inode)));
         let medium = Counting::new(pmem());
         let options = small(16).background(true).batch(2, 8);
-        let cache = options.create_on(medium.clone(), shelf.clone(), &log).unwrap();
-        let files = paths.map(|path| attach(&cache, &shelf, path));
+        let (setup, cache, _) = Setup::create_on(medium.clone(), options, paths);
+        let files = paths.map(|path| setup.attach(&cache, path));
         medium.fail_fences_after(sound);
         let written: Vec<usize> = std::thread::scope(|scope| {
             let writer = |file| {
@@ -208,9 +184,9 @@ fn a_failed_log_fails_its_waiters_and_keeps_acknowledged_bytes() {
             assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
         }
         drop((files, cache));
-        assert!(small(16).open_on(pmem(), shelf.clone(), &log).unwrap().replayed().is_complete());
+        assert!(small(16).open_on(pmem(), setup.shelf.clone(), &setup.log).unwrap().replayed().is_complete());
         for (path, written) in paths.iter().zip(written) {
-            let found = shelf.get(path).unwrap();
+            let found = setup.get(path);
             let expected: Vec<u8> = (0..=written).flat_map(|n| [n as u8; 100]).collect();
             // The one that was refused may be there, and is whole then.
             assert!([written * 100, written * 100 + 100].contains(&found.len()), "{} of {written}", found.len());
@@ -241,29 +217,24 @@ fn a_file_is_attached_where_it_is_and_nowhere_else() {
 
 #[test]
 fn a_missing_or_replaced_file_keeps_its_log_entries() {
-    let dir = memory_dir();
-    let log = dir.path().join("log");
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put("/slow/a", 1);
-    shelf.put("/slow/b", 2);
-    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-    attach(&cache, &shelf, "/slow/a").write_at(b"of a", 0).unwrap();
-    attach(&cache, &shelf, "/slow/b").write_at(b"of b", 0).unwrap();
+    let (setup, cache, [book, _]) = Setup::create(small(32), ["/slow/a", "/slow/b"]);
+    setup.attach(&cache, "/slow/a").write_at(b"of a", 0).unwrap();
+    setup.attach(&cache, "/slow/b").write_at(b"of b", 0).unwrap();
     drop(cache);
-    shelf.remove("/slow/a");
-    let refused = small(32).open_on(pmem(), shelf.clone(), &log).unwrap_err();
+    setup.shelf.remove("/slow/a");
+    let refused = setup.open().unwrap_err();
     assert!(matches!(&refused, Error::ReplayIncomplete { what, .. } if what.contains("/slow/a")), "{refused}");
-    assert_eq!(shelf.get("/slow/b").unwrap(), b"of b", "what could be replayed was");
+    assert_eq!(setup.get("/slow/b"), b"of b", "what could be replayed was");
     // Another file of that name is not it. What was replayed already is not replayed over what came later.
-    let other = shelf.put("/slow/a", 3);
-    shelf.put("/slow/b", 2).bytes.lock().unwrap().extend(b"new!");
-    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::ReplayIncomplete { .. })));
-    assert_eq!((shelf.get("/slow/a").unwrap().len(), shelf.get("/slow/b").unwrap()), (0, b"new!".to_vec()));
+    let other = setup.shelf.put("/slow/a", 3);
+    setup.shelf.put("/slow/b", 2).bytes.lock().unwrap().extend(b"new!");
+    assert!(matches!(setup.open(), Err(Error::ReplayIncomplete { .. })));
+    assert_eq!((setup.get("/slow/a").len(), setup.get("/slow/b")), (0, b"new!".to_vec()));
     drop(other);
     // It comes back under another name beside: it is known by its identity.
-    shelf.files.lock().unwrap().insert(PathBuf::from("/slow/a.restored"), book);
-    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    setup.shelf.files.lock().unwrap().insert(PathBuf::from("/slow/a.restored"), book);
+    let cache = setup.open().unwrap();
     assert!(cache.replayed().is_complete());
-    assert_eq!(shelf.get("/slow/a.restored").unwrap(), b"of a");
-    assert_eq!((shelf.get("/slow/a").unwrap().len(), shelf.get("/slow/b").unwrap()), (0, b"new!".to_vec()));
+    assert_eq!(setup.get("/slow/a.restored"), b"of a");
+    assert_eq!((setup.get("/slow/a").len(), setup.get("/slow/b")), (0, b"new!".to_vec()));
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::shelf::{contents, pmem};
-use crate::common::{alone, memory_dir, pattern};
-use untorn::write_cache::{CacheOptions, ReplayOutcome};
+use crate::common::{alone, pattern, scratch, truncate};
+use untorn::write_cache::{CacheOptions, CachedFile, ReplayOutcome};
 use untorn::write_cache::{Descriptor, Kernel};
 use untorn::{Durability, Error};
 
@@ -26,6 +26,10 @@ fn options() -> CacheOptions {
 
 fn new_file(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap()
+}
+
+fn write_in_pieces(file: &CachedFile, bytes: &[u8]) {
+    (0..).step_by(1000).zip(bytes.chunks(1000)).for_each(|(at, piece)| file.write_at(piece, at).unwrap());
 }
 
 /// While the disk is full no replay brings the writes to the file, nor loses them; each one says why. Once there is
@@ -53,8 +57,8 @@ fn is_kept_until_there_is_room(disk: &SmallDisk, log: &Path, path: &Path, expect
 
 fn what_finds_no_room_when_it_is_drained(kind: Kind) {
     let Some(disk) = SmallDisk::mount(kind, DISK) else { return };
-    let (dir, path) = (memory_dir(), disk.path("file"));
-    let (log, plain) = (dir.path().join("log"), new_file(&path));
+    let (log, path) = (scratch("log"), disk.path("file"));
+    let plain = new_file(&path);
     let other = new_file(&disk.path("other"));
     other.set_len(10).unwrap();
     let cache = options().create_on(pmem(), Arc::new(Kernel), &log).unwrap();
@@ -65,9 +69,7 @@ fn what_finds_no_room_when_it_is_drained(kind: Kind) {
     disk.fill(2);
     let expected = pattern(LEN, 1);
     // Into the log, which has room: it is durable there, and to be seen.
-    for (at, bytes) in (0..).step_by(1000).zip(expected.chunks(1000)) {
-        file.write_at(bytes, at).unwrap();
-    }
+    write_in_pieces(&file, &expected);
     assert_eq!(contents(&file), expected);
     let Err(error) = cache.drain() else { panic!("a full disk took {LEN} bytes") };
     assert!(matches!(error, Error::Poisoned { .. }) || error.errno() == ENOSPC, "{error}");
@@ -86,8 +88,8 @@ fn what_finds_no_room_when_it_is_drained(kind: Kind) {
 
 fn what_a_full_disk_took_in_part(kind: Kind) {
     let Some(disk) = SmallDisk::mount(kind, DISK) else { return };
-    let (dir, path) = (memory_dir(), disk.path("file"));
-    let (log, plain) = (dir.path().join("log"), new_file(&path));
+    let (log, path) = (scratch("log"), disk.path("file"));
+    let plain = new_file(&path);
     plain.set_len(10).unwrap();
     disk.fill(20);
     let cache = options().create_on(pmem(), Arc::new(Kernel), &log).unwrap();
@@ -123,54 +125,35 @@ fn what_a_full_disk_took_in_part(kind: Kind) {
 
 fn what_was_written_and_not_synced(kind: Kind) {
     let Some(disk) = SmallDisk::mount(kind, DISK) else { return };
-    let (dir, path) = (memory_dir(), disk.path("file"));
-    let (log, plain) = (dir.path().join("log"), new_file(&path));
+    let (log, path) = (scratch("log"), disk.path("file"));
+    let plain = new_file(&path);
     let cache = options().create_on(pmem(), Arc::new(Kernel), &log).unwrap();
     let file = cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), &path).unwrap()), &path).unwrap();
     let expected = pattern(LEN, 3);
-    for (at, bytes) in (0..).step_by(1000).zip(expected.chunks(1000)) {
-        file.write_at(bytes, at).unwrap();
-    }
+    write_in_pieces(&file, &expected);
     drop((file, cache));
     // A power cut takes it, and somebody else the room.
-    OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
+    truncate(&path, 0);
     File::open(&path).unwrap().sync_all().unwrap();
     disk.fill(2);
     is_kept_until_there_is_room(&disk, &log, &path, &expected);
 }
 
-#[test]
-fn the_log_keeps_bytes_until_a_full_ext4_has_room() {
-    alone!(60, "a full disk");
-    what_finds_no_room_when_it_is_drained(Kind::Ext4);
+macro_rules! on_full_disks {
+    ($($name:ident: $check:ident, $kind:ident;)+) => {$(
+        #[test]
+        fn $name() {
+            alone!(60, "a full disk");
+            $check(Kind::$kind);
+        }
+    )+};
 }
 
-#[test]
-fn the_log_keeps_bytes_until_a_full_tmpfs_has_room() {
-    alone!(60, "a full disk");
-    what_finds_no_room_when_it_is_drained(Kind::Tmpfs);
-}
-
-#[test]
-fn only_bytes_that_a_full_ext4_took_are_kept() {
-    alone!(60, "a full disk");
-    what_a_full_disk_took_in_part(Kind::Ext4);
-}
-
-#[test]
-fn only_bytes_that_a_full_tmpfs_took_are_kept() {
-    alone!(60, "a full disk");
-    what_a_full_disk_took_in_part(Kind::Tmpfs);
-}
-
-#[test]
-fn replay_waits_for_room_on_a_full_ext4() {
-    alone!(60, "a full disk");
-    what_was_written_and_not_synced(Kind::Ext4);
-}
-
-#[test]
-fn replay_waits_for_room_on_a_full_tmpfs() {
-    alone!(60, "a full disk");
-    what_was_written_and_not_synced(Kind::Tmpfs);
+on_full_disks! {
+    the_log_keeps_bytes_until_a_full_ext4_has_room: what_finds_no_room_when_it_is_drained, Ext4;
+    the_log_keeps_bytes_until_a_full_tmpfs_has_room: what_finds_no_room_when_it_is_drained, Tmpfs;
+    only_bytes_that_a_full_ext4_took_are_kept: what_a_full_disk_took_in_part, Ext4;
+    only_bytes_that_a_full_tmpfs_took_are_kept: what_a_full_disk_took_in_part, Tmpfs;
+    replay_waits_for_room_on_a_full_ext4: what_was_written_and_not_synced, Ext4;
+    replay_waits_for_room_on_a_full_tmpfs: what_was_written_and_not_synced, Tmpfs;
 }

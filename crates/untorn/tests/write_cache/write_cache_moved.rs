@@ -2,50 +2,21 @@
 //! returned, whatever of the renames a crash undid.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
-use crate::common::memory_dir;
-use crate::common::shelf::{pmem, small};
-use untorn::write_cache::{BackingFile, Descriptor, Kernel};
-use untorn::write_cache::{CachedFile, Replay, ReplayOutcome, WriteCache};
+use super::machine::Machine;
+use crate::common::names;
+use untorn::write_cache::{CachedFile, ReplayOutcome};
 
-/// Two directories, `one` and `two`, on a file system that tells its files apart, and a log beside them.
-struct Machine {
-    dir: tempfile::TempDir,
-    fast: tempfile::TempDir,
-    cache: Option<WriteCache>,
+/// A machine with two directories, `one` and `two`, on a file system that tells its files apart.
+fn new_machine() -> Option<Machine> {
+    Machine::new("renames", 64, &["one", "two"])
 }
 
 impl Machine {
-    fn new() -> Option<Self> {
-        let (dir, fast) = (tempfile::tempdir().unwrap(), memory_dir());
-        for name in ["one", "two"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-        }
-        let probe = dir.path().join("probe");
-        let identity = open(&probe).identity().unwrap();
-        fs::remove_file(&probe).unwrap();
-        if identity.generation == 0 || identity.birth == 0 {
-            untorn_testing::skipped!("renames, on a file system whose files have no generation or no birth time");
-            return None;
-        }
-        let cache = small(64).create_on(pmem(), Arc::new(Kernel), fast.path().join("log")).unwrap();
-        Some(Machine { dir, fast, cache: Some(cache) })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().canonicalize().unwrap().join(name)
-    }
-
-    fn cache(&self) -> &WriteCache {
-        self.cache.as_ref().unwrap()
-    }
-
     /// A file with this in it, which the log has.
-    fn create(&self, name: &str, bytes: &[u8]) -> CachedFile {
-        let path = self.path(name);
-        let file = self.cache().attach_write_through(Arc::new(open(&path)), &path).unwrap();
+    fn create_with(&self, name: &str, bytes: &[u8]) -> CachedFile {
+        let file = self.attach_new(name);
         file.write_at(bytes, 0).unwrap();
         file
     }
@@ -58,50 +29,25 @@ impl Machine {
         assert_eq!(file.path(), self.path(to));
     }
 
-    /// What a crash leaves: the log as it is now, and of the files what `take` leaves. Then a replay.
-    fn crash(&mut self, take: impl FnOnce(&Self)) -> Replay {
-        let log = self.fast.path().join("log");
-        let left = fs::read(&log).unwrap();
-        self.cache = None;
-        fs::write(&log, left).unwrap();
-        take(self);
-        self.replay()
-    }
-
-    fn replay(&self) -> Replay {
-        small(64).replay_on(pmem(), &Kernel, self.fast.path().join("log")).unwrap()
-    }
-
     /// Undoes a rename, as a crash may.
     fn undo(&self, from: &str, to: &str) {
         fs::rename(self.path(to), self.path(from)).unwrap();
     }
 
-    /// All files, with what they hold.
-    fn files(&self) -> Vec<(String, String)> {
-        let mut files = Vec::new();
-        for dir in ["one", "two"] {
-            for entry in fs::read_dir(self.path(dir)).unwrap() {
-                let path = entry.unwrap().path();
-                let name = format!("{dir}/{}", path.file_name().unwrap().to_str().unwrap());
-                files.push((name, String::from_utf8(fs::read(path).unwrap()).unwrap()));
-            }
-        }
-        files.sort();
-        files
-    }
-
+    /// Checks what files there are, and what they hold.
     #[track_caller]
     fn has(&self, expected: &[(&str, &str)]) {
-        let found = self.files();
+        let mut found = Vec::new();
+        for dir in ["one", "two"] {
+            for name in names(&self.path(dir)) {
+                let name = format!("{dir}/{name}");
+                let bytes = String::from_utf8(fs::read(self.path(&name)).unwrap()).unwrap();
+                found.push((name, bytes));
+            }
+        }
         let found: Vec<(&str, &str)> = found.iter().map(|(name, bytes)| (name.as_str(), bytes.as_str())).collect();
         assert_eq!(found, expected);
     }
-}
-
-fn open(path: &Path) -> Descriptor {
-    let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
-    Descriptor::new(file.into(), path).unwrap()
 }
 
 /// The file is found by either name, and has the one that it was given.
@@ -109,8 +55,8 @@ fn open(path: &Path) -> Descriptor {
 fn a_rename_that_a_crash_undid_is_repeated() {
     for to in ["one/b", "two/b"] {
         for undone in [false, true] {
-            let Some(mut machine) = Machine::new() else { return };
-            let file = machine.create("one/a", b"bytes");
+            let Some(mut machine) = new_machine() else { return };
+            let file = machine.create_with("one/a", b"bytes");
             machine.rename(&file, to);
             file.append(b", more").unwrap();
             drop(file);
@@ -131,15 +77,15 @@ fn a_rename_that_a_crash_undid_is_repeated() {
 #[test]
 fn a_new_file_that_was_put_over_another_is_made_again_there() {
     for known in [false, true] {
-        let Some(mut machine) = Machine::new() else { return };
+        let Some(mut machine) = new_machine() else { return };
         let old = if known {
-            Some(machine.create("two/b", b"old"))
+            Some(machine.create_with("two/b", b"old"))
         } else {
             fs::write(machine.path("two/b"), b"old").unwrap();
             None
         };
         fs::hard_link(machine.path("two/b"), machine.path("kept")).unwrap();
-        let file = machine.create("one/a", b"new");
+        let file = machine.create_with("one/a", b"new");
         if known {
             // It has but one name when it is replaced.
             fs::remove_file(machine.path("kept")).unwrap();
@@ -162,8 +108,8 @@ fn a_new_file_that_was_put_over_another_is_made_again_there() {
 #[test]
 fn a_rename_that_was_not_done_leaves_both_files() {
     for told in [false, true] {
-        let Some(mut machine) = Machine::new() else { return };
-        let (file, over) = (machine.create("one/a", b"new"), machine.create("two/b", b"old"));
+        let Some(mut machine) = new_machine() else { return };
+        let (file, over) = (machine.create_with("one/a", b"new"), machine.create_with("two/b", b"old"));
         assert!(file.begin_rename(&machine.path("two/b")).unwrap());
         if told {
             file.end_rename(false).unwrap();
@@ -181,8 +127,8 @@ fn a_rename_that_was_not_done_leaves_both_files() {
 /// The process died in between: the file is where it is.
 #[test]
 fn a_rename_of_which_nobody_said_that_it_was_done_is_not_undone() {
-    let Some(mut machine) = Machine::new() else { return };
-    let (file, over) = (machine.create("one/a", b"new"), machine.create("two/b", b"old"));
+    let Some(mut machine) = new_machine() else { return };
+    let (file, over) = (machine.create_with("one/a", b"new"), machine.create_with("two/b", b"old"));
     assert!(file.begin_rename(&machine.path("two/b")).unwrap());
     fs::rename(machine.path("one/a"), machine.path("two/b")).unwrap();
     drop((file, over));
@@ -194,15 +140,15 @@ fn a_rename_of_which_nobody_said_that_it_was_done_is_not_undone() {
 /// Each is put where it was, those first that were renamed first.
 #[test]
 fn a_replay_repeats_renames_in_their_order() {
-    let Some(mut machine) = Machine::new() else { return };
-    let (first, second) = (machine.create("one/log.1", b"first"), machine.create("one/log", b"second"));
+    let Some(mut machine) = new_machine() else { return };
+    let (first, second) = (machine.create_with("one/log.1", b"first"), machine.create_with("one/log", b"second"));
     machine.rename(&first, "two/log.2");
     machine.rename(&second, "one/log.1");
-    let third = machine.create("one/log", b"third");
+    let third = machine.create_with("one/log", b"third");
     // Its first rename is durable before the second, so only that one can be undone.
     machine.rename(&third, "two/log.3");
     machine.rename(&third, "two/log.4");
-    let fourth = machine.create("one/log", b"fourth");
+    let fourth = machine.create_with("one/log", b"fourth");
     drop((first, second, third, fourth));
     let replay = machine.crash(|machine| {
         fs::remove_file(machine.path("one/log")).unwrap();
@@ -218,9 +164,9 @@ fn a_replay_repeats_renames_in_their_order() {
 #[test]
 fn a_renamed_and_removed_file_is_gone_with_its_target() {
     for undone in [false, true] {
-        let Some(mut machine) = Machine::new() else { return };
-        let over = machine.create("two/b", b"old");
-        let file = machine.create("one/a", b"new");
+        let Some(mut machine) = new_machine() else { return };
+        let over = machine.create_with("two/b", b"old");
+        let file = machine.create_with("one/a", b"new");
         assert!(file.begin_rename(&machine.path("two/b")).unwrap());
         fs::rename(machine.path("two/b"), machine.path("kept")).unwrap();
         fs::rename(machine.path("one/a"), machine.path("two/b")).unwrap();
@@ -241,8 +187,8 @@ fn a_renamed_and_removed_file_is_gone_with_its_target() {
 /// What is not the file that was replaced is not removed for it.
 #[test]
 fn a_younger_file_at_the_target_and_the_log_are_kept() {
-    let Some(mut machine) = Machine::new() else { return };
-    let file = machine.create("one/a", b"new");
+    let Some(mut machine) = new_machine() else { return };
+    let file = machine.create_with("one/a", b"new");
     machine.rename(&file, "two/b");
     drop(file);
     let replay = machine.crash(|machine| {
@@ -261,10 +207,10 @@ fn a_younger_file_at_the_target_and_the_log_are_kept() {
 /// Where a file is put over another again and again its directory is synced once, and no file waits for its own device.
 #[test]
 fn a_file_replaced_repeatedly_holds_its_last_version() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     fs::write(machine.path("one/b"), b"plain").unwrap();
     for round in 0..20 {
-        let file = machine.create("one/b.new", format!("round {round}").as_bytes());
+        let file = machine.create_with("one/b.new", format!("round {round}").as_bytes());
         machine.rename(&file, "one/b");
         if round % 3 == 0 {
             machine.cache().drain().unwrap();
@@ -277,14 +223,13 @@ fn a_file_replaced_repeatedly_holds_its_last_version() {
 
 #[test]
 fn renames_the_log_cannot_follow_are_left_to_the_caller() {
-    let Some(machine) = Machine::new() else { return };
-    let file = machine.create("one/a", b"bytes");
+    let Some(machine) = new_machine() else { return };
+    let file = machine.create_with("one/a", b"bytes");
     let longer = "n".repeat(200);
     let longer = (0..20).fold(machine.path("two"), |path, _| path.join(&longer));
     fs::create_dir(machine.path("two/dir")).unwrap();
-    let path = machine.path("two/unwritten");
-    let unwritten = machine.cache().attach_write_through(Arc::new(open(&path)), &path).unwrap();
-    for to in [file.path(), longer, machine.path("two/dir"), path.clone(), PathBuf::from("relative")] {
+    let unwritten = machine.attach_new("two/unwritten");
+    for to in [file.path(), longer, machine.path("two/dir"), unwritten.path(), PathBuf::from("relative")] {
         assert!(!file.begin_rename(&to).unwrap(), "{}", to.display());
     }
     assert!(!unwritten.begin_rename(&machine.path("two/b")).unwrap(), "nothing of it is in the log");
@@ -300,9 +245,9 @@ fn renames_the_log_cannot_follow_are_left_to_the_caller() {
 /// A log with few lines for files serves any number of files that are renamed, one after the other.
 #[test]
 fn lines_of_files_that_were_renamed_or_replaced_come_back() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = new_machine() else { return };
     for round in 0..100 {
-        let file = machine.create("one/a", b"bytes");
+        let file = machine.create_with("one/a", b"bytes");
         machine.rename(&file, if round % 2 == 0 { "two/b" } else { "one/b" });
         drop(file);
     }
@@ -313,12 +258,12 @@ fn lines_of_files_that_were_renamed_or_replaced_come_back() {
 /// Its renamer was killed before it said so, or what it said was not synced; but another file has the name since.
 #[test]
 fn a_drained_file_is_renamed_again_beside_a_new_namesake() {
-    let Some(mut machine) = Machine::new() else { return };
-    let old = machine.create("one/f", b"old");
+    let Some(mut machine) = new_machine() else { return };
+    let old = machine.create_with("one/f", b"old");
     machine.cache().drain().unwrap();
     assert!(old.begin_rename(&machine.path("two/f")).unwrap());
     fs::rename(machine.path("one/f"), machine.path("two/f")).unwrap();
-    drop((old, machine.create("one/f", b"new")));
+    drop((old, machine.create_with("one/f", b"new")));
     let replay = machine.crash(|machine| {
         fs::remove_file(machine.path("one/f")).unwrap();
         machine.undo("one/f", "two/f");
@@ -333,7 +278,7 @@ fn a_drained_file_is_renamed_again_beside_a_new_namesake() {
 /// Each is what a crash and a replay leave, as the other tests have it; the explorer tries what it relies on.
 #[test]
 fn the_log_keeps_names_of_its_files_and_of_renamed_ones() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = new_machine() else { return };
     let kept = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(std::ffi::OsString::from).collect();
         machine.cache().dir_is_durable(&machine.path("one"), &names).unwrap()
@@ -343,8 +288,7 @@ fn the_log_keeps_names_of_its_files_and_of_renamed_ones() {
     fs::write(machine.path("one/plain"), "plain").unwrap();
     fs::create_dir(machine.path("one/dir")).unwrap();
     std::os::unix::fs::symlink("a", machine.path("one/link")).unwrap();
-    let path = machine.path("one/a");
-    let a = machine.cache().attach_write_through(Arc::new(open(&path)), &path).unwrap();
+    let a = machine.attach_new("one/a");
     assert!(!kept(&["a"]), "the log has nothing of it");
     a.write_at(b"a", 0).unwrap();
     assert!(kept(&["a"]));
@@ -357,7 +301,7 @@ fn the_log_keeps_names_of_its_files_and_of_renamed_ones() {
 
     assert!(a.begin_rename(&machine.path("one/b")).unwrap());
     assert!(!kept(&["a"]), "it is about to be renamed");
-    fs::rename(&path, machine.path("one/b")).unwrap();
+    fs::rename(machine.path("one/a"), machine.path("one/b")).unwrap();
     assert!(!kept(&["b"]), "the log was not told");
     a.end_rename(true).unwrap();
     assert!(kept(&["a", "b"]));
@@ -365,12 +309,12 @@ fn the_log_keeps_names_of_its_files_and_of_renamed_ones() {
     assert!(kept(&["b"]));
     assert!(!kept(&["a"]), "that is two renames ago, and durable: the log has forgotten it");
 
-    let gone = machine.create("one/gone", b"gone");
+    let gone = machine.create_with("one/gone", b"gone");
     assert!(gone.prepare_unlink().unwrap());
     assert!(!kept(&["gone"]), "it is about to be removed");
     fs::remove_file(machine.path("one/gone")).unwrap();
     assert!(!kept(&["gone"]), "it may be back");
-    let again = machine.create("one/gone", b"again");
+    let again = machine.create_with("one/gone", b"again");
     assert!(kept(&["gone"]), "what it was is superseded");
     again.demote().unwrap();
     assert!(!kept(&["gone"]), "it is plain");

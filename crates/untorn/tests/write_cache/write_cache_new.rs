@@ -5,76 +5,33 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::memory_dir;
+use super::machine::Machine;
 use crate::common::shelf::{pmem, small};
 use untorn::testing::storage::{Barrier, Identity};
-use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Descriptor, Kernel, Named};
-use untorn::write_cache::{CachedFile, Replay, ReplayOutcome, WriteCache};
+use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Kernel, Named};
+use untorn::write_cache::{CachedFile, ReplayOutcome};
 use untorn::{Error, Result};
 
-/// A directory, on a file system that tells its files apart, and a log beside it.
-struct Machine {
-    dir: tempfile::TempDir,
-    fast: tempfile::TempDir,
-    cache: Option<WriteCache>,
+/// A machine with one directory, on a file system that tells its files apart.
+fn new_machine() -> Option<Machine> {
+    Machine::new("new files", 32, &[])
 }
 
 impl Machine {
-    fn new() -> Option<Self> {
-        let (dir, fast) = (tempfile::tempdir().unwrap(), memory_dir());
-        let probe = dir.path().join("probe");
-        let identity = open_new(&probe).identity().unwrap();
-        fs::remove_file(&probe).unwrap();
-        if identity.generation == 0 || identity.birth == 0 {
-            untorn_testing::skipped!("new files, on a file system whose files have no generation or no birth time");
-            return None;
-        }
-        let cache = small(32).create_on(pmem(), Arc::new(Kernel), fast.path().join("log")).unwrap();
-        Some(Machine { dir, fast, cache: Some(cache) })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn cache(&self) -> &WriteCache {
-        self.cache.as_ref().unwrap()
-    }
-
     /// A new file of the permissions 0640.
     fn create(&self, name: &str) -> CachedFile {
-        let path = self.path(name);
-        let file = open_new(&path);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        self.cache().attach_write_through(Arc::new(file), &path).unwrap()
-    }
-
-    /// What a crash leaves: the log as it is now, and of the files what `take` leaves. Then a replay.
-    fn crash(&mut self, take: impl FnOnce(&Path)) -> Replay {
-        let log = self.fast.path().join("log");
-        let left = fs::read(&log).unwrap();
-        self.cache = None;
-        fs::write(&log, left).unwrap();
-        take(self.dir.path());
-        self.replay()
-    }
-
-    fn replay(&self) -> Replay {
-        small(32).replay_on(pmem(), &Kernel, self.fast.path().join("log")).unwrap()
+        let file = self.open_new(name);
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o640)).unwrap();
+        self.attach(file, name)
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(self.dir.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
+        crate::common::names(&self.path(""))
     }
 }
 
@@ -128,18 +85,13 @@ impl BackingDir for Blocked {
     }
 }
 
-fn open_new(path: &Path) -> Descriptor {
-    let file = fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
-    Descriptor::new(file.into(), path).unwrap()
-}
-
-fn remove(name: &'static str) -> impl FnOnce(&Path) {
-    move |dir| fs::remove_file(dir.join(name)).unwrap()
+fn remove(name: &'static str) -> impl FnOnce(&Machine) {
+    move |machine| fs::remove_file(machine.path(name)).unwrap()
 }
 
 #[test]
 fn a_new_file_that_a_crash_took_is_made_again() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     let file = machine.create("new");
     file.write_at(b"a beginning", 0).unwrap();
     file.append(b", more").unwrap();
@@ -158,9 +110,9 @@ fn a_new_file_that_a_crash_took_is_made_again() {
 /// It begins with nothing in it, whatever of it the crash left.
 #[test]
 fn a_new_file_that_is_found_has_what_the_log_has() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     machine.create("new").write_at(b"new", 0).unwrap();
-    let replay = machine.crash(|dir| fs::write(dir.join("new"), b"of an older life, truncated").unwrap());
+    let replay = machine.crash(|machine| fs::write(machine.path("new"), b"of an older life, truncated").unwrap());
     assert_eq!(replay.files[0].fate, ReplayOutcome::Replayed, "{replay:?}");
     assert_eq!(fs::read(machine.path("new")).unwrap(), b"new");
 }
@@ -168,7 +120,7 @@ fn a_new_file_that_is_found_has_what_the_log_has() {
 /// Once the tail has passed something of it the log could not make it again whole, and does not try.
 #[test]
 fn a_file_that_was_drained_is_not_made_again() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     let file = machine.create("new");
     file.write_at(b"drained", 0).unwrap();
     machine.cache().drain().unwrap();
@@ -182,11 +134,10 @@ fn a_file_that_was_drained_is_not_made_again() {
 /// One that had something in it when the log came is found, or missed.
 #[test]
 fn a_file_that_is_not_new_is_not_made_again() {
-    let Some(mut machine) = Machine::new() else { return };
-    let path = machine.path("old");
-    let file = open_new(&path);
+    let Some(mut machine) = new_machine() else { return };
+    let file = machine.open_new("old");
     file.write(0, b"before").unwrap();
-    let file = machine.cache().attach_write_through(Arc::new(file), &path).unwrap();
+    let file = machine.attach(file, "old");
     file.write_at(b"AFTER", 1).unwrap();
     drop(file);
     let replay = machine.crash(remove("old"));
@@ -196,21 +147,20 @@ fn a_file_that_is_not_new_is_not_made_again() {
 /// Nor one that has more to it than a replay could give it.
 #[test]
 fn a_file_with_another_name_or_attributes_is_not_made_again() {
-    let Some(mut machine) = Machine::new() else { return };
-    let (path, other) = (machine.path("linked"), machine.path("other"));
-    let linked = open_new(&path);
-    fs::hard_link(&path, &other).unwrap();
-    let linked = machine.cache().attach_write_through(Arc::new(linked), &path).unwrap();
+    let Some(mut machine) = new_machine() else { return };
+    let linked = machine.open_new("linked");
+    fs::hard_link(machine.path("linked"), machine.path("other")).unwrap();
+    let linked = machine.attach(linked, "linked");
+    let marked = machine.open_new("marked");
     let path = machine.path("marked");
-    let marked = open_new(&path);
     let marks = rustix::fs::setxattr(&path, "user.note", b"1", rustix::fs::XattrFlags::empty()).is_ok();
-    let marked = machine.cache().attach_write_through(Arc::new(marked), &path).unwrap();
+    let marked = machine.attach(marked, "marked");
     linked.write_at(b"1", 0).unwrap();
     marked.write_at(b"2", 0).unwrap();
     drop((linked, marked));
-    let replay = machine.crash(|dir| {
+    let replay = machine.crash(|machine| {
         for name in ["linked", "other", "marked"] {
-            fs::remove_file(dir.join(name)).unwrap();
+            fs::remove_file(machine.path(name)).unwrap();
         }
     });
     assert!(matches!(replay.files[0].fate, ReplayOutcome::Missing(_)), "{replay:?}");
@@ -222,19 +172,19 @@ fn a_file_with_another_name_or_attributes_is_not_made_again() {
 #[test]
 fn a_successor_of_a_removed_file_takes_its_name_again() {
     for comes_back in [false, true] {
-        let Some(mut machine) = Machine::new() else { return };
+        let Some(mut machine) = new_machine() else { return };
         let first = machine.create("name");
         first.write_at(b"first", 0).unwrap();
         assert!(first.prepare_unlink().unwrap());
         fs::rename(machine.path("name"), machine.path("kept")).unwrap();
         drop(first);
         machine.create("name").write_at(b"second", 0).unwrap();
-        let replay = machine.crash(|dir| {
-            fs::remove_file(dir.join("name")).unwrap();
+        let replay = machine.crash(|machine| {
+            fs::remove_file(machine.path("name")).unwrap();
             if comes_back {
-                fs::rename(dir.join("kept"), dir.join("name")).unwrap();
+                fs::rename(machine.path("kept"), machine.path("name")).unwrap();
             } else {
-                fs::remove_file(dir.join("kept")).unwrap();
+                fs::remove_file(machine.path("kept")).unwrap();
             }
         });
         let fates: Vec<&ReplayOutcome> = replay.files.iter().map(|file| &file.fate).collect();
@@ -248,25 +198,25 @@ fn a_successor_of_a_removed_file_takes_its_name_again() {
 /// somebody else's, and nothing is done.
 #[test]
 fn a_file_with_the_name_of_a_new_one_is_not_lost() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     fs::write(machine.path("name"), b"older").unwrap();
     fs::rename(machine.path("name"), machine.path("kept")).unwrap();
     machine.create("name").write_at(b"new", 0).unwrap();
-    let replay = machine.crash(|dir| fs::rename(dir.join("kept"), dir.join("name")).unwrap());
+    let replay = machine.crash(|machine| fs::rename(machine.path("kept"), machine.path("name")).unwrap());
     assert_eq!(replay.files[0].moved_aside, Some(machine.path("name.before-replay-1")), "{replay:?}");
     assert_eq!(fs::read(machine.path("name")).unwrap(), b"new");
     assert_eq!(fs::read(machine.path("name.before-replay-1")).unwrap(), b"older");
 
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     machine.create("name").write_at(b"new", 0).unwrap();
-    let replay = machine.crash(|dir| {
+    let replay = machine.crash(|machine| {
         // Births are told by a coarse clock.
         thread::sleep(Duration::from_millis(50));
-        let first = fs::metadata(dir.join("name")).unwrap().ino();
-        fs::rename(dir.join("name"), dir.join("kept")).unwrap();
-        fs::write(dir.join("name"), b"younger").unwrap();
-        assert_ne!(fs::metadata(dir.join("name")).unwrap().ino(), first);
-        fs::remove_file(dir.join("kept")).unwrap();
+        let first = fs::metadata(machine.path("name")).unwrap().ino();
+        fs::rename(machine.path("name"), machine.path("kept")).unwrap();
+        fs::write(machine.path("name"), b"younger").unwrap();
+        assert_ne!(fs::metadata(machine.path("name")).unwrap().ino(), first);
+        fs::remove_file(machine.path("kept")).unwrap();
     });
     assert!(matches!(&replay.files[0].fate, ReplayOutcome::Missing(why) if why.contains("another file")), "{replay:?}");
     assert_eq!(fs::read(machine.path("name")).unwrap(), b"younger");
@@ -280,13 +230,13 @@ fn a_file_with_the_name_of_a_new_one_is_not_lost() {
 /// Another directory in the place of the one it was in is that of a file system that is not mounted.
 #[test]
 fn nothing_is_made_in_another_directory() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     fs::create_dir(machine.path("dir")).unwrap();
     machine.create("dir/new").write_at(b"new", 0).unwrap();
-    let replay = machine.crash(|dir| {
-        fs::rename(dir.join("dir"), dir.join("elsewhere")).unwrap();
-        fs::create_dir(dir.join("dir")).unwrap();
-        fs::remove_file(dir.join("elsewhere/new")).unwrap();
+    let replay = machine.crash(|machine| {
+        fs::rename(machine.path("dir"), machine.path("elsewhere")).unwrap();
+        fs::create_dir(machine.path("dir")).unwrap();
+        fs::remove_file(machine.path("elsewhere/new")).unwrap();
     });
     assert!(matches!(&replay.files[0].fate, ReplayOutcome::Missing(why) if why.contains("mounted")), "{replay:?}");
     assert!(fs::read_dir(machine.path("dir")).unwrap().next().is_none());
@@ -299,9 +249,9 @@ fn nothing_is_made_in_another_directory() {
 /// What an earlier replay made and did not come to name is made anew, or goes on.
 #[test]
 fn a_replay_that_was_cut_short_is_repeated() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = new_machine() else { return };
     machine.create("name").write_at(b"new", 0).unwrap();
-    let log = machine.fast.path().join("log");
+    let log = machine.log();
     let before = fs::read(&log).unwrap();
     machine.crash(remove("name"));
     let temporary = {

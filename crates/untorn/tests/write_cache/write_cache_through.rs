@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::common::memory_dir;
-use crate::common::shelf::{Shelf, attach_write_through, pmem, small};
+use crate::common::shelf::{Setup, pmem, small};
 use untorn::Error;
 use untorn::write_cache::ReplayOutcome;
 use untorn::write_cache::{BackingDir, Descriptor, Kernel};
@@ -16,12 +16,8 @@ const PATH: &str = "/slow/file";
 
 #[test]
 fn a_write_is_in_the_file_and_in_the_log_when_it_returns() {
-    let dir = memory_dir();
-    let log = dir.path().join("log");
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put(PATH, 1);
-    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-    let file = attach_write_through(&cache, &shelf, PATH);
+    let (setup, cache, [book]) = Setup::create(small(32), [PATH]);
+    let file = setup.attach_through(&cache, PATH);
     file.write_at(&[7; 200], 10).unwrap();
     assert_eq!(file.append(b"end").unwrap(), 210);
     file.set_len(212).unwrap();
@@ -31,18 +27,15 @@ fn a_write_is_in_the_file_and_in_the_log_when_it_returns() {
     drop((file, cache));
     // As one does.
     book.bytes.lock().unwrap().clear();
-    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    let cache = setup.open().unwrap();
     assert_eq!(cache.replayed().operations, 3);
     assert_eq!(*book.bytes.lock().unwrap(), expected);
 }
 
 #[test]
 fn the_drain_writes_nothing_over_what_is_there() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put(PATH, 1);
-    let cache = small(32).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_write_through(&cache, &shelf, PATH);
+    let (setup, cache, [book]) = Setup::create(small(32), [PATH]);
+    let file = setup.attach_through(&cache, PATH);
     file.write_at(b"written", 0).unwrap();
     book.bytes.lock().unwrap()[0] = b'W';
     cache.drain().unwrap();
@@ -55,15 +48,10 @@ fn the_drain_writes_nothing_over_what_is_there() {
 
 #[test]
 fn a_full_file_fails_writes_at_once_and_none_is_replayed() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put(PATH, 1);
     // A write of two entries, and one that is longer than the log takes.
     for len in [100, 30 * 64] {
-        let log = dir.path().join(format!("log-{len}"));
-        book.bytes.lock().unwrap().clear();
-        let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-        let file = attach_write_through(&cache, &shelf, PATH);
+        let (setup, cache, [book]) = Setup::create(small(32), [PATH]);
+        let file = setup.attach_through(&cache, PATH);
         file.write_at(b"before", 0).unwrap();
         book.room.store(40, Ordering::Relaxed);
         assert_eq!(file.write_some(&vec![1; len], 10).unwrap(), 30);
@@ -78,7 +66,7 @@ fn a_full_file_fails_writes_at_once_and_none_is_replayed() {
         file.sync().unwrap();
         drop((file, cache));
         book.room.store(usize::MAX, Ordering::Relaxed);
-        let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+        let cache = setup.open().unwrap();
         assert!(cache.replayed().is_complete());
         assert_eq!(*book.bytes.lock().unwrap(), expected, "a replay wrote what the program was told is not written");
     }
@@ -86,12 +74,8 @@ fn a_full_file_fails_writes_at_once_and_none_is_replayed() {
 
 #[test]
 fn a_background_failure_is_reported_and_writes_are_kept() {
-    let dir = memory_dir();
-    let log = dir.path().join("log");
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put(PATH, 1);
-    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
-    let file = attach_write_through(&cache, &shelf, PATH);
+    let (setup, cache, [book]) = Setup::create(small(32), [PATH]);
+    let file = setup.attach_through(&cache, PATH);
     file.write_at(b"kept", 0).unwrap();
     file.check_usable().unwrap();
     book.broken.store(true, Ordering::Relaxed);
@@ -104,25 +88,22 @@ fn a_background_failure_is_reported_and_writes_are_kept() {
     book.bytes.lock().unwrap().clear();
     book.broken.store(false, Ordering::Relaxed);
     drop((file, cache));
-    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    let cache = setup.open().unwrap();
     assert!(cache.replayed().is_complete());
     assert_eq!(*book.bytes.lock().unwrap(), b"kept");
 }
 
 #[test]
 fn a_file_is_written_through_by_all_its_handles_or_by_none() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    shelf.put(PATH, 1);
-    let cache = small(32).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let (first, other) = (attach_write_through(&cache, &shelf, PATH), attach_write_through(&cache, &shelf, PATH));
-    let slow = shelf.open(Path::new(PATH)).unwrap().unwrap();
+    let (setup, cache, _) = Setup::create(small(32), [PATH]);
+    let (first, other) = (setup.attach_through(&cache, PATH), setup.attach_through(&cache, PATH));
+    let slow = setup.shelf.open(Path::new(PATH)).unwrap().unwrap();
     assert!(matches!(cache.attach_backing(slow, Path::new(PATH)), Err(Error::Invalid { .. })));
     first.write_at(b"one", 0).unwrap();
     other.append(b" two").unwrap();
     drop((first, other));
     cache.drain().unwrap();
-    let slow = shelf.open(Path::new(PATH)).unwrap().unwrap();
+    let slow = setup.shelf.open(Path::new(PATH)).unwrap().unwrap();
     assert_eq!(cache.attach_backing(slow, Path::new(PATH)).unwrap().len().unwrap(), 7);
 }
 

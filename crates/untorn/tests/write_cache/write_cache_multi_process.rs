@@ -1,15 +1,12 @@
 //! Other processes that append to the log themselves: what becomes of it if they die, if there is no room, if the
 //! file fails.
 
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::memory_dir;
-use crate::common::shelf::{Book, Shelf, attach_write_through, pmem, small};
-use tempfile::TempDir;
+use crate::common::shelf::{Book, Setup, small};
 use untorn::Error;
 use untorn::write_cache::{CacheOptions, CachedFile, Step, WriteCache};
 
@@ -20,35 +17,16 @@ fn options() -> CacheOptions {
 }
 
 /// A file behind a log of its own.
-struct Rig {
-    dir: TempDir,
-    log: PathBuf,
-    shelf: Arc<Shelf>,
-    book: Arc<Book>,
-    cache: WriteCache,
-    file: CachedFile,
-}
-
-impl Rig {
-    fn new() -> Self {
-        let dir = memory_dir();
-        let log = dir.path().join("log");
-        let shelf = Arc::new(Shelf::default());
-        let book = shelf.put(PATH, 1);
-        let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
-        let file = attach_write_through(&cache, &shelf, PATH);
-        Rig { dir, log, shelf, book, cache, file }
-    }
+fn file_behind_a_log() -> (Setup, WriteCache, Arc<Book>, CachedFile) {
+    let (setup, cache, [book]) = Setup::create(options(), [PATH]);
+    let file = setup.attach_through(&cache, PATH);
+    (setup, cache, book, file)
 }
 
 #[test]
 fn other_processes_write_only_while_the_log_has_the_file() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put(PATH, 1);
-    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let (_setup, cache, book, file) = file_behind_a_log();
     assert!(cache.shared().is_some());
-    let file = attach_write_through(&cache, &shelf, PATH);
     let beside = |bytes: &[u8], at| file.write_shared(bytes, at, None).unwrap();
     file.allow_writers(true);
     assert_eq!(beside(b"x", 0), None, "the log has no number for it");
@@ -76,7 +54,7 @@ fn other_processes_write_only_while_the_log_has_the_file() {
 fn every_waiter_completes_a_write_that_a_death_cut_short() {
     for step in Step::ALL {
         for way in 0..8 {
-            let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+            let (setup, cache, book, file) = file_behind_a_log();
             file.write_at(b"before", 0).unwrap();
             file.allow_writers(true);
             file.write_shared(&[1; 200], 3, Some(step)).unwrap();
@@ -106,7 +84,7 @@ fn every_waiter_completes_a_write_that_a_death_cut_short() {
             cache.drain().unwrap();
             assert_eq!(cache.info().unwrap().used, 0);
             drop((file, cache));
-            let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
+            let cache = setup.open().unwrap();
             assert_eq!(cache.replayed().operations, 0);
             assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {way}");
         }
@@ -120,7 +98,7 @@ fn an_append_cut_short_by_a_death_is_appended_once() {
     for step in Step::ALL {
         // As much as the kernel had taken of it when the process was killed.
         for taken in [0, 1, 120, 200] {
-            let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+            let (setup, cache, book, file) = file_behind_a_log();
             file.write_at(b"before", 0).unwrap();
             book.appends.store(true, Ordering::Relaxed);
             file.allow_writers(true);
@@ -139,14 +117,14 @@ fn an_append_cut_short_by_a_death_is_appended_once() {
             assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}");
             // A crash that takes all that the kernel had, and one that takes nothing of it.
             book.appends.store(false, Ordering::Relaxed);
-            let crashed = std::fs::read(&log).unwrap();
+            let crashed = std::fs::read(&setup.log).unwrap();
             drop((file, cache));
             for nothing in [true, false] {
-                std::fs::write(&log, &crashed).unwrap();
+                std::fs::write(&setup.log, &crashed).unwrap();
                 if nothing {
                     book.bytes.lock().unwrap().clear();
                 }
-                drop(options().open_on(pmem(), shelf.clone(), &log).unwrap());
+                drop(setup.open().unwrap());
                 assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}, after a crash");
             }
         }
@@ -155,7 +133,7 @@ fn an_append_cut_short_by_a_death_is_appended_once() {
 
 #[test]
 fn an_append_without_room_ends_where_the_process_was_told() {
-    let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+    let (setup, cache, book, file) = file_behind_a_log();
     file.write_at(b"before", 0).unwrap();
     book.appends.store(true, Ordering::Relaxed);
     book.room.store(40, Ordering::Relaxed);
@@ -167,7 +145,7 @@ fn an_append_without_room_ends_where_the_process_was_told() {
     drop((file, cache));
     book.room.store(usize::MAX, Ordering::Relaxed);
     book.appends.store(false, Ordering::Relaxed);
-    let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
+    let cache = setup.open().unwrap();
     assert_eq!(cache.replayed().operations, 0);
     assert_eq!(*book.bytes.lock().unwrap(), expected);
 }
@@ -176,7 +154,7 @@ fn an_append_without_room_ends_where_the_process_was_told() {
 fn a_length_set_beside_is_that_of_the_file_or_is_not() {
     for step in Step::ALL.map(Some).into_iter().chain([None]) {
         for len in [3, 50] {
-            let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+            let (setup, cache, book, file) = file_behind_a_log();
             file.write_at(b"before", 0).unwrap();
             file.allow_writers(true);
             assert_eq!(file.write_shared(b"B", 0, None).unwrap(), Some(1));
@@ -186,11 +164,10 @@ fn a_length_set_beside_is_that_of_the_file_or_is_not() {
                 expected.resize(len as usize, 0);
             }
             // A crash now, which takes all that the kernel had.
-            let copy = dir.path().join("copy");
-            std::fs::copy(&log, &copy).unwrap();
+            let copy = setup.copy_log();
             let shown = book.bytes.lock().unwrap().clone();
             book.bytes.lock().unwrap().clear();
-            drop(options().open_on(pmem(), shelf.clone(), &copy).unwrap());
+            drop(setup.open_log(&copy).unwrap());
             assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {len}, after a crash");
             *book.bytes.lock().unwrap() = shown;
             cache.drain().unwrap();
@@ -205,7 +182,7 @@ fn a_length_set_beside_is_that_of_the_file_or_is_not() {
 
 #[test]
 fn a_length_that_the_file_refuses_is_never_replayed() {
-    let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+    let (setup, cache, book, file) = file_behind_a_log();
     file.write_at(b"before", 0).unwrap();
     file.allow_writers(true);
     book.room.store(40, Ordering::Relaxed);
@@ -213,11 +190,10 @@ fn a_length_that_the_file_refuses_is_never_replayed() {
     assert_eq!(file.write_shared(b"B", 0, None).unwrap(), Some(1));
     assert_eq!(*book.bytes.lock().unwrap(), b"Before");
     // A crash now, which takes what is in the log alone, and then there is room.
-    let copy = dir.path().join("copy");
-    std::fs::copy(&log, &copy).unwrap();
+    let copy = setup.copy_log();
     drop((file, cache));
     book.room.store(usize::MAX, Ordering::Relaxed);
-    let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+    let cache = setup.open_log(&copy).unwrap();
     assert_eq!(cache.replayed().operations, 1);
     assert_eq!(*book.bytes.lock().unwrap(), b"Before");
 }
@@ -225,7 +201,7 @@ fn a_length_that_the_file_refuses_is_never_replayed() {
 #[test]
 fn a_replay_finds_what_was_written_beside_in_its_order() {
     for step in [None, Some(Step::Placed), Some(Step::Durable)] {
-        let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+        let (setup, cache, book, file) = file_behind_a_log();
         file.write_at(&[1; 100], 0).unwrap();
         file.allow_writers(true);
         assert_eq!(file.write_shared(&[2; 100], 50, None).unwrap(), Some(100));
@@ -233,11 +209,10 @@ fn a_replay_finds_what_was_written_beside_in_its_order() {
         file.write_shared(&[4; 10], 65, step).unwrap();
         let last = if step == Some(Step::Placed) { 3 } else { 4 };
         // The log as a crash leaves it, with nobody who brings anything to an end.
-        let copy = dir.path().join("copy");
-        std::fs::copy(&log, &copy).unwrap();
+        let copy = setup.copy_log();
         drop((file, cache));
         book.bytes.lock().unwrap().clear();
-        let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+        let cache = setup.open_log(&copy).unwrap();
         assert_eq!(cache.replayed().operations, last);
         let ends = if last == 4 { [[3; 5], [4; 5], [4; 5]] } else { [[3; 5], [3; 5], [2; 5]] };
         let expected = [&[1; 50][..], &[2; 10], &ends.concat(), &[2; 75]].concat();
@@ -247,7 +222,7 @@ fn a_replay_finds_what_was_written_beside_in_its_order() {
 
 #[test]
 fn bytes_without_room_in_the_file_are_never_replayed() {
-    let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+    let (setup, cache, book, file) = file_behind_a_log();
     file.write_at(b"before", 0).unwrap();
     file.allow_writers(true);
     book.room.store(40, Ordering::Relaxed);
@@ -257,7 +232,7 @@ fn bytes_without_room_in_the_file_are_never_replayed() {
     assert_eq!(*book.bytes.lock().unwrap(), expected);
     drop((file, cache));
     book.room.store(usize::MAX, Ordering::Relaxed);
-    let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
+    let cache = setup.open().unwrap();
     assert_eq!(cache.replayed().operations, 0);
     assert_eq!(*book.bytes.lock().unwrap(), expected);
 }
@@ -269,7 +244,7 @@ fn the_shown_end_of_a_file_is_one_that_a_replay_leaves() {
     // drain or a sync, or for its own sake.
     for step in [Step::Durable, Step::Delivered, Step::Completed] {
         for way in 0..5 {
-            let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+            let (setup, cache, book, file) = file_behind_a_log();
             file.write_at(b"before", 0).unwrap();
             file.allow_writers(true);
             book.room.store(40, Ordering::Relaxed);
@@ -284,11 +259,10 @@ fn the_shown_end_of_a_file_is_one_that_a_replay_leaves() {
                 _ => cache.sync().unwrap(),
             }
             if way >= 2 {
-                let copy = dir.path().join("synced");
-                std::fs::copy(&log, &copy).unwrap();
+                let copy = setup.copy_log();
                 let shown = book.bytes.lock().unwrap().clone();
                 let room = book.room.swap(usize::MAX, Ordering::Relaxed);
-                drop(options().open_on(pmem(), shelf.clone(), &copy).unwrap());
+                drop(setup.open_log(&copy).unwrap());
                 assert_eq!(*book.bytes.lock().unwrap(), shown, "{step:?}, {way}");
                 book.room.store(room, Ordering::Relaxed);
             }
@@ -297,11 +271,10 @@ fn the_shown_end_of_a_file_is_one_that_a_replay_leaves() {
             let shown = book.bytes.lock().unwrap().clone();
             assert_eq!(shown, [&b"BEfore"[..], &[0; 4], &[1; 30]].concat(), "{step:?}");
             // A crash now, and then there is room.
-            let copy = dir.path().join("copy");
-            std::fs::copy(&log, &copy).unwrap();
+            let copy = setup.copy_log();
             drop((file, cache));
             book.room.store(usize::MAX, Ordering::Relaxed);
-            let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+            let cache = setup.open_log(&copy).unwrap();
             assert_eq!(cache.replayed().operations, 2);
             assert_eq!(*book.bytes.lock().unwrap(), shown, "{step:?}");
         }
@@ -311,13 +284,9 @@ fn the_shown_end_of_a_file_is_one_that_a_replay_leaves() {
 #[test]
 fn a_file_that_fails_amid_a_completion_blocks_no_other() {
     for step in [Step::Durable, Step::Completed] {
-        let dir = memory_dir();
-        let shelf = Arc::new(Shelf::default());
-        let book = shelf.put(PATH, 1);
-        let other = shelf.put("/slow/other", 2);
-        let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-        let file = attach_write_through(&cache, &shelf, PATH);
-        let second = attach_write_through(&cache, &shelf, "/slow/other");
+        let (setup, cache, [book, other]) = Setup::create(options(), [PATH, "/slow/other"]);
+        let file = setup.attach_through(&cache, PATH);
+        let second = setup.attach_through(&cache, "/slow/other");
         file.write_at(b"before", 0).unwrap();
         second.write_at(b"first", 0).unwrap();
         cache.drain().unwrap();
@@ -339,11 +308,8 @@ fn a_file_that_fails_amid_a_completion_blocks_no_other() {
 /// One that is killed between the two steps of waking the drain has everybody believe that it is awake.
 #[test]
 fn entries_are_drained_even_without_a_notification() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    shelf.put(PATH, 1);
-    let cache = options().background(true).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_write_through(&cache, &shelf, PATH);
+    let (setup, cache, _) = Setup::create(options().background(true), [PATH]);
+    let file = setup.attach_through(&cache, PATH);
     file.write_at(b"first", 0).unwrap();
     cache.drain().unwrap();
     file.allow_writers(true);
@@ -360,12 +326,9 @@ fn entries_are_drained_even_without_a_notification() {
 
 #[test]
 fn handles_that_go_at_the_same_time_leave_nothing_behind() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    shelf.put(PATH, 1);
-    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let (setup, cache, _) = Setup::create(options(), [PATH]);
     for round in 0..200 {
-        let handles = [attach_write_through(&cache, &shelf, PATH), attach_write_through(&cache, &shelf, PATH)];
+        let handles = [setup.attach_through(&cache, PATH), setup.attach_through(&cache, PATH)];
         handles[0].write_at(b"first", 0).unwrap();
         let together = Barrier::new(2);
         thread::scope(|scope| {
@@ -387,11 +350,7 @@ fn handles_that_go_at_the_same_time_leave_nothing_behind() {
 
 #[test]
 fn a_file_that_fails_is_no_longer_written_to_beside() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put(PATH, 1);
-    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_write_through(&cache, &shelf, PATH);
+    let (_setup, cache, book, file) = file_behind_a_log();
     file.write_at(b"kept", 0).unwrap();
     file.allow_writers(true);
     assert_eq!(file.write_shared(b"too", 4, None).unwrap(), Some(3));
@@ -404,11 +363,7 @@ fn a_file_that_fails_is_no_longer_written_to_beside() {
 
 #[test]
 fn other_processes_may_fill_half_of_the_log_after_each_drain() {
-    let dir = memory_dir();
-    let shelf = Arc::new(Shelf::default());
-    shelf.put(PATH, 1);
-    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
-    let file = attach_write_through(&cache, &shelf, PATH);
+    let (_setup, cache, _, file) = file_behind_a_log();
     file.write_at(b"first", 0).unwrap();
     file.allow_writers(true);
     for round in 0..40 {
