@@ -4,8 +4,8 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::common::system::in_forked_child;
-use crate::common::{alone, memory_dir, pattern};
+use crate::common::system::{first_untold, in_forked_child};
+use crate::common::{ReadAt, alone, memory_dir, new_region, pattern, scratch, truncate};
 use untorn::Error;
 use untorn::options::Order;
 use untorn::region::{Region, RegionStore, StoreOptions};
@@ -34,8 +34,7 @@ fn sound(store: &RegionStore) {
 
 #[test]
 fn commits_survive_a_close_and_a_drop() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     for order in [Order::OneFence, Order::TwoFence] {
         let options = small().order(order);
         let store = options.create(&path).unwrap();
@@ -56,9 +55,7 @@ fn commits_survive_a_close_and_a_drop() {
             assert_eq!(region.pages().unwrap(), [0, 1, 2, 1 << 30, (1 << 30) + 1]);
             assert_eq!(read(&region, 0), [0; 4096]);
             assert_eq!(read(&region, 1), page(1));
-            let mut bytes = [0; 100];
-            region.read_at(&mut bytes, (1 << 30) * PAGE + 4090).unwrap();
-            assert_eq!(bytes, page(2)[..100]);
+            assert_eq!(region.bytes_at((1 << 30) * PAGE + 4090, 100), page(2)[..100]);
             sound(&store);
             drop(region);
             if clean {
@@ -71,9 +68,7 @@ fn commits_survive_a_close_and_a_drop() {
 
 #[test]
 fn allocation_and_freeing_take_effect_at_pmsync() {
-    let dir = memory_dir();
-    let store = small().create(dir.path().join("store")).unwrap();
-    let region = store.create_region("r").unwrap();
+    let (_path, store, region) = new_region(&small());
     region.alloc_pages(4).unwrap();
     region.write_page(2, &page(2)).unwrap();
     region.pmsync().unwrap();
@@ -101,10 +96,7 @@ fn allocation_and_freeing_take_effect_at_pmsync() {
 
 #[test]
 fn the_space_of_freed_pages_is_used_again() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
-    let store = small().create(&path).unwrap();
-    let region = store.create_region("r").unwrap();
+    let (path, store, region) = new_region(&small());
     region.alloc_pages(50).unwrap();
     for round in 0..100 {
         for number in 0..50 {
@@ -125,9 +117,7 @@ fn the_space_of_freed_pages_is_used_again() {
 
 #[test]
 fn the_last_handle_of_a_region_drops_uncommitted_changes() {
-    let dir = memory_dir();
-    let store = small().create(dir.path().join("store")).unwrap();
-    let one = store.create_region("r").unwrap();
+    let (_path, store, one) = new_region(&small());
     let two = store.open_region("r").unwrap();
     one.alloc_page().unwrap();
     two.write_page(0, &page(5)).unwrap();
@@ -140,8 +130,7 @@ fn the_last_handle_of_a_region_drops_uncommitted_changes() {
 
 #[test]
 fn threads_commit_regions_of_their_own_at_the_same_time() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let store = small().create(&path).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
@@ -172,8 +161,7 @@ fn threads_commit_regions_of_their_own_at_the_same_time() {
 
 #[test]
 fn a_store_is_usable_while_its_free_space_is_looked_for() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let options = small().background_scan(false);
     let store = options.create(&path).unwrap();
     for name in ["one", "two"] {
@@ -227,8 +215,7 @@ const EOPNOTSUPP: i32 = 95;
 
 #[test]
 fn names_and_numbers_that_make_no_sense_are_refused() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     refused(small().open(&path), ENOENT);
     refused(small().max_regions(0).create(&path), EINVAL);
     let store = small().create(&path).unwrap();
@@ -262,8 +249,7 @@ fn names_and_numbers_that_make_no_sense_are_refused() {
 
 #[test]
 fn the_highest_page_of_the_longest_region_works() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let store = small().create(&path).unwrap();
     let region = store.create_region_of("r", RegionStore::MAX_PAGES).unwrap();
     let last = RegionStore::MAX_PAGES - 1;
@@ -278,8 +264,7 @@ fn the_highest_page_of_the_longest_region_works() {
 
 #[test]
 fn stores_and_regions_in_use_are_not_taken_away() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let store = small().create(&path).unwrap();
     refused(small().open(&path), EBUSY);
     let region = store.create_region("r").unwrap();
@@ -342,12 +327,12 @@ fn files_that_are_no_valid_store_are_refused() {
     small().open(&compatible).unwrap();
 
     let short = fresh("short");
-    OpenOptions::new().write(true).open(&short).unwrap().set_len(8 * PAGE).unwrap();
+    truncate(&short, 8 * PAGE as usize);
     assert!(refused(small().open(&short), EBADMSG).contains("was truncated"));
     // After a crash the store does not know its length, but its regions know their pages.
     let short = fresh("short-open");
     drop(small().open(&short).unwrap());
-    OpenOptions::new().write(true).open(&short).unwrap().set_len(8 * PAGE).unwrap();
+    truncate(&short, 8 * PAGE as usize);
     let store = small().open(&short).unwrap();
     refused(store.open_region("r"), EBADMSG);
     assert!(store.list().unwrap()[0].damage.is_some());
@@ -390,15 +375,12 @@ fn a_full_disk_is_an_error_and_nothing_is_lost() {
 
 #[test]
 fn a_store_that_may_grow_no_further_says_so() {
-    let dir = memory_dir();
-    let store = small().max_len(40 * PAGE).create(dir.path().join("store")).unwrap();
-    let region = store.create_region("r").unwrap();
+    let (path, store, region) = new_region(&small().max_len(40 * PAGE));
     region.alloc_pages(60).unwrap();
     (0..60).for_each(|number| region.write_page(number, &page(number)).unwrap());
     refused(region.pmsync(), ENOSPC);
     (0..50).for_each(|number| region.free_page(number).unwrap());
     region.pmsync().unwrap();
-    let path = store.path().to_owned();
     assert_eq!(region.pages().unwrap().len(), 10);
     drop((region, store));
     refused(small().max_len(10 * PAGE).open(&path), EINVAL);
@@ -408,10 +390,7 @@ fn a_store_that_may_grow_no_further_says_so() {
 #[test]
 fn a_forked_child_is_told_and_harms_nobody() {
     alone!(60, "a forked child");
-    let dir = memory_dir();
-    let path = dir.path().join("store");
-    let store = small().create(&path).unwrap();
-    let region = store.create_region("r").unwrap();
+    let (_path, store, region) = new_region(&small());
     region.alloc_pages(2).unwrap();
     region.pmsync().unwrap();
     region.write_page(1, &page(1)).unwrap();
@@ -433,8 +412,7 @@ fn a_forked_child_is_told_and_harms_nobody() {
             store.scan(),
             store.audit().map(drop),
         ];
-        let told = |outcome: &untorn::Result<()>| matches!(outcome, Err(Error::Forked { .. }));
-        outcomes.iter().position(|outcome| !told(outcome)).map_or(0, |n| n as i32 + 1)
+        first_untold(&outcomes, None)
     });
     assert_eq!(child.wait(), Some(0), "the number of the call that did not say so");
     assert_eq!(region.pmsync().unwrap(), 2);
@@ -444,10 +422,7 @@ fn a_forked_child_is_told_and_harms_nobody() {
 
 #[test]
 fn a_read_only_store_is_unchanged_and_shared_by_readers() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("store");
-    let store = StoreOptions::new().max_regions(4).create(&path).unwrap();
-    let region = store.create_region("r").unwrap();
+    let (path, store, region) = new_region(&StoreOptions::new().max_regions(4));
     region.alloc_pages(3).unwrap();
     region.write_page(1, &[7; 4096]).unwrap();
     region.pmsync().unwrap();

@@ -3,9 +3,8 @@
 //! `UNTORN_BLESS=1 cargo test -p untorn --test region golden` writes them anew, which only a change of the format's
 //! version may ask for. A store is kept without the sectors that are all zeros.
 
-use std::path::{Path, PathBuf};
-
-use crate::common::{memory_dir, pattern};
+use crate::common::golden::{are_blessed, kept};
+use crate::common::{pattern, scratch};
 use untorn::options::Order;
 use untorn::region::{RegionStore, StoreOptions};
 
@@ -76,10 +75,6 @@ fn compare(store: &RegionStore) {
     assert_eq!((audit.findings, audit.lost_pages), (Vec::new(), 0));
 }
 
-fn kept(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.store"))
-}
-
 /// A store with its zeros left out: for each sector with a byte in it, its number and its bytes; first its length.
 fn pack(bytes: &[u8]) -> Vec<u8> {
     let mut packed = (bytes.len() as u64).to_le_bytes().to_vec();
@@ -103,8 +98,7 @@ fn unpack(packed: &[u8]) -> Vec<u8> {
 
 impl Case {
     fn bless(&self) {
-        let dir = memory_dir();
-        let path = dir.path().join("store");
+        let path = scratch("store");
         let store = options(self.order).create(&path).unwrap();
         fill(&store);
         if self.clean {
@@ -112,19 +106,18 @@ impl Case {
         } else {
             drop(store);
         }
-        std::fs::write(kept(self.name), pack(&std::fs::read(&path).unwrap())).unwrap();
+        std::fs::write(kept(self.name, "store"), pack(&std::fs::read(&path).unwrap())).unwrap();
     }
 }
 
 #[test]
 fn stores_of_the_first_version_hold_what_they_held() {
     for case in CASES {
-        if std::env::var_os("UNTORN_BLESS").is_some() {
+        if are_blessed() {
             case.bless();
         }
-        let packed = std::fs::read(kept(case.name)).unwrap();
-        let dir = memory_dir();
-        let path = dir.path().join("store");
+        let packed = std::fs::read(kept(case.name, "store")).unwrap();
+        let path = scratch("store");
         std::fs::write(&path, unpack(&packed)).unwrap();
         // Whoever opens it may commit in either order.
         let other = if case.order == Order::OneFence { Order::TwoFence } else { Order::OneFence };

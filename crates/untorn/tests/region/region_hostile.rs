@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use crate::common::{Rng, limit, memory_dir, pattern, seed};
+use crate::common::{Rng, limit, memory_dir, new_region, pattern, pmem, scratch, seed};
 use twox_hash::XxHash3_64;
 use untorn::options::Order;
 use untorn::region::{RegionStore, StoreOptions};
-use untorn::testing::storage::{Dax, MediumKind, PageCache};
+use untorn::testing::storage::PageCache;
 use untorn::{Error, Result};
 
 const PAGE: usize = 4096;
@@ -24,8 +24,7 @@ fn options() -> StoreOptions {
 
 /// A store with two regions, each with commits of both parities, and free pages in between.
 fn bytes(clean: bool) -> Vec<u8> {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let store = options().create(&path).unwrap();
     let one = store.create_region("one").unwrap();
     let two = store.create_region_of("two", 100).unwrap();
@@ -53,9 +52,9 @@ fn bytes(clean: bool) -> Vec<u8> {
 }
 
 /// Does to a store whatever there is to do. Errors are fine; panics, and more than a moment, are not.
-fn exercise(path: &Path, pmem: bool) -> Result<()> {
-    let store: RegionStore = match pmem {
-        true => options().open_on(Dax::new(MediumKind::AssumedPmem), path)?,
+fn exercise(path: &Path, on_pmem: bool) -> Result<()> {
+    let store: RegionStore = match on_pmem {
+        true => options().open_on(pmem(), path)?,
         false => options().open_on(PageCache::new(), path)?,
     };
     let list = store.list()?;
@@ -124,8 +123,7 @@ fn seal_record(node: &mut [u8], at: usize) {
 #[test]
 fn random_damage_is_never_a_panic() {
     let mut rng = Rng::new(seed("random damage"));
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let images = [bytes(true), bytes(false)];
     for round in 0..1500_u64 {
         let mut bytes = images[(round % 2) as usize].clone();
@@ -160,8 +158,7 @@ fn random_damage_is_never_a_panic() {
 
 #[test]
 fn a_store_of_any_length_is_opened_or_refused() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     for clean in [true, false] {
         let bytes = bytes(clean);
         for len in (0..bytes.len()).step_by(1024) {
@@ -312,8 +309,7 @@ fn a_record_that_was_never_reached_counts_for_nothing() {
 
 #[test]
 fn a_free_map_that_frees_owned_pages_is_found_by_their_owner() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let mut bytes = bytes(true);
     let newest = [0, PAGE].into_iter().max_by_key(|&at| word(&bytes, at + 56)).unwrap();
     let (pages, at) = (word(&bytes, newest + 72) as usize, word(&bytes, newest + 80) as usize * PAGE);
@@ -341,10 +337,7 @@ fn a_free_map_that_frees_owned_pages_is_found_by_their_owner() {
 /// Who only reads may not erase a commit that did not arrive whole, so it is there the next time the region is read.
 #[test]
 fn a_reader_sees_the_same_commit_each_time() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
-    let store = options().order(Order::OneFence).create(&path).unwrap();
-    let region = store.create_region("r").unwrap();
+    let (path, store, region) = new_region(&options().order(Order::OneFence));
     region.alloc_pages(2).unwrap();
     for fill in [1, 2] {
         region.write_page(0, &[fill; PAGE]).unwrap();
@@ -376,8 +369,7 @@ fn a_reader_sees_the_same_commit_each_time() {
 /// region's now. To take it for the last one would show their bytes, and declare that other region damaged.
 #[test]
 fn a_rotten_region_never_shows_pages_of_another_one() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let store = options().order(Order::OneFence).create(&path).unwrap();
     let (first, second) = (store.create_region("first").unwrap(), store.create_region("second").unwrap());
     first.alloc_pages(1).unwrap();
@@ -417,10 +409,7 @@ fn a_rotten_region_never_shows_pages_of_another_one() {
 
 #[test]
 fn a_page_that_rotted_is_found_by_the_audit() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
-    let store = options().create(&path).unwrap();
-    let region = store.create_region("r").unwrap();
+    let (path, store, region) = new_region(&options());
     region.alloc_pages(3).unwrap();
     let contents: BTreeMap<u64, Vec<u8>> = (0..3).map(|page| (page, pattern(PAGE, page))).collect();
     for (page, bytes) in &contents {

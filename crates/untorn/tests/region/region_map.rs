@@ -1,7 +1,7 @@
 //! Mapped regions where something goes wrong: a fork, a full disk.
 
-use crate::common::system::in_forked_child;
-use crate::common::{alone, limit, memory_dir};
+use crate::common::system::{first_untold, in_forked_child};
+use crate::common::{alone, limit, new_region};
 use untorn::Error;
 use untorn::region::{Region, StoreOptions};
 
@@ -16,9 +16,8 @@ fn first_byte(region: &Region, number: u64) -> u8 {
 #[test]
 fn a_forked_child_has_a_copy_of_a_mapped_region_and_is_told() {
     alone!(60, "a forked child");
-    let dir = memory_dir();
-    let store = StoreOptions::new().max_regions(4).create(dir.path().join("store")).unwrap();
-    let mut map = store.create_region("r").unwrap().map().unwrap();
+    let (_path, store, region) = new_region(&StoreOptions::new().max_regions(4));
+    let mut map = region.map().unwrap();
     map.alloc_pages(3).unwrap();
     map.pmsync().unwrap();
     let pointer = map.pin(0, 1).unwrap().addr();
@@ -36,8 +35,7 @@ fn a_forked_child_has_a_copy_of_a_mapped_region_and_is_told() {
             map.pages().map(drop),
             map.info().map(drop),
         ];
-        let told = |outcome: &untorn::Result<()>| matches!(outcome, Err(Error::Forked { .. }));
-        outcomes.iter().position(|outcome| !told(outcome)).map_or(0, |n| n as i32 + 1)
+        first_untold(&outcomes, None)
     });
     assert_eq!(child.wait(), Some(0), "the number of the call that did not say so");
     assert_eq!((map.pmsync().unwrap(), map.pin(0, 1).unwrap().addr()), (2, pointer));
@@ -49,9 +47,8 @@ fn a_forked_child_has_a_copy_of_a_mapped_region_and_is_told() {
 #[test]
 fn a_range_far_beyond_what_is_allocated_is_refused_at_once() {
     let _limit = limit(60, "many ranges of pages that are not there");
-    let dir = memory_dir();
-    let store = StoreOptions::new().max_regions(4).create(dir.path().join("store")).unwrap();
-    let mut map = store.create_region("r").unwrap().map().unwrap();
+    let (_path, _store, region) = new_region(&StoreOptions::new().max_regions(4));
+    let mut map = region.map().unwrap();
     map.alloc_pages(3).unwrap();
     for _ in 0..1000 {
         assert!(matches!(map.bytes(0, 1 << 36), Err(Error::Invalid { .. })));
@@ -62,11 +59,9 @@ fn a_range_far_beyond_what_is_allocated_is_refused_at_once() {
 /// A mapped region commits as any other does, so a full disk loses nothing of what was stored to it.
 #[test]
 fn a_mapped_region_that_cannot_grow_keeps_its_stores() {
-    let dir = memory_dir();
-    let path = dir.path().join("store");
     let options = StoreOptions::new().max_regions(4).max_len(40 * PAGE).grow_by(PAGE);
-    let store = options.create(&path).unwrap();
-    let mut map = store.create_region("r").unwrap().map().unwrap();
+    let (_path, store, region) = new_region(&options);
+    let mut map = region.map().unwrap();
     map.alloc_pages(100).unwrap();
     for number in 0..100 {
         map.page_mut(number).unwrap()[0] = number as u8;

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::common::{Rng, memory_dir, seed};
+use crate::common::{ReadAt, Rng, pmem, scratch, seed};
 use untorn::region::{Region, RegionStore, StoreOptions};
-use untorn::testing::storage::{Dax, MediumKind};
 
 const OPERATIONS: u64 = 1_000_000;
 /// Pages that a region has at most.
@@ -16,7 +15,7 @@ type Stamps = BTreeMap<u64, u64>;
 
 fn open(path: &Path) -> RegionStore {
     // Memory taken for persistent: commits are ordered, and so a million pages need no digest.
-    StoreOptions::new().open_on(Dax::new(MediumKind::AssumedPmem), path).unwrap()
+    StoreOptions::new().open_on(pmem(), path).unwrap()
 }
 
 /// One region, what it must hold now and what at its last commit, and its pages in the order in which they were
@@ -46,9 +45,8 @@ impl Play {
     fn compare(&self) {
         assert_eq!(self.region.pages().unwrap(), Vec::from_iter(self.committed.keys().copied()));
         for (page, stamp) in &self.committed {
-            let mut bytes = [0; 8];
-            self.region.read_at(&mut bytes, page * Region::PAGE + stamp % 511 * 8).unwrap();
-            assert_eq!(u64::from_le_bytes(bytes), *stamp, "page {page}");
+            let place = page * Region::PAGE + stamp % 511 * 8;
+            assert_eq!(self.region.word_at(place as usize), *stamp, "page {page}");
         }
     }
 }
@@ -56,10 +54,9 @@ impl Play {
 #[test]
 fn a_million_allocations_and_frees_lose_or_share_no_page() {
     let mut rng = Rng::new(seed("a million"));
-    let dir = memory_dir();
-    let path = dir.path().join("store");
+    let path = scratch("store");
     let names = ["even", "odd"];
-    drop(StoreOptions::new().max_regions(8).create_on(Dax::new(MediumKind::AssumedPmem), &path).unwrap());
+    drop(StoreOptions::new().max_regions(8).create_on(pmem(), &path).unwrap());
     let mut store = open(&path);
     let mut plays: Vec<Play> = Vec::new();
     for name in names {

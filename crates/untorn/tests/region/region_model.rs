@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use crate::common::pmem;
 use proptest::prelude::*;
 use untorn::Result;
 use untorn::options::Order;
 use untorn::region::{Region, RegionStore, StoreOptions};
-use untorn::testing::storage::{Dax, MediumKind};
 
 const PAGE: u64 = Region::PAGE;
 const NAMES: [(&str, u64); 3] = [("low", 200), ("high", 1 << 40), ("middle", 128 * 512)];
@@ -70,12 +70,12 @@ struct Rig {
 
 impl Rig {
     fn create(&self, path: &Path) -> Result<RegionStore> {
-        let medium = Dax::new(MediumKind::AssumedPmem);
+        let medium = pmem();
         if self.pmem { self.options.create_on(medium, path) } else { self.options.create(path) }
     }
 
     fn open(&self, path: &Path) -> Result<RegionStore> {
-        let medium = Dax::new(MediumKind::AssumedPmem);
+        let medium = pmem();
         if self.pmem { self.options.open_on(medium, path) } else { self.options.open(path) }
     }
 }
