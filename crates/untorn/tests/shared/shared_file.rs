@@ -5,121 +5,72 @@
 //! any time.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{alone, limit, memory_dir, pattern};
+use crate::common::members::{Member, obey, role};
+use crate::common::{ReadAt, alone, limit, memory_dir, pattern};
 use untorn::options::{LogPolicy, Order};
 use untorn::report::State;
 use untorn::shared::SharedMap;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
-use untorn_testing::{again, sibling};
+use untorn_testing::sibling;
 
-const LEN: u64 = 40 * 4096;
-const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
-const DURABILITIES: [Durability; 2] = [Durability::PerWrite, Durability::PerCommit];
+pub(crate) const LEN: u64 = 40 * 4096;
+pub(crate) const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+pub(crate) const DURABILITIES: [Durability; 2] = [Durability::PerWrite, Durability::PerCommit];
 
-/// What a process started by these tests is to do, and with which file.
-const ROLE: &str = "UNTORN_TEST_SHARER";
-
-fn shared(durability: Durability) -> Options {
+pub(crate) fn shared(durability: Durability) -> Options {
     Options::new().shared(true).durability(durability)
 }
 
-fn create(dir: &Path, engine: EngineKind, durability: Durability) -> PathBuf {
+pub(crate) fn create(dir: &Path, engine: EngineKind, durability: Durability) -> PathBuf {
     let path = dir.join("data");
     Options::new().engine(engine).durability(durability).create(&path, LEN).unwrap().close().unwrap();
     path
 }
 
-fn start(test: &str, role: String) -> Child {
-    again(test).env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
-}
-
-/// A process that shares a file and does what it is told.
-struct Puppet {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Puppet {
-    fn new(path: &Path, durability: Durability) -> Self {
-        let mut child =
-            start(sibling!("a_process_that_is_told_what_to_do"), format!("{durability} {}", path.display()));
-        let (stdin, stdout) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut puppet = Puppet { child, stdin, stdout };
-        assert_eq!(puppet.answer(), "open");
-        puppet
-    }
-
-    /// The test harness says things of its own.
-    fn answer(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "it ended");
-            if let Some(at) = line.find("puppet: ") {
-                return line[at + 8..].trim_end().to_owned();
-            }
-        }
-    }
-
-    fn tell(&mut self, words: &str) -> String {
-        writeln!(self.stdin, "{words}").unwrap();
-        self.answer()
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Puppet {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A process that shares the file and does what it is told.
+fn puppet(path: &Path, durability: Durability) -> Member {
+    let role = format!("{durability} {}", path.display());
+    let (member, said) = Member::join(sibling!("a_process_that_is_told_what_to_do"), role);
+    assert_eq!(said, "open");
+    member
 }
 
 /// Not a test of its own: what a puppet is.
 #[test]
 fn a_process_that_is_told_what_to_do() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let (durability, path) = role.split_once(' ').unwrap();
+    let Some(role) = role() else { return };
+    let (durability, path) = role.to_str().unwrap().split_once(' ').unwrap();
     let mut file = Some(shared(durability.parse().unwrap()).open(path).unwrap());
-    println!("puppet: open");
-    for line in std::io::stdin().lines() {
-        let line = line.unwrap();
-        let words: Vec<&str> = line.split(' ').collect();
-        let number = |index: usize| words[index].parse::<u64>().unwrap();
+    obey("open".to_owned(), |verb, numbers| {
         let open = || file.as_ref().unwrap();
-        let answer = match words[0] {
-            // Bytes that a seed tells.
-            "write" => open().write_at(&pattern(number(2) as usize, number(3)), number(1)).map(|()| "done".to_owned()),
-            "eager" => {
-                open().write_at_eager(&pattern(number(2) as usize, number(3)), number(1)).map(|()| "done".to_owned())
-            }
+        // Bytes that a seed tells.
+        let bytes = || pattern(numbers[1] as usize, numbers[2]);
+        let outcome = match verb {
+            "write" => open().write_at(&bytes(), numbers[0]),
+            "eager" => open().write_at_eager(&bytes(), numbers[0]),
             "both" => {
                 let mut tx = open().transaction();
-                tx.write_at(&pattern(8, number(3)), number(1)).unwrap();
-                tx.write_at(&pattern(8, number(3)), number(2)).unwrap();
-                tx.commit().map(|()| "done".to_owned())
+                tx.write_at(&pattern(8, numbers[2]), numbers[0]).unwrap();
+                tx.write_at(&pattern(8, numbers[2]), numbers[1]).unwrap();
+                tx.commit()
             }
             "read" => {
-                let mut bytes = vec![0; number(2) as usize];
-                let same = |bytes: &[u8]| bytes == pattern(bytes.len(), number(3));
-                open().read_at(&mut bytes, number(1)).map(|()| if same(&bytes) { "same" } else { "other" }.to_owned())
+                let mut found = vec![0; numbers[1] as usize];
+                match open().read_at(&mut found, numbers[0]) {
+                    Ok(()) => return if found == bytes() { "same" } else { "other" }.to_owned(),
+                    failed => failed,
+                }
             }
-            "len" => Ok(open().len().to_string()),
-            "resize" => open().resize(number(1)).map(|()| "done".to_owned()),
-            "sync" => open().sync().map(|_| "done".to_owned()),
-            "deploy" => open().deploy(number(1), number(2)).map(|()| "done".to_owned()),
-            "reclaim" => open().reclaim().map(|_| "done".to_owned()),
-            "info" => Ok(format!("{:?}", open().info())),
-            "time" => Ok(costs(open())),
+            "len" => return open().len().to_string(),
+            "resize" => open().resize(numbers[0]),
+            "sync" => open().sync().map(drop),
+            "deploy" => open().deploy(numbers[0], numbers[1]),
+            "reclaim" => open().reclaim().map(drop),
+            "info" => return format!("{:?}", open().info()),
+            "time" => return costs(open()),
             // A child that lives on with all that this process has open, as long as a file is there.
             "fork" => {
                 let file = Path::new(path).with_extension("heir");
@@ -129,18 +80,18 @@ fn a_process_that_is_told_what_to_do() {
                         .for_each(|_| std::thread::sleep(Duration::from_millis(10)));
                     0
                 });
-                Ok("done".to_owned())
+                Ok(())
             }
-            "settle" => file.take().unwrap().settle().map(|()| "done".to_owned()),
-            "close" => file.take().unwrap().close().map(|()| "done".to_owned()),
+            "settle" => file.take().unwrap().settle(),
+            "close" => file.take().unwrap().close(),
             "drop" => {
                 file = None;
-                Ok("done".to_owned())
+                Ok(())
             }
-            _ => panic!("{line}"),
+            _ => panic!("{verb} {numbers:?}"),
         };
-        println!("puppet: {}", answer.unwrap_or_else(|error| format!("error {}: {error}", error.errno())));
-    }
+        outcome.map_or_else(|error| format!("error {}: {error}", error.errno()), |()| "done".to_owned())
+    });
 }
 
 #[test]
@@ -150,12 +101,12 @@ fn every_call_works_in_every_process() {
         for durability in DURABILITIES {
             let dir = memory_dir();
             let path = create(dir.path(), engine, durability);
-            let mut puppets: Vec<Puppet> = (0..3).map(|_| Puppet::new(&path, durability)).collect();
+            let mut puppets: Vec<Member> = (0..3).map(|_| puppet(&path, durability)).collect();
             let mut next = 0;
             for turn in 0..9 {
                 let (writer, reader) = (turn % 3, (turn + 1 + turn / 3) % 3);
                 let mut told = |who: usize, words: &str, answer: &str| {
-                    assert_eq!(puppets[who].tell(words), answer, "{engine} {durability}: {words} by {who}");
+                    assert_eq!(puppets[who].ask(words), answer, "{engine} {durability}: {words} by {who}");
                 };
                 next += 1;
                 // Within a slice, over three pages, more than any buffer holds at first, two pages together, deployed.
@@ -178,25 +129,25 @@ fn every_call_works_in_every_process() {
             }
             // Not the state of what is being brought home at this very moment.
             let state = |info: String| info.split(", layout").next().unwrap().to_owned();
-            assert_eq!(state(puppets[0].tell("info")), state(puppets[2].tell("info")));
-            assert!(puppets[1].tell("info").contains(if engine == EngineKind::Reflection {
+            assert_eq!(state(puppets[0].ask("info")), state(puppets[2].ask("info")));
+            assert!(puppets[1].ask("info").contains(if engine == EngineKind::Reflection {
                 "Reflection"
             } else {
                 "Hybrid"
             }));
             // Beyond the end, and more than a call holds.
             for puppet in &mut puppets {
-                let beyond = puppet.tell(&format!("write {LEN} 4096 1"));
+                let beyond = puppet.ask(&format!("write {LEN} 4096 1"));
                 assert!(beyond.contains("do not lie within"), "{beyond}");
-                let beyond = puppet.tell(&format!("read {LEN} 4096 1"));
+                let beyond = puppet.ask(&format!("read {LEN} 4096 1"));
                 assert!(beyond.contains("do not lie within"), "{beyond}");
             }
             for who in [2, 0] {
-                let refused = puppets[who].tell("settle");
+                let refused = puppets[who].ask("settle");
                 assert!(refused.contains("another process"), "{refused}");
             }
-            assert_eq!(puppets[1].tell(&format!("read 8192 5000 {next}")), "same");
-            assert_eq!(puppets[1].tell("settle"), "done");
+            assert_eq!(puppets[1].ask(&format!("read 8192 5000 {next}")), "same");
+            assert_eq!(puppets[1].ask("settle"), "done");
             assert_eq!(untorn::inspect(&path).unwrap().engine, None);
             let mut bytes = vec![0; 5000];
             std::os::unix::fs::FileExt::read_exact_at(&File::open(&path).unwrap(), &mut bytes, 8192).unwrap();
@@ -234,13 +185,13 @@ fn a_call_is_timed() {
     for durability in DURABILITIES {
         let dir = memory_dir();
         let path = create(dir.path(), EngineKind::Reflection, durability);
-        let mut first = Puppet::new(&path, durability);
-        let mut second = Puppet::new(&path, durability);
+        let mut first = puppet(&path, durability);
+        let mut second = puppet(&path, durability);
         for _ in 0..2 {
-            eprintln!("durable at each {durability}: ns here {}", first.tell("time"));
-            eprintln!("durable at each {durability}: ns there {}", second.tell("time"));
+            eprintln!("durable at each {durability}: ns here {}", first.ask("time"));
+            eprintln!("durable at each {durability}: ns there {}", second.ask("time"));
         }
-        assert_eq!(first.tell("sync"), second.tell("sync"));
+        assert_eq!(first.ask("sync"), second.ask("sync"));
     }
 }
 
@@ -249,7 +200,7 @@ fn options_that_differ_and_other_uses_are_refused() {
     for durability in DURABILITIES {
         let dir = memory_dir();
         let path = create(dir.path(), EngineKind::HybridLog, durability);
-        let mut puppet = Puppet::new(&path, durability);
+        let mut puppet = self::puppet(&path, durability);
         let new = || Options::new().shared(true);
         let other = if durability == Durability::PerWrite { Durability::PerCommit } else { Durability::PerWrite };
         for (options, found, wanted) in [
@@ -261,7 +212,7 @@ fn options_that_differ_and_other_uses_are_refused() {
             let error = options.open(&path).unwrap_err();
             assert!(matches!(error, Error::InUse { .. }), "{error}");
             let text = error.to_string();
-            let process = format!("process {}", puppet.child.id());
+            let process = format!("process {}", puppet.id());
             assert!([found, wanted, &process].iter().all(|word| text.contains(*word)), "{text}");
         }
         assert!(matches!(new().read_only(true).open(&path), Err(Error::Invalid { .. })));
@@ -278,13 +229,11 @@ fn options_that_differ_and_other_uses_are_refused() {
         }
         let again = new().durability(durability).open(&path).unwrap();
         again.write_at(b"both handles", 0).unwrap();
-        let mut bytes = [0; 12];
-        mine.read_at(&mut bytes, 0).unwrap();
-        assert_eq!(&bytes, b"both handles");
+        assert_eq!(mine.bytes_at(0, 12), b"both handles");
         assert!(matches!(new().durability(other).open(&path), Err(Error::InUse { .. })));
         drop(again);
         mine.close().unwrap();
-        assert_eq!(puppet.tell("close"), "done");
+        assert_eq!(puppet.ask("close"), "done");
         let alone = AtomicFile::open(&path).unwrap();
         assert!(matches!(new().open(&path), Err(Error::InUse { .. })), "by this process");
         alone.close().unwrap();
@@ -299,17 +248,15 @@ fn options_that_differ_and_other_uses_are_refused() {
 fn a_call_that_is_too_long_is_refused_and_harms_nothing() {
     let dir = memory_dir();
     let path = create(dir.path(), EngineKind::Reflection, Durability::PerCommit);
-    let mut puppet = Puppet::new(&path, Durability::PerCommit);
-    assert_eq!(puppet.tell("resize 200000000"), "done");
+    let mut puppet = self::puppet(&path, Durability::PerCommit);
+    assert_eq!(puppet.ask("resize 200000000"), "done");
     let mine = shared(Durability::PerCommit).open(&path).unwrap();
     mine.write_at(b"before", 100).unwrap();
     let mut long = vec![7; (128 << 20) + 1];
     let error = mine.read_at(&mut long, 0).unwrap_err();
     assert!(matches!(&error, Error::Invalid { what, .. } if what.contains("134217728")), "{error}");
     assert!(matches!(mine.write_at(&long, 0), Err(Error::Invalid { .. })));
-    let mut bytes = [0; 6];
-    mine.read_at(&mut bytes, 100).unwrap();
-    assert_eq!(&bytes, b"before");
+    assert_eq!(mine.bytes_at(100, 6), b"before");
 }
 
 #[test]
@@ -320,19 +267,18 @@ fn a_leaving_process_takes_nothing_with_it() {
                 let dir = memory_dir();
                 let path = create(dir.path(), engine, durability);
                 // The first has the file open; when it leaves another one does.
-                let mut puppets: Vec<Puppet> = (0..4).map(|_| Puppet::new(&path, durability)).collect();
+                let mut puppets: Vec<Member> = (0..4).map(|_| puppet(&path, durability)).collect();
                 for turn in 0..3 {
-                    assert_eq!(puppets[3].tell(&format!("write 5000 9000 {turn}")), "done");
-                    assert_eq!(puppets[turn].tell(&format!("write 20000 100 {turn}")), "done");
-                    assert_eq!(puppets[turn].tell(leave), "done");
-                    assert_eq!(puppets[3].tell(&format!("read 5000 9000 {turn}")), "same");
-                    assert_eq!(puppets[3].tell(&format!("read 20000 100 {turn}")), "same");
+                    assert_eq!(puppets[3].ask(&format!("write 5000 9000 {turn}")), "done");
+                    assert_eq!(puppets[turn].ask(&format!("write 20000 100 {turn}")), "done");
+                    assert_eq!(puppets[turn].ask(leave), "done");
+                    assert_eq!(puppets[3].ask(&format!("read 5000 9000 {turn}")), "same");
+                    assert_eq!(puppets[3].ask(&format!("read 20000 100 {turn}")), "same");
                 }
-                assert_eq!(puppets[3].tell("write 5000 9000 77"), "done");
-                assert_eq!(puppets[3].tell(leave), "done");
+                assert_eq!(puppets[3].ask("write 5000 9000 77"), "done");
+                assert_eq!(puppets[3].ask(leave), "done");
                 let file = AtomicFile::open(&path).unwrap();
-                let mut bytes = vec![0; 9000];
-                file.read_at(&mut bytes, 5000).unwrap();
+                let bytes = file.bytes_at(5000, 9000);
                 let found = [0, 1, 2, 77].into_iter().find(|seed| bytes == pattern(9000, *seed));
                 if leave == "close" || durability == Durability::PerWrite {
                     assert_eq!(found, Some(77), "{engine} {durability} {leave}");
@@ -351,27 +297,27 @@ fn a_killed_process_takes_what_it_alone_had() {
     for engine in ENGINES {
         let dir = memory_dir();
         let path = create(dir.path(), engine, Durability::PerCommit);
-        let mut first = Puppet::new(&path, Durability::PerCommit);
-        let mut second = Puppet::new(&path, Durability::PerCommit);
-        let mut third = Puppet::new(&path, Durability::PerCommit);
-        assert_eq!(first.tell("write 0 5000 1"), "done");
-        assert_eq!(first.tell("sync"), "done");
+        let mut first = puppet(&path, Durability::PerCommit);
+        let mut second = puppet(&path, Durability::PerCommit);
+        let mut third = puppet(&path, Durability::PerCommit);
+        assert_eq!(first.ask("write 0 5000 1"), "done");
+        assert_eq!(first.ask("sync"), "done");
         // One that did not have the file open: what it wrote stays in the epoch.
-        assert_eq!(third.tell("write 5000 5000 2"), "done");
+        assert_eq!(third.ask("write 5000 5000 2"), "done");
         third.kill();
-        assert_eq!(second.tell("read 5000 5000 2"), "same");
-        assert_eq!(first.tell("read 5000 5000 2"), "same");
+        assert_eq!(second.ask("read 5000 5000 2"), "same");
+        assert_eq!(first.ask("read 5000 5000 2"), "same");
         // The one that had it: the epoch is lost, and everybody is told until he opens the file again.
         first.kill();
         for words in ["read 0 8 1", "sync", "write 0 8 3"] {
-            let told = second.tell(words);
+            let told = second.ask(words);
             assert!(told.contains("the writes since the last commit are lost"), "{told}");
         }
-        let mut fourth = Puppet::new(&path, Durability::PerCommit);
-        assert_eq!(fourth.tell("read 0 5000 1"), "same");
-        assert_eq!(fourth.tell("read 5000 5000 2"), "other");
-        assert_eq!(fourth.tell("write 0 5000 4"), "done");
-        assert_eq!(fourth.tell("sync"), "done");
+        let mut fourth = puppet(&path, Durability::PerCommit);
+        assert_eq!(fourth.ask("read 0 5000 1"), "same");
+        assert_eq!(fourth.ask("read 5000 5000 2"), "other");
+        assert_eq!(fourth.ask("write 0 5000 4"), "done");
+        assert_eq!(fourth.ask("sync"), "done");
     }
 }
 
@@ -380,7 +326,7 @@ fn a_forked_child_is_refused_and_disturbs_nobody() {
     alone!(60, "a forked child");
     let dir = memory_dir();
     let path = create(dir.path(), EngineKind::Reflection, Durability::PerWrite);
-    let mut puppet = Puppet::new(&path, Durability::PerWrite);
+    let mut puppet = self::puppet(&path, Durability::PerWrite);
     let file = shared(Durability::PerWrite).open(&path).unwrap();
     let child = crate::common::system::in_forked_child(|| {
         let refused = |result: untorn::Result<()>| matches!(result, Err(Error::Forked { .. }));
@@ -393,10 +339,8 @@ fn a_forked_child_is_refused_and_disturbs_nobody() {
     });
     assert_eq!(child.wait(), Some(1));
     file.write_at(b"parent", 0).unwrap();
-    assert_eq!(puppet.tell("write 0 6 1"), "done");
-    let mut bytes = [0; 6];
-    file.read_at(&mut bytes, 0).unwrap();
-    assert_eq!(bytes, *pattern(6, 1));
+    assert_eq!(puppet.ask("write 0 6 1"), "done");
+    assert_eq!(file.bytes_at(0, 6), *pattern(6, 1));
 }
 
 #[test]
@@ -406,20 +350,20 @@ fn a_leaving_process_is_missed_while_its_child_lives() {
         let dir = memory_dir();
         let path = create(dir.path(), engine, Durability::PerWrite);
         File::create(path.with_extension("heir")).unwrap();
-        let mut puppets: Vec<Puppet> = (0..4).map(|_| Puppet::new(&path, Durability::PerWrite)).collect();
+        let mut puppets: Vec<Member> = (0..4).map(|_| puppet(&path, Durability::PerWrite)).collect();
         // The first serves, and then whichever comes next; the last does neither.
         for turn in [0, 1, 2] {
-            assert_eq!(puppets[3].tell(&format!("write 5000 9000 {turn}")), "done");
-            assert_eq!(puppets[turn].tell("fork"), "done");
-            assert_eq!(puppets[turn].tell("drop"), "done");
-            assert_eq!(puppets[3].tell(&format!("read 5000 9000 {turn}")), "same", "{engine}");
+            assert_eq!(puppets[3].ask(&format!("write 5000 9000 {turn}")), "done");
+            assert_eq!(puppets[turn].ask("fork"), "done");
+            assert_eq!(puppets[turn].ask("drop"), "done");
+            assert_eq!(puppets[3].ask(&format!("read 5000 9000 {turn}")), "same", "{engine}");
         }
         let file = shared(Durability::PerWrite).open(&path).unwrap();
         file.write_at(&pattern(9000, 7), 5000).unwrap();
-        assert_eq!(puppets[3].tell("read 5000 9000 7"), "same", "{engine}");
+        assert_eq!(puppets[3].ask("read 5000 9000 7"), "same", "{engine}");
         drop(file);
         // It takes nobody for a process that shares it still.
-        assert_eq!(puppets[3].tell("settle"), "done", "{engine}");
+        assert_eq!(puppets[3].ask("settle"), "done", "{engine}");
     }
 }
 
@@ -431,19 +375,19 @@ fn a_child_of_a_killed_process_keeps_the_file_until_it_ends() {
         let path = create(dir.path(), engine, Durability::PerWrite);
         let heir = path.with_extension("heir");
         File::create(&heir).unwrap();
-        let mut first = Puppet::new(&path, Durability::PerWrite);
-        let mut others = [0, 1].map(|_| Puppet::new(&path, Durability::PerWrite));
-        assert_eq!(others[0].tell("write 5000 9000 1"), "done");
-        assert_eq!(first.tell("fork"), "done");
+        let mut first = puppet(&path, Durability::PerWrite);
+        let mut others = [0, 1].map(|_| puppet(&path, Durability::PerWrite));
+        assert_eq!(others[0].ask("write 5000 9000 1"), "done");
+        assert_eq!(first.ask("fork"), "done");
         first.kill();
         for (puppet, words) in others.iter_mut().zip(["read 5000 9000 1", "write 20000 100 2"]) {
-            writeln!(puppet.stdin, "{words}").unwrap();
+            puppet.tell(words);
         }
         // Both wait for it, and neither is told that anything was lost.
         std::fs::remove_file(&heir).unwrap();
         assert_eq!(others[0].answer(), "same", "{engine}");
         assert_eq!(others[1].answer(), "done", "{engine}");
-        assert_eq!(others[0].tell("read 20000 100 2"), "same", "{engine}");
+        assert_eq!(others[0].ask("read 20000 100 2"), "same", "{engine}");
     }
 }
 
@@ -457,21 +401,14 @@ fn looking_for_a_sidecar_to_adopt_gives_no_lock_back() {
     let other = Options::new().durability(Durability::PerWrite).create(&lost, LEN).unwrap();
     other.write_at(b"kept", 100).unwrap();
     other.close().unwrap();
-    std::fs::copy(&lost, &restored).unwrap();
-    crate::common::copy_mark(&lost, &restored);
-    let times = std::fs::FileTimes::new().set_modified(std::fs::metadata(&lost).unwrap().modified().unwrap());
-    File::options().write(true).open(&restored).unwrap().set_times(times).unwrap();
+    crate::common::copy(&lost, &restored);
     std::fs::remove_file(&lost).unwrap();
     let adopted = shared(Durability::PerWrite).adopt(true).open(&restored).unwrap();
-    let mut bytes = [0; 4];
-    adopted.read_at(&mut bytes, 100).unwrap();
-    assert_eq!(&bytes, b"kept");
+    assert_eq!(adopted.bytes_at(100, 4), b"kept");
     // This process serves both files still, so others can join.
     for (file, path) in [(&mine, &path), (&adopted, &restored)] {
-        let mut puppet = Puppet::new(path, Durability::PerWrite);
-        assert_eq!(puppet.tell("write 8192 5000 3"), "done");
-        let mut bytes = vec![0; 5000];
-        file.read_at(&mut bytes, 8192).unwrap();
-        assert_eq!(bytes, pattern(5000, 3));
+        let mut puppet = self::puppet(path, Durability::PerWrite);
+        assert_eq!(puppet.ask("write 8192 5000 3"), "done");
+        assert_eq!(file.bytes_at(8192, 5000), pattern(5000, 3));
     }
 }

@@ -2,37 +2,19 @@
 //! nothing that was acknowledged is lost.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::io::Write;
+use std::path::Path;
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::shared_file::{DURABILITIES, ENGINES, create, shared};
+use crate::common::members::{hear, kill, role, start};
 use crate::common::{Rng, limit, memory_dir, seed};
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
-use untorn_testing::{again, sibling};
-
-const LEN: u64 = 40 * 4096;
-const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
-const DURABILITIES: [Durability; 2] = [Durability::PerWrite, Durability::PerCommit];
-
-/// What a process started by these tests is to do, and with which file.
-const ROLE: &str = "UNTORN_TEST_SHARER";
-
-fn shared(durability: Durability) -> Options {
-    Options::new().shared(true).durability(durability)
-}
-
-fn create(dir: &Path, engine: EngineKind, durability: Durability) -> PathBuf {
-    let path = dir.join("data");
-    Options::new().engine(engine).durability(durability).create(&path, LEN).unwrap().close().unwrap();
-    path
-}
-
-fn start(test: &str, role: String) -> Child {
-    again(test).env(ROLE, role).stdout(Stdio::piped()).spawn().unwrap()
-}
+use untorn::{AtomicFile, Durability, Error};
+use untorn_testing::sibling;
 
 /// Where entry `number` of the list is; each is written over a page boundary.
 fn entry(number: u64) -> u64 {
@@ -49,8 +31,8 @@ const HEAD: u64 = 39 * 4096;
 /// miss.
 #[test]
 fn a_process_that_appends() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let (durability, path) = role.split_once(' ').unwrap();
+    let Some(role) = role() else { return };
+    let (durability, path) = role.to_str().unwrap().split_once(' ').unwrap();
     let durability: Durability = durability.parse().unwrap();
     let turns = File::open(Path::new(path).with_extension("turns")).unwrap();
     let join = || loop {
@@ -112,19 +94,14 @@ fn check(file: &AtomicFile) -> untorn::Result<u64> {
     Ok(head)
 }
 
-/// Hears what a process appended, until it ends, and notes the highest number, and how long the longest append took:
-/// some 32 calls, with what is checked, each of which may have to wait for two processes to get a CPU.
-fn hear(child: &mut Child, highest: &Arc<AtomicU64>, longest: &Arc<AtomicU64>) -> std::thread::JoinHandle<()> {
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+/// Notes the highest number that a process appended, and how long the longest append took: some 32 calls, with what is
+/// checked, each of which may have to wait for two processes to get a CPU.
+fn hear_appends(child: &mut Child, highest: &Arc<AtomicU64>, longest: &Arc<AtomicU64>) -> JoinHandle<()> {
     let (highest, longest) = (Arc::clone(highest), Arc::clone(longest));
-    std::thread::spawn(move || {
-        for line in lines.map_while(Result::ok) {
-            let Some((number, micros)) = line.strip_prefix("appended ").and_then(|rest| rest.split_once(' ')) else {
-                continue;
-            };
-            highest.fetch_max(number.parse().unwrap(), Ordering::SeqCst);
-            longest.fetch_max(micros.parse().unwrap(), Ordering::SeqCst);
-        }
+    hear(child, "appended ", move |numbers| {
+        let &[number, micros] = numbers else { return };
+        highest.fetch_max(number, Ordering::SeqCst);
+        longest.fetch_max(micros, Ordering::SeqCst);
     })
 }
 
@@ -147,7 +124,7 @@ fn ordered_writes_are_neither_torn_nor_lost_by_random_kills() {
             // New ones join while the others go on.
             while children.len() < 4 {
                 let mut new = child();
-                ears.push(hear(&mut new, &highest, &longest));
+                ears.push(hear_appends(&mut new, &highest, &longest));
                 children.push(new);
             }
             let before = highest.load(Ordering::SeqCst);
@@ -160,9 +137,7 @@ fn ordered_writes_are_neither_torn_nor_lost_by_random_kills() {
             // One, and every fourth time all, so that recovery is by nobody who knew them.
             let count = if round % 4 == 3 { children.len() } else { 1 };
             for _ in 0..count {
-                let mut victim = children.swap_remove(rng.below(children.len() as u64) as usize);
-                victim.kill().unwrap();
-                victim.wait().unwrap();
+                kill(children.swap_remove(rng.below(children.len() as u64) as usize));
             }
             if children.is_empty() {
                 ears.drain(..).for_each(|ear| ear.join().unwrap());

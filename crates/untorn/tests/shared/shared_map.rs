@@ -6,35 +6,24 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::common::members::{hear, kill, role, start, unless_forbidden};
 use crate::common::system::in_forked_child;
-use crate::common::{Rng, limit, memory_dir, seed};
+use crate::common::{ReadAt, Rng, limit, memory_dir, scratch, seed};
 use untorn::shared::SharedMap;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
-use untorn_testing::{again, sibling};
+use untorn_testing::sibling;
 
 const PAGES: usize = 40;
 const LEN: u64 = PAGES as u64 * 4096;
 
-/// The file that a process started by these tests is to share, and its number among them.
-const ROLE: &str = "UNTORN_TEST_SHARER";
-/// The file that a process is to serve, and to leave.
-const HEIR: &str = "UNTORN_TEST_HEIR";
-
-/// Opens a map, or says why this machine has none.
 fn share(path: &Path) -> Option<SharedMap> {
-    match SharedMap::open(path) {
-        Ok(map) => Some(map),
-        Err(error @ Error::Io { .. }) if matches!(error.errno(), 1 | 38) => {
-            untorn_testing::skipped!("{error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    unless_forbidden(SharedMap::open(path))
 }
 
 fn file(dir: &Path) -> PathBuf {
@@ -45,11 +34,7 @@ fn file(dir: &Path) -> PathBuf {
 
 /// A process that stores and commits until it is killed; it says on standard output what each commit covers.
 fn sharer(path: &Path, number: usize) -> Child {
-    again(sibling!("a_process_that_stores"))
-        .env(ROLE, format!("{number} {}", path.display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+    start(sibling!("a_process_that_stores"), format!("{number} {}", path.display()))
 }
 
 /// Not a test of its own: what [`sharer`] runs.
@@ -58,8 +43,8 @@ fn sharer(path: &Path, number: usize) -> Child {
 /// in a cut no note is above the counter, and the second is as the first or the one before it.
 #[test]
 fn a_process_that_stores() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let (number, path) = role.split_once(' ').unwrap();
+    let Some(role) = role() else { return };
+    let (number, path) = role.to_str().unwrap().split_once(' ').unwrap();
     let number: usize = number.parse().unwrap();
     let map = SharedMap::open(path).unwrap();
     let tickets = &map.words(0, 1).unwrap()[0];
@@ -77,18 +62,11 @@ fn a_process_that_stores() {
     }
 }
 
-/// Hears what a process committed, until it ends, and notes the highest ticket. It never stops reading, so nobody
-/// waits to be heard.
-fn hear(child: &mut Child, highest: &Arc<AtomicU64>) -> std::thread::JoinHandle<()> {
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+/// Notes the highest ticket that a process committed.
+fn hear_commits(child: &mut Child, highest: &Arc<AtomicU64>) -> JoinHandle<()> {
     let highest = Arc::clone(highest);
-    std::thread::spawn(move || {
-        let committed = |line: std::io::Result<String>| {
-            line.ok().and_then(|line| line.strip_prefix("committed ").and_then(|last| last.parse().ok()))
-        };
-        for last in lines.filter_map(committed) {
-            highest.fetch_max(last, Ordering::SeqCst);
-        }
+    hear(child, "committed ", move |numbers| {
+        numbers.iter().for_each(|&last| _ = highest.fetch_max(last, Ordering::SeqCst));
     })
 }
 
@@ -106,7 +84,7 @@ fn processes_killed_together_leave_one_acknowledged_cut() {
         for round in 0..10 {
             let before = highest.load(Ordering::SeqCst);
             let mut children: Vec<Child> = (0..count).map(|number| sharer(&path, number)).collect();
-            let ears: Vec<_> = children.iter_mut().map(|child| hear(child, &highest)).collect();
+            let ears: Vec<_> = children.iter_mut().map(|child| hear_commits(child, &highest)).collect();
             // However long it takes them to begin: something is to be lost.
             while highest.load(Ordering::SeqCst) < before + 40 {
                 assert!(children.iter_mut().all(|child| child.try_wait().unwrap().is_none()), "one ended by itself");
@@ -115,9 +93,7 @@ fn processes_killed_together_leave_one_acknowledged_cut() {
             std::thread::sleep(Duration::from_millis(rng.below(200)));
             // One after the other, the one that serves among them, with the others going on meanwhile.
             while !children.is_empty() {
-                let mut victim = children.swap_remove(rng.below(children.len() as u64) as usize);
-                victim.kill().unwrap();
-                victim.wait().unwrap();
+                kill(children.swap_remove(rng.below(children.len() as u64) as usize));
                 std::thread::sleep(Duration::from_millis(rng.below(30)));
             }
             ears.into_iter().for_each(|ear| ear.join().unwrap());
@@ -142,7 +118,7 @@ fn stores_of_one_process_are_seen_and_committed_by_another() {
     let path = file(dir.path());
     let Some(map) = share(&path) else { return };
     assert!(map.is_owner());
-    let mut other = sharer(&path, 0);
+    let other = sharer(&path, 0);
     let tickets = &map.words(0, 1).unwrap()[0];
     while tickets.load(Ordering::SeqCst) < 1000 {
         std::thread::sleep(Duration::from_millis(1));
@@ -150,11 +126,8 @@ fn stores_of_one_process_are_seen_and_committed_by_another() {
     map.write_at(b"from here", 39 * 4096).unwrap();
     let commit = map.commit().unwrap();
     assert!(map.last_commit() >= commit);
-    other.kill().unwrap();
-    other.wait().unwrap();
-    let mut bytes = [0; 9];
-    map.read_at(&mut bytes, 39 * 4096).unwrap();
-    assert_eq!(&bytes, b"from here");
+    kill(other);
+    assert_eq!(map.bytes_at(39 * 4096, 9), b"from here");
     map.close().unwrap();
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(&bytes[39 * 4096..][..9], b"from here");
@@ -165,7 +138,7 @@ fn stores_of_one_process_are_seen_and_committed_by_another() {
 /// on with all that it had open. It ends itself when its standard input does.
 #[test]
 fn a_process_with_an_heir() {
-    let Ok(path) = std::env::var(HEIR) else { return };
+    let Some(path) = role() else { return };
     let map = SharedMap::open(path).unwrap();
     assert!(map.is_owner());
     map.write_at(b"from a server", 4096).unwrap();
@@ -191,12 +164,7 @@ fn a_leaving_server_with_a_forked_child_blocks_nobody() {
     let path = file(dir.path());
     let Some(map) = share(&path) else { return };
     map.close().unwrap();
-    let mut server = again(sibling!("a_process_with_an_heir"))
-        .env(HEIR, &path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut server = start(sibling!("a_process_with_an_heir"), &*path);
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
     let mut await_line = |word: &str| assert!(lines.any(|line| line.unwrap().contains(word)), "it ended");
     await_line("serving");
@@ -211,16 +179,14 @@ fn a_leaving_server_with_a_forked_child_blocks_nobody() {
     map.commit().unwrap();
     assert!(map.is_owner());
     let bytes = |map: &SharedMap, at: u64, len: usize| {
-        let mut bytes = vec![0; len];
-        map.read_at(&mut bytes, at).unwrap();
+        let bytes = map.bytes_at(at, len);
         String::from_utf8(bytes).unwrap()
     };
-    let mut another = sharer(&path, 3);
+    let another = sharer(&path, 3);
     while map.words(7 * 4096, 1).unwrap()[0].load(Ordering::SeqCst) == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    another.kill().unwrap();
-    another.wait().unwrap();
+    kill(another);
     assert_eq!([bytes(&map, 4096, 13), bytes(&map, 20 * 4096, 5)], ["from a server", "after"]);
     drop(stdin);
     assert!(server.wait().unwrap().success());
@@ -236,8 +202,7 @@ fn rollback_and_growth() {
     map.commit().unwrap();
     map.write_at(&[2; 5000], 4000).unwrap();
     map.rollback().unwrap();
-    let mut bytes = [9; 200];
-    map.read_at(&mut bytes, 4950).unwrap();
+    let bytes = map.bytes_at(4950, 200);
     assert!(bytes[..50].iter().chain(&bytes[150..]).all(|byte| *byte == 0) && bytes[50..150] == [1; 100]);
     let address = map.as_ptr();
     map.grow(LEN + 5000).unwrap();
@@ -263,8 +228,7 @@ fn rollback_and_growth() {
 /// What is too much is refused with the reason, and the stores are still there.
 #[test]
 fn a_commit_that_does_not_fit_commits_nothing() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
     if share(&path).is_none() {
         return;
@@ -272,7 +236,7 @@ fn a_commit_that_does_not_fit_commits_nothing() {
     let map = Options::new().log_size(4 << 20).share_map(&path).unwrap();
     map.write_at(&vec![1; 32 << 20], 0).unwrap();
     let refused = map.commit().unwrap_err();
-    assert!(matches!(&refused, Error::Invalid { path: of, .. } if *of == path), "{refused}");
+    assert!(matches!(&refused, Error::Invalid { path: of, .. } if *of == *path), "{refused}");
     let mut byte = [0];
     map.read_at(&mut byte, (32 << 20) - 1).unwrap();
     assert_eq!(byte, [1]);

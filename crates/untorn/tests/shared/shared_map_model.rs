@@ -5,14 +5,12 @@
 
 use std::path::Path;
 
-use crate::common::members::{Member, obey, sum};
-use crate::common::{Rng, limit, memory_dir, pattern, seed};
+use crate::common::members::{Band, obey, role, sum, unless_forbidden};
+use crate::common::{ReadAt, limit, memory_dir, pattern, seed};
 use untorn::shared::SharedMap;
 use untorn::{AtomicMap, Options};
 use untorn_testing::sibling;
 
-/// What a process that is started by these tests runs.
-const MEMBER: &str = "UNTORN_TEST_MEMBER";
 const FIRST_LEN: usize = 9 * 4096 + 700;
 const MAX_LEN: usize = 64 * 4096;
 const MOST_MEMBERS: usize = 4;
@@ -24,7 +22,7 @@ fn share(path: &Path) -> untorn::Result<SharedMap> {
 /// Not a test of its own: a process that shares the map.
 #[test]
 fn a_member() {
-    let Some(path) = std::env::var_os(MEMBER) else { return };
+    let Some(path) = role() else { return };
     let map = share(Path::new(&path)).unwrap();
     obey(format!("len {}", map.len()), |verb, numbers| match (verb, numbers) {
         ("write", &[at, len, seed]) => {
@@ -32,8 +30,7 @@ fn a_member() {
             "done".to_owned()
         }
         ("read", &[at, len]) => {
-            let mut bytes = vec![0; len as usize];
-            map.read_at(&mut bytes, at).unwrap();
+            let bytes = map.bytes_at(at, len as usize);
             sum(&bytes)
         }
         ("commit", []) => {
@@ -60,88 +57,62 @@ struct Model {
 }
 
 struct Run<'a> {
-    path: &'a Path,
-    rng: Rng,
+    band: Band<'a>,
     model: Model,
-    members: Vec<Member>,
-    /// What was done, for who studies a failure.
-    done: Vec<String>,
 }
 
 impl Run<'_> {
     fn range(&mut self) -> (usize, usize) {
         let len = self.model.now.len() as u64;
-        let most = [1, 9, 300, 4096, 20_000][self.rng.below(5) as usize];
-        let count = 1 + self.rng.below(most);
-        let at = self.rng.below(len);
+        let most = [1, 9, 300, 4096, 20_000][self.band.rng.below(5) as usize];
+        let count = 1 + self.band.rng.below(most);
+        let at = self.band.rng.below(len);
         (at as usize, count.min(len - at) as usize)
     }
 
-    fn ask(&mut self, order: String, expected: &str) {
-        let who = self.rng.below(self.members.len() as u64) as usize;
-        self.done.push(format!("{who}: {order}"));
-        let said = self.members[who].ask(&order);
-        assert_eq!(said, expected, "{}", self.done.join("\n"));
-    }
-
     fn join(&mut self) {
-        self.done.push("one joins".to_owned());
-        let (member, said) = Member::join(sibling!("a_member"), MEMBER, self.path);
-        assert_eq!(said, format!("len {}", self.model.now.len()), "{}", self.done.join("\n"));
-        self.members.push(member);
-    }
-
-    fn go(&mut self, member: Member, killed: bool) {
-        self.done.push(if killed { "one is killed" } else { "one leaves" }.to_owned());
-        if killed {
-            member.kill()
-        } else {
-            member.leave()
-        }
-        if self.members.is_empty() {
-            self.model.now = self.model.committed.clone();
-        }
+        let found = format!("len {}", self.model.now.len());
+        self.band.join(&found);
     }
 
     fn step(&mut self) {
-        match self.rng.below(100) {
+        match self.band.rng.below(100) {
             0..40 => {
-                let ((at, len), seed) = (self.range(), self.rng.below(1 << 32));
+                let ((at, len), seed) = (self.range(), self.band.rng.below(1 << 32));
                 self.model.now[at..at + len].copy_from_slice(&pattern(len, seed));
-                self.ask(format!("write {at} {len} {seed}"), "done");
+                self.band.check(format!("write {at} {len} {seed}"), "done");
             }
             40..65 => {
                 let (at, len) = self.range();
                 let expected = sum(&self.model.now[at..at + len]);
-                self.ask(format!("read {at} {len}"), &expected);
+                self.band.check(format!("read {at} {len}"), &expected);
             }
             65..77 => {
                 self.model.committed = self.model.now.clone();
-                self.ask("commit".to_owned(), "done");
+                self.band.check("commit".to_owned(), "done");
             }
             77..82 => {
                 self.model.now = self.model.committed.clone();
-                self.ask("rollback".to_owned(), "done");
+                self.band.check("rollback".to_owned(), "done");
             }
             82..86 => {
-                let len = (self.model.now.len() + 1 + self.rng.below(9000) as usize).min(MAX_LEN);
+                let len = (self.model.now.len() + 1 + self.band.rng.below(9000) as usize).min(MAX_LEN);
                 self.model.now.resize(len, 0);
                 self.model.committed = self.model.now.clone();
-                self.ask(format!("grow {len}"), &format!("len {len}"));
+                self.band.check(format!("grow {len}"), &format!("len {len}"));
             }
-            86..91 if self.members.len() < MOST_MEMBERS => self.join(),
+            86..91 if self.band.len() < MOST_MEMBERS => self.join(),
             number => {
-                let who = self.rng.below(self.members.len() as u64) as usize;
-                let member = self.members.swap_remove(who);
-                self.go(member, number % 2 == 0);
-                if self.members.is_empty() {
+                self.band.part(number % 2 == 0);
+                if self.band.len() == 0 {
+                    self.model.now = self.model.committed.clone();
                     self.join();
                 }
             }
         }
         let all = sum(&self.model.now);
-        if self.rng.below(8) == 0 {
-            self.ask(format!("read 0 {}", self.model.now.len()), &all);
+        if self.band.rng.below(8) == 0 {
+            self.band.check(format!("read 0 {}", self.model.now.len()), &all);
         }
     }
 }
@@ -150,30 +121,21 @@ fn agrees(dir: &Path, steps: usize, seed: u64) {
     let path = dir.join("data");
     let first = pattern(FIRST_LEN, seed);
     std::fs::write(&path, &first).unwrap();
-    match share(&path) {
-        Ok(map) => map.close().unwrap(),
-        Err(error @ untorn::Error::Io { .. }) if matches!(error.errno(), 1 | 38) => {
-            untorn_testing::skip!("{error}");
-        }
-        Err(error) => panic!("{error}"),
-    }
+    let Some(map) = unless_forbidden(share(&path)) else { return };
+    map.close().unwrap();
     let model = Model { now: first.clone(), committed: first };
-    let mut run =
-        Run { path: &path, rng: Rng::new(seed), model, members: Vec::new(), done: vec![format!("seed {seed}")] };
+    let mut run = Run { band: Band::new(sibling!("a_member"), &path, seed), model };
     run.join();
     for _ in 0..steps {
         run.step();
     }
     // All at once, or one after the other: nobody is left to commit anything.
-    let killed = run.rng.below(2) == 0;
-    while let Some(member) = run.members.pop() {
-        run.go(member, killed);
-    }
+    let killed = run.band.end();
     if !killed {
-        assert!(std::fs::read(&path).unwrap() == run.model.committed, "{}", run.done.join("\n"));
+        assert!(std::fs::read(&path).unwrap() == run.model.committed, "{}", run.band.done());
     }
     let map = AtomicMap::open(&path).unwrap();
-    assert!(map[..] == run.model.committed[..], "{}", run.done.join("\n"));
+    assert!(map[..] == run.model.committed[..], "{}", run.band.done());
     map.close().unwrap();
 }
 

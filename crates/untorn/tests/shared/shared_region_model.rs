@@ -6,14 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::common::members::{Member, obey, sum};
-use crate::common::{PAGE, Rng, limit, memory_dir, pattern, seed};
+use crate::common::members::{Band, obey, role, sum, unless_forbidden};
+use crate::common::{PAGE, ReadAt, limit, memory_dir, pattern, seed};
 use untorn::Error;
 use untorn::region::{RegionMapOptions, RegionStore, SharedRegion};
 use untorn_testing::sibling;
 
-/// What a process that is started by these tests runs.
-const MEMBER: &str = "UNTORN_TEST_MEMBER";
 const MAX_PAGES: u64 = 48;
 const MOST_MEMBERS: usize = 4;
 
@@ -38,7 +36,7 @@ fn list(pages: impl IntoIterator<Item = u64>) -> String {
 /// Not a test of its own: a process that shares the region.
 #[test]
 fn a_member() {
-    let Some(path) = std::env::var_os(MEMBER) else { return };
+    let Some(path) = role() else { return };
     let region = share(Path::new(&path)).unwrap();
     obey(list(region.pages().unwrap()), |verb, numbers| match (verb, numbers) {
         ("alloc", []) => match region.alloc_page() {
@@ -109,83 +107,53 @@ impl Model {
 }
 
 struct Run<'a> {
-    path: &'a Path,
-    rng: Rng,
+    band: Band<'a>,
     model: Model,
-    members: Vec<Member>,
-    /// What was done, for who studies a failure.
-    done: Vec<String>,
 }
 
 impl Run<'_> {
-    fn ask(&mut self, order: String) -> String {
-        let who = self.rng.below(self.members.len() as u64) as usize;
-        self.done.push(format!("{who}: {order}"));
-        self.members[who].ask(&order)
-    }
-
-    #[track_caller]
-    fn agree(&self, said: &str, expected: &str) {
-        assert_eq!(said, expected, "{}", self.done.join("\n"));
-    }
-
     fn join(&mut self) {
-        self.done.push("one joins".to_owned());
-        let (member, said) = Member::join(sibling!("a_member"), MEMBER, self.path);
-        self.agree(&said, &list(self.model.now.keys().copied()));
-        self.members.push(member);
-    }
-
-    fn go(&mut self, member: Member, killed: bool) {
-        self.done.push(if killed { "one is killed" } else { "one leaves" }.to_owned());
-        if killed {
-            member.kill()
-        } else {
-            member.leave()
-        }
-        if self.members.is_empty() {
-            self.model.roll_back();
-        }
+        self.band.join(&list(self.model.now.keys().copied()));
     }
 
     /// As a rule one that is there.
     fn page(&mut self) -> u64 {
         let there: Vec<u64> = self.model.now.keys().copied().collect();
-        match there.is_empty() || self.rng.below(8) == 0 {
-            true => self.rng.below(MAX_PAGES),
-            false => there[self.rng.below(there.len() as u64) as usize],
+        match there.is_empty() || self.band.rng.below(8) == 0 {
+            true => self.band.rng.below(MAX_PAGES),
+            false => there[self.band.rng.below(there.len() as u64) as usize],
         }
     }
 
     fn range(&mut self) -> (u64, usize) {
-        let at = self.page() * PAGE as u64 + self.rng.below(PAGE as u64);
-        let most = [1, 9, 300, 6000][self.rng.below(4) as usize];
+        let at = self.page() * PAGE as u64 + self.band.rng.below(PAGE as u64);
+        let most = [1, 9, 300, 6000][self.band.rng.below(4) as usize];
         let end = MAX_PAGES * PAGE as u64;
-        (at, (1 + self.rng.below(most)).min(end - at) as usize)
+        (at, (1 + self.band.rng.below(most)).min(end - at) as usize)
     }
 
     fn allocate(&mut self) {
-        if self.rng.below(3) > 0 {
-            let said = self.ask("alloc".to_owned());
+        if self.band.rng.below(3) > 0 {
+            let said = self.band.ask("alloc".to_owned());
             match said.strip_prefix("pages ").map(|page| page.parse().unwrap()) {
                 Some(page) => {
-                    assert!(!self.model.is_taken(page) && page < MAX_PAGES, "{page}: {}", self.done.join("\n"));
+                    assert!(!self.model.is_taken(page) && page < MAX_PAGES, "{page}: {}", self.band.done());
                     self.model.now.insert(page, vec![0; PAGE]);
                 }
                 None => {
                     let free: Vec<u64> = (0..MAX_PAGES).filter(|page| self.model.is_free(*page)).collect();
-                    assert_eq!(free, [], "are not given out: {}", self.done.join("\n"));
+                    assert_eq!(free, [], "are not given out: {}", self.band.done());
                 }
             }
             return;
         }
-        let (page, count) = (self.rng.below(MAX_PAGES), 1 + self.rng.below(4));
+        let (page, count) = (self.band.rng.below(MAX_PAGES), 1 + self.band.rng.below(4));
         let pages = page..page + count;
-        let said = self.ask(format!("alloc {page} {count}"));
+        let said = self.band.ask(format!("alloc {page} {count}"));
         if pages.end > MAX_PAGES || pages.clone().any(|page| self.model.is_taken(page)) {
-            self.agree(&said, "invalid");
+            self.band.agree(&said, "invalid");
         } else if pages.clone().all(|page| self.model.is_free(page)) {
-            self.agree(&said, "done");
+            self.band.agree(&said, "done");
         }
         if said == "done" {
             self.model.now.extend(pages.map(|page| (page, vec![0; PAGE])));
@@ -193,7 +161,7 @@ impl Run<'_> {
     }
 
     fn step(&mut self) {
-        match self.rng.below(100) {
+        match self.band.rng.below(100) {
             0..20 => self.allocate(),
             20..30 => {
                 let page = self.page();
@@ -201,47 +169,40 @@ impl Run<'_> {
                 if there {
                     self.model.freed.insert(page);
                 }
-                let said = self.ask(format!("free {page}"));
-                self.agree(&said, if there { "done" } else { "invalid" });
+                self.band.check(format!("free {page}"), if there { "done" } else { "invalid" });
             }
             30..55 => {
-                let ((at, len), seed) = (self.range(), self.rng.below(1 << 32));
+                let ((at, len), seed) = (self.range(), self.band.rng.below(1 << 32));
                 let there = self.model.bytes(at, len).is_some();
                 if there {
                     self.model.write(at, &pattern(len, seed));
                 }
-                let said = self.ask(format!("write {at} {len} {seed}"));
-                self.agree(&said, if there { "done" } else { "invalid" });
+                self.band.check(format!("write {at} {len} {seed}"), if there { "done" } else { "invalid" });
             }
             55..73 => {
                 let (at, len) = self.range();
                 let expected = self.model.bytes(at, len).map_or("invalid".to_owned(), |bytes| sum(&bytes));
-                let said = self.ask(format!("read {at} {len}"));
-                self.agree(&said, &expected);
+                self.band.check(format!("read {at} {len}"), &expected);
             }
             73..84 => {
                 self.model.commit();
-                let said = self.ask("commit".to_owned());
-                self.agree(&said, "done");
+                self.band.check("commit".to_owned(), "done");
             }
             84..88 => {
                 self.model.roll_back();
-                let said = self.ask("rollback".to_owned());
-                self.agree(&said, "done");
+                self.band.check("rollback".to_owned(), "done");
             }
-            88..92 if self.members.len() < MOST_MEMBERS => self.join(),
+            88..92 if self.band.len() < MOST_MEMBERS => self.join(),
             number => {
-                let who = self.rng.below(self.members.len() as u64) as usize;
-                let member = self.members.swap_remove(who);
-                self.go(member, number % 2 == 0);
-                if self.members.is_empty() {
+                self.band.part(number % 2 == 0);
+                if self.band.len() == 0 {
+                    self.model.roll_back();
                     self.join();
                 }
             }
         }
-        if self.rng.below(8) == 0 {
-            let said = self.ask("pages".to_owned());
-            self.agree(&said, &list(self.model.now.keys().copied()));
+        if self.band.rng.below(8) == 0 {
+            self.band.check("pages".to_owned(), &list(self.model.now.keys().copied()));
         }
     }
 }
@@ -251,28 +212,19 @@ fn agrees(dir: &Path, steps: usize, seed: u64) {
     let store = RegionStore::create(&path).unwrap();
     drop(store.create_region("r").unwrap());
     store.close().unwrap();
-    match share(&path) {
-        Ok(region) => region.close().unwrap(),
-        Err(error @ Error::Io { .. }) if matches!(error.errno(), 1 | 38) => untorn_testing::skip!("{error}"),
-        Err(error) => panic!("{error}"),
-    }
-    let done = vec![format!("seed {seed}")];
-    let mut run = Run { path: &path, rng: Rng::new(seed), model: Model::default(), members: Vec::new(), done };
+    let Some(region) = unless_forbidden(share(&path)) else { return };
+    region.close().unwrap();
+    let mut run = Run { band: Band::new(sibling!("a_member"), &path, seed), model: Model::default() };
     run.join();
     for _ in 0..steps {
         run.step();
     }
-    let killed = run.rng.below(2) == 0;
-    while let Some(member) = run.members.pop() {
-        run.go(member, killed);
-    }
+    run.band.end();
     let store = RegionStore::open(&path).unwrap();
     let region = store.open_region("r").unwrap();
-    run.agree(&list(region.pages().unwrap()), &list(run.model.committed.keys().copied()));
+    run.band.agree(&list(region.pages().unwrap()), &list(run.model.committed.keys().copied()));
     for (page, expected) in &run.model.committed {
-        let mut bytes = vec![0; PAGE];
-        region.read_at(&mut bytes, page * PAGE as u64).unwrap();
-        assert!(bytes == *expected, "page {page}: {}", run.done.join("\n"));
+        assert!(region.bytes_at(page * PAGE as u64, PAGE) == *expected, "page {page}: {}", run.band.done());
     }
 }
 
