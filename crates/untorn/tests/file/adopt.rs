@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use super::forged::renumber;
 use crate::common::counting::Counting;
-use crate::common::{PAGE, copy_mark, names, pattern, read, sidecar_of, tree};
-use twox_hash::XxHash3_64;
+use crate::common::{PAGE, copy, names, on_disk, partly_reflected, pattern, read, sidecar_of, tree};
 use untorn::options::Layout;
 use untorn::testing::storage::PageCache;
 use untorn::{Durability, Error, Options};
@@ -15,31 +15,14 @@ fn options() -> Options {
     Options::new().layout(Layout::Sparse).durability(Durability::PerCommit).record_area(2, 8).max_len(1 << 20)
 }
 
-/// A cleanly closed file some of whose committed bytes stand in its sidecar only, and its contents.
 fn made(path: &Path) -> Vec<u8> {
-    let mut model = pattern(LEN, 1);
-    std::fs::write(path, &model).unwrap();
-    let file = options().open(path).unwrap();
-    model[64..192].fill(9);
-    file.write_at(&[9; 128], 64).unwrap();
-    file.close().unwrap();
-    model
-}
-
-/// Copies a file with its mark and its time, as `cp -a` does.
-fn copy(from: &Path, to: &Path) {
-    std::fs::copy(from, to).unwrap();
-    copy_mark(from, to);
-    let modified = std::fs::metadata(from).unwrap().modified().unwrap();
-    let times = std::fs::FileTimes::new().set_modified(modified);
-    std::fs::File::options().write(true).open(to).unwrap().set_times(times).unwrap();
+    partly_reflected(&options(), path, LEN, 1)
 }
 
 /// A file and its sidecar as a crash leaves them in the middle of a commit whose record stands in a spill file:
 /// copied to `to` under the names they had. Returns the sidecar there, and what the file holds after that commit.
 fn crashed_in_a_large_commit(to: &Path) -> (PathBuf, Vec<u8>) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("data");
+    let path = on_disk("data");
     std::fs::create_dir(to.join(".untorn")).unwrap();
     let medium = Counting::new(PageCache::new());
     let (seen, copied) = (path.clone(), to.to_owned());
@@ -133,13 +116,8 @@ fn a_sidecar_set_aside_keeps_its_spill_file() {
     std::thread::sleep(std::time::Duration::from_millis(20)); // Coarser clocks give times.
     std::fs::write(&path, b"new").unwrap();
     let place = sidecar_of(&path);
-    let inode: u64 = place.file_name().unwrap().to_str().unwrap().parse().unwrap();
     let mut side = std::fs::read(&sidecar).unwrap();
-    for copy in [0, PAGE] {
-        side[copy + 72..copy + 80].copy_from_slice(&inode.to_le_bytes());
-        let check = XxHash3_64::oneshot(&side[copy..copy + 4088]);
-        side[copy + 4088..copy + PAGE].copy_from_slice(&check.to_le_bytes());
-    }
+    renumber(&mut side, &place);
     std::fs::rename(sidecar.with_extension("spill"), place.with_extension("spill")).unwrap();
     std::fs::write(&place, &side).unwrap();
     // Now and then it has got that number indeed.

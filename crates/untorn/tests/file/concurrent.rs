@@ -1,14 +1,14 @@
 //! Real threads on one file: no read sees half of a write, whatever else goes on.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::common::system::in_forked_child;
-use crate::common::{PAGE, Rng, alone, limit, memory_dir, seed};
+use super::threads::{Range, together, unless_too_short};
+use crate::common::system::{first_untold, in_forked_child};
+use crate::common::{PAGE, ReadAt, Rng, alone, create_on, limit, pmem, scratch, seed, word};
 use untorn::options::{Layout, ReadPolicy};
-use untorn::testing::storage::{Dax, Latched, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, Error, Options, Result};
+use untorn::testing::storage::{Latched, Medium, PageCache};
+use untorn::{AtomicFile, Durability, Error, Options};
 
 /// How long each configuration runs.
 const TIME: Duration = Duration::from_millis(400);
@@ -26,36 +26,10 @@ const PAIR: [usize; 2] = [3 * PAGE + 1000, 11 * PAGE + 8];
 const SHORT: usize = 12 * PAGE;
 const LONG: usize = 16 * PAGE;
 
-#[derive(Clone, Copy)]
-struct Range {
-    at: usize,
-    len: usize,
-}
-
-impl Range {
-    /// Fills the range with one number.
-    fn write(self, file: &AtomicFile, stamp: u64) -> Result<()> {
-        file.write_at(&stamp.to_le_bytes().repeat(self.len / 8), self.at as u64)
-    }
-
-    /// The one number that fills the range.
-    fn read(self, file: &AtomicFile, buffer: &mut [u8]) -> Result<u64> {
-        let bytes = &mut buffer[..self.len];
-        file.read_at(bytes, self.at as u64)?;
-        let (words, _) = bytes.as_chunks::<8>();
-        let torn = words.iter().position(|word| word != &words[0]);
-        let word = |n: usize| u64::from_le_bytes(words[n]);
-        assert_eq!(torn, None, "torn at word {}: {} then {}", torn.unwrap(), word(0), word(torn.unwrap()));
-        Ok(word(0))
-    }
-}
-
 /// Both numbers of the pair, read at once.
-fn read_pair(file: &AtomicFile, buffer: &mut [u8]) -> (u64, u64) {
-    let bytes = &mut buffer[..PAIR[1] + 8 - PAIR[0]];
-    file.read_at(bytes, PAIR[0] as u64).unwrap();
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    (word(0), word(PAIR[1] - PAIR[0]))
+fn read_pair(file: &AtomicFile) -> (u64, u64) {
+    let bytes = file.bytes_at(PAIR[0] as u64, PAIR[1] + 8 - PAIR[0]);
+    (word(&bytes, 0), word(&bytes, PAIR[1] - PAIR[0]))
 }
 
 fn write_pair(file: &AtomicFile, stamp: u64) {
@@ -64,60 +38,26 @@ fn write_pair(file: &AtomicFile, stamp: u64) {
     tx.commit().unwrap();
 }
 
-/// What a thread may find where the length changes.
-fn unless_too_short<T>(outcome: Result<T>) -> Option<T> {
-    match outcome {
-        Ok(value) => Some(value),
-        Err(Error::OutOfRange { .. }) => None,
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// Runs every job again and again, each in a thread of its own, until the time is up and each ran a few times. A job is
-/// told which time it is, from 1. How often each ran.
-fn together(time: Duration, jobs: &[&(dyn Fn(u64) + Sync)]) -> Vec<u64> {
-    let end = Instant::now() + time;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = jobs
-            .iter()
-            .map(|job| {
-                scope.spawn(move || {
-                    let mut n = 0;
-                    while n < 3 || Instant::now() < end {
-                        n += 1;
-                        job(n);
-                    }
-                    n
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
 thread_local! {
-    static BUFFER: std::cell::RefCell<Vec<u8>> = std::cell::RefCell::new(vec![0; LONG]);
     /// The last number this thread saw, for each of three places.
     static SEEN: std::cell::RefCell<[u64; 3]> = const { std::cell::RefCell::new([0; 3]) };
 }
 
 /// Reads everything once: nothing is torn, and what one writer counts up never goes back.
 fn look(file: &AtomicFile) {
-    BUFFER.with_borrow_mut(|buffer| {
-        SHARED.read(file, buffer).unwrap();
-        unless_too_short(TAIL.read(file, buffer));
-        let (one, other) = read_pair(file, buffer);
-        assert_eq!(one, other, "a transaction was seen by half");
-        let now = [OWN.read(file, buffer).unwrap(), SMALL.read(file, buffer).unwrap(), one];
-        SEEN.with_borrow_mut(|seen| {
-            assert!(now.iter().zip(&*seen).all(|(now, seen)| now >= seen), "time went back: {seen:?} then {now:?}");
-            *seen = now;
-        });
+    SHARED.read(file).unwrap();
+    unless_too_short(TAIL.read(file));
+    let (one, other) = read_pair(file);
+    assert_eq!(one, other, "a transaction was seen by half");
+    let now = [OWN.read(file).unwrap(), SMALL.read(file).unwrap(), one];
+    SEEN.with_borrow_mut(|seen| {
+        assert!(now.iter().zip(&*seen).all(|(now, seen)| now >= seen), "time went back: {seen:?} then {now:?}");
+        *seen = now;
     });
 }
 
-fn storm<M: Medium>(medium: impl Fn() -> M, path: &Path, options: &Options) {
-    let file = options.create_on(medium(), path, SHORT as u64).unwrap();
+fn storm<M: Medium>(medium: impl Fn() -> M, options: &Options) {
+    let (path, file) = create_on(medium(), options, SHORT as u64);
     let per_write = file.info().durability == Durability::PerWrite;
     let shared = AtomicU64::new(0);
     let (own, small) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -156,15 +96,13 @@ fn storm<M: Medium>(medium: impl Fn() -> M, path: &Path, options: &Options) {
     eprintln!("times each thread ran: {ran:?}");
     // Dropped without closing: what was committed is whole, and in per-write mode nothing acknowledged is missing.
     drop(file);
-    let file = options.open_on(medium(), path).unwrap();
+    let file = options.open_on(medium(), &path).unwrap();
     look(&file);
-    BUFFER.with_borrow_mut(|buffer| {
-        let now = (OWN.read(&file, buffer).unwrap(), SMALL.read(&file, buffer).unwrap());
-        let last = (own.load(Ordering::Relaxed), small.load(Ordering::Relaxed));
-        assert!(now.0 <= last.0 && now.1 <= last.1, "{now:?} after {last:?}");
-        assert!(!per_write || now == last, "{now:?} after {last:?}");
-        assert!(!per_write || read_pair(&file, buffer).0 == ran[2]);
-    });
+    let now = (OWN.read(&file).unwrap(), SMALL.read(&file).unwrap());
+    let last = (own.load(Ordering::Relaxed), small.load(Ordering::Relaxed));
+    assert!(now.0 <= last.0 && now.1 <= last.1, "{now:?} after {last:?}");
+    assert!(!per_write || now == last, "{now:?} after {last:?}");
+    assert!(!per_write || read_pair(&file).0 == ran[2]);
     SEEN.set([0; 3]);
 }
 
@@ -173,22 +111,21 @@ fn storms<M: Medium>(medium: impl Fn() -> M, durability: Durability) {
     for layout in [Layout::Dense, Layout::Sparse] {
         for policy in [ReadPolicy::Gather, ReadPolicy::Deploy] {
             eprintln!("{durability} {layout} {policy}");
-            let dir = memory_dir();
             let options = Options::new().durability(durability).layout(layout).read_policy(policy);
             // Small, so that there are many cuts and commits that need a file of their own.
-            storm(&medium, &dir.path().join("data"), &options.record_area(4, 8).max_len(1 << 20));
+            storm(&medium, &options.record_area(4, 8).max_len(1 << 20));
         }
     }
 }
 
 #[test]
 fn no_torn_read_on_persistent_memory_per_write() {
-    storms(|| Dax::new(MediumKind::AssumedPmem), Durability::PerWrite);
+    storms(pmem, Durability::PerWrite);
 }
 
 #[test]
 fn no_torn_read_on_persistent_memory_per_commit() {
-    storms(|| Dax::new(MediumKind::AssumedPmem), Durability::PerCommit);
+    storms(pmem, Durability::PerCommit);
 }
 
 #[test]
@@ -208,10 +145,9 @@ fn whole_slices_go_where_their_record_says() {
     let _limit = limit(120, "whole slices beside deployments");
     for durability in [Durability::PerWrite, Durability::PerCommit] {
         for layout in [Layout::Dense, Layout::Sparse] {
-            let dir = memory_dir();
-            let path = dir.path().join("data");
+            let path = scratch("data");
             let options = Options::new().durability(durability).layout(layout).record_area(4, 8);
-            let medium = || Dax::new(MediumKind::AssumedPmem);
+            let medium = pmem;
             let file = options.create_on(medium(), &path, 4 * PAGE as u64).unwrap();
             // Two writers on slices of one page, one over a whole page.
             let places = [(64_u64, 64_usize), (128, 512), (PAGE as u64, PAGE)];
@@ -239,9 +175,10 @@ fn whole_slices_go_where_their_record_says() {
             drop(file);
             let file = options.open_on(medium(), &path).unwrap();
             for ((at, len), n) in places.into_iter().zip(ran) {
-                let mut read = vec![0; len];
-                file.read_at(&mut read, at).unwrap();
-                assert!(read == vec![n as u8; len], "{durability} {layout}: the last write at {at} is lost");
+                assert!(
+                    file.bytes_at(at, len) == vec![n as u8; len],
+                    "{durability} {layout}: the last write at {at} is lost"
+                );
             }
         }
     }
@@ -251,15 +188,12 @@ fn whole_slices_go_where_their_record_says() {
 #[test]
 fn plain_writes_tear() {
     let _limit = limit(60, "plain writes");
-    let dir = memory_dir();
     let options = Options::new().engine(untorn::EngineKind::Passthrough).durability(Durability::PerCommit);
-    let path = dir.path().join("data");
-    let file = options.create_on(Dax::new(MediumKind::AssumedPmem), path, SHORT as u64).unwrap();
+    let (_dir, file) = create_on(pmem(), &options, SHORT as u64);
     let torn = AtomicU64::new(0);
     let writer = |n| OWN.write(&file, n).unwrap();
     let reader = |_| {
-        let mut bytes = vec![0; OWN.len];
-        file.read_at(&mut bytes, OWN.at as u64).unwrap();
+        let bytes = file.bytes_at(OWN.at as u64, OWN.len);
         torn.fetch_add(u64::from(bytes[..8] != bytes[OWN.len - 8..]), Ordering::Relaxed);
     };
     // How soon depends on who runs when, and on one core on where a thread is interrupted. If it never comes the limit
@@ -277,10 +211,8 @@ fn lengths_change_under_readers_byte_by_byte() {
     let _limit = limit(60, "changing lengths");
     const FROM: usize = 5000;
     for durability in [Durability::PerWrite, Durability::PerCommit] {
-        let dir = memory_dir();
         let options = Options::new().durability(durability).record_area(4, 8).max_len(1 << 20);
-        let medium = Dax::new(MediumKind::AssumedPmem);
-        let file = options.create_on(medium, dir.path().join("data"), SHORT as u64).unwrap();
+        let (_dir, file) = create_on(pmem(), &options, SHORT as u64);
         let seed = seed("lengths_change_under_readers_byte_by_byte");
         let change = |n: u64| {
             file.write_at(&vec![(n % 251 + 1) as u8; SHORT - FROM], FROM as u64).unwrap();
@@ -303,8 +235,7 @@ fn lengths_change_under_readers_byte_by_byte() {
 #[test]
 fn opening_and_letting_go_at_once() {
     let _limit = limit(60, "opening and closing");
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let options = Options::new().durability(Durability::PerWrite).record_area(2, 8).max_len(1 << 20);
     options.create(&path, 4 * PAGE as u64).unwrap().close().unwrap();
     let seed = seed("opening_and_letting_go_at_once");
@@ -314,9 +245,7 @@ fn opening_and_letting_go_at_once() {
         move |n: u64| {
             let at = thread * PAGE as u64 + 60;
             let file = options.open(path).unwrap_or_else(|error| panic!("open {n} of thread {thread}: {error}"));
-            let mut bytes = [0; 8];
-            file.read_at(&mut bytes, at).unwrap();
-            assert_eq!(u64::from_le_bytes(bytes), n - 1, "an acknowledged write of thread {thread} is gone");
+            assert_eq!(file.word_at(at as usize), n - 1, "an acknowledged write of thread {thread} is gone");
             file.write_at(&n.to_le_bytes(), at).unwrap();
             match Rng::new(seed ^ n ^ thread << 32).below(3) {
                 0 => drop(file),
@@ -346,8 +275,7 @@ fn opening_and_letting_go_at_once() {
 fn a_forked_child_is_told() {
     alone!(60, "a forked child");
     for durability in [Durability::PerWrite, Durability::PerCommit] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let options = Options::new().durability(durability).max_len(1 << 20);
         let file = options.create(&path, SHORT as u64).unwrap();
         OWN.write(&file, 1).unwrap();
@@ -367,17 +295,14 @@ fn a_forked_child_is_told() {
                 file.clone().settle(),
                 file.clone().close(),
             ];
-            // Which of them was wrong, from 1; 0 if none.
-            let told = |outcome: &Result<()>| matches!(outcome, Err(Error::Forked { path: named }) if *named == path);
-            outcomes.iter().position(|outcome| !told(outcome)).map_or(0, |n| n as i32 + 1)
+            first_untold(&outcomes, Some(&path))
         });
         assert_eq!(child.wait(), Some(0), "{durability}: the number of the call that did not say so");
-        let mut buffer = vec![0; LONG];
-        assert_eq!(OWN.read(&file, &mut buffer).unwrap(), 1);
+        assert_eq!(OWN.read(&file).unwrap(), 1);
         OWN.write(&file, 2).unwrap();
         file.close().unwrap();
         let file = options.open(&path).unwrap();
-        assert_eq!(OWN.read(&file, &mut buffer).unwrap(), 2);
+        assert_eq!(OWN.read(&file).unwrap(), 2);
         assert!(!file.info().recovery.was_needed);
     }
 }

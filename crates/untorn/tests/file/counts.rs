@@ -7,19 +7,15 @@ use std::time::Duration;
 
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
-use crate::common::{PAGE, Rng, alone, memory_dir, pattern, run_alone, seed};
+use crate::common::{PAGE, Rng, alone, counted_pmem, create_on, memory_dir, pattern, pmem, run_alone, seed};
 use untorn::options::{Layout, Order, ReadPolicy};
-use untorn::testing::storage::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::testing::storage::{Latched, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, Options};
 use untorn_testing::test_name;
 
 const SLICE: u64 = 64;
 const LINE: u64 = 64;
 const LAYOUTS: [Layout; 2] = [Layout::Dense, Layout::Sparse];
-
-fn pmem() -> Counting<Dax> {
-    Counting::new(Dax::new(MediumKind::AssumedPmem))
-}
 
 fn options(layout: Layout, durability: Durability) -> Options {
     Options::new().layout(layout).durability(durability).max_len(1 << 30)
@@ -55,10 +51,9 @@ fn a_write_inside_a_page_is_its_slices_one_record_and_one_fence() {
     for (layout, order, fences) in
         LAYOUTS.into_iter().flat_map(|layout| [(layout, Order::OneFence, 1), (layout, Order::TwoFence, 2)])
     {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let options = options(layout, Durability::PerWrite).order(order);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 8 * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 8 * PAGE as u64);
         warm(&file, &medium);
         for (n, (from, len)) in
             [(0, 64), (64, 256), (1024, 1024), (0, 4096), (5, 1), (60, 8), (100, 300), (4000, 96), (1, 4095)]
@@ -85,10 +80,9 @@ fn a_write_over_k_pages_is_one_fence_and_one_record() {
     for (layout, order, fences) in
         LAYOUTS.into_iter().flat_map(|layout| [(layout, Order::OneFence, 1), (layout, Order::TwoFence, 2)])
     {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let options = options(layout, Durability::PerWrite).order(order);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 40 * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 40 * PAGE as u64);
         warm(&file, &medium);
         for k in 2..=8_u64 {
             let record = LINE * (1 + (k - 1).div_ceil(2));
@@ -118,10 +112,9 @@ fn upkeep_is_at_most_eight_bytes_a_write() {
     const PAGES: u64 = 64;
     let mut rng = Rng::new(seed("upkeep"));
     for (layout, slots) in LAYOUTS.into_iter().flat_map(|layout| [(layout, 16), (layout, 512)]) {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let options = options(layout, Durability::PerWrite).record_area(4, slots);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), PAGES * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, PAGES * PAGE as u64);
         warm(&file, &medium);
         let cost = medium.cost(|| {
             for n in 0..WRITES {
@@ -148,11 +141,10 @@ fn scattered(n: u64) -> impl Iterator<Item = u64> {
 fn an_epoch_commits_on_persistent_memory_with_two_fences() {
     alone!(120, "epochs on persistent memory");
     for layout in LAYOUTS {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         // One lane holds the records of all four commits, so no cut is due, whichever lane the thread has.
         let options = options(layout, Durability::PerCommit).record_area(16, 2048);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 1000 * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 1000 * PAGE as u64);
         warm(&file, &medium);
         for writes in [1, 10, 1000, 5000] {
             let before = file.info().commit;
@@ -175,10 +167,9 @@ fn an_epoch_commits_on_persistent_memory_with_two_fences() {
 #[test]
 fn a_very_large_epoch_costs_a_fixed_number_of_fences() {
     alone!(120, "large epochs");
-    let dir = memory_dir();
-    let medium = pmem();
+    let medium = counted_pmem();
     let options = options(Layout::Dense, Durability::PerCommit).record_area(2, 16);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), 2000 * PAGE as u64).unwrap();
+    let (_dir, file) = create_on(medium.clone(), &options, 2000 * PAGE as u64);
     warm(&file, &medium);
     let mut costs = [40, 400, 2000].map(|pages| {
         (0..pages).for_each(|page| file.write_at(&[7; 64], page * PAGE as u64).unwrap());
@@ -194,11 +185,10 @@ fn a_very_large_epoch_costs_a_fixed_number_of_fences() {
 fn an_epoch_commits_on_a_block_medium_with_one_flush_round() {
     alone!(120, "epochs on a block medium");
     for layout in LAYOUTS {
-        let dir = memory_dir();
         let medium = Counting::new(PageCache::new());
         // One lane holds the records of all four commits, so no cut is due, whichever lane the thread has.
         let options = options(layout, Durability::PerCommit).record_area(16, 2048);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 1000 * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 1000 * PAGE as u64);
         warm(&file, &medium);
         for writes in [1, 10, 1000, 5000] {
             let written =
@@ -217,10 +207,9 @@ fn an_epoch_commits_on_a_block_medium_with_one_flush_round() {
 fn flushes_of_eight(durability: Durability) -> (u64, u64) {
     const THREADS: u64 = 8;
     const ROUNDS: u64 = 25;
-    let dir = memory_dir();
     let medium = Counting::slow(PageCache::new(), Duration::from_millis(1));
     let options = options(Layout::Dense, durability);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), THREADS * PAGE as u64).unwrap();
+    let (_dir, file) = create_on(medium.clone(), &options, THREADS * PAGE as u64);
     let start = std::sync::Barrier::new(THREADS as usize);
     let cost = medium.cost(|| {
         std::thread::scope(|scope| {
@@ -302,7 +291,7 @@ fn reads_of_settled_pages_on<M: Medium>(medium: Counting<M>, layout: Layout, pol
 fn a_read_of_settled_pages_costs_no_fence_and_no_allocation() {
     for layout in LAYOUTS {
         for policy in [ReadPolicy::Gather, ReadPolicy::Deploy] {
-            reads_of_settled_pages_on(pmem(), layout, policy);
+            reads_of_settled_pages_on(counted_pmem(), layout, policy);
             reads_of_settled_pages_on(Counting::new(PageCache::new()), layout, policy);
         }
     }
@@ -315,7 +304,7 @@ fn reads_of_reflected_pages_fence_at_most_once_to_deploy() {
         LAYOUTS.into_iter().flat_map(|layout| [(layout, ReadPolicy::Gather), (layout, ReadPolicy::Deploy)])
     {
         let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let (file, mut model) = settled(medium.clone(), &dir.path().join("data"), layout, policy);
         for page in 0..16 {
             file.write_at(&[7; 100], page * PAGE as u64 + 30).unwrap();
@@ -378,7 +367,7 @@ fn a_read_of_settled_pages_makes_no_system_call() {
         let disk = tempfile::tempdir().unwrap();
         for (n, layout) in LAYOUTS.into_iter().enumerate() {
             let name = n.to_string();
-            let dax = Latched::new(Dax::new(MediumKind::AssumedPmem));
+            let dax = Latched::new(pmem());
             let mut files = vec![settled(dax, &memory.path().join(&name), layout, ReadPolicy::Gather)];
             // The page cache of a tmpfs is read by system call, for a load from a hole could find no space there.
             if untorn::doctor(disk.path()).unwrap().medium == MediumKind::Block {

@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use crate::common::{Failures, PAGE, Pair, attempt, memory_dir, pattern, run_alone};
+use super::forged::{Bench, SEQ, UUID, retired, seal_line, seal_superblock};
+use crate::common::golden::RETIREMENTS;
+use crate::common::{PAGE, Pair, ReadAt, pattern, run_alone, scratch};
 use twox_hash::XxHash3_64;
 use untorn::options::Layout;
 use untorn::{Durability, Error, Options};
@@ -18,43 +20,21 @@ const CHUNKS: usize = 4 * PAGE;
 /// Offsets within a superblock.
 const VERSION: usize = 8;
 const COMPAT: usize = 16;
-const UUID: usize = 40;
-const SEQ: usize = 56;
 
 fn options(layout: Layout, durability: Durability) -> Options {
     let options = Options::new().layout(layout).durability(durability);
     options.record_area(LANES as u32, SLOTS as u32).max_len(64 * PAGE as u64)
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
-}
-
 fn put(bytes: &mut [u8], at: usize, value: u64, width: usize) {
     bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
 }
 
-fn seal_superblock(bytes: &mut [u8], copy: usize) {
-    let at = copy * PAGE;
-    let check = XxHash3_64::oneshot(&bytes[at..at + 4088]);
-    put(bytes, at + 4088, check, 8);
-}
-
-fn retirement_at(copy: usize) -> usize {
-    2 * PAGE + 512 * copy
-}
-
 fn seal_retirement(bytes: &mut [u8], copy: usize) {
-    let at = retirement_at(copy);
-    let seed = XxHash3_64::oneshot(&bytes[UUID..UUID + 16]);
+    let at = RETIREMENTS[copy];
+    let seed = XxHash3_64::oneshot(&bytes[UUID]);
     let check = XxHash3_64::oneshot_with_seed(seed, &bytes[at..at + 56]);
     put(bytes, at + 56, check, 8);
-}
-
-/// The retirement line that counts: cut and session.
-fn retired(bytes: &[u8]) -> (u64, u64) {
-    let newer = (0..2).map(retirement_at).max_by_key(|&at| word(bytes, at)).unwrap();
-    (word(bytes, newer + 8), word(bytes, newer + 24))
 }
 
 /// A record of one line, sealed for a slot.
@@ -72,7 +52,6 @@ struct Forged {
 impl Forged {
     fn put(&self, bytes: &mut [u8]) {
         let at = LANES_AT + self.slot * 64;
-        let (_, session) = retired(bytes);
         put(bytes, at, self.seq, 8);
         put(bytes, at + 8, u64::from(self.certain), 2);
         put(bytes, at + 10, 0, 2);
@@ -82,9 +61,7 @@ impl Forged {
         put(bytes, at + 32, self.mask, 8);
         put(bytes, at + 40, 0, 8);
         put(bytes, at + 48, self.len, 8);
-        let seed = XxHash3_64::oneshot_with_seed(session, &bytes[UUID..UUID + 16]) ^ (at as u64).rotate_left(32);
-        let check = XxHash3_64::oneshot_with_seed(seed, &bytes[at..at + 56]);
-        put(bytes, at + 56, check, 8);
+        seal_line(bytes, at);
     }
 }
 
@@ -108,62 +85,13 @@ fn build(path: &Path, layout: Layout, durability: Durability, clean: bool) -> (P
     (pair, model)
 }
 
-/// Everything one can do with a file that may be refused at any step.
-fn survives(path: &Path, options: &Options) -> Result<(), String> {
-    drop(attempt(|| untorn::inspect(path))?);
-    let Ok(file) = attempt(|| options.open(path))? else { return Ok(()) };
-    attempt(|| {
-        let len = file.len();
-        let mut bytes = vec![0; len.min(1 << 20) as usize];
-        drop(file.read_at(&mut bytes, 0));
-        let last = len - bytes.len() as u64;
-        drop(file.read_at(&mut bytes, last));
-        drop(file.write_at(&[1; 100], 4050));
-        drop(file.sync());
-        drop(file.resize(len / 2));
-        drop(file.resize(3 * PAGE as u64));
-        drop(file.reclaim());
-        drop(file.info());
-    })?;
-    attempt(|| drop(file.close()))?;
-    attempt(|| drop(untorn::recover(path, options)))
-}
-
-struct Bench {
-    path: std::path::PathBuf,
-    pair: Pair,
-    options: Options,
-    failures: Failures,
-    cases: usize,
-    _dir: tempfile::TempDir,
-}
-
-impl Bench {
-    fn new(layout: Layout, clean: bool) -> Self {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
-        let (pair, _) = build(&path, layout, Durability::PerWrite, clean);
-        let options = options(layout, Durability::PerWrite);
-        Bench { path, pair, options, failures: Failures::default(), cases: 0, _dir: dir }
-    }
-
-    fn check(&mut self, what: String, forge: impl FnOnce(&mut [u8])) {
-        eprintln!("{what}");
-        let mut bytes = self.pair.side.bytes.clone();
-        forge(&mut bytes);
-        self.pair.data.restore();
-        if !self.pair.side.path.exists() {
-            // A forged state may have removed it; then its name is free again.
-            std::fs::create_dir_all(self.pair.side.path.parent().unwrap()).unwrap();
-        }
-        std::fs::write(&self.pair.side.path, &bytes).unwrap();
-        rustix::fs::setxattr(&self.path, "user.untorn", &bytes[UUID..UUID + 16], rustix::fs::XattrFlags::empty())
-            .unwrap();
-        self.cases += 1;
-        if let Err(failure) = survives(&self.path, &self.options) {
-            self.failures.add(format!("{what}: {failure}"));
-        }
-    }
+fn bench(layout: Layout, clean: bool) -> Bench {
+    let options = options(layout, Durability::PerWrite);
+    let opens = options.clone();
+    let name = format!("{layout}, clean: {clean}");
+    Bench::new(name, options, Box::new(move |path| opens.open(path)), |path| {
+        build(path, layout, Durability::PerWrite, clean).0
+    })
 }
 
 const EXTREMES: [u64; 13] =
@@ -172,10 +100,9 @@ const EXTREMES: [u64; 13] =
 fn on_every_state(go: impl Fn(&mut Bench)) {
     for layout in [Layout::Dense, Layout::Sparse] {
         for clean in [true, false] {
-            eprintln!("{layout}, clean: {clean}");
-            let mut bench = Bench::new(layout, clean);
+            let mut bench = bench(layout, clean);
             go(&mut bench);
-            bench.failures.conclude(bench.cases);
+            bench.conclude();
         }
     }
 }
@@ -190,7 +117,7 @@ fn forged_superblocks() {
             for (at, width) in words.into_iter().chain(small) {
                 let values = if width == 1 { (0..8).chain([255]).collect() } else { EXTREMES.to_vec() };
                 for value in values {
-                    bench.check(format!("superblock field at {at}: {value:#x}"), |bytes| {
+                    bench.check(&format!("superblock field at {at}: {value:#x}"), |bytes| {
                         for copy in 0..2 {
                             put(bytes, copy * PAGE + at, value, width);
                             seal_superblock(bytes, copy);
@@ -208,9 +135,9 @@ fn forged_retirement_lines() {
         on_every_state(|bench| {
             for (at, field) in [(0, "sequence"), (8, "cut"), (16, "length"), (24, "session")] {
                 for value in EXTREMES {
-                    bench.check(format!("retirement {field} {value:#x}"), |bytes| {
+                    bench.check(&format!("retirement {field} {value:#x}"), |bytes| {
                         for copy in 0..2 {
-                            put(bytes, retirement_at(copy) + at, value, 8);
+                            put(bytes, RETIREMENTS[copy] + at, value, 8);
                             seal_retirement(bytes, copy);
                         }
                     });
@@ -238,7 +165,8 @@ fn forged_records() {
             for certain in [true, false] {
                 for value in EXTREMES {
                     let mut forge = |what: &str, record: Forged| {
-                        bench.check(format!("record {what} {value:#x}, certain: {certain}"), |bytes| record.put(bytes));
+                        bench
+                            .check(&format!("record {what} {value:#x}, certain: {certain}"), |bytes| record.put(bytes));
                     };
                     forge("page", Forged { page: value, ..sound(certain) });
                     forge("page at home", Forged { page: value, bitmap: 0, ..sound(certain) });
@@ -249,7 +177,7 @@ fn forged_records() {
                     forge("number", Forged { seq: value, ..sound(certain) });
                     forge("count", Forged { count: value, ..sound(certain) });
                     // Proven by a later one, though it never was.
-                    bench.check(format!("proven page {value:#x}"), |bytes| {
+                    bench.check(&format!("proven page {value:#x}"), |bytes| {
                         Forged { page: value, ..sound(false) }.put(bytes);
                         Forged { slot: 4, seq: next + 1, ..sound(true) }.put(bytes);
                     });
@@ -263,18 +191,18 @@ fn forged_records() {
 fn forged_slots() {
     run_alone(test_name!(), 60, "forged slots of the sparse form", || {
         for clean in [true, false] {
-            let mut bench = Bench::new(Layout::Sparse, clean);
+            let mut bench = bench(Layout::Sparse, clean);
             for slot in [0, 1, 200, 255] {
                 for value in EXTREMES {
                     for bitmap in [0, 1, u64::MAX] {
-                        bench.check(format!("slot {slot} names page {value:#x} - 1, bitmap {bitmap:#x}"), |bytes| {
+                        bench.check(&format!("slot {slot} names page {value:#x} - 1, bitmap {bitmap:#x}"), |bytes| {
                             put(bytes, CHUNKS + slot * 16, value, 8);
                             put(bytes, CHUNKS + slot * 16 + 8, bitmap, 8);
                         });
                     }
                 }
             }
-            bench.failures.conclude(bench.cases);
+            bench.conclude();
         }
     });
 }
@@ -285,14 +213,13 @@ fn numbers_at_the_end_of_the_scale() {
     const MOST: u64 = 1 << 61;
     let is_damaged = |outcome: Result<untorn::AtomicFile, Error>| matches!(outcome, Err(Error::Corrupt { .. }));
     for number in [MOST - 1000, MOST, MOST + 1, 2 * MOST - 1, 2 * MOST, 2 * MOST + 1] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let (pair, mut model) = build(&path, Layout::Dense, Durability::PerWrite, true);
         let options = options(Layout::Dense, Durability::PerWrite);
         for (at, what) in [(0, "sequence"), (8, "cut"), (24, "session")] {
             let mut bytes = pair.side.bytes.clone();
             for copy in 0..2 {
-                put(&mut bytes, retirement_at(copy) + at, number, 8);
+                put(&mut bytes, RETIREMENTS[copy] + at, number, 8);
                 seal_retirement(&mut bytes, copy);
             }
             pair.data.restore();
@@ -308,7 +235,7 @@ fn numbers_at_the_end_of_the_scale() {
         pair.side.restore_as(&bytes);
         assert_eq!(is_damaged(options.open(&path)), number > MOST, "superblock {number:#x}");
         // A record in flight.
-        let path = dir.path().join("crashed");
+        let path = path.dir().join("crashed");
         let (pair, _) = build(&path, Layout::Dense, Durability::PerWrite, false);
         let mut bytes = pair.side.bytes.clone();
         let (slot, len) = (7, LEN as u64);
@@ -333,8 +260,7 @@ fn numbers_at_the_end_of_the_scale() {
 #[test]
 fn the_future_is_refused_by_name() {
     for (at, width, value) in [(VERSION, 4, 2), (COMPAT + 8, 8, 1), (COMPAT + 16, 8, 1 << 63)] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let (pair, _) = build(&path, Layout::Dense, Durability::PerWrite, true);
         let mut bytes = pair.side.bytes.clone();
         for copy in 0..2 {
@@ -359,8 +285,7 @@ fn the_future_is_refused_by_name() {
 /// A feature that one may ignore is ignored.
 #[test]
 fn a_compatible_feature_is_no_obstacle() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let (pair, model) = build(&path, Layout::Dense, Durability::PerWrite, true);
     let mut bytes = pair.side.bytes.clone();
     for copy in 0..2 {
@@ -369,17 +294,14 @@ fn a_compatible_feature_is_no_obstacle() {
     }
     pair.side.restore_as(&bytes);
     let file = Options::new().open(&path).unwrap();
-    let mut read = vec![0; LEN];
-    file.read_at(&mut read, 0).unwrap();
-    assert!(read == model);
+    assert!(file.bytes_at(0, LEN) == model);
 }
 
 /// The room a file may grow to is a wish of whoever opens it; a smaller one than last time is no damage.
 #[test]
 fn a_smaller_maximum_than_last_time_opens() {
     for layout in [Layout::Dense, Layout::Sparse] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let large = options(layout, Durability::PerWrite);
         let file = large.create(&path, 60 * PAGE as u64).unwrap();
         file.write_at(&[1; 64], 50 * PAGE as u64).unwrap();
@@ -396,8 +318,6 @@ fn a_smaller_maximum_than_last_time_opens() {
         pair.restore();
         let small = large.clone().max_len(2 * PAGE as u64);
         let file = small.open(&path).unwrap_or_else(|error| panic!("{layout}: {error}"));
-        let mut read = [0; 64];
-        file.read_at(&mut read, 0).unwrap();
-        assert_eq!(read, [2; 64]);
+        assert_eq!(file.bytes_at(0, 64), [2; 64]);
     }
 }

@@ -3,20 +3,19 @@
 //! `UNTORN_BLESS=1 cargo test -p untorn --test file golden::` writes them anew, which only a change of the format's
 //! version may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
 
-use std::fs::{File, FileTimes, OpenOptions};
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
 
-use crate::common::{PAGE, Pair, names, pattern};
+use super::forged::{retired, seed_at};
+use crate::common::golden::{self, RETIREMENTS, newest};
+use crate::common::{PAGE, Pair, names, on_disk, pattern, read, word};
 use twox_hash::XxHash3_64;
 use untorn::options::{Layout, Prefer};
-use untorn::testing::storage::{Access, Medium, MediumFile, PageCache};
-use untorn::{AtomicFile, Durability, Error, Options};
+use untorn::{Durability, Error, Options};
 
 /// Two pages and a bit, so that the last page and the last slice are cut.
 const LEN: usize = 2 * PAGE + 100;
 const SLOTS: usize = 4;
-const RETIREMENTS: [usize; 2] = [2 * PAGE, 2 * PAGE + 512];
 const LANES_AT: usize = 3 * PAGE;
 const CHUNKS_AT: usize = 4 * PAGE;
 
@@ -51,14 +50,9 @@ fn contents() -> Vec<u8> {
     model
 }
 
-fn kept(name: &str, what: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.{what}"))
-}
-
 impl Case {
     fn bless(&self) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("data");
+        let path = on_disk("data");
         std::fs::write(&path, pattern(LEN, 1)).unwrap();
         let options = Options::new().layout(self.layout).durability(self.durability).record_area(1, SLOTS as u32);
         let file = options.open(&path).unwrap();
@@ -76,62 +70,26 @@ impl Case {
             }
             Pair::of(&path)
         };
-        let end = pair.side.bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
-        std::fs::write(kept(self.name, "data"), &pair.data.bytes).unwrap();
-        std::fs::write(kept(self.name, "sidecar"), &pair.side.bytes[..end]).unwrap();
+        golden::bless(self.name, &pair);
     }
 
-    /// Data file and sidecar, the sidecar as long as it was.
     fn load(&self) -> (Vec<u8>, Vec<u8>) {
-        let read = |what| {
-            let path = kept(self.name, what);
-            let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            assert!(bytes.len() < 64 << 10, "{} is large", path.display());
-            bytes
-        };
-        let (data, mut side) = (read("data"), read("sidecar"));
-        let len = word(&side, newest(&side, &RETIREMENTS, 0) + 32);
-        side.resize(len as usize, 0);
-        (data, side)
+        golden::load(self.name)
     }
 
-    /// Puts both into a directory as a backup would, under new inode numbers.
     fn place(&self, dir: &Path) -> PathBuf {
-        let (data, side) = self.load();
-        let path = dir.join("data");
-        std::fs::write(&path, data).unwrap();
-        std::fs::create_dir(dir.join(".untorn")).unwrap();
-        std::fs::write(dir.join(".untorn/1"), &side).unwrap();
-        let mark = side[40..56].try_into().unwrap();
-        let file = PageCache::new().open(&path, Access::ReadWrite, 0).unwrap();
-        file.set_mark(Some(mark)).unwrap();
-        path
+        golden::place(self.name, dir)
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
 fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Of two copies, the one with the higher sequence number.
-fn newest(bytes: &[u8], copies: &[usize; 2], seq: usize) -> usize {
-    copies.iter().copied().max_by_key(|&at| word(bytes, at + seq)).unwrap()
-}
-
-fn read(file: &AtomicFile) -> Vec<u8> {
-    let mut bytes = vec![0; file.len() as usize];
-    file.read_at(&mut bytes, 0).unwrap();
-    bytes
-}
-
 fn each(go: impl Fn(&Case)) {
     static BLESS: std::sync::Once = std::sync::Once::new();
     BLESS.call_once(|| {
-        if std::env::var_os("UNTORN_BLESS").is_some() {
+        if golden::are_blessed() {
             CASES.iter().for_each(Case::bless);
         }
     });
@@ -153,8 +111,7 @@ fn a_golden_file_opens_and_holds_what_was_committed() {
         if case.clean {
             let changed = options.open(&path).unwrap_err();
             assert!(matches!(changed, Error::ModifiedExternally { .. }), "{}: {changed}", case.name);
-            let modified = UNIX_EPOCH + Duration::from_nanos(word(&side, newest(&side, &[0, PAGE], 56) + 120));
-            File::open(&path).unwrap().set_times(FileTimes::new().set_modified(modified)).unwrap();
+            golden::restore_time(&path, &side);
         }
         let file = options.open(&path).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         let info = file.info();
@@ -270,13 +227,12 @@ struct Record {
 
 /// The live records, by number: decoded by nothing but what the format's description says.
 fn records(side: &[u8]) -> Vec<Record> {
-    let retirement = newest(side, &RETIREMENTS, 0);
-    let (cut, session) = (word(side, retirement + 8), word(side, retirement + 24));
+    let (cut, _) = retired(side);
     let slot_at = |slot: usize| LANES_AT + slot % SLOTS * 64;
     let mut found: Vec<Record> = (0..SLOTS)
         .filter_map(|slot| {
             let at = slot_at(slot);
-            let mut seed = XxHash3_64::oneshot_with_seed(session, &side[40..56]) ^ (at as u64).rotate_left(32);
+            let mut seed = seed_at(side, at);
             let count = half(side, at + 12) as usize;
             let entry = |at: usize| (word(side, at), word(side, at + 8), word(side, at + 16));
             let mut entries = vec![entry(at + 16)];

@@ -1,12 +1,11 @@
 //! Damaged sidecars: every byte flipped, cut at every length. Opening gives an error or the right contents; never a
 //! panic, never other bytes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::common::{Failures, Image, PAGE, Pair, Rng, attempt, limit, pattern, seed, sidecar_of};
+use crate::common::{Failures, Image, PAGE, Pair, Rng, attempt, limit, pattern, pmem, scratch, seed, sidecar_of};
 use untorn::options::Layout;
 use untorn::report::State;
-use untorn::testing::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, Options};
 use untorn_testing::cases;
 
@@ -134,31 +133,40 @@ fn interesting(side: &Image, layout: Layout) -> Vec<usize> {
     offsets.into_iter().step_by(cases(3, 1)).collect()
 }
 
+/// Damages a sidecar in each of these ways: a byte, or its length. What `judge` says of it is a failure.
+fn damage(pair: &Pair, flips: &[(usize, u8)], lengths: &[usize], judge: impl Fn(bool) -> Result<(), String>) {
+    let mut failures = Failures::default();
+    let mut bytes = pair.side.bytes.clone();
+    let mut try_out = |n: usize, bytes: &[u8], what: String| {
+        pair.data.restore();
+        pair.side.restore_as(bytes);
+        if let Err(why) = judge(n % 3 == 0) {
+            failures.add(format!("{what}: {why}"));
+        }
+    };
+    for (n, &(offset, mask)) in flips.iter().enumerate() {
+        bytes[offset] ^= mask;
+        try_out(n, &bytes, format!("byte {offset} ^ {mask:#04x}"));
+        bytes[offset] ^= mask;
+    }
+    for (n, &len) in lengths.iter().enumerate() {
+        try_out(n, &bytes[..len], format!("cut to {len} bytes"));
+    }
+    failures.conclude(flips.len() + lengths.len());
+}
+
 fn flip_every_byte(test: &str, layout: Layout, durability: Durability) {
-    let seed = seed(test);
-    let mut rng = Rng::new(seed);
-    let dir = crate::common::memory_dir();
-    let path = dir.path().join("data");
+    let mut rng = Rng::new(seed(test));
+    let path = scratch("data");
     let (file, model) = build(&path, layout, durability);
     file.close().unwrap();
     let pair = Pair::of(&path);
     let options = options(layout, durability);
     judge(&path, &options, &model, false).expect("the sound pair opens");
-    let mut failures = Failures::default();
-    let offsets = interesting(&pair.side, layout);
-    let mut bytes = pair.side.bytes.clone();
-    for (n, &offset) in offsets.iter().enumerate() {
-        // One bit, or several.
-        let mask = if n % 2 == 0 { 1 << rng.below(8) } else { 1 + rng.below(255) as u8 };
-        pair.data.restore();
-        bytes[offset] ^= mask;
-        pair.side.restore_as(&bytes);
-        bytes[offset] ^= mask;
-        if let Err(what) = judge(&path, &options, &model, n % 3 == 0) {
-            failures.add(format!("byte {offset} ^ {mask:#04x}: {what}"));
-        }
-    }
-    failures.conclude(offsets.len());
+    // One bit, or several.
+    let mask = |n| if n % 2 == 0 { 1 << rng.below(8) } else { 1 + rng.below(255) as u8 };
+    let flips: Vec<(usize, u8)> = interesting(&pair.side, layout).into_iter().zip((0..).map(mask)).collect();
+    damage(&pair, &flips, &[], |recover_first| judge(&path, &options, &model, recover_first));
 }
 
 /// Lengths to cut at: near every border, and at a stride.
@@ -174,8 +182,7 @@ fn lengths(whole: usize) -> Vec<usize> {
 }
 
 fn cut_at_every_length(layout: Layout, durability: Durability, settle_at_home: bool) {
-    let dir = crate::common::memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let (file, model) = build(&path, layout, durability);
     if settle_at_home {
         // Nothing stands in the sidecar: a cut loses no byte, but leaves less room than the file needs.
@@ -184,16 +191,8 @@ fn cut_at_every_length(layout: Layout, durability: Durability, settle_at_home: b
     file.close().unwrap();
     let pair = Pair::of(&path);
     let options = options(layout, durability);
-    let mut failures = Failures::default();
     let lengths = lengths(pair.side.bytes.len());
-    for (n, &len) in lengths.iter().enumerate() {
-        pair.data.restore();
-        pair.side.restore_as(&pair.side.bytes[..len]);
-        if let Err(what) = judge(&path, &options, &model, n % 3 == 0) {
-            failures.add(format!("cut to {len} bytes: {what}"));
-        }
-    }
-    failures.conclude(lengths.len());
+    damage(&pair, &[], &lengths, |recover_first| judge(&path, &options, &model, recover_first));
 }
 
 /// The bytes of both files while they are open: what a killed process leaves.
@@ -228,36 +227,16 @@ fn survives(path: &Path, options: &Options, recover_first: bool) -> Result<(), S
 }
 
 fn damage_what_a_crash_left(test: &str, layout: Layout, durability: Durability) {
-    let seed = seed(test);
-    let mut rng = Rng::new(seed);
-    let dir = crate::common::memory_dir();
-    let path = dir.path().join("data");
+    let mut rng = Rng::new(seed(test));
+    let path = scratch("data");
     let pair = crashed(&path, layout, durability);
     let options = options(layout, durability);
     pair.restore();
     survives(&path, &options, false).expect("the sound pair opens");
-    let mut failures = Failures::default();
     let offsets = interesting(&pair.side, layout);
-    let mut bytes = pair.side.bytes.clone();
-    for (n, &offset) in offsets.iter().enumerate() {
-        let mask = 1 + rng.below(255) as u8;
-        pair.data.restore();
-        bytes[offset] ^= mask;
-        pair.side.restore_as(&bytes);
-        bytes[offset] ^= mask;
-        if let Err(what) = survives(&path, &options, n % 3 == 0) {
-            failures.add(format!("byte {offset} ^ {mask:#04x}: {what}"));
-        }
-    }
-    let lengths = lengths(bytes.len());
-    for (n, &len) in lengths.iter().enumerate() {
-        pair.data.restore();
-        pair.side.restore_as(&bytes[..len]);
-        if let Err(what) = survives(&path, &options, n % 3 == 0) {
-            failures.add(format!("cut to {len} bytes: {what}"));
-        }
-    }
-    failures.conclude(offsets.len() + lengths.len());
+    let flips: Vec<(usize, u8)> = offsets.into_iter().map(|offset| (offset, 1 + rng.below(255) as u8)).collect();
+    let lengths = lengths(pair.side.bytes.len());
+    damage(&pair, &flips, &lengths, |recover_first| survives(&path, &options, recover_first));
 }
 
 macro_rules! on_every_kind {
@@ -306,8 +285,7 @@ fn a_cut_sidecar_after_a_crash_is_refused() {
     let mut failures = Failures::default();
     let mut cases = 0;
     for (layout, durability) in KINDS {
-        let dir = crate::common::memory_dir();
-        let path: PathBuf = dir.path().join("data");
+        let path = scratch("data");
         let pair = crashed(&path, layout, durability);
         pair.restore();
         let mut model = vec![0; LEN];
@@ -334,8 +312,7 @@ fn a_cut_sidecar_after_a_crash_is_refused() {
 #[test]
 fn a_bitmap_behind_the_end_does_not_prevent_settling() {
     for (durability, page) in [(Durability::PerWrite, 4), (Durability::PerCommit, 63), (Durability::PerWrite, 511)] {
-        let dir = crate::common::memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let (file, model) = build(&path, Layout::Dense, durability);
         let pair = Pair::of(&path);
         file.close().unwrap();
@@ -343,7 +320,7 @@ fn a_bitmap_behind_the_end_does_not_prevent_settling() {
         side[CHUNKS + page * 8..][..8].fill(0x55);
         pair.data.restore();
         pair.side.restore_as(&side);
-        let medium = Dax::new(MediumKind::AssumedPmem);
+        let medium = pmem();
         options(Layout::Dense, durability).open_on(medium, &path).unwrap().settle().unwrap();
         assert!(!sidecar_of(&path).exists(), "page {page}");
         assert!(std::fs::read(&path).unwrap() == model, "page {page}");

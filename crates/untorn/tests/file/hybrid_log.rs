@@ -7,27 +7,19 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use crate::common::counting::Counting;
-use crate::common::{Image, PAGE, Pair, Rng, limit, memory_dir, pattern, read, seed, sidecar_of};
+use crate::common::{
+    Image, PAGE, Pair, Rng, counted_pmem, create_on, hybrid_log, killed, limit, memory_dir, pattern, pmem, read,
+    scratch, seed, sidecar_of, truncate,
+};
 use untorn::options::{LogPolicy, Order, Prefer};
-use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
+use untorn::testing::storage::{Medium, PageCache};
+use untorn::{AtomicFile, Error, Options};
 
 const MIB: usize = 1 << 20;
 
-fn options(policy: LogPolicy) -> Options {
-    Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).log_policy(policy)
-}
-
-fn pmem() -> Dax {
-    Dax::new(MediumKind::AssumedPmem)
-}
-
 /// What a process that is killed now leaves, opened by another.
-fn killed<M: Medium>(medium: M, options: &Options, file: AtomicFile, change: impl FnOnce(&Path)) -> AtomicFile {
-    let path = file.path().to_owned();
-    let pair = Pair::of(&path);
-    drop(file);
-    pair.restore();
+fn reopened<M: Medium>(medium: M, options: &Options, file: AtomicFile, change: impl FnOnce(&Path)) -> AtomicFile {
+    let path = killed(file);
     change(&path);
     options.open_on(medium, &path).unwrap()
 }
@@ -36,10 +28,9 @@ fn killed<M: Medium>(medium: M, options: &Options, file: AtomicFile, change: imp
 #[test]
 fn a_large_epoch_that_did_not_commit_is_taken_back() {
     let _limit = limit(120, "a large epoch taken back");
-    let dir = memory_dir();
     let len = 20 * MIB;
-    let options = options(LogPolicy::Undo).order(Order::TwoFence).checkpoint_threads(0);
-    let file = options.create_on(pmem(), dir.path().join("data"), len as u64).unwrap();
+    let options = hybrid_log(LogPolicy::Undo).order(Order::TwoFence).checkpoint_threads(0);
+    let (_dir, file) = create_on(pmem(), &options, len as u64);
     let before = pattern(len, 5);
     file.write_at(&before, 0).unwrap();
     file.sync().unwrap();
@@ -48,7 +39,7 @@ fn a_large_epoch_that_did_not_commit_is_taken_back() {
         file.write_at(&vec![9; MIB / 4], at as u64).unwrap();
         file.write_at(&vec![8; MIB / 4], (at + MIB / 8) as u64).unwrap();
     }
-    let file = killed(pmem(), &options, file, |path| assert!(std::fs::read(path).unwrap() != before));
+    let file = reopened(pmem(), &options, file, |path| assert!(std::fs::read(path).unwrap() != before));
     assert!(read(&file) == before);
     assert!(file.info().recovery.was_needed && file.info().recovery.discarded > 50);
 }
@@ -58,10 +49,9 @@ fn a_large_epoch_that_did_not_commit_is_taken_back() {
 #[test]
 fn a_cover_that_comes_apart_holds_nobody_up() {
     let _limit = limit(60, "a large cover and small writes across two of its blocks");
-    let dir = memory_dir();
     // No checksums over megabytes, which take long without optimisation.
-    let options = options(LogPolicy::Redo).order(Order::TwoFence).log_size(64 << 20).checkpoint_threads(0);
-    let file = options.create_on(pmem(), dir.path().join("data"), 2 * MIB as u64).unwrap();
+    let options = hybrid_log(LogPolicy::Redo).order(Order::TwoFence).log_size(64 << 20).checkpoint_threads(0);
+    let (_dir, file) = create_on(pmem(), &options, 2 * MIB as u64);
     let (begin, end) = (Barrier::new(2), Barrier::new(2));
     let (rounds, took) = (500, AtomicU64::new(1));
     std::thread::scope(|scope| {
@@ -102,10 +92,9 @@ fn a_cover_that_comes_apart_holds_nobody_up() {
 #[test]
 fn a_commit_that_cut_off_what_it_wrote_survives_two_recoveries() {
     for policy in [LogPolicy::Undo, LogPolicy::Redo] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         std::fs::write(&path, pattern(3 * PAGE, 1)).unwrap();
-        let options = options(policy);
+        let options = hybrid_log(policy);
         let file = options.open_on(pmem(), &path).unwrap();
         file.write_at(&[9; PAGE], 0).unwrap();
         file.write_at(&[9; 64], 2 * PAGE as u64).unwrap();
@@ -120,7 +109,7 @@ fn a_commit_that_cut_off_what_it_wrote_survives_two_recoveries() {
         let mut fences = 0;
         loop {
             pair.restore();
-            let medium = Counting::new(pmem());
+            let medium = counted_pmem();
             medium.fail_fences_after(fences);
             let whole = options.open_on(medium, &path).is_ok();
             let file = options.open_on(pmem(), &path).unwrap();
@@ -147,7 +136,7 @@ fn a_full_log_waits_for_the_flush_under_way() {
             seen.store(true, Ordering::Relaxed);
         }
     });
-    let options = options(LogPolicy::Redo).record_area(1, 16).log_size(256 << 10).checkpoint_threads(0);
+    let options = hybrid_log(LogPolicy::Redo).record_area(1, 16).log_size(256 << 10).checkpoint_threads(0);
     let file = options.create_on(medium, dir.path().join("data"), MIB as u64).unwrap();
     // Three of its four chunks.
     (0..48).for_each(|block| file.write_at(&[5; PAGE], block * PAGE as u64).unwrap());
@@ -165,11 +154,10 @@ fn a_full_log_waits_for_the_flush_under_way() {
 /// A read of many blocks that nobody writes to goes through at once.
 #[test]
 fn a_long_read_does_not_wait() {
-    let dir = memory_dir();
-    let medium = Counting::new(pmem());
+    let medium = counted_pmem();
     // What a checkpoint in the background does would be counted along.
-    let options = options(LogPolicy::Redo).checkpoint_threads(0);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), 8 * MIB as u64).unwrap();
+    let options = hybrid_log(LogPolicy::Redo).checkpoint_threads(0);
+    let (_dir, file) = create_on(medium.clone(), &options, 8 * MIB as u64);
     for block in (0..2048).step_by(3) {
         file.write_at(&[block as u8; PAGE], block * PAGE as u64).unwrap();
     }
@@ -186,36 +174,29 @@ fn a_long_read_does_not_wait() {
 /// trusted.
 #[test]
 fn a_sidecar_that_is_trusted_gives_a_longer_length_back() {
-    {
-        // Under undo the bytes of the commit stand in the data file, and are gone with its end.
-        let policy = LogPolicy::Redo;
-        let dir = memory_dir();
-        let path = dir.path().join("data");
-        std::fs::write(&path, pattern(PAGE, 1)).unwrap();
-        let options = options(policy);
-        let file = options.clone().max_len(256 << 20).open_on(pmem(), &path).unwrap();
-        file.resize(200 << 20).unwrap();
-        file.write_at(&[3; 100], (200 << 20) - 100).unwrap();
-        file.sync().unwrap();
-        let options = options.prefer(Prefer::Sidecar);
-        let file = killed(pmem(), &options, file, |path| {
-            std::fs::File::options().write(true).open(path).unwrap().set_len(PAGE as u64).unwrap();
-        });
-        assert_eq!(file.len(), 200 << 20, "{policy}");
-        file.write_at(&[4; 100], (200 << 20) - 200).unwrap();
-        file.sync().unwrap();
-        file.close().unwrap();
-        assert_eq!(options.open_on(pmem(), &path).unwrap().len(), 200 << 20, "{policy}");
-    }
+    // Under undo the bytes of the commit stand in the data file, and are gone with its end.
+    let path = scratch("data");
+    std::fs::write(&path, pattern(PAGE, 1)).unwrap();
+    let options = hybrid_log(LogPolicy::Redo);
+    let file = options.clone().max_len(256 << 20).open_on(pmem(), &path).unwrap();
+    file.resize(200 << 20).unwrap();
+    file.write_at(&[3; 100], (200 << 20) - 100).unwrap();
+    file.sync().unwrap();
+    let options = options.prefer(Prefer::Sidecar);
+    let file = reopened(pmem(), &options, file, |path| truncate(path, PAGE));
+    assert_eq!(file.len(), 200 << 20);
+    file.write_at(&[4; 100], (200 << 20) - 200).unwrap();
+    file.sync().unwrap();
+    file.close().unwrap();
+    assert_eq!(options.open_on(pmem(), &path).unwrap().len(), 200 << 20);
 }
 
 /// Refused before anything is written: the data file is not what the last commit was made of.
 #[test]
 fn a_data_file_that_was_cut_off_is_refused_as_it_is() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, pattern(4 * PAGE, 1)).unwrap();
-    let options = options(LogPolicy::Redo).checkpoint_threads(0);
+    let options = hybrid_log(LogPolicy::Redo).checkpoint_threads(0);
     let file = options.open_on(pmem(), &path).unwrap();
     file.write_at(&[3; 100], 50).unwrap();
     file.sync().unwrap();
@@ -233,9 +214,8 @@ fn a_data_file_that_was_cut_off_is_refused_as_it_is() {
 #[test]
 fn a_small_log_serves_many_threads() {
     let _limit = limit(60, "many threads and a small log");
-    let dir = memory_dir();
-    let options = options(LogPolicy::Redo).log_size(256 << 10).checkpoint_threads(0);
-    let file = options.create_on(pmem(), dir.path().join("data"), MIB as u64).unwrap();
+    let options = hybrid_log(LogPolicy::Redo).log_size(256 << 10).checkpoint_threads(0);
+    let (_dir, file) = create_on(pmem(), &options, MIB as u64);
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let file = &file;

@@ -4,9 +4,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use crate::common::counting::{Counting, Halfway};
-use crate::common::{PAGE, memory_dir};
+use crate::common::{PAGE, pmem, scratch};
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Dax, Latched, MediumKind};
+use untorn::testing::storage::Latched;
 use untorn::{EngineKind, Options};
 
 const UNITS: usize = 4;
@@ -30,11 +30,10 @@ fn hear(from: &Receiver<()>) {
 
 #[test]
 fn an_entry_that_replaced_an_awaited_one_stays_in_the_log() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, vec![1; PAGES * PAGE]).unwrap();
     let steps: Arc<Mutex<Steps>> = Arc::default();
-    let medium = Counting::new(Latched::new(Dax::new(MediumKind::AssumedPmem)));
+    let medium = Counting::new(Latched::new(pmem()));
     let (theirs, data) = (Arc::clone(&steps), path.clone());
     medium.halve(move |halfway| {
         let mut steps = theirs.lock().unwrap();

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
-use crate::common::{PAGE, alone, memory_dir};
+use crate::common::{PAGE, alone, counted_pmem, create_on};
 use untorn::options::{LogPolicy, Order};
-use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::testing::storage::{Medium, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Options};
 
 /// Blocks of the file.
@@ -15,10 +15,6 @@ const BLOCKS: u64 = 10_000;
 const WRITTEN_BACK: u64 = 32;
 /// Bytes of an epoch's record.
 const RECORD: u64 = 64;
-
-fn pmem() -> Counting<Dax> {
-    Counting::new(Dax::new(MediumKind::AssumedPmem))
-}
 
 fn options(policy: LogPolicy, order: Order) -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
@@ -32,8 +28,7 @@ fn dirty(file: &AtomicFile, blocks: u64, fill: u8) {
 }
 
 fn costs_of_syncs<M: Medium>(medium: &Counting<M>, options: &Options, expected: u64) {
-    let dir = memory_dir();
-    let file = options.create_on(medium.clone(), dir.path().join("data"), BLOCKS * PAGE as u64).unwrap();
+    let (_dir, file) = create_on(medium.clone(), &options, BLOCKS * PAGE as u64);
     dirty(&file, BLOCKS, 1);
     file.sync().unwrap();
     for blocks in [1, 10, BLOCKS, 10] {
@@ -52,7 +47,7 @@ fn a_sync_costs_the_same_whatever_the_epoch_holds() {
     alone!(120, "syncs of large epochs");
     for (order, fences) in [(Order::OneFence, 1), (Order::TwoFence, 2)] {
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-            costs_of_syncs(&pmem(), &options(policy, order), fences);
+            costs_of_syncs(&counted_pmem(), &options(policy, order), fences);
         }
         costs_of_syncs(&Counting::new(PageCache::new()), &options(LogPolicy::Redo, order), fences);
     }
@@ -62,10 +57,9 @@ fn a_sync_costs_the_same_whatever_the_epoch_holds() {
 #[test]
 fn an_epoch_that_writes_twice_takes_one_fence_more() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let options = options(policy, Order::OneFence);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 8 * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 8 * PAGE as u64);
         for (times, fences) in [(1, 1), (2, 2), (5, 2), (1, 1)] {
             (0..times).for_each(|n| file.write_at(&[n; 64], 100).unwrap());
             let cost = medium.cost(|| file.sync().unwrap());
@@ -78,10 +72,9 @@ fn an_epoch_that_writes_twice_takes_one_fence_more() {
 #[test]
 fn a_write_fences_only_to_save_what_it_replaces() {
     for (policy, first) in [(LogPolicy::Redo, 0), (LogPolicy::Undo, 1)] {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let options = options(policy, Order::OneFence);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 8 * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 8 * PAGE as u64);
         // The log and the data file get their space.
         dirty(&file, 8, 1);
         file.sync().unwrap();
@@ -98,10 +91,9 @@ fn a_write_fences_only_to_save_what_it_replaces() {
 fn the_share_of_writes_chooses_what_the_next_epoch_logs() {
     const OPERATIONS: u64 = 100;
     for threshold in [40, 5] {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let options = options(LogPolicy::Hybrid, Order::OneFence).redo_threshold_percent(threshold as u8);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 2 * OPERATIONS * PAGE as u64).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 2 * OPERATIONS * PAGE as u64);
         // The log and the data file get their space, and nobody has read.
         dirty(&file, OPERATIONS, 1);
         file.sync().unwrap();
@@ -121,9 +113,8 @@ fn the_share_of_writes_chooses_what_the_next_epoch_logs() {
 fn bytes_for_each<M: Medium>(medium: &Counting<M>, options: &Options) -> f64 {
     const KIB: usize = 1 << 10;
     const WRITES: u64 = 8000;
-    let dir = memory_dir();
     let options = options.clone().log_size(8 << 20);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), BLOCKS * PAGE as u64).unwrap();
+    let (_dir, file) = create_on(medium.clone(), &options, BLOCKS * PAGE as u64);
     let write_all = || {
         for n in 0..WRITES {
             file.write_at(&[n as u8; KIB], n * 37 % BLOCKS * PAGE as u64 + n % 4 * KIB as u64).unwrap();
@@ -148,8 +139,8 @@ fn fewer_than_two_point_one_bytes_are_persisted_for_each() {
     alone!(120, "bytes persisted");
     let redo = options(LogPolicy::Redo, Order::OneFence);
     for (what, found) in [
-        ("redo on persistent memory", bytes_for_each(&pmem(), &redo)),
-        ("undo on persistent memory", bytes_for_each(&pmem(), &options(LogPolicy::Undo, Order::OneFence))),
+        ("redo on persistent memory", bytes_for_each(&counted_pmem(), &redo)),
+        ("undo on persistent memory", bytes_for_each(&counted_pmem(), &options(LogPolicy::Undo, Order::OneFence))),
         ("redo on a block medium", bytes_for_each(&Counting::new(PageCache::new()), &redo)),
     ] {
         assert!((2.0..2.1).contains(&found), "{what}: {found:.3} bytes for each");
@@ -161,10 +152,9 @@ fn threads_that_sync_together_share_flushes() {
     alone!(120, "threads that sync together");
     const THREADS: u64 = 8;
     const EACH: u64 = 20;
-    let dir = memory_dir();
     let medium = Counting::slow(PageCache::new(), Duration::from_millis(2));
     let options = options(LogPolicy::Redo, Order::OneFence);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
+    let (_dir, file) = create_on(medium.clone(), &options, 64 * PAGE as u64);
     let run = || {
         medium.cost(|| {
             std::thread::scope(|scope| {
@@ -194,10 +184,9 @@ fn threads_that_sync_together_share_flushes() {
 #[test]
 fn reading_allocates_nothing_and_waits_for_nobody() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let dir = memory_dir();
-        let medium = pmem();
+        let medium = counted_pmem();
         let options = options(policy, Order::OneFence);
-        let file = options.create_on(medium.clone(), dir.path().join("data"), 1 << 20).unwrap();
+        let (_dir, file) = create_on(medium.clone(), &options, 1 << 20);
         // Some in the log, some at home, some in large entries, and some never written.
         file.write_at(&[1; 40_000], 50_000).unwrap();
         file.sync().unwrap();

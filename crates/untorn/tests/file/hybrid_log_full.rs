@@ -5,9 +5,9 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::common::counting::Counting;
 use crate::common::disk::{Kind, SmallDisk};
-use crate::common::{PAGE, alone, memory_dir, read, sidecar_of};
+use crate::common::{PAGE, alone, memory_dir, pmem, read, scratch, sidecar_of};
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::testing::storage::{Medium, PageCache};
 use untorn::{AtomicFile, EngineKind, Error, Options, Result};
 
 /// Units of a chunk of the log, which takes one page more.
@@ -77,7 +77,7 @@ fn a_hole_that_a_log_was_found_with_is_not_stored_into() {
     }
     each(|block, kind| match block {
         true => go(PageCache::new, kind),
-        false => go(|| Dax::new(MediumKind::AssumedPmem), kind),
+        false => go(|| pmem(), kind),
     });
 }
 
@@ -104,7 +104,7 @@ fn checkpoints_make_room_on_a_full_disk_after_a_reclaim() {
     }
     each(|block, kind| match block {
         true => go(PageCache::new(), kind),
-        false => go(Dax::new(MediumKind::AssumedPmem), kind),
+        false => go(pmem(), kind),
     });
 }
 
@@ -112,8 +112,7 @@ fn checkpoints_make_room_on_a_full_disk_after_a_reclaim() {
 #[test]
 fn a_log_that_was_found_gives_its_space_back() {
     fn go<M: Medium>(medium: impl Fn() -> M) {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let file = options().create_on(medium(), &path, BLOCKS * PAGE as u64).unwrap();
         (0..BLOCKS).for_each(|block| write(&file, block, 1).unwrap());
         file.close().unwrap();
@@ -128,7 +127,7 @@ fn a_log_that_was_found_gives_its_space_back() {
         expect(&file, 1, 2, 1);
     }
     go(PageCache::new);
-    go(|| Dax::new(MediumKind::AssumedPmem));
+    go(|| pmem());
 }
 
 /// A file system that finds out about its space only when it is written to: what stored nothing has nothing to be taken

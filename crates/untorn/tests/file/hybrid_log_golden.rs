@@ -4,17 +4,15 @@
 //! format's version may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement
 //! line.
 
-use std::fs::{File, FileTimes};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
 
-use crate::common::{PAGE, Pair, memory_dir, names, pattern, read};
+use crate::common::golden;
+use crate::common::{PAGE, Pair, killed, memory_dir, names, pattern, pmem, read, scratch};
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Access, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::testing::storage::PageCache;
 use untorn::{Durability, EngineKind, Error, Options};
 
 const LEN: usize = 3 * PAGE + 100;
-const RETIREMENTS: [usize; 2] = [2 * PAGE, 2 * PAGE + 512];
 
 struct Case {
     name: &'static str,
@@ -41,27 +39,13 @@ fn contents() -> Vec<u8> {
     model
 }
 
-fn kept(name: &str, what: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.{what}"))
-}
-
-fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
-}
-
-/// Of two copies, the one with the higher sequence number.
-fn newest(bytes: &[u8], copies: &[usize; 2], seq: usize) -> usize {
-    copies.iter().copied().max_by_key(|&at| word(bytes, at + seq)).unwrap()
-}
-
 impl Case {
     fn bless(&self) {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         std::fs::write(&path, pattern(LEN, 1)).unwrap();
         let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
         let options = options.log_policy(self.policy).record_area(1, 4).checkpoint_threads(0);
-        let file = options.open_on(Dax::new(MediumKind::AssumedPmem), &path).unwrap();
+        let file = options.open_on(pmem(), &path).unwrap();
         for (offset, bytes) in epochs() {
             file.write_at(&bytes, offset as u64).unwrap();
             file.sync().unwrap();
@@ -71,36 +55,15 @@ impl Case {
         } else {
             // An open epoch, which is no part of the contents.
             file.write_at(&[0xee; 500], 3000).unwrap();
-            let pair = Pair::of(&path);
-            drop(file);
-            pair.restore();
+            killed(file);
         }
-        let pair = Pair::of(&path);
-        let end = pair.side.bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
-        std::fs::write(kept(self.name, "data"), &pair.data.bytes).unwrap();
-        std::fs::write(kept(self.name, "sidecar"), &pair.side.bytes[..end]).unwrap();
+        golden::bless(self.name, &Pair::of(&path));
     }
 
-    /// Puts data file and sidecar into a directory as a backup would, under new inode numbers.
     fn place(&self, dir: &Path) -> PathBuf {
-        let load = |what| {
-            let path = kept(self.name, what);
-            let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            assert!(bytes.len() < 256 << 10, "{} is large", path.display());
-            bytes
-        };
-        let (data, mut side) = (load("data"), load("sidecar"));
-        let len = word(&side, newest(&side, &RETIREMENTS, 0) + 32);
-        side.resize(len as usize, 0);
-        let path = dir.join("data");
-        std::fs::write(&path, data).unwrap();
-        std::fs::create_dir(dir.join(".untorn")).unwrap();
-        std::fs::write(dir.join(".untorn/1"), &side).unwrap();
-        let file = PageCache::new().open(&path, Access::ReadWrite, 0).unwrap();
-        file.set_mark(Some(side[40..56].try_into().unwrap())).unwrap();
+        let path = golden::place(self.name, dir);
         if self.clean {
-            let modified = UNIX_EPOCH + Duration::from_nanos(word(&side, newest(&side, &[0, PAGE], 56) + 120));
-            File::open(&path).unwrap().set_times(FileTimes::new().set_modified(modified)).unwrap();
+            golden::restore_time(&path, &golden::load(self.name).1);
         }
         path
     }
@@ -108,7 +71,7 @@ impl Case {
 
 #[test]
 fn a_golden_file_opens_and_holds_what_was_committed() {
-    if std::env::var_os("UNTORN_BLESS").is_some() {
+    if golden::are_blessed() {
         CASES.iter().for_each(Case::bless);
     }
     for case in &CASES {
@@ -119,7 +82,7 @@ fn a_golden_file_opens_and_holds_what_was_committed() {
             // Its engine is found with it.
             let options = Options::new().adopt(true);
             let open = |options: &Options| {
-                let dax = Dax::new(MediumKind::AssumedPmem);
+                let dax = pmem();
                 if on_disk { options.open_on(PageCache::new(), &path) } else { options.open_on(dax, &path) }
             };
             let refused = open(&Options::new()).unwrap_err();

@@ -1,13 +1,13 @@
 //! Logs whose seals are right and whose contents are not: made by somebody who knows the format. No panic, no endless
 //! loop, nothing outside the file, and no more work than the log is long.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::forged::{Bench, seal_line};
 use crate::common::counting::Counting;
-use crate::common::{Failures, PAGE, Pair, attempt, memory_dir, pattern, read, run_alone};
-use twox_hash::XxHash3_64;
+use crate::common::{PAGE, Pair, pattern, pmem, put_word, read, run_alone, scratch, word};
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Dax, MediumKind, PageCache};
+use untorn::testing::storage::PageCache;
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
 
@@ -24,24 +24,17 @@ fn options(policy: LogPolicy) -> Options {
 
 fn open(path: &Path, policy: LogPolicy) -> Result<AtomicFile, Error> {
     match policy {
-        LogPolicy::Undo => options(policy).open_on(Dax::new(MediumKind::AssumedPmem), path),
+        LogPolicy::Undo => options(policy).open_on(pmem(), path),
         _ => options(policy).open_on(PageCache::new(), path),
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
-}
-
 /// A line of the log, sealed for its place in the session of a sidecar.
 fn seal(side: &mut [u8], at: usize, line: [u64; 7]) {
-    let newer = [2 * PAGE, 2 * PAGE + 512].into_iter().max_by_key(|&at| word(side, at)).unwrap();
-    let seed = XxHash3_64::oneshot_with_seed(word(side, newer + 24), &side[40..56]) ^ (at as u64).rotate_left(32);
     for (n, word) in line.into_iter().enumerate() {
-        side[at + 8 * n..][..8].copy_from_slice(&word.to_le_bytes());
+        put_word(side, at + 8 * n, word);
     }
-    let check = XxHash3_64::oneshot_with_seed(seed, &side[at..at + 56]);
-    side[at + 56..at + 64].copy_from_slice(&check.to_le_bytes());
+    seal_line(side, at);
 }
 
 #[derive(Clone, Copy)]
@@ -99,52 +92,9 @@ fn build(path: &Path, policy: LogPolicy) -> (Pair, Vec<u8>) {
     (pair, model)
 }
 
-/// Everything one can do with a file that may be refused at any step.
-fn survives(path: &Path, policy: LogPolicy) -> Result<(), String> {
-    drop(attempt(|| untorn::inspect(path))?);
-    let Ok(file) = attempt(|| open(path, policy))? else { return Ok(()) };
-    attempt(|| {
-        let len = file.len();
-        let mut bytes = vec![0; len.min(1 << 20) as usize];
-        drop(file.read_at(&mut bytes, 0));
-        drop(file.write_at(&[1; 100], 4050));
-        drop(file.sync());
-        drop(file.resize(len / 2));
-        drop(file.resize(3 * PAGE as u64));
-        drop(file.reclaim());
-        drop(file.info());
-    })?;
-    attempt(|| drop(file.close()))?;
-    attempt(|| drop(open(path, policy)))
-}
-
-struct Bench {
-    path: PathBuf,
-    policy: LogPolicy,
-    pair: Pair,
-    failures: Failures,
-    cases: usize,
-    _dir: tempfile::TempDir,
-}
-
-impl Bench {
-    fn new(policy: LogPolicy) -> Self {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
-        let (pair, _) = build(&path, policy);
-        Bench { path, policy, pair, failures: Failures::default(), cases: 0, _dir: dir }
-    }
-
-    fn check(&mut self, what: &str, forge: impl FnOnce(&mut Vec<u8>)) {
-        let mut bytes = self.pair.side.bytes.clone();
-        forge(&mut bytes);
-        self.pair.data.restore();
-        self.pair.side.restore_as(&bytes);
-        self.cases += 1;
-        if let Err(failure) = survives(&self.path, self.policy) {
-            self.failures.add(format!("{} {what}: {failure}", self.policy));
-        }
-    }
+fn bench(policy: LogPolicy) -> Bench {
+    let open = Box::new(move |path: &Path| open(path, policy));
+    Bench::new(policy.to_string(), options(policy), open, |path| build(path, policy).0)
 }
 
 const EXTREMES: [u64; 16] =
@@ -154,7 +104,7 @@ const EXTREMES: [u64; 16] =
 fn forged_headers_and_records() {
     run_alone(test_name!(), 240, "forged headers and records", || {
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-            let mut bench = Bench::new(policy);
+            let mut bench = bench(policy);
             for value in EXTREMES {
                 for flags in [0, 1, 2, 3, 6, 7] {
                     let sound = Header { epoch: 4, block: 2, flags, class: 0, offset: 0, len: 64, sum: 0, proves: 3 };
@@ -196,7 +146,7 @@ fn forged_headers_and_records() {
                     });
                 }
             }
-            bench.failures.conclude(bench.cases);
+            bench.conclude();
         }
     });
 }
@@ -205,7 +155,7 @@ fn forged_headers_and_records() {
 #[test]
 fn a_log_without_its_end_is_refused() {
     run_alone(test_name!(), 120, "logs cut off", || {
-        let bench = Bench::new(LogPolicy::Redo);
+        let bench = bench(LogPolicy::Redo);
         let whole = bench.pair.side.bytes.len();
         for len in [whole - 1, whole - PAGE, CHUNKS_AT + 1, CHUNKS_AT, CHUNKS_AT - 1, RECORDS_AT, PAGE] {
             bench.pair.data.restore();
@@ -235,7 +185,7 @@ fn a_byte_that_changes_makes_no_mixture() {
     run_alone(test_name!(), 240, "bytes that change after a crash", || {
         let states = states();
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-            let bench = Bench::new(policy);
+            let bench = bench(policy);
             let side = &bench.pair.side.bytes;
             // Of two copies of what comes before the log the older one counts if the newer is damaged. It may say
             // that there is no log, and under undo some of the open epoch is in the file.
@@ -283,7 +233,7 @@ fn a_byte_that_changes_after_a_close_does_no_harm() {
     run_alone(test_name!(), 240, "bytes that change after a close", || {
         let states = states();
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-            let bench = Bench::new(policy);
+            let bench = bench(policy);
             bench.pair.restore();
             open(&bench.path, policy).unwrap().close().unwrap();
             let pair = Pair::of(&bench.path);
@@ -312,8 +262,7 @@ fn a_byte_that_changes_after_a_close_does_no_harm() {
 #[test]
 fn a_bit_that_did_not_arrive_costs_its_epoch_and_no_other() {
     run_alone(test_name!(), 240, "flipped bits", || {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let before = pattern(LEN, 1);
         std::fs::write(&path, &before).unwrap();
         let file = open(&path, LogPolicy::Redo).unwrap();
@@ -345,8 +294,7 @@ fn a_bit_that_did_not_arrive_costs_its_epoch_and_no_other() {
 fn recovery_reads_no_byte_twice_whatever_is_forged() {
     run_alone(test_name!(), 240, "overlapping entries", || {
         const REAL: u64 = 512;
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         std::fs::write(&path, vec![1; 4 << 20]).unwrap();
         let options = options(LogPolicy::Redo).record_area(1, REAL as u32).log_size(32 << 20).max_len(8 << 20);
         let file = options.open_on(PageCache::new(), &path).unwrap();

@@ -1,22 +1,13 @@
 //! The hybrid log and processes that die: what was synced is there, however often and under whatever policy.
 
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, Pair, Rng, limit, memory_dir, pattern, read, run_alone, seed};
+use crate::common::{PAGE, Rng, hybrid_log, killed, limit, pattern, pmem, read, run_alone, scratch, seed};
 use rustix::process::{Signal, getpid, kill_process};
 use untorn::options::{LogPolicy, Order};
-use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
-use untorn::{Durability, EngineKind, Options};
+use untorn::testing::storage::{Medium, PageCache};
 use untorn_testing::{cases, test_name};
 
 const MIB: usize = 1 << 20;
-
-fn options(policy: LogPolicy) -> Options {
-    Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).log_policy(policy)
-}
-
-fn pmem() -> Dax {
-    Dax::new(MediumKind::AssumedPmem)
-}
 
 /// A process that syncs 2048 writes of 4 KiB and is then killed loses none of them. Alone: the process is forked and
 /// starts threads, for which it would wait for ever if another test was about to start or end one of its own at that
@@ -27,11 +18,10 @@ fn kill_after_2048<M: Medium>(test: &str, medium: impl Fn() -> M, policy: LogPol
 
 fn kill_after_2048_alone<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy) {
     const WRITES: usize = 2048;
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, vec![0; WRITES * PAGE]).unwrap();
     // Too small for all, so that some of it was taken home before.
-    let options = options(policy).log_size(4 << 20);
+    let options = hybrid_log(policy).log_size(4 << 20);
     let block = |n: usize| pattern(PAGE, n as u64);
     // What a process finds out once is found out before the fork.
     options.open_on(medium(), &path).unwrap().close().unwrap();
@@ -78,9 +68,8 @@ fn two_million_syncs_and_no_wrong_byte() {
     let syncs = std::env::var("UNTORN_SYNCS").map_or(1 << 17, |syncs| syncs.parse().unwrap());
     let _limit = limit(300, "two million syncs");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
-        let options = options(policy).log_size(64 << 20);
+        let path = scratch("data");
+        let options = hybrid_log(policy).log_size(64 << 20);
         let file = options.create_on(pmem(), &path, PLACES * 16).unwrap();
         let mut expected = vec![0; PLACES as usize * 16];
         for n in 1..=syncs {
@@ -91,9 +80,7 @@ fn two_million_syncs_and_no_wrong_byte() {
         }
         assert_eq!(file.info().commit, syncs, "{policy}");
         assert!(read(&file) == expected, "{policy}");
-        let pair = Pair::of(&path);
-        drop(file);
-        pair.restore();
+        killed(file);
         let file = options.open_on(pmem(), &path).unwrap();
         assert_eq!(file.info().commit, syncs, "{policy}");
         assert!(read(&file) == expected, "{policy}");
@@ -104,9 +91,8 @@ fn two_million_syncs_and_no_wrong_byte() {
 /// process dies, and the last sync is there byte for byte.
 fn mixed_sizes<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy, order: Order, seed: u64) {
     const LEN: usize = 6 * MIB + 777;
-    let dir = memory_dir();
-    let path = dir.path().join("data");
-    let options = options(policy).order(order).log_size(64 << 20).max_len(16 << 20);
+    let path = scratch("data");
+    let options = hybrid_log(policy).order(order).log_size(64 << 20).max_len(16 << 20);
     let mut rng = Rng::new(seed);
     let mut now = pattern(LEN, seed);
     let mut committed = now.clone();
@@ -150,9 +136,7 @@ fn mixed_sizes<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy, order: Orde
             17 => file.deploy(rng.below(now.len() as u64 / 2), now.len() as u64 / 2).unwrap(),
             18 => drop(file.reclaim().unwrap()),
             _ => {
-                let pair = Pair::of(&path);
-                drop(file);
-                pair.restore();
+                killed(file);
                 file = options.open_on(medium(), &path).unwrap();
                 now.clone_from(&committed);
             }

@@ -8,9 +8,9 @@ use std::thread::ThreadId;
 
 use crate::common::counting::{Counting, Halfway};
 use crate::common::system::allocations;
-use crate::common::{PAGE, Rng, limit, memory_dir, seed};
+use crate::common::{PAGE, ReadAt, Rng, Scratch, counted_pmem, create_on, limit, pmem, seed};
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Dax, MediumKind};
+use untorn::testing::storage::{Dax, Medium};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_testing::cases;
 
@@ -26,12 +26,10 @@ fn options(policy: LogPolicy) -> Options {
     Options::new().engine(EngineKind::HybridLog).log_policy(policy).checkpoint_threads(0).max_len(1 << 28)
 }
 
-fn pmem() -> Counting<Dax> {
-    Counting::new(Dax::new(MediumKind::AssumedPmem))
-}
-
-/// Some blocks in the log, one by one, some at home, and some of which there is nothing in memory.
-fn patchwork(file: &AtomicFile) -> Vec<u8> {
+/// A file of which some blocks are in the log, one by one, some at home, and of some there is nothing in memory; and what
+/// is in it.
+fn patchwork<M: Medium>(medium: M, options: &Options) -> (Scratch, AtomicFile, Vec<u8>) {
+    let (dir, file) = create_on(medium, options, LONG as u64);
     let mut expected = vec![0; LONG];
     for block in (0..600).step_by(2) {
         let at = block * PAGE + 8 * (block % 500);
@@ -42,7 +40,7 @@ fn patchwork(file: &AtomicFile) -> Vec<u8> {
     let far = LONG - 3 * PAGE;
     file.write_at(&[7; 9000], far as u64).unwrap();
     expected[far..far + 9000].fill(7);
-    expected
+    (dir, file, expected)
 }
 
 /// A commit that waits in its fence, holding every lane, until it is told to go on.
@@ -69,9 +67,8 @@ fn park_a_commit(medium: &Counting<Dax>) -> Parked {
 fn a_long_read_waits_for_no_commit() {
     let _limit = limit(120, "a long read while a commit holds every lane");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let (dir, medium) = (memory_dir(), pmem());
-        let file = options(policy).create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
-        let expected = patchwork(&file);
+        let medium = counted_pmem();
+        let (_dir, file, expected) = patchwork(medium.clone(), &options(policy));
         let parked = park_a_commit(&medium);
         parked.armed.store(true, Ordering::SeqCst);
         std::thread::scope(|scope| {
@@ -99,9 +96,8 @@ fn a_long_read_waits_for_no_commit() {
 fn the_first_read_of_many_blocks_calms_what_is_home() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
         for (len, more) in [(200 * PAGE, false), (LONG, false), (LONG, true)] {
-            let (dir, medium) = (memory_dir(), pmem());
-            let file = options(policy).create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
-            let mut expected = patchwork(&file);
+            let medium = counted_pmem();
+            let (_dir, file, mut expected) = patchwork(medium.clone(), &options(policy));
             file.sync().unwrap();
             file.reclaim().unwrap();
             if more {
@@ -131,9 +127,8 @@ fn the_first_read_of_many_blocks_calms_what_is_home() {
 fn a_read_that_begins_anew_waits_for_no_resize() {
     let _limit = limit(120, "a long read while a resize waits for a commit");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let (dir, medium) = (memory_dir(), pmem());
-        let file = options(policy).create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
-        let expected = patchwork(&file);
+        let medium = counted_pmem();
+        let (_dir, file, expected) = patchwork(medium.clone(), &options(policy));
         let Parked { armed, at_fence, go_on } = park_a_commit(&medium);
         let (data, other, once) = (file.path().to_owned(), file.clone(), AtomicBool::new(false));
         let (who, threads): (OnceLock<ThreadId>, Arc<Mutex<Vec<_>>>) = Default::default();
@@ -162,9 +157,7 @@ fn a_read_that_begins_anew_waits_for_no_resize() {
             }
             _ => {}
         });
-        let mut bytes = vec![0; LONG];
-        file.read_at(&mut bytes, 0).unwrap();
-        assert!(bytes == expected, "{policy}");
+        assert!(file.bytes_at(0, LONG) == expected, "{policy}");
         let threads = std::mem::take(&mut *threads.lock().unwrap());
         assert!(threads.len() == 2 && threads.iter().all(|thread| !thread.is_finished()), "{policy}");
         go_on.send(()).unwrap();
@@ -188,10 +181,8 @@ enum Turn {
 fn a_read_waits_for_one_change_of_the_length_and_no_more() {
     let _limit = limit(120, "a long read while somebody does nothing but resize");
     const MOST_TURNS: u64 = 3;
-    let (dir, medium) = (memory_dir(), pmem());
-    let options = options(LogPolicy::Redo).durability(Durability::PerWrite);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
-    let expected = patchwork(&file);
+    let medium = counted_pmem();
+    let (_dir, file, expected) = patchwork(medium.clone(), &options(LogPolicy::Redo).durability(Durability::PerWrite));
     let (data, reader) = (file.path().to_owned(), std::thread::current().id());
     let over = Arc::new(AtomicBool::new(false));
     let ((tells, turns), (go, going)) = (channel(), channel());
@@ -257,8 +248,7 @@ fn a_read_waits_for_one_change_of_the_length_and_no_more() {
                 file.resize(len).unwrap();
             }
         });
-        let mut bytes = vec![0; LONG];
-        file.read_at(&mut bytes, 0).unwrap();
+        let bytes = file.bytes_at(0, LONG);
         over.store(true, Ordering::SeqCst);
         assert!(bytes == expected);
     });
@@ -307,10 +297,8 @@ fn stop_midway(
 #[test]
 fn a_read_waits_for_one_writer_of_a_block_and_no_more() {
     let _limit = limit(120, "a long read that waits for a writer");
-    let (dir, medium) = (memory_dir(), pmem());
-    let options = options(LogPolicy::Undo);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
-    let mut expected = patchwork(&file);
+    let medium = counted_pmem();
+    let (_dir, file, mut expected) = patchwork(medium.clone(), &options(LogPolicy::Undo));
     file.sync().unwrap();
     // More covers before it than a read keeps in mind, so only one that locks comes upon it.
     let at = 590 * PAGE;
@@ -336,8 +324,7 @@ fn a_read_waits_for_one_writer_of_a_block_and_no_more() {
             through.send(()).unwrap();
         });
         inside.recv().unwrap();
-        let mut bytes = vec![0; LONG];
-        file.read_at(&mut bytes, 0).unwrap();
+        let bytes = file.bytes_at(0, LONG);
         expected[at..at + 100].fill(99);
         assert!(bytes == expected);
         assert_eq!(waits.load(Ordering::SeqCst), 1);
@@ -349,10 +336,8 @@ fn a_read_waits_for_one_writer_of_a_block_and_no_more() {
 #[test]
 fn a_locked_read_that_fails_waits_for_nobody() {
     let _limit = limit(120, "a long read that fails");
-    let (dir, medium) = (memory_dir(), pmem());
-    let options = options(LogPolicy::Undo);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
-    patchwork(&file);
+    let medium = counted_pmem();
+    let (_dir, file, _) = patchwork(medium.clone(), &options(LogPolicy::Undo));
     file.sync().unwrap();
     let at = 590 * PAGE;
     let Midway { armed, inside, go_on } = stop_midway(&medium, &file, at, || ());
@@ -376,8 +361,8 @@ fn a_locked_read_that_fails_waits_for_nobody() {
 fn an_overtaken_read_waits_for_no_commit() {
     let _limit = limit(120, "an overtaken read while a commit holds every lane");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let (dir, medium) = (memory_dir(), pmem());
-        let file = options(policy).create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
+        let medium = counted_pmem();
+        let (_dir, file) = create_on(medium.clone(), &options(policy), 64 * PAGE as u64);
         file.write_at(&[1; 300], PAGE as u64 - 100).unwrap();
         let Parked { armed, at_fence, go_on } = park_a_commit(&medium);
         let reader: Arc<OnceLock<ThreadId>> = Arc::default();
@@ -420,9 +405,8 @@ fn a_locked_read_notices_what_its_locks_do_not_keep_still() {
     let _limit = limit(120, "a locked read and changes of length");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
         for grows in [true, false] {
-            let (dir, medium) = (memory_dir(), pmem());
-            let file = options(policy).create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
-            let mut expected = patchwork(&file);
+            let medium = counted_pmem();
+            let (_dir, file, mut expected) = patchwork(medium.clone(), &options(policy));
             let data = file.path().to_owned();
             let (other, reads) = (file.clone(), Arc::new(AtomicU64::new(0)));
             let (count, changing) = (reads.clone(), AtomicBool::new(false));
@@ -444,8 +428,7 @@ fn a_locked_read_notices_what_its_locks_do_not_keep_still() {
                 }
                 changing.store(false, Ordering::SeqCst);
             });
-            let mut bytes = vec![0; LONG];
-            file.read_at(&mut bytes, 0).unwrap();
+            let bytes = file.bytes_at(0, LONG);
             if !grows {
                 expected[HOLE + 10..HOLE + 50].fill(9);
             }
@@ -467,12 +450,9 @@ fn readers_in_a_storm_of_writers_see_each_write_whole() {
     let ranges =
         [(16, 8), (PAGE - 24, 48), (3 * PAGE, PAGE), (600 * PAGE + 1000, 9 * PAGE + 504), (3 * MIB, 2 * MIB + 64)];
     for policy in [LogPolicy::Redo, LogPolicy::Undo, LogPolicy::Hybrid] {
-        let dir = memory_dir();
         let options = options(policy).checkpoint_threads(2).log_size(64 << 20);
-        let medium = Dax::new(MediumKind::AssumedPmem);
-        let file = options.create_on(medium, dir.path().join("data"), LONG as u64).unwrap();
         // So that the locked way is the one taken.
-        patchwork(&file);
+        let (_dir, file, _) = patchwork(pmem(), &options);
         ranges.iter().for_each(|&(at, len)| file.write_at(&vec![0; len], at as u64).unwrap());
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {

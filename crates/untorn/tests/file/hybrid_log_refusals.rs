@@ -1,44 +1,29 @@
 //! What the hybrid log refuses, and that it says why: undo where it cannot work, epochs that do not fit, handles
 //! after a failed flush, in a forked child, and over pages that are gone.
 
-use std::path::Path;
-
-use crate::common::counting::Counting;
-use crate::common::system::in_forked_child;
-use crate::common::{PAGE, Pair, alone, limit, memory_dir, pattern, read, sidecar_of};
+use crate::common::system::{first_untold, in_forked_child};
+use crate::common::{
+    PAGE, ReadAt, alone, counted_pmem, hybrid_log, killed, limit, pattern, pmem, read, scratch, sidecar_of, truncate,
+};
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Dax, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
+use untorn::testing::storage::PageCache;
+use untorn::{AtomicFile, EngineKind, Error, Options, Result};
 
 const MIB: usize = 1 << 20;
 
-fn options(policy: LogPolicy) -> Options {
-    Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).log_policy(policy)
-}
-
-fn pmem() -> Dax {
-    Dax::new(MediumKind::AssumedPmem)
-}
-
-fn shorten(path: &Path, len: usize) {
-    std::fs::File::options().write(true).open(path).unwrap().set_len(len as u64).unwrap();
-}
-
 #[test]
 fn undo_is_refused_on_a_block_medium_and_nothing_is_made() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, [1; 100]).unwrap();
-    let error = options(LogPolicy::Undo).open_on(PageCache::new(), &path).unwrap_err();
+    let error = hybrid_log(LogPolicy::Undo).open_on(PageCache::new(), &path).unwrap_err();
     let Error::Invalid { what, .. } = &error else { panic!("{error}") };
     assert!(what.contains("persistent memory") && what.contains("redo"), "{what}");
-    assert_eq!(crate::common::names(dir.path()), ["data"]);
+    assert_eq!(crate::common::names(path.dir()), ["data"]);
 }
 
 #[test]
 fn another_engine_is_refused_until_the_file_is_settled() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     for (first, second) in
         [(EngineKind::HybridLog, EngineKind::Reflection), (EngineKind::Reflection, EngineKind::HybridLog)]
     {
@@ -48,10 +33,8 @@ fn another_engine_is_refused_until_the_file_is_settled() {
         file.sync().unwrap();
         let mut expected = pattern(5000, 1);
         expected[50..150].fill(7);
-        let pair = Pair::of(&path);
-        drop(file);
         // As a process leaves it that was killed: only its own engine can recover it.
-        pair.restore();
+        killed(file);
         let error = Options::new().engine(second).open_on(pmem(), &path).unwrap_err();
         assert!(error.to_string().contains(first.as_str()), "{error}");
         let file = Options::new().engine(first).open_on(pmem(), &path).unwrap();
@@ -68,9 +51,8 @@ fn another_engine_is_refused_until_the_file_is_settled() {
 fn a_write_that_does_not_fit_writes_nothing() {
     let _limit = limit(120, "a full log");
     for (pmem_too, policy) in [(true, LogPolicy::Redo), (true, LogPolicy::Undo), (false, LogPolicy::Redo)] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
-        let options = options(policy).record_area(1, 16).log_size(256 << 10);
+        let path = scratch("data");
+        let options = hybrid_log(policy).record_area(1, 16).log_size(256 << 10);
         let open = || if pmem_too { options.open_on(pmem(), &path) } else { options.open_on(PageCache::new(), &path) };
         std::fs::write(&path, vec![0; MIB]).unwrap();
         let file = open().unwrap();
@@ -106,11 +88,10 @@ fn a_write_that_does_not_fit_writes_nothing() {
 #[test]
 fn a_failed_flush_ends_all_promises() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         std::fs::write(&path, pattern(5000, 1)).unwrap();
-        let medium = Counting::new(pmem());
-        let file = options(policy).open_on(medium.clone(), &path).unwrap();
+        let medium = counted_pmem();
+        let file = hybrid_log(policy).open_on(medium.clone(), &path).unwrap();
         file.write_at(&[7; 100], 50).unwrap();
         medium.fail_fences_after(0);
         let error = file.sync().unwrap_err();
@@ -119,11 +100,10 @@ fn a_failed_flush_ends_all_promises() {
         let poisoned = |outcome: Result<()>| matches!(outcome, Err(Error::Poisoned { .. }));
         assert!(poisoned(file.sync().map(drop)) && poisoned(file.write_at(&[1], 0)) && poisoned(file.resize(1)));
         assert!(poisoned(file.deploy(0, 1)) && poisoned(file.reclaim().map(drop)));
-        let mut bytes = [0; 10];
-        file.read_at(&mut bytes, 0).unwrap();
+        file.bytes_at(0, 10);
         drop(file);
         // Whether the epoch is in, recovery decides; it is whole in any case.
-        let found = read(&options(policy).open_on(pmem(), &path).unwrap());
+        let found = read(&hybrid_log(policy).open_on(pmem(), &path).unwrap());
         let mut after = pattern(5000, 1);
         after[50..150].fill(7);
         assert!(found == pattern(5000, 1) || found == after, "{policy}");
@@ -135,9 +115,8 @@ fn a_failed_flush_ends_all_promises() {
 fn a_forked_child_is_told_and_the_parents_threads_live() {
     alone!(60, "a forked child");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
-        let options = options(policy).record_area(1, 16).log_size(MIB as u64).checkpoint_threads(2);
+        let path = scratch("data");
+        let options = hybrid_log(policy).record_area(1, 16).log_size(MIB as u64).checkpoint_threads(2);
         let file = options.create_on(pmem(), &path, 2 * MIB as u64).unwrap();
         let fill = |file: &AtomicFile, fill: u8| {
             for block in 0..300 {
@@ -159,8 +138,7 @@ fn a_forked_child_is_told_and_the_parents_threads_live() {
                 file.clone().close(),
             ];
             drop(file.info());
-            let told = |outcome: &Result<()>| matches!(outcome, Err(Error::Forked { path: named }) if *named == path);
-            outcomes.iter().position(|outcome| !told(outcome)).map_or(0, |n| n as i32 + 1)
+            first_untold(&outcomes, Some(&path))
         });
         assert_eq!(child.wait(), Some(0), "{policy}: the number of the call that did not say so");
         fill(&file, 2);
@@ -181,21 +159,20 @@ fn a_forked_child_is_told_and_the_parents_threads_live() {
 fn a_lost_page_is_an_error_and_poisons() {
     for in_log in [false, true] {
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-            let dir = memory_dir();
-            let path = dir.path().join("data");
+            let path = scratch("data");
             std::fs::write(&path, pattern(16 * PAGE, 1)).unwrap();
-            let options = options(policy).record_area(1, 16).checkpoint_threads(0);
+            let options = hybrid_log(policy).record_area(1, 16).checkpoint_threads(0);
             let file = options.open_on(pmem(), &path).unwrap();
             (0..16).for_each(|block| file.write_at(&[5; 64], block * PAGE as u64).unwrap());
             file.sync().unwrap();
             let what = format!("{policy}, log: {in_log}");
             let refused = if in_log {
                 let log = sidecar_of(&path);
-                shorten(&log, 3 * PAGE);
+                truncate(&log, 3 * PAGE);
                 let write = (0..16).find_map(|block| file.write_at(&[6; 64], block * PAGE as u64).err());
                 write.or_else(|| file.sync().err())
             } else {
-                shorten(&path, 8 * PAGE);
+                truncate(&path, 8 * PAGE);
                 let read = file.read_at(&mut [0; PAGE], 12 * PAGE as u64 + 100).err();
                 read.or_else(|| file.deploy(0, 16 * PAGE as u64).err())
             };

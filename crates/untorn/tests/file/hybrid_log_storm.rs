@@ -3,12 +3,13 @@
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::threads::{Range, together, unless_too_short};
 use crate::common::counting::Counting;
-use crate::common::{PAGE, Pair, Rng, limit, memory_dir, seed};
+use crate::common::{PAGE, Pair, ReadAt, Rng, create_on, limit, memory_dir, pmem, scratch, seed, word};
 use untorn::options::{LogPolicy, Order};
-use untorn::testing::storage::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::testing::storage::{Latched, Medium, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
 
 /// How long each configuration runs.
@@ -16,13 +17,6 @@ const TIME: Duration = Duration::from_millis(500);
 const MIB: usize = 1 << 20;
 const SHORT: usize = 7 * MIB;
 const LONG: usize = 8 * MIB + 1000;
-
-/// A range that its writers fill with one number.
-#[derive(Clone, Copy)]
-struct Range {
-    at: usize,
-    len: usize,
-}
 
 /// Within one block; over the edge of two; over blocks, on edges and off them; more than the largest entry holds.
 const RANGES: [Range; 7] = [
@@ -41,77 +35,25 @@ const TAIL: Range = Range { at: SHORT + 200, len: 5 * PAGE };
 /// Written one after the other by one thread, and read at once: the first is never behind.
 const ORDERED: [usize; 2] = [60 * PAGE + 8, 61 * PAGE + 512];
 
-impl Range {
-    fn write(self, file: &AtomicFile, stamp: u64) -> Result<()> {
-        let bytes = stamp.to_le_bytes().repeat(self.len / 8);
-        loop {
-            match file.write_at(&bytes, self.at as u64) {
-                // The open epoch fills the log.
-                Err(Error::Invalid { .. }) => drop(file.sync()?),
-                outcome => return outcome,
-            }
+/// Fills a range. Where the open epoch fills the log it commits that first.
+fn write(range: Range, file: &AtomicFile, stamp: u64) -> Result<()> {
+    loop {
+        match range.write(file, stamp) {
+            Err(Error::Invalid { .. }) => drop(file.sync()?),
+            outcome => return outcome,
         }
     }
-
-    /// The one number that fills the range.
-    fn read(self, file: &AtomicFile) -> Result<u64> {
-        let mut bytes = vec![0; self.len];
-        file.read_at(&mut bytes, self.at as u64)?;
-        let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-        if let Some(torn) = bytes.chunks(8).position(|word| *word != bytes[..8]) {
-            panic!("{} bytes at {}: torn at word {torn}: {first} before", self.len, self.at);
-        }
-        Ok(first)
-    }
-}
-
-fn unless_too_short<T>(outcome: Result<T>) -> Option<T> {
-    match outcome {
-        Ok(value) => Some(value),
-        Err(Error::OutOfRange { .. }) => None,
-        Err(error) => panic!("{error}"),
-    }
-}
-
-fn word(file: &AtomicFile, at: usize) -> u64 {
-    let mut bytes = [0; 8];
-    file.read_at(&mut bytes, at as u64).unwrap();
-    u64::from_le_bytes(bytes)
 }
 
 fn check_order(file: &AtomicFile) -> u64 {
-    let mut bytes = vec![0; ORDERED[1] + 8 - ORDERED[0]];
-    file.read_at(&mut bytes, ORDERED[0] as u64).unwrap();
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    let (first, second) = (word(0), word(ORDERED[1] - ORDERED[0]));
+    let bytes = file.bytes_at(ORDERED[0] as u64, ORDERED[1] + 8 - ORDERED[0]);
+    let (first, second) = (word(&bytes, 0), word(&bytes, ORDERED[1] - ORDERED[0]));
     assert!(first == second || first == second + 1, "{first} was written before {second}");
     second
 }
 
-/// Runs every job again and again, each in a thread of its own, until the time is up; a job is told which time it is.
-fn together(jobs: &[&(dyn Fn(u64) + Sync)]) -> Vec<u64> {
-    let end = Instant::now() + TIME;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = jobs
-            .iter()
-            .map(|job| {
-                scope.spawn(move || {
-                    let mut n = 0;
-                    while n < 3 || Instant::now() < end {
-                        n += 1;
-                        job(n);
-                    }
-                    n
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
 fn storm<M: Medium>(medium: impl Fn() -> M, options: &Options, seed: u64) {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let file = options.create_on(medium(), &path, SHORT as u64).unwrap();
     // What each range was last filled with before a sync that is over.
     let synced: [AtomicU64; RANGES.len()] = Default::default();
@@ -124,7 +66,7 @@ fn storm<M: Medium>(medium: impl Fn() -> M, options: &Options, seed: u64) {
             let mut rng = Rng::new(seed ^ thread << 32 ^ n);
             let range = own[rng.below(own.len() as u64) as usize];
             let stamp = next.fetch_add(1, Ordering::Relaxed);
-            RANGES[range].write(file, stamp).unwrap();
+            write(RANGES[range], file, stamp).unwrap();
             if n.is_multiple_of(4) {
                 file.sync().unwrap();
                 synced[range].store(stamp, Ordering::Relaxed);
@@ -139,34 +81,37 @@ fn storm<M: Medium>(medium: impl Fn() -> M, options: &Options, seed: u64) {
         check_order(&file);
         unless_too_short(TAIL.read(&file));
     };
-    let ran = together(&[
-        &one,
-        &two,
-        &three,
-        &look,
-        &look,
-        &|n| {
-            ORDERED.iter().for_each(|&at| Range { at, len: 8 }.write(&file, n).unwrap());
-            unless_too_short(TAIL.write(&file, n));
-        },
-        &|n| {
-            file.resize(if n % 2 == 1 { LONG } else { SHORT } as u64).unwrap();
-            std::thread::sleep(Duration::from_micros(500));
-        },
-        &|_| {
-            file.sync().unwrap();
-            std::thread::sleep(Duration::from_micros(300));
-        },
-        &|_| {
-            file.deploy(0, SHORT as u64).unwrap();
-            file.reclaim().unwrap();
-            std::thread::sleep(Duration::from_millis(5));
-        },
-    ]);
+    let ran = together(
+        TIME,
+        &[
+            &one,
+            &two,
+            &three,
+            &look,
+            &look,
+            &|n| {
+                ORDERED.iter().for_each(|&at| write(Range { at, len: 8 }, &file, n).unwrap());
+                unless_too_short(write(TAIL, &file, n));
+            },
+            &|n| {
+                file.resize(if n % 2 == 1 { LONG } else { SHORT } as u64).unwrap();
+                std::thread::sleep(Duration::from_micros(500));
+            },
+            &|_| {
+                file.sync().unwrap();
+                std::thread::sleep(Duration::from_micros(300));
+            },
+            &|_| {
+                file.deploy(0, SHORT as u64).unwrap();
+                file.reclaim().unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            },
+        ],
+    );
     eprintln!("times each thread ran: {ran:?}");
     // As if killed here, and then as if closed.
     let pair = Pair::of(&path);
-    let order = word(&file, ORDERED[1]);
+    let order = file.word_at(ORDERED[1]);
     drop(file);
     for kill in [false, true] {
         if kill {
@@ -198,16 +143,12 @@ fn storms<M: Medium>(medium: impl Fn() -> M, durability: Durability, policies: &
 
 #[test]
 fn no_torn_read_on_persistent_memory() {
-    storms(
-        || Dax::new(MediumKind::AssumedPmem),
-        Durability::PerCommit,
-        &[LogPolicy::Hybrid, LogPolicy::Undo, LogPolicy::Redo],
-    );
+    storms(|| pmem(), Durability::PerCommit, &[LogPolicy::Hybrid, LogPolicy::Undo, LogPolicy::Redo]);
 }
 
 #[test]
 fn no_torn_read_on_persistent_memory_per_write() {
-    storms(|| Dax::new(MediumKind::AssumedPmem), Durability::PerWrite, &[LogPolicy::Undo, LogPolicy::Redo]);
+    storms(|| pmem(), Durability::PerWrite, &[LogPolicy::Undo, LogPolicy::Redo]);
 }
 
 #[test]
@@ -226,10 +167,9 @@ fn no_torn_read_on_a_block_medium_per_write() {
 fn growths_at_once_cut_nothing_off() {
     let _limit = limit(120, "growths at once");
     const ROUNDS: u64 = 60;
-    let dir = memory_dir();
     let options = Options::new().engine(EngineKind::HybridLog).max_len(1 << 30);
-    let medium = Counting::slow(Dax::new(MediumKind::AssumedPmem), Duration::from_millis(2));
-    let file = options.create_on(medium, dir.path().join("data"), 1).unwrap();
+    let medium = Counting::slow(pmem(), Duration::from_millis(2));
+    let (_dir, file) = create_on(medium, &options, 1);
     let physical = || std::fs::metadata(file.path()).unwrap().len();
     let together = Barrier::new(2);
     let grow = |by: u64| {
@@ -258,12 +198,12 @@ fn no_read_returns_what_was_given_back() {
     // A checkpoint in the background would read as slowly.
     let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).checkpoint_threads(0);
     let options = options.record_area(1, 256).max_len(1 << 24);
-    let medium = Counting::slow(Dax::new(MediumKind::AssumedPmem), Duration::from_millis(5));
+    let medium = Counting::slow(pmem(), Duration::from_millis(5));
     let file = options.create_on(medium.clone(), dir.path().join("data"), 2 << 20).unwrap();
     let begun = Barrier::new(2);
     std::thread::scope(|scope| {
         for round in 1..=5 {
-            whole.write(&file, round).unwrap();
+            write(whole, &file, round).unwrap();
             file.sync().unwrap();
             medium.rest_within_reads_of(MIB as u64);
             let reader = scope.spawn(|| {
@@ -273,7 +213,7 @@ fn no_read_returns_what_was_given_back() {
             begun.wait();
             std::thread::sleep(Duration::from_millis(5));
             // In a chunk of its own, so that the other one is let go.
-            other.write(&file, round).unwrap();
+            write(other, &file, round).unwrap();
             file.sync().unwrap();
             file.reclaim().unwrap();
             assert_eq!(reader.join().unwrap(), round);

@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 use crate::common::counting::{Counting, Halfway};
-use crate::common::{PAGE, Pair, limit, memory_dir, pattern, read, sidecar_of};
+use crate::common::{
+    PAGE, ReadAt, counted_pmem, create_on, killed, limit, memory_dir, pattern, pmem, read, scratch, sidecar_of,
+};
 use untorn::options::{LogPolicy, Order};
-use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::testing::storage::{Medium, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
 
 /// Units of a chunk of the log.
@@ -33,8 +35,7 @@ fn is_checkpointer() -> bool {
 #[test]
 fn a_read_of_the_log_has_it_brought_home() {
     let _limit = limit(60, "reads that wake checkpoints");
-    let dir = memory_dir();
-    let file = options().create_on(Dax::new(MediumKind::AssumedPmem), dir.path().join("data"), 1 << 20).unwrap();
+    let (_dir, file) = create_on(pmem(), &options(), 1 << 20);
     // Nothing of it is durable before the sync, and nobody is woken by that.
     (0..8 * UNITS).for_each(|block| write(&file, block, 3).unwrap());
     file.sync().unwrap();
@@ -51,13 +52,8 @@ fn a_read_of_the_log_has_it_brought_home() {
 #[test]
 fn a_checkpoint_that_fails_is_not_tried_again_by_every_write() {
     let _limit = limit(120, "checkpoints that fail");
-    for block_medium in [true, false] {
-        if block_medium {
-            checkpoints_that_fail(PageCache::new());
-        } else {
-            checkpoints_that_fail(Dax::new(MediumKind::AssumedPmem));
-        }
-    }
+    checkpoints_that_fail(PageCache::new());
+    checkpoints_that_fail(pmem());
 }
 
 fn checkpoints_that_fail<M: Medium>(inner: M) {
@@ -88,9 +84,7 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
             file.read_at(&mut byte, 0).unwrap();
             thread::yield_now();
         }
-        let mut bytes = [0; 10];
-        file.read_at(&mut bytes, (block / 2) * PAGE as u64).unwrap();
-        assert_eq!(bytes, [(block / 2) as u8; 10]);
+        assert_eq!(file.bytes_at((block / 2) * PAGE as u64, 10), [(block / 2) as u8; 10]);
     };
     assert!(matches!(refused, Error::Io { .. }), "{refused}");
     for _ in 0..30 {
@@ -116,9 +110,7 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
         block += 1;
     }
     for found in block.saturating_sub(4000)..block {
-        let mut bytes = [0; PAGE];
-        file.read_at(&mut bytes, found % 4000 * PAGE as u64).unwrap();
-        assert!(bytes == [found as u8; PAGE], "block {found}");
+        assert!(file.bytes_at(found % 4000 * PAGE as u64, PAGE) == [found as u8; PAGE], "block {found}");
     }
     file.close().unwrap();
 }
@@ -128,13 +120,8 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
 #[test]
 fn a_log_that_gets_no_space_makes_room_by_checkpoints() {
     let _limit = limit(120, "a log that cannot grow");
-    for block_medium in [true, false] {
-        if block_medium {
-            log_that_cannot_grow(PageCache::new());
-        } else {
-            log_that_cannot_grow(Dax::new(MediumKind::AssumedPmem));
-        }
-    }
+    log_that_cannot_grow(PageCache::new());
+    log_that_cannot_grow(pmem());
 }
 
 fn log_that_cannot_grow<M: Medium>(inner: M) {
@@ -161,9 +148,7 @@ fn log_that_cannot_grow<M: Medium>(inner: M) {
     (0..BLOCKS).for_each(|block| write(&file, block, block as u8 | 1).unwrap());
     file.sync().unwrap();
     for block in 0..BLOCKS {
-        let mut bytes = [0; PAGE];
-        file.read_at(&mut bytes, block * PAGE as u64).unwrap();
-        assert!(bytes == [block as u8 | 1; PAGE], "block {block}");
+        assert!(file.bytes_at(block * PAGE as u64, PAGE) == [block as u8 | 1; PAGE], "block {block}");
     }
     file.close().unwrap();
 }
@@ -176,7 +161,7 @@ fn a_write_whose_commit_fails_is_not_seen() {
         [Order::OneFence, Order::TwoFence].into_iter().flat_map(|order| [100, PAGE, 3 * PAGE].map(|len| (order, len)))
     {
         let dir = memory_dir();
-        let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+        let medium = counted_pmem();
         let path = dir.path().join("data");
         let options =
             options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).order(order).checkpoint_threads(0);
@@ -223,7 +208,7 @@ fn wait_for_two<M: Medium>(medium: &Counting<M>, data: &Path, counts: fn() -> bo
 fn two_checkpointers_share_a_checkpoint() {
     let _limit = limit(60, "two threads that checkpoint");
     let dir = memory_dir();
-    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let medium = counted_pmem();
     let path = dir.path().join("data");
     let file = options().checkpoint_threads(2).create_on(medium.clone(), &path, 1 << 20).unwrap();
     let carriers = wait_for_two(&medium, &path, is_checkpointer);
@@ -245,16 +230,13 @@ fn several_threads_recover_a_long_log() {
         untorn_testing::skip!("recovery by several threads needs two processors");
     }
     const LEN: usize = 12 << 20;
-    let dir = memory_dir();
-    let path = dir.path().join("data");
-    let medium = || Dax::new(MediumKind::AssumedPmem);
+    let path = scratch("data");
+    let medium = || pmem();
     let file = options().checkpoint_threads(0).create_on(medium(), &path, LEN as u64).unwrap();
     let bytes = pattern(LEN, 5);
     file.write_at(&bytes, 0).unwrap();
     file.sync().unwrap();
-    let pair = Pair::of(&path);
-    drop(file);
-    pair.restore();
+    killed(file);
     let counting = Counting::new(medium());
     let threads = wait_for_two(&counting, &path, || true);
     let file = options().checkpoint_threads(0).open_on(counting.clone(), &path).unwrap();
@@ -267,7 +249,7 @@ fn several_threads_recover_a_long_log() {
 #[test]
 fn a_failed_commit_is_not_seen_if_the_log_cannot_be_read() {
     let dir = memory_dir();
-    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let medium = counted_pmem();
     let path = dir.path().join("data");
     let options = options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).checkpoint_threads(0);
     let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
@@ -301,9 +283,8 @@ fn a_failed_commit_is_not_seen_if_the_log_cannot_be_read() {
 #[test]
 fn a_failed_flush_fails_every_thread_that_waits_for_it() {
     let _limit = limit(60, "a shared flush that fails");
-    let dir = memory_dir();
     let medium = Counting::new(PageCache::new());
-    let file = options().create_on(medium.clone(), dir.path().join("data"), 1 << 20).unwrap();
+    let (_dir, file) = create_on(medium.clone(), &options(), 1 << 20);
     write(&file, 1, 1).unwrap();
     file.sync().unwrap();
     let flushes = flush_that_fails(&medium);
@@ -328,9 +309,8 @@ fn a_failed_flush_fails_every_thread_that_waits_for_it() {
 fn a_failed_commit_fails_the_writers_that_wait_for_it() {
     let _limit = limit(60, "a commit that fails");
     for bytes in [8, 2 * PAGE] {
-        let dir = memory_dir();
-        let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
-        let file = options().create_on(medium.clone(), dir.path().join("data"), 1 << 20).unwrap();
+        let medium = counted_pmem();
+        let (_dir, file) = create_on(medium.clone(), &options(), 1 << 20);
         for block in 0..4 {
             write(&file, block, 1).unwrap();
         }
@@ -346,9 +326,7 @@ fn a_failed_commit_fails_the_writers_that_wait_for_it() {
             assert!(matches!(written, Err(Error::Poisoned { .. })), "{bytes} bytes: {written:?}");
             assert!(matches!(commit.join().unwrap(), Err(Error::Io { .. })));
         });
-        let mut found = [0; 8];
-        file.read_at(&mut found, 2 * PAGE as u64).unwrap();
-        assert_eq!(found, [1; 8], "{bytes} bytes: written all the same");
+        assert_eq!(file.bytes_at(2 * PAGE as u64, 8), [1; 8], "{bytes} bytes: written all the same");
     }
 }
 
@@ -385,7 +363,7 @@ fn flush_that_fails<M: Medium>(medium: &Counting<M>) -> Arc<AtomicU64> {
 fn a_close_reports_a_failed_background_checkpoint() {
     let _limit = limit(60, "a checkpoint that fails while the file is closed");
     let dir = memory_dir();
-    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let medium = counted_pmem();
     let path = dir.path().join("data");
     let file = options().create_on(medium.clone(), &path, 1 << 20).unwrap();
     let (begun, closing) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -425,7 +403,7 @@ fn a_close_reports_a_failed_background_checkpoint() {
 fn a_write_that_failed_is_not_shown_by_a_deploy() {
     let _limit = limit(60, "a deploy beside a write that fails");
     let dir = memory_dir();
-    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let medium = counted_pmem();
     let path = dir.path().join("data");
     let options = options().log_policy(LogPolicy::Hybrid).durability(Durability::PerWrite).checkpoint_threads(0);
     let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();

@@ -1,6 +1,7 @@
 //! The hybrid log under a size that it may not exceed: an epoch that fits is never refused, and one that does not fit
 //! leaves the file and the handle as they were.
 
+use crate::common::ReadAt;
 use untorn::options::LogPolicy;
 use untorn::{AtomicFile, EngineKind, Options};
 
@@ -20,8 +21,7 @@ fn write_all(file: &AtomicFile, len: usize) {
         file.write_at(&bytes, at).unwrap_or_else(|error| panic!("at {at}: {error}"));
         file.sync().unwrap();
     }
-    let mut seen = vec![0; file.len() as usize];
-    file.read_at(&mut seen, 0).unwrap();
+    let seen = file.bytes_at(0, file.len() as usize);
     assert!(seen.iter().all(|&byte| byte == 7));
 }
 
@@ -76,9 +76,7 @@ fn space_freed_since_the_last_checkpoint_holds_an_epoch() {
         let bytes = vec![2; 4 << 20];
         file.write_at(&bytes, 0).unwrap_or_else(|error| panic!("after cut {n}: {error}"));
         file.sync().unwrap();
-        let mut seen = vec![0; 4 << 20];
-        file.read_at(&mut seen, 0).unwrap();
-        assert!(seen == bytes, "after cut {n}");
+        assert!(file.bytes_at(0, 4 << 20) == bytes, "after cut {n}");
         file.close().unwrap();
     }
 }

@@ -4,10 +4,11 @@
 mod common;
 
 mod adopt;
-mod calm;
+mod clean_bits;
 mod concurrent;
 mod counts;
 mod crafted;
+mod forged;
 mod golden;
 mod hostile;
 mod hybrid_log;
@@ -23,14 +24,15 @@ mod hybrid_log_storm;
 mod hybrid_log_trouble;
 mod log_size;
 mod map;
+mod map_misuse;
 mod map_sparse;
-mod map_unkind;
 mod media;
 mod model;
 mod opening;
 mod refusals;
 mod sigbus;
 mod space;
+mod threads;
 
 #[global_allocator]
 static ALLOC: common::system::CountingAlloc = common::system::CountingAlloc;

@@ -2,14 +2,14 @@
 //! it: other handles, forks, kernels that write into the memory, files that shrink underneath.
 #![allow(clippy::single_range_in_vec_init, reason = "what was stored to is a list of ranges, and often of one")]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, alone, memory_dir, methods, pattern, run_alone};
+use crate::common::{PAGE, alone, memory_dir, methods, on_disk, pattern, run_alone, scratch, truncate};
 use proptest::prelude::*;
 use untorn::options::{DirtyTracking, LogPolicy};
 use untorn::report::State;
@@ -57,8 +57,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn run(ops: &[Op], options: &Options) {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let mut map = options.create_map(&path, 3 * PAGE as u64 + 100).unwrap();
     let mut now = vec![0; map.len()];
     let mut committed = now.clone();
@@ -127,8 +126,7 @@ fn random_stores_commits_and_lengths() {
 #[test]
 fn the_file_learns_of_no_store_before_its_commit() {
     for method in methods() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("data");
+        let path = on_disk("data");
         let mut map = Options::new().dirty_tracking(method).create_map(&path, 64 * PAGE as u64).unwrap();
         map.fill(1);
         map.commit().unwrap();
@@ -147,8 +145,7 @@ fn the_file_learns_of_no_store_before_its_commit() {
 #[test]
 fn a_commit_writes_the_pages_that_were_stored_to_and_no_others() {
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         std::fs::write(&path, pattern(100 * PAGE, 5)).unwrap();
         let mut map = Options::new().dirty_tracking(method).map(&path).unwrap();
         assert!(map.uncommitted().unwrap().is_empty());
@@ -212,8 +209,7 @@ fn the_address_stays_while_the_file_grows() {
 #[test]
 fn a_discarded_map_leaves_a_clean_file_at_the_last_commit() {
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let mut map = Options::new().dirty_tracking(method).create_map(&path, 4 * PAGE as u64).unwrap();
         map[PAGE] = 1;
         map.commit().unwrap();
@@ -248,8 +244,7 @@ fn typed_views() {
 fn a_forked_child_keeps_its_stores_to_itself() {
     alone!(60, "a forked child");
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let mut map = Options::new().dirty_tracking(method).create_map(&path, 8 * PAGE as u64).unwrap();
         map[..4 * PAGE].fill(1);
         map.commit().unwrap();
@@ -280,8 +275,7 @@ fn a_forked_child_keeps_its_stores_to_itself() {
 
 #[test]
 fn a_map_shares_its_file_with_no_other_handle() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let map = AtomicMap::create(&path, 4096).unwrap();
     for other in [AtomicMap::open(&path).map(drop), AtomicFile::open(&path).map(drop)] {
         assert!(matches!(&other, Err(error @ Error::InUse { .. }) if error.to_string().contains("map")), "{other:?}");
@@ -295,8 +289,7 @@ fn a_map_shares_its_file_with_no_other_handle() {
 
 #[test]
 fn options_that_a_map_can_not_have_are_refused() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     File::create(&path).unwrap().set_len(4096).unwrap();
     for options in [
         Options::new().engine(EngineKind::Reflection),
@@ -306,20 +299,19 @@ fn options_that_a_map_can_not_have_are_refused() {
     ] {
         assert!(matches!(options.map(&path), Err(Error::Invalid { .. })), "{options:?}");
     }
-    assert!(!dir.path().join(".untorn").exists(), "a refusal leaves the file as it is");
+    assert!(!path.dir().join(".untorn").exists(), "a refusal leaves the file as it is");
     // One with committed bytes in another engine's sidecar.
     let file = AtomicFile::open(&path).unwrap();
     file.write_at(&[1; 100], 0).unwrap();
     file.close().unwrap();
     let error = AtomicMap::open(&path).unwrap_err();
     assert!(error.to_string().contains("settle"), "{error}");
-    assert!(matches!(AtomicMap::open(dir.path()), Err(Error::NotAFile { .. })));
+    assert!(matches!(AtomicMap::open(path.dir()), Err(Error::NotAFile { .. })));
 }
 
 #[test]
 fn a_map_for_reading() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, pattern(2 * PAGE + 5, 1)).unwrap();
     let reading = Options::new().read_only(true);
     for round in 0..2 {
@@ -346,8 +338,7 @@ fn a_map_for_reading() {
 #[test]
 fn a_commit_that_does_not_fit_commits_nothing() {
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let options = Options::new().dirty_tracking(method).log_size(4 << 20).record_area(16, 64);
         let mut map = options.create_map(&path, 32 << 20).unwrap();
         map[0] = 1;
@@ -394,12 +385,11 @@ fn memory_of_committed_pages_is_given_back() {
 #[test]
 fn a_file_cut_off_underneath_is_an_error_of_the_next_call() {
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let mut map = Options::new().dirty_tracking(method).create_map(&path, 8 * PAGE as u64).unwrap();
         map[7 * PAGE] = 1;
         map.commit().unwrap();
-        OpenOptions::new().write(true).open(&path).unwrap().set_len(PAGE as u64).unwrap();
+        truncate(&path, PAGE);
         assert_eq!(map[5 * PAGE], 0);
         for outcome in [map.commit().map(drop), map.rollback(), map.resize(10)] {
             let error = outcome.unwrap_err();
@@ -451,8 +441,7 @@ fn a_full_disk_is_an_error_of_the_commit() {
 fn a_killed_process_leaves_its_last_commit() {
     run_alone(test_name!(), 60, "a map of a process that is killed", || {
         for method in methods() {
-            let dir = memory_dir();
-            let path = dir.path().join("data");
+            let path = scratch("data");
             killed_while_storing(&path, method);
             let map = AtomicMap::open(&path).unwrap();
             let count = map[0];

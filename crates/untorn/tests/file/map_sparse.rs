@@ -4,8 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use crate::common::alone;
-use crate::common::methods;
+use crate::common::{alone, methods, on_disk};
 use untorn::{AtomicMap, Options};
 
 const LEN: u64 = 16 << 30;
@@ -23,11 +22,11 @@ fn memory() -> (u64, u64) {
 }
 
 /// KiB on the disk of all in a directory.
-fn on_disk(dir: &std::path::Path) -> u64 {
+fn disk_usage(dir: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     entries
         .map(|entry| match entry.file_type().unwrap().is_dir() {
-            true => on_disk(&entry.path()),
+            true => disk_usage(&entry.path()),
             false => entry.metadata().unwrap().blocks() / 2,
         })
         .sum()
@@ -37,8 +36,7 @@ fn on_disk(dir: &std::path::Path) -> u64 {
 fn a_long_map_costs_what_is_touched() {
     alone!(120, "a long map");
     for method in methods() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
+        let path = on_disk("file");
         File::create(&path).unwrap().set_len(LEN).unwrap();
         let before = memory();
         let mut map = Options::new().dirty_tracking(method).map(&path).unwrap();
@@ -48,7 +46,7 @@ fn a_long_map_costs_what_is_touched() {
         }
         map.commit().unwrap();
         let committed = memory();
-        let disk = on_disk(dir.path());
+        let disk = disk_usage(path.dir());
         let grown = |from: (u64, u64), to: (u64, u64)| to.0.saturating_sub(from.0) + to.1.saturating_sub(from.1);
         // A byte for each page would be 4 MiB.
         assert!(grown(before, opened) < 2 << 10, "{method}: opening it took {before:?} to {opened:?} KiB");

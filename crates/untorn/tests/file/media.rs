@@ -1,13 +1,14 @@
 //! One suite over every real medium.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::common::disk::{Kind, SmallDisk};
+use crate::common::pmem;
 use untorn::Error;
 use untorn::testing::storage::{
-    Access, Barrier, Dax, Latched, LockKind, MarkState, Medium, MediumClass, MediumFile, MediumKind, PageCache, detect,
+    Access, Barrier, Latched, LockKind, MarkState, Medium, MediumClass, MediumFile, PageCache, detect,
 };
 
 const AT: Barrier = Barrier::new("test.media");
@@ -24,7 +25,7 @@ macro_rules! on_every_medium {
             }
             #[test]
             fn assumed_pmem() {
-                super::$name(Dax::new(MediumKind::AssumedPmem), tempfile::tempdir().unwrap().path());
+                super::$name(pmem(), tempfile::tempdir().unwrap().path());
             }
             #[test]
             fn latched() {
@@ -275,45 +276,25 @@ impl<T> ErrText for untorn::Result<T> {
 #[test]
 fn classes_are_told_apart() {
     assert_eq!(PageCache::new().class(), MediumClass::Block);
-    assert_eq!(Latched::new(Dax::new(MediumKind::AssumedPmem)).class(), MediumClass::PersistentMemory);
-}
-
-/// A tmpfs of 64 KiB, unmounted when dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path) -> Option<Self> {
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(at).output();
-        mounted.is_ok_and(|output| output.status.success()).then(|| SmallDisk(at.to_owned()))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg("-l").arg(&self.0).status();
-        assert!(unmounted.is_ok_and(|status| status.success()), "{} stays mounted", self.0.display());
-    }
+    assert_eq!(Latched::new(pmem()).class(), MediumClass::PersistentMemory);
 }
 
 #[test]
 fn a_full_disk_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(_disk) = SmallDisk::mount(dir.path()) else {
-        untorn_testing::skipped!("mounting a small tmpfs needs root");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(Kind::Tmpfs, 64) else { return };
+    let path = disk.path("file");
     let medium = PageCache::new();
-    let file = medium.create(&dir.path().join("file"), 1 << 20, 1 << 20).unwrap();
+    let file = medium.create(&path, 1 << 20, 1 << 20).unwrap();
     let error = file.write(4096, &[1; 1 << 19]).unwrap_err();
     let Error::Io { offset: Some(offset), ref source, .. } = error else { panic!("{error:?}") };
     assert_eq!(source.kind(), std::io::ErrorKind::StorageFull, "{error}");
     assert!((4096..(1 << 19)).contains(&offset), "the first byte that found no place: {offset}");
     assert_eq!(read(&file, 4096, 4096), [1; 4096], "what was written before is there, and nothing died");
     drop(file);
-    medium.unlink(&dir.path().join("file")).unwrap();
+    medium.unlink(&path).unwrap();
 
-    let medium = Dax::new(MediumKind::AssumedPmem);
-    let file = medium.create(&dir.path().join("file"), 1 << 20, 1 << 20).unwrap();
+    let medium = pmem();
+    let file = medium.create(&path, 1 << 20, 1 << 20).unwrap();
     file.allocate(0, 4096).unwrap();
     file.write(0, &[2; 4096]).unwrap();
     assert_eq!(file.allocate(4096, 1 << 19).unwrap_err_text(), "No space left on device");

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use crate::common::{ReadAt, pmem};
 use proptest::prelude::*;
 use untorn::options::{Layout, LogPolicy, Order, ReadPolicy};
-use untorn::testing::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
 use untorn_testing::cases;
 
@@ -58,7 +58,7 @@ struct Rig {
 
 impl Rig {
     fn open(&self, path: &Path) -> Result<AtomicFile> {
-        if self.pmem { self.options.open_on(Dax::new(MediumKind::AssumedPmem), path) } else { self.options.open(path) }
+        if self.pmem { self.options.open_on(pmem(), path) } else { self.options.open(path) }
     }
 }
 
@@ -92,8 +92,7 @@ fn pattern(len: usize, fill: u8) -> Vec<u8> {
 
 fn compare(file: &AtomicFile, model: &Model) {
     assert_eq!(file.len(), model.now.len() as u64);
-    let mut bytes = vec![0xee; model.now.len()];
-    file.read_at(&mut bytes, 0).unwrap();
+    let bytes = file.bytes_at(0, model.now.len());
     if let Some(at) = bytes.iter().zip(&model.now).position(|(a, b)| a != b) {
         panic!("byte {at}: {} in the file, {} in the model", bytes[at], model.now[at]);
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use crate::common::counting::Counting;
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, alone, limit, memory_dir, names, pattern, read, run_alone, sidecar_of};
+use crate::common::{
+    PAGE, alone, limit, memory_dir, names, partly_reflected, pattern, read, run_alone, scratch, sidecar_of,
+};
 use untorn::report::State;
 use untorn::testing::storage::PageCache;
 use untorn::{Durability, EngineKind, Error, Options};
@@ -23,15 +25,8 @@ fn reader() -> Options {
     options().read_only(true)
 }
 
-/// A cleanly closed file some of whose committed bytes stand in its sidecar only, and its contents.
 fn made(path: &Path, seed: u64) -> Vec<u8> {
-    let mut model = pattern(LEN, seed);
-    std::fs::write(path, &model).unwrap();
-    let file = options().open(path).unwrap();
-    model[64..192].fill(seed as u8);
-    file.write_at(&model[64..192], 64).unwrap();
-    file.close().unwrap();
-    model
+    partly_reflected(&options(), path, LEN, seed)
 }
 
 /// Tells threads to end, when the guard goes: also by a failed assertion, else they would keep the test from ending.
@@ -59,8 +54,7 @@ fn is_in_use<T>(outcome: untorn::Result<T>) -> bool {
 
 #[test]
 fn the_engine_without_sidecars_refuses_a_file_that_has_one() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let model = made(&path, 1);
     for read_only in [false, true] {
         let passthrough = options().engine(EngineKind::Passthrough).read_only(read_only);
@@ -70,18 +64,17 @@ fn the_engine_without_sidecars_refuses_a_file_that_has_one() {
         assert!(is_in_use(passthrough.open_on(PageCache::new(), &path)));
         file.close().unwrap();
     }
-    std::fs::rename(sidecar_of(&path), dir.path().join("kept")).unwrap();
+    std::fs::rename(sidecar_of(&path), path.dir().join("kept")).unwrap();
     let passthrough = options().engine(EngineKind::Passthrough);
     assert!(matches!(passthrough.open(&path), Err(Error::SidecarMissing { .. })));
-    std::fs::rename(dir.path().join("kept"), sidecar_of(&path)).unwrap();
+    std::fs::rename(path.dir().join("kept"), sidecar_of(&path)).unwrap();
     options().open(&path).unwrap().settle().unwrap();
     assert!(read(&passthrough.open(&path).unwrap()) == model);
 }
 
 #[test]
 fn a_plain_file_is_read_by_several_handles() {
-    let dir = memory_dir();
-    let path = dir.path().join("plain");
+    let path = scratch("plain");
     std::fs::write(&path, pattern(LEN, 1)).unwrap();
     let first = reader().open(&path).unwrap();
     let second = reader().open(&path).unwrap();
@@ -98,8 +91,7 @@ fn a_plain_file_is_read_by_several_handles() {
 #[test]
 fn readers_of_several_processes_share_and_keep_writers_out() {
     alone!(60, "readers in two processes");
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let model = made(&path, 1);
     let file = reader().open(&path).unwrap();
     let child = in_forked_child(|| {
@@ -116,8 +108,7 @@ fn readers_of_several_processes_share_and_keep_writers_out() {
 #[test]
 fn looking_keeps_nobody_out() {
     let _limit = limit(120, "opening beside inspections");
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     made(&path, 1);
     let done = Done(AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -142,8 +133,7 @@ fn looking_keeps_nobody_out() {
 #[test]
 fn a_forked_child_opens_anew() {
     alone!(60, "a forked child that opens");
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     let model = made(&path, 1);
     let mut file = Some(options().open(&path).unwrap());
     let child = in_forked_child(|| {
@@ -157,7 +147,7 @@ fn a_forked_child_opens_anew() {
     let file = file.unwrap();
     file.write_at(&[5; 10], 0).unwrap();
     // A child that lives on with what it inherited does not keep the file locked once the parent has closed it.
-    let (closed, go_on) = (dir.path().join("closed"), dir.path().join("go-on"));
+    let (closed, go_on) = (path.dir().join("closed"), path.dir().join("go-on"));
     // Not for ever: if this test fails, nobody tells the child to go on.
     let wait_for = |name: &Path| {
         let waited = (0..600_000).find(|_| {
@@ -246,8 +236,7 @@ fn a_relative_path_outlives_a_change_of_directory() {
 #[test]
 fn a_failed_flush_latches_on_any_medium() {
     for engine in [EngineKind::Passthrough, EngineKind::Reflection] {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let medium = Counting::new(PageCache::new());
         let file = options().engine(engine).create_on(medium.clone(), &path, LEN as u64).unwrap();
         file.write_at(&[1; 64], 0).unwrap();
@@ -344,8 +333,7 @@ fn a_sidecar_has_the_access_control_list_of_its_file() {
 /// which waited for the first one's lock, must not fill what has no name and then take the third's for its own.
 #[test]
 fn a_sidecar_that_vanishes_while_it_is_waited_for() {
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, pattern(LEN, 1)).unwrap();
     let medium = Counting::new(PageCache::new());
     let replaced = AtomicBool::new(false);
@@ -361,7 +349,7 @@ fn a_sidecar_that_vanishes_while_it_is_waited_for() {
     file.write_at(&[3; 10], 0).unwrap();
     file.close().unwrap();
     assert_eq!(read(&options().open(&path).unwrap())[..10], [3; 10]);
-    assert_eq!(names(&dir.path().join(".untorn")).len(), 1);
+    assert_eq!(names(&path.dir().join(".untorn")).len(), 1);
 }
 
 /// A program that saves by rename may put another file under the name at any moment. Each handle is of one file.
@@ -411,8 +399,7 @@ fn a_file_replaced_while_it_is_opened() {
 #[test]
 fn a_refused_thread_does_not_keep_a_file_from_settling() {
     let _limit = limit(120, "settling beside refused threads");
-    let dir = memory_dir();
-    let path = dir.path().join("data");
+    let path = scratch("data");
     std::fs::write(&path, pattern(LEN, 1)).unwrap();
     let done = Done(AtomicBool::new(false));
     std::thread::scope(|scope| {

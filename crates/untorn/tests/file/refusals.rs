@@ -4,31 +4,23 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
-use crate::common::{Image, PAGE, Pair, copy_mark, limit, mark, names, pattern, read, sidecar_of, tree};
-use twox_hash::XxHash3_64;
+use super::forged::renumber;
+use crate::common::{
+    Image, PAGE, Pair, REFLECTED, copy_mark, limit, mark, names, on_disk, partly_reflected, pattern, read, sidecar_of,
+    tree,
+};
 use untorn::options::{Layout, Prefer};
 use untorn::report::State;
 use untorn::{Durability, EngineKind, Error, Options};
 use untorn_testing::{again, sibling};
 
 const LEN: usize = 3 * PAGE + 100;
-/// What the sidecar holds of a file from [`made`].
-const REFLECTED: std::ops::Range<usize> = 64..192;
-
 fn options() -> Options {
     Options::new().layout(Layout::Sparse).record_area(2, 8).max_len(1 << 20)
 }
 
-/// A cleanly closed file some of whose committed bytes stand in its sidecar only, and its contents.
 fn made(path: &Path, seed: u64) -> Vec<u8> {
-    let mut model = pattern(LEN, seed);
-    std::fs::write(path, &model).unwrap();
-    let file = options().open(path).unwrap();
-    model[REFLECTED].fill(seed as u8);
-    file.write_at(&model[REFLECTED], REFLECTED.start as u64).unwrap();
-    file.close().unwrap();
-    assert_ne!(std::fs::read(path).unwrap(), model, "nothing stands in the sidecar only");
-    model
+    partly_reflected(&options(), path, LEN, seed)
 }
 
 /// Everything that may look at a file refuses this one with this kind of error and a text that names it, and leaves the
@@ -55,8 +47,7 @@ fn refused(dir: &Path, path: &Path, expected: impl Fn(&Error) -> bool) {
 #[test]
 fn ranges_outside_the_file() {
     for durability in [Durability::PerWrite, Durability::PerCommit] {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("data");
+        let path = on_disk("data");
         // As long as it may ever be, to the last page.
         let len = 4 * PAGE as u64;
         let file = options().durability(durability).max_len(len).create(&path, len).unwrap();
@@ -78,7 +69,7 @@ fn ranges_outside_the_file() {
             for error in outcomes.map(|outcome| outcome.expect_err(&what)) {
                 let right = matches!(&error, Error::OutOfRange { offset: at, len: asked, file_len, .. }
                     if *at == offset && *asked == n as u64 && *file_len == len);
-                assert!(right && error.path() == path, "{what}: {error}");
+                assert!(right && error.path() == *path, "{what}: {error}");
                 assert!(error.to_string().contains("resize the file first"), "{error}");
             }
             assert!(bytes.iter().all(|&byte| byte == 9), "{what}: a refused read filled the buffer");
@@ -88,7 +79,7 @@ fn ranges_outside_the_file() {
         file.deploy(len, 0).unwrap();
         for longer in [len + 1, 1 << 60, u64::MAX] {
             let error = file.resize(longer).unwrap_err();
-            assert!(matches!(error, Error::Invalid { .. }) && error.path() == path, "{error}");
+            assert!(matches!(error, Error::Invalid { .. }) && error.path() == *path, "{error}");
         }
         assert!(read(&file) == model);
     }
@@ -106,7 +97,7 @@ fn a_file_open_for_reading_is_not_changed() {
         tx.write_at(&[1; 10], 5).unwrap();
         for outcome in [tx.commit(), file.write_at(&[1; 10], 5), file.write_at(&[1; 9000], 5), file.resize(5)] {
             let error = outcome.unwrap_err();
-            assert!(matches!(error, Error::ReadOnly { .. }) && error.path() == path, "{error}");
+            assert!(matches!(error, Error::ReadOnly { .. }) && error.path() == *path, "{error}");
         }
         assert!(read(&file) == model);
         file.close().unwrap();
@@ -244,13 +235,12 @@ fn a_file_changed_while_it_was_closed() {
     let cut = |file: &File| file.set_len(1000).unwrap();
     let changes: [&dyn Fn(&File); 3] = [&grow, &patch, &cut];
     for change in changes {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("data");
+        let path = on_disk("data");
         let model = made(&path, 1);
         std::thread::sleep(std::time::Duration::from_millis(20)); // Coarser clocks give times.
         change(&OpenOptions::new().write(true).open(&path).unwrap());
         let (bytes, pair) = (std::fs::read(&path).unwrap(), Pair::of(&path));
-        refused(dir.path(), &path, |error| matches!(error, Error::ModifiedExternally { .. }));
+        refused(path.dir(), &path, |error| matches!(error, Error::ModifiedExternally { .. }));
         // The sidecar's bytes over the file, at the length of the last commit.
         let mut laid_over = bytes.clone();
         laid_over.resize(LEN, 0);
@@ -264,7 +254,7 @@ fn a_file_changed_while_it_was_closed() {
         assert!(read(&file) == bytes);
         file.settle().unwrap();
         assert!(std::fs::read(&path).unwrap() == bytes);
-        assert_eq!((names(dir.path()), mark(&path)), (vec!["data".to_owned()], None));
+        assert_eq!((names(path.dir()), mark(&path)), (vec!["data".to_owned()], None));
     }
 }
 
@@ -276,10 +266,7 @@ fn a_pair_restored_under_new_inode_numbers() {
     std::fs::create_dir_all(other.join(".untorn")).unwrap();
     let copy = other.join("data");
     for own_number in [false, true] {
-        std::fs::write(&copy, std::fs::read(&path).unwrap()).unwrap();
-        copy_mark(&path, &copy);
-        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-        File::open(&copy).unwrap().set_times(std::fs::FileTimes::new().set_modified(modified)).unwrap();
+        crate::common::copy(&path, &copy);
         // Under the number it had, or under the one it should have now but does not know of.
         let name = sidecar_of(if own_number { &copy } else { &path });
         std::fs::copy(sidecar_of(&path), other.join(".untorn").join(name.file_name().unwrap())).unwrap();
@@ -304,12 +291,7 @@ fn a_reused_inode_number_is_no_reason_to_refuse() {
     std::thread::sleep(std::time::Duration::from_millis(20)); // Coarser clocks give times.
     std::fs::write(&path, pattern(LEN, 2)).unwrap();
     let place = sidecar_of(&path);
-    let inode: u64 = place.file_name().unwrap().to_str().unwrap().parse().unwrap();
-    for copy in [0, PAGE] {
-        side[copy + 72..copy + 80].copy_from_slice(&inode.to_le_bytes());
-        let check = XxHash3_64::oneshot(&side[copy..copy + 4088]);
-        side[copy + 4088..copy + PAGE].copy_from_slice(&check.to_le_bytes());
-    }
+    renumber(&mut side, &place);
     std::fs::write(&place, &side).unwrap();
     let before = tree(dir.path());
     assert!(read(&options().read_only(true).open(&path).unwrap()) == pattern(LEN, 2));
@@ -322,8 +304,7 @@ fn a_reused_inode_number_is_no_reason_to_refuse() {
 
 #[test]
 fn one_process_shares_and_does_not_mix() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("data");
+    let path = on_disk("data");
     made(&path, 1);
     let file = options().durability(Durability::PerCommit).open(&path).unwrap();
     let same = options().open(&path).unwrap();
@@ -336,7 +317,7 @@ fn one_process_shares_and_does_not_mix() {
     ];
     for other in others {
         let error = other.open(&path).unwrap_err();
-        assert!(matches!(error, Error::InUse { .. }) && error.path() == path, "{error}");
+        assert!(matches!(error, Error::InUse { .. }) && error.path() == *path, "{error}");
     }
     assert!(matches!(same.settle(), Err(Error::InUse { .. })));
     file.close().unwrap();
@@ -362,12 +343,11 @@ fn the_other_process_reports_what_it_sees() {
 
 #[test]
 fn another_process_is_kept_out() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("data");
+    let path = on_disk("data");
     made(&path, 1);
     let other = || {
         let mut command = again(sibling!("the_other_process_reports_what_it_sees"));
-        let output = String::from_utf8(command.env(OTHER, &path).output().unwrap().stdout).unwrap();
+        let output = String::from_utf8(command.env(OTHER, &*path).output().unwrap().stdout).unwrap();
         let count = |line: &str| output.lines().filter(|said| said.ends_with(line)).count();
         (count("in use"), count("InUse"), count("opened"), count("Clean"))
     };

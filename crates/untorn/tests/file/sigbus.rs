@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::system::{Disposition, HANDLED, on_sigbus, touch_beyond};
-use crate::common::{PAGE, alone, limit, pattern, sidecar_of};
+use crate::common::{PAGE, alone, limit, on_disk, pattern, pmem, scratch, sidecar_of, truncate};
 use rustix::process::{Signal, getpid, kill_process};
 use untorn::options::LostPage;
-use untorn::testing::storage::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::testing::storage::{Access, Barrier, Dax, Medium, MediumFile, PageCache};
 use untorn::{AtomicFile, Durability, Error, Options};
 use untorn_testing::{again, test_name};
 
@@ -24,10 +24,6 @@ const PAGES: usize = 16;
 
 /// The page that is accessed when it is gone.
 const GONE: usize = 8;
-
-fn truncate(path: &Path, len: usize) {
-    OpenOptions::new().write(true).open(path).unwrap().set_len(len as u64).unwrap();
-}
 
 /// The error of an access to a page that is gone.
 fn assert_lost(error: &Error, operation: &str, path: &Path, page: usize) {
@@ -77,7 +73,7 @@ impl Boxed {
     }
 
     fn memory() -> Self {
-        Boxed::Memory(Dax::new(MediumKind::AssumedPmem))
+        Boxed::Memory(pmem())
     }
 
     fn open(self, options: &Options, path: &Path) -> untorn::Result<AtomicFile> {
@@ -227,15 +223,14 @@ fn loses_a_page_and_promises_nothing<M: Medium>(medium: &M) {
 #[test]
 fn a_file_that_lost_a_page_promises_nothing() {
     loses_a_page_and_promises_nothing(&PageCache::new());
-    loses_a_page_and_promises_nothing(&Dax::new(MediumKind::AssumedPmem));
+    loses_a_page_and_promises_nothing(&pmem());
 }
 
 /// A page lost when its lines are written back, so that no copy notices: the fence must.
 #[test]
 fn a_loss_that_only_the_flush_comes_upon_fails_the_fence() {
-    let dir = crate::common::memory_dir();
-    let path = dir.path().join("cut");
-    let medium = Dax::new(MediumKind::AssumedPmem);
+    let path = scratch("cut");
+    let medium = pmem();
     let file = medium.create(&path, (2 * PAGE) as u64, 1 << 20).unwrap();
     file.store(PAGE as u64, &[1; 64]).unwrap();
     truncate(&path, PAGE);
@@ -256,7 +251,7 @@ fn a_store_on_a_full_disk_is_an_error() {
     for kind in [Kind::Tmpfs, Kind::Ext4] {
         let Some(disk) = SmallDisk::mount(kind, 4096) else { continue };
         let path = disk.path("sparse");
-        let medium = Dax::new(MediumKind::AssumedPmem);
+        let medium = pmem();
         let file = medium.create(&path, 1 << 20, 1 << 20).unwrap();
         let other = medium.create(&disk.path("other"), PAGE as u64, PAGE as u64).unwrap();
         other.allocate(0, PAGE as u64).unwrap();
@@ -285,8 +280,7 @@ fn threads_that_read_while_the_file_is_cut_all_return() {
     let _limit = limit(60, "reading while the file is cut");
     const THREADS: usize = 8;
     for medium in [Boxed::disk, Boxed::memory] {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("cut");
+        let path = on_disk("cut");
         let bytes = pattern(256 * PAGE, 1);
         std::fs::write(&path, &bytes).unwrap();
         let file = medium().open(&Options::new().max_len(1 << 21), &path).unwrap();
@@ -307,7 +301,7 @@ fn threads_that_read_while_the_file_is_cut_all_return() {
                             Err(error) => break error,
                         }
                     };
-                    assert!(matches!(&error, Error::Io { path: at, .. } if at == path), "{error}");
+                    assert!(matches!(&error, Error::Io { path: at, .. } if *at == **path), "{error}");
                 });
             }
             meeting.wait();
@@ -321,7 +315,7 @@ fn threads_that_read_while_the_file_is_cut_all_return() {
 fn files_come_and_go_while_others_lose_pages() {
     let _limit = limit(120, "opening and closing while pages are lost");
     let dir = crate::common::memory_dir();
-    let medium = Dax::new(MediumKind::AssumedPmem);
+    let medium = pmem();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (dir, medium) = (dir.path(), &medium);

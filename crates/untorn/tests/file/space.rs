@@ -2,22 +2,15 @@
 
 use std::io::ErrorKind;
 
-use crate::common::counting::Counting;
 use crate::common::disk::{Kind, SmallDisk};
-use crate::common::{PAGE, limit, names, pattern, run_alone};
+use crate::common::{PAGE, alone, counted_pmem, create_on, limit, names, pattern, pmem, read, run_alone, scratch};
 use untorn::options::Layout;
-use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
+use untorn::testing::storage::{Medium, PageCache};
 use untorn::{AtomicFile, Durability, Error, Options};
 use untorn_testing::test_name;
 
 fn small(durability: Durability) -> Options {
     Options::new().record_area(2, 4).durability(durability).max_len(1 << 20)
-}
-
-fn read(file: &AtomicFile) -> Vec<u8> {
-    let mut bytes = vec![0xee; file.len() as usize];
-    file.read_at(&mut bytes, 0).unwrap();
-    bytes
 }
 
 fn is_full(error: &Error) -> bool {
@@ -31,9 +24,8 @@ fn is_full(error: &Error) -> bool {
 fn a_large_commit_without_room_is_never_a_later_success() {
     let _limit = limit(60, "a write after a commit that found no room");
     for layout in [Layout::Dense, Layout::Sparse] {
-        let dir = crate::common::memory_dir();
-        let path = dir.path().join("data");
-        let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+        let path = scratch("data");
+        let medium = counted_pmem();
         let options = small(Durability::PerCommit).layout(layout);
         let file = options.create_on(medium.clone(), &path, 64 * PAGE as u64).unwrap();
         let first = pattern(40 * PAGE, 1);
@@ -62,15 +54,9 @@ fn a_large_commit_without_room_is_never_a_later_success() {
 /// After it a writer must not wait for slices that nobody will ever let go.
 #[test]
 fn a_writer_does_not_wait_for_a_commit_that_failed() {
-    let test = test_name!();
-    run_alone(test, 10, "a write after a commit that found no room", write_after_a_commit_without_room);
-}
-
-fn write_after_a_commit_without_room() {
-    let dir = crate::common::memory_dir();
-    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
-    let file =
-        small(Durability::PerCommit).create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
+    alone!(10, "a write after a commit that found no room");
+    let medium = counted_pmem();
+    let (_dir, file) = create_on(medium.clone(), &small(Durability::PerCommit), 64 * PAGE as u64);
     file.write_at(&pattern(40 * PAGE, 1), 0).unwrap();
     medium.fill(true);
     assert!(file.sync().is_err());
@@ -85,15 +71,9 @@ fn write_after_a_commit_without_room() {
 /// file is as long and holds the same bytes as before, and reading it does not wait for ever.
 #[test]
 fn a_shrink_that_found_no_room_changes_nothing() {
-    let test = test_name!();
-    run_alone(test, 10, "a read after a shrink that found no room", shrink_without_room);
-}
-
-fn shrink_without_room() {
-    let dir = crate::common::memory_dir();
-    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
-    let file =
-        small(Durability::PerCommit).create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
+    alone!(10, "a read after a shrink that found no room");
+    let medium = counted_pmem();
+    let (_dir, file) = create_on(medium.clone(), &small(Durability::PerCommit), 64 * PAGE as u64);
     let bytes = pattern(64 * PAGE, 1);
     file.write_at(&bytes, 0).unwrap();
     medium.fill(true);
@@ -109,8 +89,7 @@ fn shrink_without_room() {
 fn the_file_of_a_large_record_left_by_a_crash_is_not_in_the_way() {
     let _limit = limit(60, "a large write after a crash during another");
     for durability in [Durability::PerWrite, Durability::PerCommit] {
-        let dir = crate::common::memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let file = small(durability).create(&path, 64 * PAGE as u64).unwrap();
         // As if a crash had come between the commit and the removal of its file.
         let spill = crate::common::sidecar_of(&path).with_extension("spill");
@@ -151,14 +130,14 @@ fn create_on_a_full_disk(kind: Kind) {
 fn creating_on_a_full_ext4_leaves_nothing() {
     // Alone, as all that count free pages: a process that another test starts has for a moment every file open that
     // this one has, and the space of those that were removed.
-    let test = test_name!();
-    run_alone(test, 60, "creating on a full ext4", || create_on_a_full_disk(Kind::Ext4));
+    alone!(60, "creating on a full ext4");
+    create_on_a_full_disk(Kind::Ext4);
 }
 
 #[test]
 fn creating_on_a_full_tmpfs_leaves_nothing() {
-    let test = test_name!();
-    run_alone(test, 60, "creating on a full tmpfs", || create_on_a_full_disk(Kind::Tmpfs));
+    alone!(60, "creating on a full tmpfs");
+    create_on_a_full_disk(Kind::Tmpfs);
 }
 
 fn open_a_plain_file_on_a_full_disk(kind: Kind) {
@@ -179,10 +158,9 @@ fn open_a_plain_file_on_a_full_disk(kind: Kind) {
 
 #[test]
 fn opening_a_plain_file_on_a_full_disk_leaves_it_plain() {
-    run_alone(test_name!(), 60, "opening on a full disk", || {
-        open_a_plain_file_on_a_full_disk(Kind::Ext4);
-        open_a_plain_file_on_a_full_disk(Kind::Tmpfs);
-    });
+    alone!(60, "opening on a full disk");
+    open_a_plain_file_on_a_full_disk(Kind::Ext4);
+    open_a_plain_file_on_a_full_disk(Kind::Tmpfs);
 }
 
 /// Everything a file can be asked while the disk is full, on both kinds of media.
@@ -268,10 +246,10 @@ full_disk! {
     block_per_write_sparse: PageCache::new(), PerWrite, Sparse;
     block_per_commit_dense: PageCache::new(), PerCommit, Dense;
     block_per_commit_sparse: PageCache::new(), PerCommit, Sparse;
-    pmem_per_write_dense: Dax::new(MediumKind::AssumedPmem), PerWrite, Dense;
-    pmem_per_write_sparse: Dax::new(MediumKind::AssumedPmem), PerWrite, Sparse;
-    pmem_per_commit_dense: Dax::new(MediumKind::AssumedPmem), PerCommit, Dense;
-    pmem_per_commit_sparse: Dax::new(MediumKind::AssumedPmem), PerCommit, Sparse;
+    pmem_per_write_dense: pmem(), PerWrite, Dense;
+    pmem_per_write_sparse: pmem(), PerWrite, Sparse;
+    pmem_per_commit_dense: pmem(), PerCommit, Dense;
+    pmem_per_commit_sparse: pmem(), PerCommit, Sparse;
 }
 
 full_disk! {

@@ -1,9 +1,7 @@
 //! [`AtomicMap`] where the world around it is unkind: locked memory, few descriptors, growths that are taken back.
 
-use std::fs::OpenOptions;
-
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, alone, memory_dir, methods, names};
+use crate::common::{PAGE, alone, methods, names, scratch, truncate};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use untorn::Options;
@@ -12,8 +10,7 @@ use untorn::Options;
 #[test]
 fn a_growth_that_was_taken_back_takes_no_log() {
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let options = Options::new().dirty_tracking(method).log_size(4 << 20).record_area(16, 64);
         let mut map = options.create_map(&path, 100).unwrap();
         map[99] = 1;
@@ -39,8 +36,7 @@ fn a_growth_that_was_taken_back_takes_no_log() {
 fn locked_memory_is_given_back_too() {
     alone!(60, "locked memory");
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let child = in_forked_child(|| {
             if let Err(errno) = mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT) {
                 untorn_testing::skipped!("no memory may be locked here: {errno}");
@@ -68,8 +64,7 @@ fn locked_memory_is_given_back_too() {
 fn a_file_that_cannot_be_mapped_is_not_left_behind() {
     alone!(60, "few descriptors");
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let child = in_forked_child(|| {
             let maximum = getrlimit(Resource::Nofile).maximum;
             for limit in 3..1000 {
@@ -78,7 +73,7 @@ fn a_file_that_cannot_be_mapped_is_not_left_behind() {
                     return 0;
                 };
                 assert!(!path.exists(), "{limit} descriptors: {error}");
-                let sidecars = names(&dir.path().join(".untorn"));
+                let sidecars = names(&path.dir().join(".untorn"));
                 let whole = sidecars.iter().any(|name| !name.ends_with(".new"));
                 assert!(!whole, "{limit} descriptors: {error}: {sidecars:?}");
             }
@@ -91,10 +86,9 @@ fn a_file_that_cannot_be_mapped_is_not_left_behind() {
 #[test]
 fn a_lost_page_is_an_error_of_the_last_call_too() {
     for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
+        let path = scratch("data");
         let map = Options::new().dirty_tracking(method).create_map(&path, 8 * PAGE as u64).unwrap();
-        OpenOptions::new().write(true).open(&path).unwrap().set_len(PAGE as u64).unwrap();
+        truncate(&path, PAGE);
         assert_eq!(map[5 * PAGE], 0);
         let error = map.discard().unwrap_err();
         assert!(error.to_string().contains("lost"), "{method}: {error}");

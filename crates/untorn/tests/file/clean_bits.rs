@@ -1,4 +1,4 @@
-//! What happens in the very middle of somebody's copy: no reader of a calm block believes half of it.
+//! What happens in the very middle of somebody's copy: no reader of a clean block believes half of it.
 //!
 //! Nothing here depends on which thread is faster: a medium that does everything in two halves runs the other side in
 //! between.
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 
 use crate::common::counting::{Counting, Halfway};
-use crate::common::{PAGE, memory_dir};
+use crate::common::{PAGE, ReadAt, memory_dir, pmem};
 use tempfile::TempDir;
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Dax, Latched, MediumKind};
+use untorn::testing::storage::Latched;
 use untorn::{AtomicFile, Durability, EngineKind, Options};
 
 const PAGES: usize = 16;
@@ -38,12 +38,12 @@ struct Rig {
 }
 
 impl Rig {
-    /// A file of ones, all at home and calm.
+    /// A file of ones, all at home and clean.
     fn new(options: &Options, name: String) -> Rig {
         let dir = memory_dir();
         let path: PathBuf = dir.path().join("data");
         std::fs::write(&path, vec![1; PAGES * PAGE]).unwrap();
-        let medium = Counting::new(Latched::new(Dax::new(MediumKind::AssumedPmem)));
+        let medium = Counting::new(Latched::new(pmem()));
         let halves: Arc<Mutex<Halves>> = Arc::default();
         let (theirs, data) = (Arc::clone(&halves), path.clone());
         medium.halve(move |halfway| {
@@ -90,10 +90,10 @@ impl Rig {
         read
     }
 
-    /// Whether the page is calm. A reader of a calm page goes by a word that has bits of its neighbours, and begins
-    /// again when one of them is stirred; all other readers look at nothing of a neighbour. The neighbour is to be
-    /// calm too.
-    fn is_calm(&self) -> bool {
+    /// Whether the page is clean. A reader of a clean page goes by a word that has bits of its neighbours, and begins
+    /// again when one of them is marked dirty; all other readers look at nothing of a neighbour. The neighbour is to be
+    /// clean too.
+    fn is_clean(&self) -> bool {
         self.halves().reads = 0;
         self.read_with(64, |file| fill(file, NEIGHBOUR, 64, 77));
         match self.halves().reads {
@@ -110,13 +110,12 @@ fn fill(file: &AtomicFile, offset: u64, len: usize, value: u8) {
 
 /// The one number that fills the page that is looked at, or all the bytes if it is not one.
 fn read(file: &AtomicFile, len: usize) -> Result<u8, Vec<u8>> {
-    let mut bytes = vec![0; len];
-    file.read_at(&mut bytes, LOOKED_AT).unwrap();
+    let bytes = file.bytes_at(LOOKED_AT, len);
     if bytes.iter().all(|byte| *byte == bytes[0]) { Ok(bytes[0]) } else { Err(bytes) }
 }
 
-/// Commits, brings home and reads once, so that the page and its neighbour are calm.
-fn calm(file: &AtomicFile) {
+/// Commits, brings home and reads once, so that the page and its neighbour are clean.
+fn clean(file: &AtomicFile) {
     file.sync().unwrap();
     file.deploy(0, file.len()).unwrap();
     // Under the reflection engine what is deployed is a write of the open epoch.
@@ -126,7 +125,7 @@ fn calm(file: &AtomicFile) {
     }
 }
 
-/// Every engine and policy, and both durabilities, each with the page that is looked at calm.
+/// Every engine and policy, and both durabilities, each with the page that is looked at clean.
 fn rigs() -> impl Iterator<Item = Rig> {
     let engines = [
         (EngineKind::Reflection, LogPolicy::Hybrid),
@@ -139,7 +138,7 @@ fn rigs() -> impl Iterator<Item = Rig> {
             let rig = Rig::new(&options, format!("{engine:?}, {policy:?}, {durability:?}"));
             // What is done once only is behind us then: a chunk of the log, a leaf of the index.
             rig.fill(0, 64, 1);
-            calm(&rig.file);
+            clean(&rig.file);
             rig
         })
     })
@@ -148,12 +147,15 @@ fn rigs() -> impl Iterator<Item = Rig> {
 /// A short read, which one call copies, and a whole page.
 const LENGTHS: [usize; 2] = [64, PAGE];
 
-#[test]
-fn a_write_in_the_middle_of_a_read() {
+/// A write that comes halfway through a read, and what `then` does: the read is of before or after it.
+fn overtaken_by_a_write(then: fn(&AtomicFile)) {
     for rig in rigs() {
         for len in LENGTHS {
-            calm(&rig.file);
-            let read = rig.read_with(len, move |file| fill(file, LOOKED_AT, len, 2));
+            clean(&rig.file);
+            let read = rig.read_with(len, move |file| {
+                fill(file, LOOKED_AT, len, 2);
+                then(file);
+            });
             assert!(read == 1 || read == 2, "{}, {len} bytes: {read}", rig.name);
             assert_eq!(rig.read(len), 2, "{}, {len} bytes", rig.name);
             rig.fill(LOOKED_AT, PAGE, 1);
@@ -162,45 +164,32 @@ fn a_write_in_the_middle_of_a_read() {
 }
 
 #[test]
-fn a_write_that_is_home_and_calm_again_in_the_middle_of_a_read() {
-    for rig in rigs() {
-        for len in LENGTHS {
-            calm(&rig.file);
-            let read = rig.read_with(len, move |file| {
-                fill(file, LOOKED_AT, len, 2);
-                calm(file);
-            });
-            assert!(read == 1 || read == 2, "{}, {len} bytes: {read}", rig.name);
-            rig.fill(LOOKED_AT, PAGE, 1);
-        }
-    }
+fn a_write_in_the_middle_of_a_read() {
+    overtaken_by_a_write(|_| ());
+}
+
+#[test]
+fn a_write_that_is_home_and_clean_again_in_the_middle_of_a_read() {
+    overtaken_by_a_write(clean);
 }
 
 #[test]
 fn a_write_that_a_checkpoint_takes_home_in_the_middle_of_a_read() {
-    for rig in rigs() {
-        for len in LENGTHS {
-            calm(&rig.file);
-            let read = rig.read_with(len, move |file| {
-                fill(file, LOOKED_AT, len, 2);
-                file.sync().unwrap();
-                file.reclaim().unwrap();
-            });
-            assert!(read == 1 || read == 2, "{}, {len} bytes: {read}", rig.name);
-            rig.fill(LOOKED_AT, PAGE, 1);
-        }
-    }
+    overtaken_by_a_write(|file| {
+        file.sync().unwrap();
+        file.reclaim().unwrap();
+    });
 }
 
 #[test]
 fn a_large_write_in_the_middle_of_a_read() {
     for rig in rigs() {
-        calm(&rig.file);
+        clean(&rig.file);
         // Blocks 4 to 7 are one cover, of which the first stands for all.
         for value in [2, 3] {
             let read = rig.read_with(PAGE, move |file| fill(file, LOOKED_AT - PAGE as u64, 3 * PAGE, value));
             assert!(read == value - 1 || read == value, "{}: {read}", rig.name);
-            calm(&rig.file);
+            clean(&rig.file);
             assert_eq!(rig.read(PAGE), value, "{}", rig.name);
         }
     }
@@ -211,7 +200,7 @@ fn a_length_that_changes_in_the_middle_of_a_read() {
     for rig in rigs() {
         for len in LENGTHS {
             rig.fill(LOOKED_AT, PAGE, 1);
-            calm(&rig.file);
+            clean(&rig.file);
             let read = rig.read_with(len, |file| {
                 file.resize(PAGE as u64).unwrap();
                 file.sync().unwrap();
@@ -227,7 +216,7 @@ fn a_length_that_changes_in_the_middle_of_a_read() {
 fn a_read_in_the_middle_of_a_write() {
     for rig in rigs() {
         for len in LENGTHS {
-            calm(&rig.file);
+            clean(&rig.file);
             let ((said, heard), (readers, started)) = (mpsc::channel(), mpsc::channel());
             let (file, halves) = (rig.file.clone(), Arc::clone(&rig.halves));
             // Of the reader this thread hears that it waits, or what it has read.
@@ -265,22 +254,22 @@ fn deployed_blocks_are_clean_before_the_first_read() {
             rig.file.sync().unwrap();
             rig.file.deploy(0, rig.file.len()).unwrap();
             rig.file.sync().unwrap();
-            assert!(rig.is_calm(), "{}: {len} bytes at {offset}", rig.name);
+            assert!(rig.is_clean(), "{}: {len} bytes at {offset}", rig.name);
         }
     }
 }
 
 #[test]
-fn a_page_becomes_calm_again() {
+fn a_page_becomes_clean_again() {
     for rig in rigs() {
-        assert!(rig.is_calm(), "{}: at first", rig.name);
+        assert!(rig.is_clean(), "{}: at first", rig.name);
         for (offset, len) in [(LOOKED_AT, 64), (LOOKED_AT, PAGE), (LOOKED_AT - PAGE as u64, 3 * PAGE)] {
             rig.fill(offset, len, 2);
             rig.file.sync().unwrap();
             rig.file.reclaim().unwrap();
             // Its reads find out, and the next goes by it.
-            calm(&rig.file);
-            assert!(rig.is_calm(), "{}: {len} bytes at {offset}", rig.name);
+            clean(&rig.file);
+            assert!(rig.is_clean(), "{}: {len} bytes at {offset}", rig.name);
         }
     }
 }
