@@ -25,7 +25,7 @@ use untorn::options::{DirtyTracking, LogPolicy};
 use untorn::region::{Region, RegionStore, StoreOptions};
 use untorn::shared::SharedMap;
 use untorn::testing::storage::{Dax, Medium, MediumKind};
-use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Options, Result};
 use untorn_testing::again;
 #[allow(unused_imports, reason = "not every test program draws")]
 pub(crate) use untorn_testing::{SplitMix as Rng, seed};
@@ -76,6 +76,13 @@ pub(crate) fn scratch(name: &str) -> Scratch {
     Scratch { path: dir.path().join(name), dir }
 }
 
+/// One in a [`memory_dir`] that is there, with these bytes.
+pub(crate) fn scratch_holding(bytes: impl AsRef<[u8]>) -> Scratch {
+    let path = scratch("data");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
 /// One where temporary files are, which is on a disk on most machines.
 pub(crate) fn on_disk(name: &str) -> Scratch {
     let dir = tempfile::tempdir().unwrap();
@@ -95,6 +102,13 @@ pub(crate) fn create_on<M: Medium>(medium: M, options: &Options, len: u64) -> (S
     let path = scratch("data");
     let file = options.create_on(medium, &path, len).unwrap();
     (path, file)
+}
+
+/// The same, mapped.
+pub(crate) fn new_map(options: &Options, len: u64) -> (Scratch, AtomicMap) {
+    let path = scratch("data");
+    let map = options.create_map(&path, len).unwrap();
+    (path, map)
 }
 
 /// A new region store, which is in memory, and its region "r".

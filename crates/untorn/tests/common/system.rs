@@ -90,8 +90,8 @@ impl Child {
     }
 }
 
-/// In a forked child: which of its calls did not say that it is one, from 1; 0 if all did. Each names `path`, if that is
-/// given.
+/// In a forked child: which of its calls did not say that it is one, from 1; 0 if all did. Each names `path`, if there
+/// is one.
 pub(crate) fn first_untold(outcomes: &[Result<()>], path: Option<&Path>) -> i32 {
     let is_told = |outcome: &Result<()>| match outcome {
         Err(Error::Forked { path: named }) => path.is_none_or(|path| path == named),

@@ -145,10 +145,9 @@ fn whole_slices_go_where_their_record_says() {
     let _limit = limit(120, "whole slices beside deployments");
     for durability in [Durability::PerWrite, Durability::PerCommit] {
         for layout in [Layout::Dense, Layout::Sparse] {
-            let path = scratch("data");
             let options = Options::new().durability(durability).layout(layout).record_area(4, 8);
             let medium = pmem;
-            let file = options.create_on(medium(), &path, 4 * PAGE as u64).unwrap();
+            let (path, file) = create_on(medium(), &options, 4 * PAGE as u64);
             // Two writers on slices of one page, one over a whole page.
             let places = [(64_u64, 64_usize), (128, 512), (PAGE as u64, PAGE)];
             let writer = |place: usize| {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::counting::Counting;
 use crate::common::{
     Image, PAGE, Pair, Rng, counted_pmem, create_on, hybrid_log, killed, limit, memory_dir, pattern, pmem, read,
-    scratch, seed, sidecar_of, truncate,
+    scratch_holding, seed, sidecar_of, truncate,
 };
 use untorn::options::{LogPolicy, Order, Prefer};
 use untorn::testing::storage::{Medium, PageCache};
@@ -92,8 +92,7 @@ fn a_cover_that_comes_apart_holds_nobody_up() {
 #[test]
 fn a_commit_that_cut_off_what_it_wrote_survives_two_recoveries() {
     for policy in [LogPolicy::Undo, LogPolicy::Redo] {
-        let path = scratch("data");
-        std::fs::write(&path, pattern(3 * PAGE, 1)).unwrap();
+        let path = scratch_holding(pattern(3 * PAGE, 1));
         let options = hybrid_log(policy);
         let file = options.open_on(pmem(), &path).unwrap();
         file.write_at(&[9; PAGE], 0).unwrap();
@@ -175,8 +174,7 @@ fn a_long_read_does_not_wait() {
 #[test]
 fn a_sidecar_that_is_trusted_gives_a_longer_length_back() {
     // Under undo the bytes of the commit stand in the data file, and are gone with its end.
-    let path = scratch("data");
-    std::fs::write(&path, pattern(PAGE, 1)).unwrap();
+    let path = scratch_holding(pattern(PAGE, 1));
     let options = hybrid_log(LogPolicy::Redo);
     let file = options.clone().max_len(256 << 20).open_on(pmem(), &path).unwrap();
     file.resize(200 << 20).unwrap();
@@ -194,8 +192,7 @@ fn a_sidecar_that_is_trusted_gives_a_longer_length_back() {
 /// Refused before anything is written: the data file is not what the last commit was made of.
 #[test]
 fn a_data_file_that_was_cut_off_is_refused_as_it_is() {
-    let path = scratch("data");
-    std::fs::write(&path, pattern(4 * PAGE, 1)).unwrap();
+    let path = scratch_holding(pattern(4 * PAGE, 1));
     let options = hybrid_log(LogPolicy::Redo).checkpoint_threads(0);
     let file = options.open_on(pmem(), &path).unwrap();
     file.write_at(&[3; 100], 50).unwrap();

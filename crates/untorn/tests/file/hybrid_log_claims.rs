@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use crate::common::counting::{Counting, Halfway};
-use crate::common::{PAGE, pmem, scratch};
+use crate::common::{PAGE, pmem, scratch_holding};
 use untorn::options::LogPolicy;
 use untorn::testing::storage::Latched;
 use untorn::{EngineKind, Options};
@@ -30,8 +30,7 @@ fn hear(from: &Receiver<()>) {
 
 #[test]
 fn an_entry_that_replaced_an_awaited_one_stays_in_the_log() {
-    let path = scratch("data");
-    std::fs::write(&path, vec![1; PAGES * PAGE]).unwrap();
+    let path = scratch_holding(vec![1; PAGES * PAGE]);
     let steps: Arc<Mutex<Steps>> = Arc::default();
     let medium = Counting::new(Latched::new(pmem()));
     let (theirs, data) = (Arc::clone(&steps), path.clone());

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::common::counting::Counting;
 use crate::common::disk::{Kind, SmallDisk};
-use crate::common::{PAGE, alone, memory_dir, pmem, read, scratch, sidecar_of};
+use crate::common::{PAGE, alone, create_on, memory_dir, pmem, read, sidecar_of};
 use untorn::options::LogPolicy;
 use untorn::testing::storage::{Medium, PageCache};
 use untorn::{AtomicFile, EngineKind, Error, Options, Result};
@@ -112,8 +112,7 @@ fn checkpoints_make_room_on_a_full_disk_after_a_reclaim() {
 #[test]
 fn a_log_that_was_found_gives_its_space_back() {
     fn go<M: Medium>(medium: impl Fn() -> M) {
-        let path = scratch("data");
-        let file = options().create_on(medium(), &path, BLOCKS * PAGE as u64).unwrap();
+        let (path, file) = create_on(medium(), &options(), BLOCKS * PAGE as u64);
         (0..BLOCKS).for_each(|block| write(&file, block, 1).unwrap());
         file.close().unwrap();
         let space = || std::fs::metadata(sidecar_of(&path)).unwrap().blocks() * 512;

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::golden;
-use crate::common::{PAGE, Pair, killed, memory_dir, names, pattern, pmem, read, scratch};
+use crate::common::{PAGE, Pair, killed, memory_dir, names, pattern, pmem, read, scratch_holding};
 use untorn::options::LogPolicy;
 use untorn::testing::storage::PageCache;
 use untorn::{Durability, EngineKind, Error, Options};
@@ -41,8 +41,7 @@ fn contents() -> Vec<u8> {
 
 impl Case {
     fn bless(&self) {
-        let path = scratch("data");
-        std::fs::write(&path, pattern(LEN, 1)).unwrap();
+        let path = scratch_holding(pattern(LEN, 1));
         let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
         let options = options.log_policy(self.policy).record_area(1, 4).checkpoint_threads(0);
         let file = options.open_on(pmem(), &path).unwrap();

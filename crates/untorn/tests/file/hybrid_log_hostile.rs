@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::forged::{Bench, seal_line};
 use crate::common::counting::Counting;
-use crate::common::{PAGE, Pair, pattern, pmem, put_word, read, run_alone, scratch, word};
+use crate::common::{PAGE, Pair, pattern, pmem, put_word, read, run_alone, scratch, scratch_holding, word};
 use untorn::options::LogPolicy;
 use untorn::testing::storage::PageCache;
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
@@ -294,8 +294,7 @@ fn a_bit_that_did_not_arrive_costs_its_epoch_and_no_other() {
 fn recovery_reads_no_byte_twice_whatever_is_forged() {
     run_alone(test_name!(), 240, "overlapping entries", || {
         const REAL: u64 = 512;
-        let path = scratch("data");
-        std::fs::write(&path, vec![1; 4 << 20]).unwrap();
+        let path = scratch_holding(vec![1; 4 << 20]);
         let options = options(LogPolicy::Redo).record_area(1, REAL as u32).log_size(32 << 20).max_len(8 << 20);
         let file = options.open_on(PageCache::new(), &path).unwrap();
         for block in 0..1024 {

@@ -1,7 +1,9 @@
 //! The hybrid log and processes that die: what was synced is there, however often and under whatever policy.
 
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, Rng, hybrid_log, killed, limit, pattern, pmem, read, run_alone, scratch, seed};
+use crate::common::{
+    PAGE, Rng, create_on, hybrid_log, killed, limit, pattern, pmem, read, run_alone, scratch, scratch_holding, seed,
+};
 use rustix::process::{Signal, getpid, kill_process};
 use untorn::options::{LogPolicy, Order};
 use untorn::testing::storage::{Medium, PageCache};
@@ -18,8 +20,7 @@ fn kill_after_2048<M: Medium>(test: &str, medium: impl Fn() -> M, policy: LogPol
 
 fn kill_after_2048_alone<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy) {
     const WRITES: usize = 2048;
-    let path = scratch("data");
-    std::fs::write(&path, vec![0; WRITES * PAGE]).unwrap();
+    let path = scratch_holding(vec![0; WRITES * PAGE]);
     // Too small for all, so that some of it was taken home before.
     let options = hybrid_log(policy).log_size(4 << 20);
     let block = |n: usize| pattern(PAGE, n as u64);
@@ -68,9 +69,8 @@ fn two_million_syncs_and_no_wrong_byte() {
     let syncs = std::env::var("UNTORN_SYNCS").map_or(1 << 17, |syncs| syncs.parse().unwrap());
     let _limit = limit(300, "two million syncs");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let path = scratch("data");
         let options = hybrid_log(policy).log_size(64 << 20);
-        let file = options.create_on(pmem(), &path, PLACES * 16).unwrap();
+        let (path, file) = create_on(pmem(), &options, PLACES * 16);
         let mut expected = vec![0; PLACES as usize * 16];
         for n in 1..=syncs {
             let (at, len) = ((n * 7919 % PLACES * 16) as usize, 1 + (n % 16) as usize);

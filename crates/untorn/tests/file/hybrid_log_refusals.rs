@@ -3,7 +3,8 @@
 
 use crate::common::system::{first_untold, in_forked_child};
 use crate::common::{
-    PAGE, ReadAt, alone, counted_pmem, hybrid_log, killed, limit, pattern, pmem, read, scratch, sidecar_of, truncate,
+    PAGE, ReadAt, alone, counted_pmem, create_on, hybrid_log, killed, limit, pattern, pmem, read, scratch,
+    scratch_holding, sidecar_of, truncate,
 };
 use untorn::options::LogPolicy;
 use untorn::testing::storage::PageCache;
@@ -13,8 +14,7 @@ const MIB: usize = 1 << 20;
 
 #[test]
 fn undo_is_refused_on_a_block_medium_and_nothing_is_made() {
-    let path = scratch("data");
-    std::fs::write(&path, [1; 100]).unwrap();
+    let path = scratch_holding([1; 100]);
     let error = hybrid_log(LogPolicy::Undo).open_on(PageCache::new(), &path).unwrap_err();
     let Error::Invalid { what, .. } = &error else { panic!("{error}") };
     assert!(what.contains("persistent memory") && what.contains("redo"), "{what}");
@@ -88,8 +88,7 @@ fn a_write_that_does_not_fit_writes_nothing() {
 #[test]
 fn a_failed_flush_ends_all_promises() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let path = scratch("data");
-        std::fs::write(&path, pattern(5000, 1)).unwrap();
+        let path = scratch_holding(pattern(5000, 1));
         let medium = counted_pmem();
         let file = hybrid_log(policy).open_on(medium.clone(), &path).unwrap();
         file.write_at(&[7; 100], 50).unwrap();
@@ -115,9 +114,8 @@ fn a_failed_flush_ends_all_promises() {
 fn a_forked_child_is_told_and_the_parents_threads_live() {
     alone!(60, "a forked child");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-        let path = scratch("data");
         let options = hybrid_log(policy).record_area(1, 16).log_size(MIB as u64).checkpoint_threads(2);
-        let file = options.create_on(pmem(), &path, 2 * MIB as u64).unwrap();
+        let (path, file) = create_on(pmem(), &options, 2 * MIB as u64);
         let fill = |file: &AtomicFile, fill: u8| {
             for block in 0..300 {
                 file.write_at(&[fill; PAGE], block * PAGE as u64).unwrap();
@@ -159,8 +157,7 @@ fn a_forked_child_is_told_and_the_parents_threads_live() {
 fn a_lost_page_is_an_error_and_poisons() {
     for in_log in [false, true] {
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
-            let path = scratch("data");
-            std::fs::write(&path, pattern(16 * PAGE, 1)).unwrap();
+            let path = scratch_holding(pattern(16 * PAGE, 1));
             let options = hybrid_log(policy).record_area(1, 16).checkpoint_threads(0);
             let file = options.open_on(pmem(), &path).unwrap();
             (0..16).for_each(|block| file.write_at(&[5; 64], block * PAGE as u64).unwrap());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::threads::{Range, together, unless_too_short};
 use crate::common::counting::Counting;
-use crate::common::{PAGE, Pair, ReadAt, Rng, create_on, limit, memory_dir, pmem, scratch, seed, word};
+use crate::common::{PAGE, Pair, ReadAt, Rng, create_on, limit, memory_dir, pmem, seed, word};
 use untorn::options::{LogPolicy, Order};
 use untorn::testing::storage::{Latched, Medium, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
@@ -53,8 +53,7 @@ fn check_order(file: &AtomicFile) -> u64 {
 }
 
 fn storm<M: Medium>(medium: impl Fn() -> M, options: &Options, seed: u64) {
-    let path = scratch("data");
-    let file = options.create_on(medium(), &path, SHORT as u64).unwrap();
+    let (path, file) = create_on(medium(), options, SHORT as u64);
     // What each range was last filled with before a sync that is over.
     let synced: [AtomicU64; RANGES.len()] = Default::default();
     let next = AtomicU64::new(1);

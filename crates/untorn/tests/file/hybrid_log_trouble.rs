@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{
-    PAGE, ReadAt, counted_pmem, create_on, killed, limit, memory_dir, pattern, pmem, read, scratch, sidecar_of,
+    PAGE, ReadAt, counted_pmem, create_on, killed, limit, memory_dir, pattern, pmem, read, sidecar_of,
 };
 use untorn::options::{LogPolicy, Order};
 use untorn::testing::storage::{Medium, PageCache};
@@ -230,9 +230,8 @@ fn several_threads_recover_a_long_log() {
         untorn_testing::skip!("recovery by several threads needs two processors");
     }
     const LEN: usize = 12 << 20;
-    let path = scratch("data");
     let medium = || pmem();
-    let file = options().checkpoint_threads(0).create_on(medium(), &path, LEN as u64).unwrap();
+    let (path, file) = create_on(medium(), &options().checkpoint_threads(0), LEN as u64);
     let bytes = pattern(LEN, 5);
     file.write_at(&bytes, 0).unwrap();
     file.sync().unwrap();

@@ -9,7 +9,9 @@ use std::path::Path;
 
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, alone, memory_dir, methods, on_disk, pattern, run_alone, scratch, truncate};
+use crate::common::{
+    PAGE, alone, memory_dir, methods, new_map, on_disk, pattern, run_alone, scratch, scratch_holding, truncate,
+};
 use proptest::prelude::*;
 use untorn::options::{DirtyTracking, LogPolicy};
 use untorn::report::State;
@@ -57,8 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn run(ops: &[Op], options: &Options) {
-    let path = scratch("data");
-    let mut map = options.create_map(&path, 3 * PAGE as u64 + 100).unwrap();
+    let (path, mut map) = new_map(options, 3 * PAGE as u64 + 100);
     let mut now = vec![0; map.len()];
     let mut committed = now.clone();
     for op in ops {
@@ -145,8 +146,7 @@ fn the_file_learns_of_no_store_before_its_commit() {
 #[test]
 fn a_commit_writes_the_pages_that_were_stored_to_and_no_others() {
     for method in methods() {
-        let path = scratch("data");
-        std::fs::write(&path, pattern(100 * PAGE, 5)).unwrap();
+        let path = scratch_holding(pattern(100 * PAGE, 5));
         let mut map = Options::new().dirty_tracking(method).map(&path).unwrap();
         assert!(map.uncommitted().unwrap().is_empty());
         assert!(map.iter().any(|byte| *byte != 0), "reading everything");
@@ -209,8 +209,7 @@ fn the_address_stays_while_the_file_grows() {
 #[test]
 fn a_discarded_map_leaves_a_clean_file_at_the_last_commit() {
     for method in methods() {
-        let path = scratch("data");
-        let mut map = Options::new().dirty_tracking(method).create_map(&path, 4 * PAGE as u64).unwrap();
+        let (path, mut map) = new_map(&Options::new().dirty_tracking(method), 4 * PAGE as u64);
         map[PAGE] = 1;
         map.commit().unwrap();
         map.resize(9 * PAGE as u64).unwrap();
@@ -244,8 +243,7 @@ fn typed_views() {
 fn a_forked_child_keeps_its_stores_to_itself() {
     alone!(60, "a forked child");
     for method in methods() {
-        let path = scratch("data");
-        let mut map = Options::new().dirty_tracking(method).create_map(&path, 8 * PAGE as u64).unwrap();
+        let (path, mut map) = new_map(&Options::new().dirty_tracking(method), 8 * PAGE as u64);
         map[..4 * PAGE].fill(1);
         map.commit().unwrap();
         map[PAGE] = 2; // not committed yet
@@ -311,8 +309,7 @@ fn options_that_a_map_can_not_have_are_refused() {
 
 #[test]
 fn a_map_for_reading() {
-    let path = scratch("data");
-    std::fs::write(&path, pattern(2 * PAGE + 5, 1)).unwrap();
+    let path = scratch_holding(pattern(2 * PAGE + 5, 1));
     let reading = Options::new().read_only(true);
     for round in 0..2 {
         let mut map = reading.map(&path).unwrap();
@@ -338,9 +335,8 @@ fn a_map_for_reading() {
 #[test]
 fn a_commit_that_does_not_fit_commits_nothing() {
     for method in methods() {
-        let path = scratch("data");
         let options = Options::new().dirty_tracking(method).log_size(4 << 20).record_area(16, 64);
-        let mut map = options.create_map(&path, 32 << 20).unwrap();
+        let (path, mut map) = new_map(&options, 32 << 20);
         map[0] = 1;
         map.commit().unwrap();
         map.fill(2);
@@ -368,9 +364,8 @@ fn memory_of_committed_pages_is_given_back() {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     };
     for method in methods() {
-        let dir = memory_dir();
         let len = 192 << 20;
-        let mut map = Options::new().dirty_tracking(method).create_map(dir.path().join("data"), len).unwrap();
+        let (_path, mut map) = new_map(&Options::new().dirty_tracking(method), len);
         for start in (0..len as usize).step_by(8 << 20) {
             map[start..start + (8 << 20)].fill(5);
             map.commit().unwrap();
@@ -385,8 +380,7 @@ fn memory_of_committed_pages_is_given_back() {
 #[test]
 fn a_file_cut_off_underneath_is_an_error_of_the_next_call() {
     for method in methods() {
-        let path = scratch("data");
-        let mut map = Options::new().dirty_tracking(method).create_map(&path, 8 * PAGE as u64).unwrap();
+        let (path, mut map) = new_map(&Options::new().dirty_tracking(method), 8 * PAGE as u64);
         map[7 * PAGE] = 1;
         map.commit().unwrap();
         truncate(&path, PAGE);

@@ -1,7 +1,7 @@
 //! [`AtomicMap`] where the world around it is unkind: locked memory, few descriptors, growths that are taken back.
 
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, alone, methods, names, scratch, truncate};
+use crate::common::{PAGE, alone, methods, names, new_map, scratch, truncate};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use untorn::Options;
@@ -10,9 +10,8 @@ use untorn::Options;
 #[test]
 fn a_growth_that_was_taken_back_takes_no_log() {
     for method in methods() {
-        let path = scratch("data");
         let options = Options::new().dirty_tracking(method).log_size(4 << 20).record_area(16, 64);
-        let mut map = options.create_map(&path, 100).unwrap();
+        let (path, mut map) = new_map(&options, 100);
         map[99] = 1;
         map.commit().unwrap();
         for byte in 2..5 {
@@ -86,8 +85,7 @@ fn a_file_that_cannot_be_mapped_is_not_left_behind() {
 #[test]
 fn a_lost_page_is_an_error_of_the_last_call_too() {
     for method in methods() {
-        let path = scratch("data");
-        let map = Options::new().dirty_tracking(method).create_map(&path, 8 * PAGE as u64).unwrap();
+        let (path, map) = new_map(&Options::new().dirty_tracking(method), 8 * PAGE as u64);
         truncate(&path, PAGE);
         assert_eq!(map[5 * PAGE], 0);
         let error = map.discard().unwrap_err();

@@ -8,7 +8,8 @@ use std::time::Duration;
 use crate::common::counting::Counting;
 use crate::common::system::in_forked_child;
 use crate::common::{
-    PAGE, alone, limit, memory_dir, names, partly_reflected, pattern, read, run_alone, scratch, sidecar_of,
+    PAGE, alone, create_on, limit, memory_dir, names, partly_reflected, pattern, read, run_alone, scratch,
+    scratch_holding, sidecar_of,
 };
 use untorn::report::State;
 use untorn::testing::storage::PageCache;
@@ -236,9 +237,8 @@ fn a_relative_path_outlives_a_change_of_directory() {
 #[test]
 fn a_failed_flush_latches_on_any_medium() {
     for engine in [EngineKind::Passthrough, EngineKind::Reflection] {
-        let path = scratch("data");
         let medium = Counting::new(PageCache::new());
-        let file = options().engine(engine).create_on(medium.clone(), &path, LEN as u64).unwrap();
+        let (_path, file) = create_on(medium.clone(), &options().engine(engine), LEN as u64);
         file.write_at(&[1; 64], 0).unwrap();
         medium.fail_fences_after(0);
         let first = file.sync().unwrap_err();
@@ -333,8 +333,7 @@ fn a_sidecar_has_the_access_control_list_of_its_file() {
 /// which waited for the first one's lock, must not fill what has no name and then take the third's for its own.
 #[test]
 fn a_sidecar_that_vanishes_while_it_is_waited_for() {
-    let path = scratch("data");
-    std::fs::write(&path, pattern(LEN, 1)).unwrap();
+    let path = scratch_holding(pattern(LEN, 1));
     let medium = Counting::new(PageCache::new());
     let replaced = AtomicBool::new(false);
     medium.watch(move |what, unfinished: &Path| {
@@ -399,8 +398,7 @@ fn a_file_replaced_while_it_is_opened() {
 #[test]
 fn a_refused_thread_does_not_keep_a_file_from_settling() {
     let _limit = limit(120, "settling beside refused threads");
-    let path = scratch("data");
-    std::fs::write(&path, pattern(LEN, 1)).unwrap();
+    let path = scratch_holding(pattern(LEN, 1));
     let done = Done(AtomicBool::new(false));
     std::thread::scope(|scope| {
         let _end = done.end();

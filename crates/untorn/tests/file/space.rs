@@ -24,10 +24,9 @@ fn is_full(error: &Error) -> bool {
 fn a_large_commit_without_room_is_never_a_later_success() {
     let _limit = limit(60, "a write after a commit that found no room");
     for layout in [Layout::Dense, Layout::Sparse] {
-        let path = scratch("data");
         let medium = counted_pmem();
         let options = small(Durability::PerCommit).layout(layout);
-        let file = options.create_on(medium.clone(), &path, 64 * PAGE as u64).unwrap();
+        let (path, file) = create_on(medium.clone(), &options, 64 * PAGE as u64);
         let first = pattern(40 * PAGE, 1);
         file.write_at(&first, 0).unwrap();
         medium.fill(true);
