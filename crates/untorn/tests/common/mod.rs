@@ -336,6 +336,13 @@ impl Pair {
     }
 }
 
+/// Waits for what another thread or process does.
+pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
 /// What `go` returns, or the text of its panic.
 pub(crate) fn attempt<T>(go: impl FnOnce() -> T) -> std::result::Result<T, String> {
     catch_unwind(AssertUnwindSafe(go)).map_err(|panic| {

@@ -30,11 +30,22 @@ fn put(bytes: &mut [u8], at: usize, value: u64, width: usize) {
     bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
 }
 
-fn seal_retirement(bytes: &mut [u8], copy: usize) {
-    let at = RETIREMENTS[copy];
+/// Puts a number into both superblocks, whose checksums are right again.
+fn put_in_superblocks(bytes: &mut [u8], at: usize, value: u64, width: usize) {
+    for copy in 0..2 {
+        put(bytes, copy * PAGE + at, value, width);
+        seal_superblock(bytes, copy);
+    }
+}
+
+/// The same with both retirement lines.
+fn put_in_retirements(bytes: &mut [u8], field: usize, value: u64) {
     let seed = XxHash3_64::oneshot(&bytes[UUID]);
-    let check = XxHash3_64::oneshot_with_seed(seed, &bytes[at..at + 56]);
-    put(bytes, at + 56, check, 8);
+    for at in RETIREMENTS {
+        put(bytes, at + field, value, 8);
+        let check = XxHash3_64::oneshot_with_seed(seed, &bytes[at..at + 56]);
+        put(bytes, at + 56, check, 8);
+    }
 }
 
 /// A record of one line, sealed for a slot.
@@ -118,10 +129,7 @@ fn forged_superblocks() {
                 let values = if width == 1 { (0..8).chain([255]).collect() } else { EXTREMES.to_vec() };
                 for value in values {
                     bench.check(&format!("superblock field at {at}: {value:#x}"), |bytes| {
-                        for copy in 0..2 {
-                            put(bytes, copy * PAGE + at, value, width);
-                            seal_superblock(bytes, copy);
-                        }
+                        put_in_superblocks(bytes, at, value, width)
                     });
                 }
             }
@@ -135,12 +143,8 @@ fn forged_retirement_lines() {
         on_every_state(|bench| {
             for (at, field) in [(0, "sequence"), (8, "cut"), (16, "length"), (24, "session")] {
                 for value in EXTREMES {
-                    bench.check(&format!("retirement {field} {value:#x}"), |bytes| {
-                        for copy in 0..2 {
-                            put(bytes, RETIREMENTS[copy] + at, value, 8);
-                            seal_retirement(bytes, copy);
-                        }
-                    });
+                    bench
+                        .check(&format!("retirement {field} {value:#x}"), |bytes| put_in_retirements(bytes, at, value));
                 }
             }
         });
@@ -218,19 +222,13 @@ fn numbers_at_the_end_of_the_scale() {
         let options = options(Layout::Dense, Durability::PerWrite);
         for (at, what) in [(0, "sequence"), (8, "cut"), (24, "session")] {
             let mut bytes = pair.side.bytes.clone();
-            for copy in 0..2 {
-                put(&mut bytes, RETIREMENTS[copy] + at, number, 8);
-                seal_retirement(&mut bytes, copy);
-            }
+            put_in_retirements(&mut bytes, at, number);
             pair.data.restore();
             pair.side.restore_as(&bytes);
             assert_eq!(is_damaged(options.open(&path)), number > MOST, "{what} {number:#x}");
         }
         let mut bytes = pair.side.bytes.clone();
-        for copy in 0..2 {
-            put(&mut bytes, copy * PAGE + SEQ, number, 8);
-            seal_superblock(&mut bytes, copy);
-        }
+        put_in_superblocks(&mut bytes, SEQ, number, 8);
         pair.data.restore();
         pair.side.restore_as(&bytes);
         assert_eq!(is_damaged(options.open(&path)), number > MOST, "superblock {number:#x}");
@@ -263,10 +261,7 @@ fn the_future_is_refused_by_name() {
         let path = scratch("data");
         let (pair, _) = build(&path, Layout::Dense, Durability::PerWrite, true);
         let mut bytes = pair.side.bytes.clone();
-        for copy in 0..2 {
-            put(&mut bytes, copy * PAGE + at, value, width);
-            seal_superblock(&mut bytes, copy);
-        }
+        put_in_superblocks(&mut bytes, at, value, width);
         pair.side.restore_as(&bytes);
         for options in [Options::new(), Options::new().read_only(true), Options::new().adopt(true)] {
             let error = options.open(&path).unwrap_err();
@@ -288,10 +283,7 @@ fn a_compatible_feature_is_no_obstacle() {
     let path = scratch("data");
     let (pair, model) = build(&path, Layout::Dense, Durability::PerWrite, true);
     let mut bytes = pair.side.bytes.clone();
-    for copy in 0..2 {
-        put(&mut bytes, copy * PAGE + COMPAT, 1, 8);
-        seal_superblock(&mut bytes, copy);
-    }
+    put_in_superblocks(&mut bytes, COMPAT, 1, 8);
     pair.side.restore_as(&bytes);
     let file = Options::new().open(&path).unwrap();
     assert!(file.bytes_at(0, LEN) == model);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::counting::Counting;
 use crate::common::{
     Image, PAGE, Pair, Rng, counted_pmem, create_on, hybrid_log, killed, limit, memory_dir, pattern, pmem, read,
-    scratch_holding, seed, sidecar_of, truncate,
+    scratch_holding, seed, sidecar_of, truncate, wait_until,
 };
 use untorn::options::{LogPolicy, Order, Prefer};
 use untorn::testing::storage::{Medium, PageCache};
@@ -47,7 +47,7 @@ fn a_large_epoch_that_did_not_commit_is_taken_back() {
 /// Large covers come apart while a small write goes across two of their blocks: the small write, which has the first of
 /// the two, must not wait for a block before it.
 #[test]
-fn a_cover_that_comes_apart_holds_nobody_up() {
+fn a_block_range_that_comes_apart_holds_nobody_up() {
     let _limit = limit(60, "a large cover and small writes across two of its blocks");
     // No checksums over megabytes, which take long without optimisation.
     let options = hybrid_log(LogPolicy::Redo).order(Order::TwoFence).log_size(64 << 20).checkpoint_threads(0);
@@ -56,7 +56,7 @@ fn a_cover_that_comes_apart_holds_nobody_up() {
     let (rounds, took) = (500, AtomicU64::new(1));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut rng = Rng::new(seed("a_cover_that_comes_apart_holds_nobody_up"));
+            let mut rng = Rng::new(seed("a_block_range_that_comes_apart_holds_nobody_up"));
             for _ in 0..rounds {
                 let mut tx = file.transaction();
                 for block in rng.below(450) + 10..512 {
@@ -141,9 +141,7 @@ fn a_full_log_waits_for_the_flush_under_way() {
     (0..48).for_each(|block| file.write_at(&[5; PAGE], block * PAGE as u64).unwrap());
     std::thread::scope(|scope| {
         scope.spawn(|| file.sync().unwrap());
-        while !flushing.load(Ordering::Relaxed) {
-            std::thread::yield_now();
-        }
+        wait_until(|| flushing.load(Ordering::Relaxed));
         for block in 100..150 {
             file.write_at(&[6; PAGE], block * PAGE as u64).unwrap();
         }

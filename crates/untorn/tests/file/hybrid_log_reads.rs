@@ -93,7 +93,7 @@ fn a_long_read_waits_for_no_commit() {
 /// A checkpoint looks at no block. The first read that finds blocks at home says so, whether it kept them in mind or
 /// locked them, and the next one goes past the log.
 #[test]
-fn the_first_read_of_many_blocks_calms_what_is_home() {
+fn the_first_read_of_many_blocks_marks_home_ones_clean() {
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
         for (len, more) in [(200 * PAGE, false), (LONG, false), (LONG, true)] {
             let medium = counted_pmem();

@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{
-    PAGE, ReadAt, counted_pmem, create_on, killed, limit, memory_dir, pattern, pmem, read, sidecar_of,
+    PAGE, ReadAt, counted_pmem, create_on, killed, limit, memory_dir, pattern, pmem, read, sidecar_of, wait_until,
 };
 use untorn::options::{LogPolicy, Order};
 use untorn::testing::storage::{Medium, PageCache};
@@ -195,9 +195,7 @@ fn wait_for_two<M: Medium>(medium: &Counting<M>, data: &Path, counts: fn() -> bo
     medium.halve(move |halfway| {
         if matches!(halfway, Halfway::Write(file, _) if file == data) && counts() {
             seen.lock().unwrap().insert(thread::current().id());
-            while seen.lock().unwrap().len() < 2 {
-                thread::yield_now();
-            }
+            wait_until(|| seen.lock().unwrap().len() >= 2);
         }
     });
     threads
@@ -318,9 +316,7 @@ fn a_failed_commit_fails_the_writers_that_wait_for_it() {
         let flushes = flush_that_fails(&medium);
         thread::scope(|scope| {
             let commit = scope.spawn(|| file.sync());
-            while flushes.load(Ordering::SeqCst) == 0 {
-                thread::yield_now();
-            }
+            wait_until(|| flushes.load(Ordering::SeqCst) != 0);
             let written = file.write_at(&vec![9; bytes], 2 * PAGE as u64);
             assert!(matches!(written, Err(Error::Poisoned { .. })), "{bytes} bytes: {written:?}");
             assert!(matches!(commit.join().unwrap(), Err(Error::Io { .. })));
@@ -342,9 +338,7 @@ fn flush_that_fails<M: Medium>(medium: &Counting<M>) -> Arc<AtomicU64> {
         if count.fetch_add(1, Ordering::SeqCst) > 0 {
             return soundness.fail_fences_after(u64::MAX);
         }
-        while !waits.load(Ordering::SeqCst) {
-            thread::yield_now();
-        }
+        wait_until(|| waits.load(Ordering::SeqCst));
         soundness.fail_fences_after(0);
     });
     let begun = flushes.clone();
@@ -371,9 +365,7 @@ fn a_close_reports_a_failed_background_checkpoint() {
     medium.watch(move |what, _| match what {
         "hybrid-log.checkpoint.home" if is_checkpointer() => {
             has_begun.store(true, Ordering::SeqCst);
-            while !is_closing.load(Ordering::SeqCst) {
-                thread::yield_now();
-            }
+            wait_until(|| is_closing.load(Ordering::SeqCst));
         }
         // The sync within close: its record is stored, and now it is made durable.
         "hybrid-log.epoch.record" if has_begun.load(Ordering::SeqCst) => {
@@ -425,9 +417,7 @@ fn a_write_that_failed_is_not_shown_by_a_deploy() {
             refusing.refuse_writes_to(Some(&sidecar));
             refusing.refuse_reads_of(Some(&sidecar));
             is_stored.store(true, Ordering::SeqCst);
-            while !waits.load(Ordering::SeqCst) {
-                thread::yield_now();
-            }
+            wait_until(|| waits.load(Ordering::SeqCst));
         }
     });
     thread::scope(|scope| {
@@ -437,9 +427,7 @@ fn a_write_that_failed_is_not_shown_by_a_deploy() {
         });
         scope.spawn(|| {
             *deployer.lock().unwrap() = Some(thread::current().id());
-            while !stored.load(Ordering::SeqCst) {
-                thread::yield_now();
-            }
+            wait_until(|| stored.load(Ordering::SeqCst));
             let deployed = file.deploy(3 * PAGE as u64, PAGE as u64);
             assert!(matches!(deployed, Err(Error::Poisoned { .. })), "{deployed:?}");
         });

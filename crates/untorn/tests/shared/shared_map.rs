@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::common::members::{hear, kill, role, start, unless_forbidden};
 use crate::common::system::in_forked_child;
-use crate::common::{ReadAt, Rng, limit, memory_dir, scratch, seed};
+use crate::common::{ReadAt, Rng, limit, memory_dir, scratch, seed, wait_until};
 use untorn::shared::SharedMap;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::sibling;
@@ -120,9 +120,7 @@ fn stores_of_one_process_are_seen_and_committed_by_another() {
     assert!(map.is_owner());
     let other = sharer(&path, 0);
     let tickets = &map.words(0, 1).unwrap()[0];
-    while tickets.load(Ordering::SeqCst) < 1000 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until(|| tickets.load(Ordering::SeqCst) >= 1000);
     map.write_at(b"from here", 39 * 4096).unwrap();
     let commit = map.commit().unwrap();
     assert!(map.last_commit() >= commit);
@@ -137,7 +135,7 @@ fn stores_of_one_process_are_seen_and_committed_by_another() {
 /// Not a test of its own: a process that serves a map, and on one word leaves it, while a child forked from it lives
 /// on with all that it had open. It ends itself when its standard input does.
 #[test]
-fn a_process_with_an_heir() {
+fn a_process_with_a_forked_child() {
     let Some(path) = role() else { return };
     let map = SharedMap::open(path).unwrap();
     assert!(map.is_owner());
@@ -158,13 +156,13 @@ fn a_process_with_an_heir() {
 
 /// Closing a socket that a forked child has too tells nobody anything.
 #[test]
-fn a_leaving_server_with_a_forked_child_blocks_nobody() {
+fn a_leaving_owner_with_a_forked_child_blocks_nobody() {
     let _limit = limit(60, "the others after the serving process has left");
     let dir = memory_dir();
     let path = file(dir.path());
     let Some(map) = share(&path) else { return };
     map.close().unwrap();
-    let mut server = start(sibling!("a_process_with_an_heir"), &*path);
+    let mut server = start(sibling!("a_process_with_a_forked_child"), &*path);
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
     let mut await_line = |word: &str| assert!(lines.any(|line| line.unwrap().contains(word)), "it ended");
     await_line("serving");
@@ -183,9 +181,7 @@ fn a_leaving_server_with_a_forked_child_blocks_nobody() {
         String::from_utf8(bytes).unwrap()
     };
     let another = sharer(&path, 3);
-    while map.words(7 * 4096, 1).unwrap()[0].load(Ordering::SeqCst) == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until(|| map.words(7 * 4096, 1).unwrap()[0].load(Ordering::SeqCst) != 0);
     kill(another);
     assert_eq!([bytes(&map, 4096, 13), bytes(&map, 20 * 4096, 5)], ["from a server", "after"]);
     drop(stdin);

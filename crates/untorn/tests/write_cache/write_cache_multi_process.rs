@@ -151,7 +151,7 @@ fn an_append_without_room_ends_where_the_process_was_told() {
 }
 
 #[test]
-fn a_length_set_beside_is_that_of_the_file_or_is_not() {
+fn a_length_set_by_another_process_is_that_of_the_file_or_not() {
     for step in Step::ALL.map(Some).into_iter().chain([None]) {
         for len in [3, 50] {
             let (setup, cache, book, file) = file_behind_a_log();
@@ -199,7 +199,7 @@ fn a_length_that_the_file_refuses_is_never_replayed() {
 }
 
 #[test]
-fn a_replay_finds_what_was_written_beside_in_its_order() {
+fn a_replay_finds_what_others_wrote_in_its_order() {
     for step in [None, Some(Step::Placed), Some(Step::Durable)] {
         let (setup, cache, book, file) = file_behind_a_log();
         file.write_at(&[1; 100], 0).unwrap();
@@ -349,7 +349,7 @@ fn handles_that_go_at_the_same_time_leave_nothing_behind() {
 }
 
 #[test]
-fn a_file_that_fails_is_no_longer_written_to_beside() {
+fn a_file_that_fails_is_no_longer_written_to_by_others() {
     let (_setup, cache, book, file) = file_behind_a_log();
     file.write_at(b"kept", 0).unwrap();
     file.allow_writers(true);
