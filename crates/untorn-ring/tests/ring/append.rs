@@ -122,8 +122,7 @@ impl Appender for Bench {
 #[test]
 fn a_write_is_in_the_log_then_with_the_kernel_then_complete() {
     let words = words(terms());
-    let ledger = opened(&words);
-    let mut bench = Bench::new();
+    let (ledger, mut bench) = (opened(&words), Bench::new());
     let src: Vec<u8> = (0..150).collect();
     assert_eq!(bench.write(ledger, 10, &src), Outcome::Written { said: 150, end: 3 });
     assert_eq!(bench.steps, Step::ALL);
@@ -147,8 +146,7 @@ fn leftovers_of_a_death_at_each_step_are_told_apart() {
         // Alone, and when others were given positions meanwhile.
         for others in [0, 2] {
             let words = words(terms());
-            let ledger = opened(&words);
-            let mut bench = Bench::new();
+            let (ledger, mut bench) = (opened(&words), Bench::new());
             bench.write(ledger, 0, b"before");
             bench.until = Some(step);
             assert_eq!(bench.write(ledger, 20, &[5; 100]), Outcome::Dead);
@@ -197,8 +195,7 @@ fn leftovers_of_a_death_at_each_step_are_told_apart() {
 fn a_set_length_is_logged_first_and_its_death_is_recognized() {
     for until in Step::ALL.map(Some).into_iter().chain([None]) {
         let words = words(terms());
-        let ledger = opened(&words);
-        let mut bench = Bench::new();
+        let (ledger, mut bench) = (opened(&words), Bench::new());
         bench.write(ledger, 0, b"before");
         bench.until = until;
         let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
@@ -229,8 +226,7 @@ fn a_set_length_is_logged_first_and_its_death_is_recognized() {
 #[test]
 fn a_refused_length_leaves_the_file_to_the_server() {
     let words = words(terms());
-    let ledger = opened(&words);
-    let mut bench = Bench::new();
+    let (ledger, mut bench) = (opened(&words), Bench::new());
     bench.takes = 0;
     let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
     let locked = turn.lock().unwrap();
@@ -291,8 +287,7 @@ fn the_end_of_the_server_is_known() {
 #[test]
 fn processes_fill_only_their_share_of_the_log() {
     let words = words(terms());
-    let ledger = opened(&words);
-    let mut bench = Bench::new();
+    let (ledger, mut bench) = (opened(&words), Bench::new());
     for number in 0..8 {
         ledger.complete(ledger.place(1), 1);
         let end = ledger.head() + 1;
@@ -314,8 +309,7 @@ fn processes_fill_only_their_share_of_the_log() {
 #[test]
 fn unreadable_memory_voids_positions_and_writes_nothing() {
     let words = words(terms());
-    let ledger = opened(&words);
-    let mut bench = Bench::new();
+    let (ledger, mut bench) = (opened(&words), Bench::new());
     bench.readable = 64;
     assert_eq!(bench.write(ledger, 0, &[1; 100]), Outcome::Nothing);
     assert!((0..2).all(|position| ledger.is_complete(position) && ledger.is_void(position)));
@@ -327,8 +321,7 @@ fn unreadable_memory_voids_positions_and_writes_nothing() {
 fn a_partial_write_leaves_the_file_to_the_server() {
     for until in [None, Some(Step::Delivered), Some(Step::Completed)] {
         let words = words(terms());
-        let ledger = opened(&words);
-        let mut bench = Bench::new();
+        let (ledger, mut bench) = (opened(&words), Bench::new());
         bench.takes = 40;
         bench.until = until;
         let outcome = if until.is_some() { Outcome::Dead } else { Outcome::Written { said: 40, end: 2 } };
@@ -354,7 +347,7 @@ fn a_partial_write_leaves_the_file_to_the_server() {
 
 /// A process that stores to memory at random may leave any words: no sum of them overflows, and none is an address.
 #[test]
-fn words_of_a_ledger_are_not_trusted() {
+fn words_of_a_shared_state_are_not_trusted() {
     let mut state = 1_u64;
     let mut random = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -362,8 +355,7 @@ fn words_of_a_ledger_are_not_trusted() {
     };
     for _ in 0..2000 {
         let words = words(terms());
-        let ledger = opened(&words);
-        let mut bench = Bench::new();
+        let (ledger, mut bench) = (opened(&words), Bench::new());
         bench.until = Some(Step::Stored);
         assert_eq!(bench.write(ledger, 20, &[5; 100]), Outcome::Dead);
         let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
