@@ -26,8 +26,8 @@ fn options(policy: LogPolicy) -> Options {
     Options::new().engine(EngineKind::HybridLog).log_policy(policy).checkpoint_threads(0).max_len(1 << 28)
 }
 
-/// A file of which some blocks are in the log, one by one, some at home, and some that memory knows nothing of. And what
-/// is in it.
+/// A file of which some blocks are in the log, one by one, some at home, and some that memory knows nothing of, with
+/// its contents.
 fn patchwork<M: Medium>(medium: M, options: &Options) -> (Scratch, AtomicFile, Vec<u8>) {
     let (dir, file) = create_on(medium, options, LONG as u64);
     let mut expected = vec![0; LONG];
