@@ -4,6 +4,7 @@
 pub mod boosted;
 pub mod layered;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -120,8 +121,13 @@ impl Place {
 
     /// With an untorn file of some length.
     pub fn created(len: u64) -> Self {
+        Place::created_with(len, &[])
+    }
+
+    /// The same with options.
+    pub fn created_with(len: u64, options: &[&str]) -> Self {
         let place = Place::empty();
-        untorn(&["create", place.name(), "--len", &len.to_string()]).expect(0);
+        untorn(&[&["create", place.name(), "--len", &len.to_string()], options].concat()).expect(0);
         place
     }
 
@@ -130,6 +136,21 @@ impl Place {
         let place = Place::empty();
         std::fs::write(&place.file, bytes).expect("a plain file can be written");
         place
+    }
+
+    /// The directory's name.
+    pub fn dir(&self) -> &str {
+        self.dir.path().to_str().expect("the path is text")
+    }
+
+    /// What is in the directory.
+    pub fn entries(&self) -> Vec<OsString> {
+        std::fs::read_dir(&self.dir).expect("readable").map(|entry| entry.expect("readable").file_name()).collect()
+    }
+
+    /// What a program without untorn reads of the file.
+    pub fn bytes(&self) -> Vec<u8> {
+        std::fs::read(&self.file).expect("readable")
     }
 
     /// The file's name.
@@ -169,28 +190,36 @@ pub fn write_untold(path: &Path, bytes: &[u8], offset: u64) {
 /// The length of the file that the torture's writer works on.
 pub const TORTURED_LEN: u64 = (1 << 20) + 1234;
 
-/// Starts the process that torture kills, and waits until it has the file open.
-pub fn start_writer(file: &Path, durability: &str) -> Child {
-    let parent = std::process::id().to_string();
-    let mut child = Command::new(UNTORN)
-        .args(["torture-writer", "--seed=1", "--engine=auto", "--start=1,1", "--durability", durability])
-        .args(["--parent", &parent])
+/// Starts the process that torture kills; it reports to `reports`.
+pub fn torture_writer(file: &Path, arguments: &[&str], reports: Stdio) -> Child {
+    Command::new(UNTORN)
+        .args(["torture-writer", "--start=1,1", "--parent", &std::process::id().to_string()])
+        .args(arguments)
         .arg(file)
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
+        .stdout(reports)
         .spawn()
-        .expect("the binary under test starts");
+        .expect("the binary under test starts")
+}
+
+/// The same on a file that is there. Waits until the process has the file open.
+pub fn start_writer(file: &Path, durability: &str) -> Child {
+    let arguments = ["--seed=1", "--engine=auto", "--durability", durability];
+    let mut child = torture_writer(file, &arguments, Stdio::piped());
     // A hundred reports of eight bytes: it is open and at work.
     let reports = child.stdout.as_mut().expect("stdout is piped");
     reports.read_exact(&mut [0; 800]).expect("the writer reports");
     child
 }
 
-/// An untorn file whose writer was killed at work.
-pub fn crashed() -> Place {
-    let place = Place::created(TORTURED_LEN);
-    let mut writer = start_writer(&place.file, "commit");
-    writer.kill().expect("the writer is ours to kill");
-    writer.wait().expect("the writer can be waited for");
+/// An untorn file that was created with these options and whose writer was killed at work.
+pub fn crashed(options: &[&str]) -> Place {
+    let place = Place::created_with(TORTURED_LEN, options);
+    kill(&mut start_writer(&place.file, "commit"));
     place
+}
+
+/// Kills a process and waits for its end.
+pub fn kill(child: &mut Child) {
+    child.kill().and_then(|()| child.wait()).expect("the child is ours to kill");
 }

@@ -83,8 +83,7 @@ fn a_refusal_gives_a_plain_file_no_sidecar() {
     untorn_with(&["write", place.name(), "--offset", "101"], b"x").expect(64);
     untorn_with(&["write", place.name(), "--offset", "99"], b"xy").expect(64);
     untorn_with(&["apply", place.name()], b"{\"offset\":99,\"hex\":\"0000\"}").expect(64);
-    let names: Vec<_> = fs::read_dir(place.dir.path()).expect("readable").flatten().collect();
-    assert_eq!(names.len(), 1, "{names:?}");
+    assert_eq!(place.entries(), ["ledger"]);
 }
 
 #[test]
@@ -115,7 +114,7 @@ fn a_missing_file_is_an_io_error() {
     let place = Place::empty();
     for arguments in on_a_file(place.name()) {
         untorn(&arguments).expect(74).names(place.name());
-        assert_eq!(fs::read_dir(place.dir.path()).expect("readable").count(), 0, "{arguments:?} made something");
+        assert_eq!(place.entries(), [""; 0], "{arguments:?} made something");
     }
     untorn(&["doctor", place.name()]).expect(74).names(place.name());
     let deep = place.file.join("below").join("nothing");
@@ -125,22 +124,22 @@ fn a_missing_file_is_an_io_error() {
 #[test]
 fn directories_and_devices_are_refused() {
     let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
+    let dir = place.dir();
     for arguments in on_a_file(dir) {
         untorn(&arguments).expect(64).names(dir);
     }
     for arguments in on_a_file("/dev/null") {
         untorn(&arguments).expect(64).names("/dev/null");
     }
-    assert_eq!(fs::read_dir(place.dir.path()).expect("readable").count(), 0);
+    assert_eq!(place.entries(), [""; 0]);
 }
 
 #[test]
 fn create_never_replaces_a_file() {
     let place = Place::plain(b"precious");
     untorn(&["create", place.name(), "--len", "100"]).expect(74).names(place.name());
-    assert_eq!(fs::read(&place.file).expect("readable"), b"precious");
-    assert_eq!(fs::read_dir(place.dir.path()).expect("readable").count(), 1);
+    assert_eq!(place.bytes(), b"precious");
+    assert_eq!(place.entries(), ["ledger"]);
 }
 
 #[test]
@@ -225,7 +224,7 @@ fn a_file_that_may_not_be_written_is_refused() {
     assert_eq!(unprivileged(&program, &["read", name], b"").expect(0).out, [5; 5000]);
     unprivileged(&program, &["info", name], b"").expect(0);
     unprivileged(&program, &["check", name], b"").expect(0);
-    assert_eq!(fs::read(&place.file).expect("readable"), [5; 5000]);
+    assert_eq!(place.bytes(), [5; 5000]);
 }
 
 #[test]
@@ -237,7 +236,7 @@ fn a_file_that_may_not_be_read_is_refused() {
         unprivileged(&program, &arguments, b"").expect(74).names(place.name());
     }
     fs::set_permissions(&place.file, fs::Permissions::from_mode(0o600)).expect("the file is ours");
-    assert_eq!(fs::read(&place.file).expect("readable"), [5; 5000]);
+    assert_eq!(place.bytes(), [5; 5000]);
 }
 
 #[test]
@@ -250,7 +249,7 @@ fn a_directory_that_may_not_be_written_is_refused() {
     let new = new.to_str().expect("text");
     unprivileged(&program, &["create", new, "--len", "1"], b"").expect(74).names(new);
     // There is no place for a sidecar, and without one nothing can be promised.
-    unprivileged(&program, &["write", place.name()], b"x").expect(74).names(place.dir.path().to_str().expect("text"));
-    assert_eq!(fs::read(&place.file).expect("readable"), [5; 5000]);
+    unprivileged(&program, &["write", place.name()], b"x").expect(74).names(place.dir());
+    assert_eq!(place.bytes(), [5; 5000]);
     fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o755)).expect("the directory is ours");
 }

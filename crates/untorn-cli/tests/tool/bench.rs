@@ -5,7 +5,7 @@ use crate::common::{Place, untorn};
 #[test]
 fn rows_carry_what_others_parse() {
     let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
+    let dir = place.dir();
     let plot = place.dir.path().join("plot.svg");
     for name in ["atomic-write", "atomic-read"] {
         let small = ["--size=64", "--threads=1", "--pattern=random", "--len=1M", "--ops=4", "--dir", dir];
@@ -24,14 +24,14 @@ fn rows_carry_what_others_parse() {
         let drawn = std::fs::read_to_string(&plot).expect("the plot was drawn");
         assert!(drawn.contains("<svg"));
         std::fs::remove_file(&plot).expect("the plot is ours");
-        assert_eq!(std::fs::read_dir(dir).expect("readable").count(), 0, "the benchmark left files behind");
+        assert_eq!(place.entries(), [""; 0], "the benchmark left files behind");
     }
 }
 
 #[test]
 fn bench_reports_the_cost_of_a_log() {
     let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
+    let dir = place.dir();
     let bench = |arguments: &[&str]| {
         let object =
             untorn(&[&["bench"][..], arguments, &["--len=1M", "--json", "--dir", dir]].concat()).expect(0).json();
@@ -52,7 +52,7 @@ fn bench_reports_the_cost_of_a_log() {
 #[test]
 fn bench_reports_and_plots_the_cost_of_redundancy() {
     let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
+    let dir = place.dir();
     let plot = place.dir.path().join("plot.svg");
     let bench = |arguments: &[&str]| {
         let report = ["--plot", plot.to_str().expect("text"), "--json", "--dir", dir];
@@ -77,7 +77,7 @@ fn bench_reports_and_plots_the_cost_of_redundancy() {
 #[test]
 fn arguments_that_cannot_run_are_a_usage_error() {
     let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
+    let dir = place.dir();
     let bench = |arguments: &[&str]| untorn(&[&["bench", "atomic-write", "--dir", dir][..], arguments].concat());
     bench(&["--len", "4097"]).expect(64).names("4096");
     bench(&["--threads", "0"]).expect(64);

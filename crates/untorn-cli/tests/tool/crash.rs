@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::common::{Place, TORTURED_LEN, crashed, start_writer, untorn, untorn_with, write_untold};
+use crate::common::{Place, TORTURED_LEN, crashed, kill, start_writer, untorn, untorn_with, write_untold};
 
 #[test]
 fn a_file_in_use_says_so_and_is_left_alone() {
@@ -15,13 +15,12 @@ fn a_file_in_use_says_so_and_is_left_alone() {
         untorn_with(arguments, b"x").expect(74).names("in use");
     }
     assert!(writer.try_wait().expect("ours").is_none(), "the writer did not survive being looked at");
-    writer.kill().expect("ours");
-    writer.wait().expect("ours");
+    kill(&mut writer);
 }
 
 #[test]
 fn a_killed_writer_leaves_a_file_to_recover() {
-    let place = crashed();
+    let place = crashed(&[]);
     let look = |code| {
         let info = untorn(&["info", place.name(), "--json"]).expect(code).json();
         (info["state"].clone(), info["len"].clone())
@@ -43,12 +42,12 @@ fn a_killed_writer_leaves_a_file_to_recover() {
 
 #[test]
 fn writing_and_settling_recover_on_the_way() {
-    let place = crashed();
+    let place = crashed(&[]);
     untorn_with(&["write", place.name(), "--offset", "5"], b"after").expect(0);
     assert_eq!(&place.read()[5..10], b"after");
-    let place = crashed();
+    let place = crashed(&[]);
     untorn(&["settle", place.name()]).expect(0);
-    assert_eq!(place.read(), fs::read(&place.file).expect("readable"));
+    assert_eq!(place.read(), place.bytes());
 }
 
 /// A file with committed bytes that only its sidecar holds.
@@ -100,7 +99,7 @@ fn a_marked_file_without_its_sidecar_is_refused() {
 
 /// Whether the file system of the tests keeps user attributes.
 fn marks_are_kept(place: &Place) -> bool {
-    let found = untorn(&["doctor", place.dir.path().to_str().expect("text"), "--json"]).expect(0).json();
+    let found = untorn(&["doctor", place.dir(), "--json"]).expect(0).json();
     found["medium"] != "volatile"
 }
 
@@ -116,13 +115,13 @@ fn a_sidecar_of_nonsense_is_corrupt_and_nothing_is_changed() {
     let len = fs::metadata(&sidecar).expect("there").len();
     let nonsense: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8).collect();
     fs::write(&sidecar, &nonsense).expect("writes");
-    let before = fs::read(&place.file).expect("readable");
+    let before = place.bytes();
     for verb in ["read", "check", "info", "write", "recover", "settle"] {
         let run = untorn(&[verb, place.name()]).expect(2);
         assert!(verb == "info" || run.err.contains(".untorn"), "{verb}: {}", run.err);
     }
     assert_eq!(untorn(&["info", place.name(), "--json"]).json()["state"], "corrupt");
-    assert_eq!(fs::read(&place.file).expect("readable"), before);
+    assert_eq!(place.bytes(), before);
     assert_eq!(fs::read(&sidecar).expect("readable"), nonsense);
     // The way out: the data file as it is.
     untorn(&["recover", place.name(), "--trust", "file"]).expect(0);

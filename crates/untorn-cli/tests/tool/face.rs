@@ -79,7 +79,7 @@ fn hidden_verbs_refuse_to_run_for_anyone_but_their_parent() {
     let place = Place::plain(&[0; 100]);
     let writer = ["demo-writer", place.name(), "--writer=plain", "--seed=1", "--parent=1"];
     untorn(&writer).expect(64);
-    assert_eq!(std::fs::read(&place.file).expect("readable"), [0; 100]);
+    assert_eq!(place.bytes(), [0; 100]);
 }
 
 #[test]

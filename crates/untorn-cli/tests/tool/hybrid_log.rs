@@ -2,24 +2,9 @@
 
 use std::fs;
 
-use crate::common::{Place, TORTURED_LEN, UNTORN, run, start_writer, untorn, untorn_with};
+use crate::common::{Place, UNTORN, crashed, run, untorn, untorn_with};
 
 const ENGINE: [&str; 2] = ["--engine", "hybrid-log"];
-
-fn created(len: u64) -> Place {
-    let place = Place::empty();
-    untorn(&["create", place.name(), "--len", &len.to_string(), ENGINE[0], ENGINE[1]]).expect(0);
-    place
-}
-
-/// A file whose writer was killed at work.
-fn crashed() -> Place {
-    let place = created(TORTURED_LEN);
-    let mut writer = start_writer(&place.file, "commit");
-    writer.kill().expect("the writer is ours to kill");
-    writer.wait().expect("the writer can be waited for");
-    place
-}
 
 #[test]
 fn every_verb_serves_a_hybrid_log_file() {
@@ -48,13 +33,13 @@ fn every_verb_serves_a_hybrid_log_file() {
     assert_eq!(untorn(&["recover", place.name(), "--json"]).expect(0).json()["recovery"]["was_needed"], false);
 
     untorn(&["settle", place.name()]).expect(0);
-    assert_eq!(fs::read(&place.file).expect("readable"), bytes);
+    assert_eq!(place.bytes(), bytes);
     assert!(place.info()["engine"].is_null());
 }
 
 #[test]
 fn a_killed_writer_leaves_a_file_to_recover() {
-    let place = crashed();
+    let place = crashed(&ENGINE);
     assert_eq!(untorn(&["info", place.name(), "--json"]).expect(1).json()["state"], "needs-recovery");
     untorn(&["check", place.name()]).expect(1).names("untorn recover");
     untorn(&["read", place.name()]).expect(1).names("untorn recover");
@@ -68,7 +53,7 @@ fn a_killed_writer_leaves_a_file_to_recover() {
 
 #[test]
 fn an_open_with_another_engine_says_where_the_bytes_are() {
-    let place = crashed();
+    let place = crashed(&ENGINE);
     let parent = std::process::id().to_string();
     let arguments =
         ["torture-writer", place.name(), "--seed=1", "--engine=reflection", "--start=1", "--durability=commit"];
@@ -94,7 +79,7 @@ fn refused_log_options_leave_no_file() {
     create(&["--log-policy", "redo"]).expect(64).names("--engine hybrid-log");
     create(&["--engine", "reflection", "--log-size", "8M"]).expect(64).names("--engine hybrid-log");
     // A device with persistent memory is none of the test's.
-    if untorn(&["doctor", place.dir.path().to_str().expect("text"), "--json"]).json()["medium"] != "pmem" {
+    if untorn(&["doctor", place.dir(), "--json"]).json()["medium"] != "pmem" {
         create(&[ENGINE[0], ENGINE[1], "--log-policy", "undo"]).expect(64).names("persistent memory");
     }
     assert!(!place.file.exists());
@@ -102,28 +87,14 @@ fn refused_log_options_leave_no_file() {
     untorn(&["torture", ENGINE[0], ENGINE[1], "--medium", "block", "--log-size", "8M"])
         .expect(64)
         .names("--medium block");
-    untorn(&["torture", "--medium", "dax", "--log-policy", "undo"]).expect(64).names("--engine hybrid-log");
     // There the log may be set, so that what is refused is what has no DAX.
-    untorn(&[
-        "torture",
-        "--medium",
-        "dax",
-        ENGINE[0],
-        ENGINE[1],
-        "--log-policy",
-        "undo",
-        "--log-size",
-        "2M",
-        "--fs",
-        "btrfs",
-    ])
-    .expect(64)
-    .names("btrfs does not support DAX");
-    untorn(&["torture", "--medium", "dax", "--map", "--log-size", "2M", "--fs", "btrfs"])
-        .expect(64)
-        .names("does not support DAX");
-    untorn(&["torture", "--medium", "dax", "--region", "--fs", "btrfs"]).expect(64).names("does not support DAX");
-    untorn(&["torture", "--medium", "dax", "--region", "--log-size", "2M"]).expect(64).names("--region");
+    let dax = |more: &[&str]| untorn(&[&["torture", "--medium=dax"], more].concat()).expect(64);
+    dax(&["--log-policy=undo"]).names("--engine hybrid-log");
+    dax(&[ENGINE[0], ENGINE[1], "--log-policy=undo", "--log-size=2M", "--fs=btrfs"])
+        .names("btrfs does not support DAX");
+    dax(&["--map", "--log-size=2M", "--fs=btrfs"]).names("does not support DAX");
+    dax(&["--region", "--fs=btrfs"]).names("does not support DAX");
+    dax(&["--region", "--log-size=2M"]).names("--region");
     untorn(&["bench", "atomic-write", "--log-policy", "redo"]).expect(64).names("--engine hybrid-log");
 }
 
@@ -135,21 +106,10 @@ fn torture_finds_nothing_under_any_policy() {
     let dir = dir.path().to_str().expect("text");
     // The last one fills all the time.
     for (policy, size) in [("undo", "64M"), ("redo", "64M"), ("hybrid", "5M")] {
-        let arguments = [
-            "torture",
-            "--seconds=1",
-            ENGINE[0],
-            ENGINE[1],
-            "--log-policy",
-            policy,
-            "--log-size",
-            size,
-            "--dir",
-            dir,
-            "--json",
-        ];
+        let log = ["--log-policy", policy, "--log-size", size, "--dir", dir, "--json"];
+        let arguments = [&["torture", "--seconds=1"], &ENGINE[..], &log].concat();
         let mut command = std::process::Command::new("env");
-        command.args(["UNTORN_ASSUME_PMEM=1", UNTORN]).args(arguments);
+        command.args(["UNTORN_ASSUME_PMEM=1", UNTORN]).args(&arguments);
         let report = run(&mut command, &arguments, b"").expect(0).json();
         assert_eq!((&report["engine"], &report["violations"]), (&ENGINE[1].into(), &0.into()), "{report}");
     }
@@ -158,7 +118,7 @@ fn torture_finds_nothing_under_any_policy() {
 #[test]
 fn the_doctor_says_when_to_choose_it() {
     let place = Place::empty();
-    let found = untorn(&["doctor", place.dir.path().to_str().expect("text"), "--json"]).expect(0).json();
+    let found = untorn(&["doctor", place.dir(), "--json"]).expect(0).json();
     let reasons: Vec<&str> = found["reasons"].as_array().expect("a list").iter().filter_map(|r| r.as_str()).collect();
     assert!(reasons.iter().any(|reason| reason.contains("hybrid-log")), "{reasons:?}");
 }

@@ -33,7 +33,7 @@ fn untorn_survives_on_ext4_and_xfs() {
 #[test]
 fn passthrough_is_convicted_and_its_kept_disk_replays() {
     let place = Place::empty();
-    let keep = place.dir.path().to_str().expect("text");
+    let keep = place.dir();
     let Some(run) = cut(&["--engine", "passthrough", "--images", "400", "--keep", keep]) else { return };
     let object = run.expect(1).json();
     assert!(object["violations"].as_u64() > Some(0) && object["seed"].is_u64(), "{object}");
@@ -59,7 +59,7 @@ fn regions_survive_power_cuts_and_fail_on_a_lying_disk() {
         assert!(kind["acknowledged"].as_u64() > Some(0), "{object}");
     }
     let place = Place::empty();
-    let keep = place.dir.path().to_str().expect("text");
+    let keep = place.dir();
     let object = cut(&["--region", "--lying-disk", "--images", "400", "--keep", keep])
         .expect("what ran before")
         .expect(1)
@@ -72,7 +72,7 @@ fn regions_survive_power_cuts_and_fail_on_a_lying_disk() {
 #[test]
 fn a_disk_that_lies_about_its_latest_flush_is_noticed() {
     let place = Place::empty();
-    let keep = place.dir.path().to_str().expect("text");
+    let keep = place.dir();
     let Some(run) = cut(&["--lying-disk", "--images", "400", "--keep", keep]) else { return };
     let object = run.expect(1).json();
     assert!(object["violations"].as_u64() > Some(0) && object["lying_disk"] == true, "{object}");

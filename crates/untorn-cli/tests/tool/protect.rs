@@ -25,7 +25,7 @@ fn rot(place: &Place, change: impl FnOnce(&File)) {
 #[test]
 fn a_damaged_page_is_found_and_given_back() {
     let place = plain(11);
-    let before = fs::read(&place.file).unwrap();
+    let before = place.bytes();
     let made = untorn(&["protect", place.name(), "--json"]).expect(0).json();
     assert_eq!((&made["pages"], &made["uncovered"], &made["stripe"]), (&11.into(), &0.into(), &4.into()));
     assert!(untorn(&["scrub", place.name()]).expect(0).text().contains("nothing is damaged"));
@@ -36,7 +36,7 @@ fn a_damaged_page_is_found_and_given_back() {
     assert!(untorn(&["scrub", place.name()]).expect(1).text().contains("untorn repair"));
     let mended = untorn(&["repair", place.name(), "--json"]).expect(0).json();
     assert_eq!(mended["repaired"], serde_json::json!([{ "offset": 5 * PAGE, "len": PAGE }]));
-    assert_eq!(fs::read(&place.file).unwrap(), before);
+    assert_eq!(place.bytes(), before);
     let again = untorn(&["scrub", place.name(), "--repair", "--json"]).expect(0).json();
     assert_eq!((&again["damage"], &again["rebuilt"]), (&serde_json::json!([]), &0.into()));
     let info = place.info();
@@ -53,11 +53,11 @@ fn more_than_parity_can_carry_is_listed_and_nothing_is_touched() {
         file.write_all_at(b"x", 3 * PAGE).unwrap();
         file.write_all_at(b"x", 4 * PAGE).unwrap();
     });
-    let damaged = fs::read(&place.file).unwrap();
+    let damaged = place.bytes();
     let report = untorn(&["repair", place.name(), "--json"]).expect(2).json();
     let lost = serde_json::json!([{ "offset": 0, "len": PAGE }, { "offset": 3 * PAGE, "len": PAGE }]);
     assert_eq!((&report["lost"], &report["repaired"]), (&lost, &serde_json::json!([])));
-    assert_eq!(fs::read(&place.file).unwrap(), damaged);
+    assert_eq!(place.bytes(), damaged);
     assert!(untorn(&["repair", place.name()]).expect(2).text().contains("nothing was changed"));
 }
 
@@ -66,7 +66,7 @@ fn outside_writes_are_reported_and_left_alone() {
     let place = plain(8);
     untorn(&["protect", place.name()]).expect(0);
     write_untold(&place.file, b"an honest write", 2 * PAGE);
-    let written = fs::read(&place.file).unwrap();
+    let written = place.bytes();
     assert_eq!(place.info()["redundancy"]["state"], "changed-untold");
     // Nobody has looked at a page for it.
     for unknown in ["lost", "unknown", "oldest_uncovered_seconds", "in_sidecar"] {
@@ -75,7 +75,7 @@ fn outside_writes_are_reported_and_left_alone() {
     let found = untorn(&["scrub", place.name(), "--json"]).expect(1).json();
     assert_eq!(found["damage"], serde_json::json!([{ "what": "unknown", "offset": 2 * PAGE, "len": PAGE }]));
     untorn(&["repair", place.name()]).expect(1);
-    assert_eq!(fs::read(&place.file).unwrap(), written);
+    assert_eq!(place.bytes(), written);
     let covered = untorn(&["protect", place.name(), "--json"]).expect(1).json();
     assert_eq!((&covered["unknown"], &covered["uncovered"]), (&serde_json::json!([2]), &0.into()));
     untorn(&["protect", place.name()]).expect(0);
@@ -179,15 +179,15 @@ fn a_period_is_kept_for_who_opens_it_later() {
 fn one_bad_place_is_repaired_with_spread_stripes() {
     for (layout, given_back) in [("spread", true), ("consecutive", false)] {
         let place = plain(64);
-        let before = fs::read(&place.file).unwrap();
+        let before = place.bytes();
         untorn(&["protect", place.name(), "--layout", layout]).expect(0);
         rot(&place, |file| file.write_all_at(&[0xee; 3 * PAGE as usize], 8 * PAGE).unwrap());
-        let damaged = fs::read(&place.file).unwrap();
+        let damaged = place.bytes();
         let report = untorn(&["repair", place.name(), "--json"]).expect(if given_back { 0 } else { 2 }).json();
         let pages: Vec<_> = (8..11).map(|page| serde_json::json!({ "offset": page * PAGE, "len": PAGE })).collect();
         let (repaired, lost) = if given_back { (pages, Vec::new()) } else { (Vec::new(), pages) };
         assert_eq!((&report["repaired"], &report["lost"]), (&repaired.into(), &lost.into()), "{layout}");
-        assert!(fs::read(&place.file).unwrap() == if given_back { before } else { damaged }, "{layout}");
+        assert!(place.bytes() == if given_back { before } else { damaged }, "{layout}");
     }
 }
 

@@ -5,13 +5,13 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Place, untorn};
+use crate::common::{Place, Run, UNTORN, kill, torture_writer, untorn};
 
 #[test]
 fn untorn_survives_in_both_durabilities() {
     for durability in ["write", "commit"] {
         let place = Place::empty();
-        let dir = place.dir.path().to_str().expect("text");
+        let dir = place.dir();
         let arguments =
             ["torture", "--seconds", "2", "--seed", "42", "--durability", durability, "--dir", dir, "--json"];
         let object = untorn(&arguments).expect(0).json();
@@ -22,47 +22,44 @@ fn untorn_survives_in_both_durabilities() {
         assert_eq!((&object["seed"], &object["violations"]), (&42.into(), &0.into()));
         assert!(object["runs"].as_u64() > Some(0) && object["operations"].as_u64() > Some(0), "{object}");
         assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
-        assert_eq!(fs::read_dir(dir).expect("readable").count(), 0, "files are left behind");
+        assert_eq!(place.entries(), [""; 0], "files are left behind");
+    }
+}
+
+/// Another way to use the library survives too, with the engine that it has, and refuses what it cannot have.
+fn survives(way: &str, engine: &str) {
+    let place = Place::empty();
+    let option = format!("--{way}");
+    let object = untorn(&["torture", &option, "--seconds", "2", "--dir", place.dir(), "--json"]).expect(0).json();
+    assert_eq!((&object["engine"], &object["durability"]), (&engine.into(), &"commit".into()));
+    assert_eq!((&object[way], &object["violations"]), (&true.into(), &0.into()), "{object}");
+    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+    for refused in [["--engine", "reflection"], ["--durability", "write"]] {
+        untorn(&[&["torture", &option], &refused[..]].concat()).expect(64).names(&option);
     }
 }
 
 #[test]
 fn plain_stores_survive_too() {
-    let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
-    let object = untorn(&["torture", "--map", "--seconds", "2", "--dir", dir, "--json"]).expect(0).json();
-    assert_eq!((&object["engine"], &object["durability"]), (&"hybrid-log".into(), &"commit".into()));
-    assert_eq!((&object["map"], &object["violations"]), (&true.into(), &0.into()), "{object}");
-    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
-    for refused in [["--engine", "reflection"], ["--durability", "write"]] {
-        untorn(&[&["torture", "--map"], &refused[..]].concat()).expect(64).names("--map");
-    }
+    survives("map", "hybrid-log");
 }
 
 #[test]
 fn mapped_regions_survive_too() {
-    let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
-    let object = untorn(&["torture", "--region", "--seconds", "2", "--dir", dir, "--json"]).expect(0).json();
-    assert_eq!((&object["engine"], &object["durability"]), (&"snapshot".into(), &"commit".into()));
-    assert_eq!((&object["region"], &object["violations"]), (&true.into(), &0.into()), "{object}");
-    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
-    for refused in [["--engine", "reflection"], ["--durability", "write"]] {
-        untorn(&[&["torture", "--region"], &refused[..]].concat()).expect(64).names("--region");
-    }
+    survives("region", "snapshot");
 }
 
 #[test]
 fn torture_with_redundancy_repairs_all_injected_damage() {
     for (engine, durability) in [("reflection", "commit"), ("hybrid-log", "commit"), ("reflection", "write")] {
         let place = Place::empty();
-        let dir = place.dir.path().to_str().expect("text");
+        let dir = place.dir();
         let arguments = ["torture", "--redundancy", "--seconds", "2", "--engine", engine, "--durability", durability];
         let object = untorn(&[&arguments[..], &["--dir", dir, "--json"]].concat()).expect(0).json();
         assert_eq!((&object["engine"], &object["durability"]), (&engine.into(), &durability.into()));
         assert_eq!((&object["redundancy"], &object["violations"]), (&true.into(), &0.into()), "{object}");
         assert!(object["acknowledged"].as_u64() > Some(0) && object["damaged"].as_u64() > Some(0), "{object}");
-        assert_eq!(fs::read_dir(dir).expect("readable").count(), 0, "files are left behind");
+        assert_eq!(place.entries(), [""; 0], "files are left behind");
     }
     for refused in [["--medium", "dax"], ["--engine", "passthrough"]] {
         untorn(&[&["torture", "--redundancy"], &refused[..]].concat()).expect(64).names("--redundancy");
@@ -75,26 +72,19 @@ fn torture_with_redundancy_repairs_all_injected_damage() {
 fn a_region_is_verified_apart_from_who_wrote_it() {
     let place = Place::empty();
     let (store, reports) = (place.dir.path().join("store"), place.dir.path().join("reports"));
-    let parent = std::process::id().to_string();
     let common = ["--seed", "7", "--engine", "auto", "--durability", "commit", "--region"];
     let heard = fs::File::create(&reports).expect("a file");
-    let mut writer = Command::new(crate::common::UNTORN)
-        .args(["torture-writer", "--create", "--parent", &parent, "--start", "1,1"])
-        .args(common)
-        .arg(&store)
-        .stdout(heard)
-        .spawn()
-        .expect("the tool runs");
+    let mut writer = torture_writer(&store, &[&["--create"], &common[..]].concat(), heard.into());
     while fs::metadata(&reports).expect("it is there").len() < 8 * 200 {
         assert_eq!(writer.try_wait().expect("it can be asked"), None, "the writer ended by itself");
     }
-    writer.kill().and_then(|()| writer.wait()).expect("it can be killed");
+    kill(&mut writer);
     let crashed = fs::read(&store).expect("a store");
     let verify = || {
         let heard = fs::File::open(&reports).expect("it is there");
         let arguments = ["torture-verify", "--threads", "2"];
-        let run = Command::new(crate::common::UNTORN).args(arguments).args(common).arg(&store).stdin(heard).output();
-        crate::common::Run::of(run.expect("the tool runs"), &arguments)
+        let run = Command::new(UNTORN).args(arguments).args(common).arg(&store).stdin(heard).output();
+        Run::of(run.expect("the tool runs"), &arguments)
     };
     let object = verify().expect(0).json();
     assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
@@ -119,7 +109,7 @@ fn the_report_says_what_was_checked_and_what_not() {
 #[test]
 fn passthrough_is_convicted_and_its_files_are_kept() {
     let place = Place::empty();
-    let dir = place.dir.path().to_str().expect("text");
+    let dir = place.dir();
     // About every fortieth kill falls inside a write, and the first that does ends it; so long is only for a machine
     // that is too busy for more than one kill a second.
     let arguments = ["torture", "--engine", "passthrough", "--seconds", "7200", "--dir", dir, "--json"];
@@ -134,22 +124,15 @@ fn the_verifier_accepts_a_life_and_finds_a_lost_operation() {
     let place = Place::empty();
     let path = place.dir.path().join("tortured");
     let common = ["--seed=5", "--engine=reflection", "--durability=write"];
-    let parent = std::process::id().to_string();
-    let mut writer = Command::new(env!("CARGO_BIN_EXE_untorn"))
-        .args(["torture-writer", "--create", "--start=1,1", "--parent", &parent])
-        .args(common)
-        .arg(&path)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("starts");
+    let mut writer = torture_writer(&path, &[&["--create"], &common[..]].concat(), Stdio::piped());
     let mut reports = vec![0; 8 * 50];
     let mut stdout = writer.stdout.take().expect("piped");
     stdout.read_exact(&mut reports).expect("reports");
-    writer.kill().and_then(|()| writer.wait()).expect("killed");
+    kill(&mut writer);
     stdout.read_to_end(&mut reports).expect("the rest");
 
     let verify = |reports: &[u8]| {
-        let mut verifier = Command::new(env!("CARGO_BIN_EXE_untorn"))
+        let mut verifier = Command::new(UNTORN)
             .args(["torture-verify", "--threads=2"])
             .args(common)
             .arg(&path)

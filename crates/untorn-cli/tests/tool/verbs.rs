@@ -140,10 +140,9 @@ fn settle_leaves_a_plain_file() {
     let settled = untorn(&["settle", place.name(), "--json"]).expect(0).json();
     assert_eq!((&settled["settled"], &settled["state"]), (&true.into(), &"clean".into()));
     assert!(settled["sidecar"].is_null(), "{settled}");
-    let bytes = std::fs::read(&place.file).expect("the settled file is plain");
+    let bytes = place.bytes();
     assert_eq!((bytes.len(), &bytes[4090..4103]), (10_000, &b"across a page"[..]));
-    let names: Vec<_> = std::fs::read_dir(place.dir.path()).expect("readable").flatten().collect();
-    assert_eq!(names.len(), 1, "more than the file is left: {names:?}");
+    assert_eq!(place.entries(), ["ledger"], "more than the file is left");
     let again = untorn(&["settle", place.name(), "--json"]).expect(0).json();
     assert_eq!(again["settled"], false);
 }
@@ -154,15 +153,14 @@ fn reading_and_looking_change_nothing() {
     for arguments in [["read", place.name()], ["info", place.name()], ["check", place.name()]] {
         untorn(&arguments).expect(0);
     }
-    let names: Vec<_> = std::fs::read_dir(place.dir.path()).expect("readable").flatten().collect();
-    assert_eq!(names.len(), 1, "something was made: {names:?}");
-    assert_eq!(std::fs::read(&place.file).expect("readable"), [7; 9000]);
+    assert_eq!(place.entries(), ["ledger"], "something was made");
+    assert_eq!(place.bytes(), [7; 9000]);
 }
 
 #[test]
 fn doctor_explains_itself() {
     let place = Place::plain(b"x");
-    for path in [place.name(), place.dir.path().to_str().expect("text")] {
+    for path in [place.name(), place.dir()] {
         let found = untorn(&["doctor", path, "--json"]).expect(0).json();
         assert_eq!(found["path"], path);
         assert!(["pmem", "block", "assumed-pmem", "volatile"].map(Into::into).contains(&found["medium"]), "{found}");
