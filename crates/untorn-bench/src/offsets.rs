@@ -96,12 +96,9 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Mixes the bits of a small number (SplitMix64's finaliser), so that neighbouring seeds give unrelated walks.
+/// Mixes the bits of a small number, so that neighbouring seeds give unrelated walks.
 pub(crate) fn mix(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    untorn_sim::Rng::new(seed).next_u64()
 }
 
 #[cfg(test)]

@@ -2,32 +2,25 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, fast, and any seed is a good one.
+/// The generator of the simulator. A number below a bound is its remainder here, so that a printed seed goes on meaning
+/// the same operations.
 #[derive(Clone, Debug)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng(untorn_sim::Rng);
 
 impl Rng {
     /// From one seed.
     pub(crate) fn new(seed: u64) -> Self {
-        Rng(seed)
+        Rng(untorn_sim::Rng::new(seed))
     }
 
     /// From several numbers; their order matters.
     pub(crate) fn from_parts(parts: &[u64]) -> Self {
-        let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
-        for part in parts {
-            rng.0 = rng.next() ^ part;
-        }
-        rng
+        Rng::new(parts.iter().fold(0x9e37_79b9_7f4a_7c15, |seed, part| Rng::new(seed).next() ^ part))
     }
 
     /// The next 64 bits.
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// A number below `bound`, which must not be 0. The bias of the remainder does not matter for picking work.
@@ -42,10 +35,7 @@ impl Rng {
 
     /// Fills `buf`.
     pub(crate) fn fill(&mut self, buf: &mut [u8]) {
-        for chunk in buf.chunks_mut(8) {
-            let word = self.next().to_le_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
+        self.0.fill(buf);
     }
 }
 

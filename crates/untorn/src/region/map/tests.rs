@@ -42,11 +42,8 @@ fn a_mapped_region_is_a_map_from_page_numbers_to_bytes() {
     for (number, way) in WAYS.into_iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
-        let mut seed = 0x9e37_79b9_u64 + number as u64;
-        let mut random = move |below: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 33) % below
-        };
+        let mut rng = untorn_testing::SplitMix::new(number as u64);
+        let mut random = move |below: u64| rng.below(below);
         let (mut store, mut map) = open(&path, way);
         let mut committed: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         let (mut now, mut pinned) = (committed.clone(), Vec::new());
