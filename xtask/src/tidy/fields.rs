@@ -76,6 +76,12 @@ const SPREAD: &[Spread] = &[
         "one redundancy file: what changes is behind one lock (`Inner`), and each operation that takes it is a file",
     ),
     (
+        "crates/untorn/src/redundancy/tracked/mod.rs",
+        "TrackedPages",
+        &["data.rs", "sidecar.rs"],
+        "the pages of one file: how its redundancy file follows its length is one file for each kind of pages",
+    ),
+    (
         "crates/untorn/src/region/engine/mod.rs",
         "Core",
         &["audit.rs", "commit.rs", "load.rs"],

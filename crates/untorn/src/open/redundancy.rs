@@ -11,11 +11,6 @@ use crate::redundancy::protect::{coverage as coverage_of, look};
 use crate::redundancy::{Coverage, Mode, RedundancyService, RepairReport, Scrub, ScrubReport, scrub_and_note};
 use crate::storage;
 
-/// Has what is damaged stay so when the file is closed.
-fn leave_damage(file: &AtomicFile) -> Result<()> {
-    kept(file.shared()).map(|kept| kept.leave_damage())
-}
-
 /// The redundancy of an open file.
 fn kept(shared: &Shared) -> Result<&dyn RedundancyService> {
     let engine: &dyn Engine = &*shared.engine;
@@ -25,130 +20,95 @@ fn kept(shared: &Shared) -> Result<&dyn RedundancyService> {
     })
 }
 
-fn coverage(shared: &Shared) -> Result<Option<Coverage>> {
-    shared.engine.redundancy().map(|kept| kept.coverage()).transpose()
+/// The calls of a handle, with what is said of this kind of handle alone.
+macro_rules! calls_of {
+    ($handle:ident: $(#[$sync:meta])+ sync, $(#[$scrub:meta])+ scrub, $(#[$repair:meta])+ repair) => {
+        impl $handle {
+            $(#[$sync])+
+            ///
+            /// # Errors
+            /// [`Error::Invalid`] if this handle keeps no [redundancy](crate::Options::redundancy), for example because
+            /// another process has the shared file open. Errors of reading, writing and flushing; after one of them
+            /// nothing more is promised.
+            pub fn sync_redundancy(&self) -> Result<()> {
+                kept(self.shared())?.cover().map(drop)
+            }
+
+            /// How much is covered now; `None` if this handle keeps no [redundancy](crate::Options::redundancy).
+            ///
+            /// # Errors
+            /// [`Error::Poisoned`] after a failure, [`Error::Protection`] for an empty file.
+            pub fn coverage(&self) -> Result<Option<Coverage>> {
+                self.shared().engine.redundancy().map(|kept| kept.coverage()).transpose()
+            }
+
+            $(#[$scrub])+
+            ///
+            /// # Errors
+            /// [`Error::Invalid`] if this handle keeps no redundancy; errors of reading. Damage is not an error: it is
+            /// in the report.
+            pub fn scrub(&self) -> Result<ScrubReport> {
+                self.scrub_with(None, &mut |_, _| true)
+            }
+
+            /// Like [`scrub`](Self::scrub), but reads at most `rate` bytes of the file per second and calls `progress`
+            /// now and then with the bytes read and the total. If `progress` returns `false`, the scrub ends. It must
+            /// not call back into this handle: the call could wait forever.
+            ///
+            /// # Errors
+            /// As for [`scrub`](Self::scrub).
+            pub fn scrub_with(
+                &self,
+                rate: Option<u64>,
+                progress: &mut dyn FnMut(u64, u64) -> bool,
+            ) -> Result<ScrubReport> {
+                scrub_and_note(kept(self.shared())?, Scrub { rate, ..Scrub::telling(progress) })
+            }
+
+            $(#[$repair])+
+            ///
+            /// # Errors
+            /// As for [`scrub`](Self::scrub); errors of writing and flushing. Lost pages are in the report.
+            pub fn repair(&self) -> Result<RepairReport> {
+                self.repair_with(&mut |_, _| true)
+            }
+
+            /// Like [`repair`](Self::repair), and calls `progress` now and then with the bytes read and the total.
+            /// `progress` must not call back into this handle: the repair locks the file's length, and the call could
+            /// wait forever.
+            ///
+            /// # Errors
+            /// As for [`repair`](Self::repair).
+            pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
+                kept(self.shared())?.repair(Scrub::telling(progress))
+            }
+        }
+    };
 }
 
-fn scrub(shared: &Shared, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
-    scrub_and_note(kept(shared)?, Scrub { rate, ..Scrub::telling(progress) })
-}
-
-impl AtomicFile {
+calls_of!(AtomicFile:
     /// Covers everything stored before the call, in the file and, for the reflection engine, in its sidecar. The hybrid
     /// log is checkpointed first, so that committed bytes that are only in the log are covered too.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if this handle keeps no [redundancy](crate::Options::redundancy), for example because another
-    /// process has the shared file open. Errors of reading, writing and flushing; after one of them nothing more is
-    /// promised.
-    pub fn sync_redundancy(&self) -> Result<()> {
-        kept(self.shared())?.cover().map(drop)
-    }
-
-    /// How much is covered now; `None` if this handle keeps no [redundancy](crate::Options::redundancy).
-    ///
-    /// # Errors
-    /// [`Error::Poisoned`] after a failure, [`Error::Protection`] for an empty file.
-    pub fn coverage(&self) -> Result<Option<Coverage>> {
-        coverage(self.shared())
-    }
-
+    sync,
     /// Reads the data file, and the covered part of the sidecar, as the medium holds them, and compares them with
     /// their checksums and parity; see [`Protected::scrub`](crate::redundancy::Protected::scrub). If the file gets
     /// another length meanwhile, the scrub continues with that length.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if this handle keeps no redundancy; errors of reading. Damage is not an error: it is in the
-    /// report.
-    pub fn scrub(&self) -> Result<ScrubReport> {
-        self.scrub_with(None, &mut |_, _| true)
-    }
+    scrub,
+    /// [Scrubs](Self::scrub), and repairs the damage. If some of it cannot be repaired, it changes nothing. The file
+    /// may be read and written meanwhile.
+    repair
+);
 
-    /// Like [`scrub`](AtomicFile::scrub), but reads at most `rate` bytes of the file per second and calls `progress`
-    /// now and then with the bytes read and the total. If `progress` returns `false`, the scrub ends. It must not call
-    /// back into this file: the call could wait forever.
-    ///
-    /// # Errors
-    /// As for [`scrub`](AtomicFile::scrub).
-    pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
-        scrub(self.shared(), rate, progress)
-    }
-
-    /// [Scrubs](AtomicFile::scrub), and repairs the damage. If some of it cannot be repaired, it changes nothing. The
-    /// file may be read and written meanwhile.
-    ///
-    /// # Errors
-    /// As for [`scrub`](AtomicFile::scrub); errors of writing and flushing. Lost pages are in the report.
-    pub fn repair(&self) -> Result<RepairReport> {
-        self.repair_with(&mut |_, _| true)
-    }
-
-    /// Like [`repair`](AtomicFile::repair), and calls `progress` now and then with the bytes read and the total.
-    /// `progress` must not call back into this file: the repair locks its length, and the call could wait forever.
-    ///
-    /// # Errors
-    /// As for [`repair`](AtomicFile::repair).
-    pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
-        kept(self.shared())?.repair(Scrub::telling(progress))
-    }
-}
-
-impl AtomicMap {
+calls_of!(AtomicMap:
     /// Checkpoints the log and covers the file. Uncommitted stores exist only in memory.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the map's file has no [redundancy](crate::Options::redundancy). Errors of reading, writing
-    /// and flushing; after one of them nothing more is promised.
-    pub fn sync_redundancy(&self) -> Result<()> {
-        kept(self.shared())?.cover().map(drop)
-    }
-
-    /// How much is covered now; `None` if the file has no [redundancy](crate::Options::redundancy).
-    ///
-    /// # Errors
-    /// [`Error::Poisoned`] after a failure, [`Error::Protection`] for an empty file.
-    pub fn coverage(&self) -> Result<Option<Coverage>> {
-        coverage(self.shared())
-    }
-
+    sync,
     /// Reads the data file as the medium holds it, and compares it with its checksums and parity; see
     /// [`Protected::scrub`](crate::redundancy::Protected::scrub).
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the file has no redundancy; errors of reading. Damage is not an error: it is in the
-    /// report.
-    pub fn scrub(&self) -> Result<ScrubReport> {
-        self.scrub_with(None, &mut |_, _| true)
-    }
-
-    /// Like [`scrub`](AtomicMap::scrub), but reads at most `rate` bytes of the file per second and calls `progress` now
-    /// and then with the bytes read and the total. If `progress` returns `false`, the scrub ends. It must not call back
-    /// into this map: the call could wait forever.
-    ///
-    /// # Errors
-    /// As for [`scrub`](AtomicMap::scrub).
-    pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
-        scrub(self.shared(), rate, progress)
-    }
-
-    /// [Scrubs](AtomicMap::scrub), and repairs the damage. If some of it cannot be repaired, it changes nothing. Pages
-    /// that are in memory in their damaged state show the repaired bytes afterwards, except those that were stored to.
-    ///
-    /// # Errors
-    /// As for [`scrub`](AtomicMap::scrub); errors of writing and flushing. Lost pages are in the report.
-    pub fn repair(&self) -> Result<RepairReport> {
-        self.repair_with(&mut |_, _| true)
-    }
-
-    /// Like [`repair`](AtomicMap::repair), and calls `progress` now and then with the bytes read and the total.
-    /// `progress` must not call back into this map: the call could wait forever.
-    ///
-    /// # Errors
-    /// As for [`repair`](AtomicMap::repair).
-    pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
-        kept(self.shared())?.repair(Scrub::telling(progress))
-    }
-}
+    scrub,
+    /// [Scrubs](Self::scrub), and repairs the damage. If some of it cannot be repaired, it changes nothing. Pages that
+    /// are in memory in their damaged state show the repaired bytes afterwards, except those that were stored to.
+    repair
+);
 
 /// Creates checksums and parity for a file that no process has open, or brings existing ones up to date. Returns what
 /// is covered then. A file with a sidecar is opened with its engine for that, and every later open keeps its
@@ -220,9 +180,8 @@ pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool
     // An engine that opens a file gives back what it finds damaged in its sidecar. So if there is nothing for it to
     // recover, the file is looked at first: who is told that pages are lost has the file as it was.
     if let Ok(looked) = look(path, Mode::Look)
-        && looked.service()?.was_closed()
+        && let Some(report) = looked.service()?.assess_closed(Scrub::telling(progress))?
     {
-        let report = looked.service()?.assess(Scrub::telling(progress))?;
         // What is wrong with the sidecar otherwise, its engine tells.
         let is_well = report.scrub.is_clean() && inspect(path)?.state == State::Clean;
         if is_well || !report.is_whole() {
@@ -232,7 +191,8 @@ pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool
     let file = Options::new().redundancy(ProtectOptions::new().on_demand()).open(path)?;
     let report = file.repair_with(progress)?;
     if !report.is_whole() {
-        leave_damage(&file)?;
+        // What is damaged stays so when the file is closed.
+        kept(file.shared())?.leave_damage();
     }
     file.close()?;
     Ok(report)

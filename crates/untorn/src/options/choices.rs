@@ -152,6 +152,7 @@ macro_rules! words {
         }
     };
 }
+pub(super) use words;
 
 words!(
     EngineKind,

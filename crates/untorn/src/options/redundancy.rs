@@ -1,11 +1,11 @@
 //! Options for redundancy: checksum, stripes, periods and callbacks.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Options;
+use super::choices::words;
 
 /// The checksum of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,47 +28,8 @@ pub enum StripeLayout {
     Spread,
 }
 
-impl fmt::Display for Checksum {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Checksum::Crc32c => "crc32c",
-            Checksum::Xxh3 => "xxh3",
-        })
-    }
-}
-
-impl FromStr for Checksum {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "crc32c" => Ok(Checksum::Crc32c),
-            "xxh3" => Ok(Checksum::Xxh3),
-            other => Err(format!("{other:?} is not a known checksum; use crc32c or xxh3")),
-        }
-    }
-}
-
-impl fmt::Display for StripeLayout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            StripeLayout::Consecutive => "consecutive",
-            StripeLayout::Spread => "spread",
-        })
-    }
-}
-
-impl FromStr for StripeLayout {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "consecutive" => Ok(StripeLayout::Consecutive),
-            "spread" => Ok(StripeLayout::Spread),
-            other => Err(format!("{other:?} is not a known stripe layout; use consecutive or spread")),
-        }
-    }
-}
+words!(Checksum, "checksum", Crc32c = "crc32c", Xxh3 = "xxh3");
+words!(StripeLayout, "stripe layout", Consecutive = "consecutive", Spread = "spread");
 
 /// What a new redundancy file shall be like; `None` is what an existing one is like, or the default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -133,6 +94,26 @@ pub enum Damage {
         /// Where it is in the redundancy file of the sidecar.
         offset: u64,
     },
+}
+
+impl PageRange {
+    /// The same range of a file in which the bytes that it counts from begin at `from`.
+    pub(crate) fn behind(self, from: u64) -> Self {
+        PageRange { offset: from + self.offset, ..self }
+    }
+}
+
+impl Damage {
+    /// Damage to the pages of a sidecar, which begin at `from`, in its own words.
+    pub(crate) fn in_sidecar(self, from: u64) -> Self {
+        match self {
+            Damage::Page(range) => Damage::SidecarPage(range.behind(from)),
+            Damage::Unknown(range) => Damage::SidecarUnknown(range.behind(from)),
+            Damage::Parity { stripe } => Damage::SidecarParity { stripe },
+            Damage::Table { offset } => Damage::SidecarTable { offset },
+            other => other,
+        }
+    }
 }
 
 /// What is called with each damage that is come upon.

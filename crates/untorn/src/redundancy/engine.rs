@@ -1,8 +1,8 @@
 //! An engine whose data file has redundancy.
 //!
 //! Redundancy covers the pages of the data file, as for a plain file. The medium reports the stores to them
-//! ([`TrackedData`]). For the reflection engine it covers the pages of the sidecar too ([`TrackedSidecar`]), because
-//! a written slice is in one or the other and may stay there.
+//! ([`TrackedPages`]). For the reflection engine it covers the pages of the sidecar too, because a written slice is in
+//! one or the other and may stay there.
 //!
 //! It does not cover the hybrid log: an entry is written once, with its own checksum, is checkpointed soon, and its
 //! space is reused. Before each pass, committed bytes in the log are checkpointed. So committed bytes are uncovered for
@@ -19,28 +19,24 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::data_and_sidecar;
 use crate::engine::{Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
-    Coverage, DamageSender, EngineRedundancy, Mode, RedundancyService, RepairReport, Scrub, ScrubReport,
-    SidecarRedundancy, Threads, TrackedData, TrackedSidecar, TrackedStorage, no_sidecar_redundancy,
+    FileRedundancy, Redundancy, RedundancyService, Threads, TrackedPages, TrackedStorage, no_sidecar_redundancy,
 };
 use crate::storage::{Identity, Medium, is_bad};
 
-/// How often a pass looks anew at a file that is cut short while it is brought home.
-const TRIES: u32 = 16;
-
 /// An engine, and the redundancy of its data file.
-pub(crate) struct ProtectedEngine {
+pub(crate) struct ProtectedEngine<M: Medium> {
     /// They end before the engine does.
     threads: Mutex<Threads>,
-    work: Arc<Work>,
+    engine: Arc<dyn Engine>,
+    kept: Arc<FileRedundancy<M>>,
     /// How long to wait after what notes the file's time.
     tick: Duration,
     /// Whether pages are compared with their checksums before they are read, and what is done then.
@@ -49,16 +45,6 @@ pub(crate) struct ProtectedEngine {
     deploys_reads: bool,
     /// The file was let go.
     ended: AtomicBool,
-}
-
-struct Work {
-    engine: Box<dyn Engine>,
-    beside: Arc<dyn EngineRedundancy>,
-    sidecar: Arc<dyn SidecarRedundancy>,
-    /// Why the last pass that nobody called for failed, until somebody is told, or another pass goes through.
-    unreported: Mutex<Option<Error>>,
-    /// Whether what is damaged in the sidecar is to stay so at the end.
-    leaves_damage: AtomicBool,
 }
 
 /// How redundancy is kept: as the options have it, and what they leave open as the file has it.
@@ -76,14 +62,13 @@ pub(crate) fn watch<M: Medium>(
         return Ok(None);
     }
     let redundancy = named(medium, path, options)?;
-    let mode = if redundancy.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced };
-    let (settings, batch) = (redundancy.settings, redundancy.settings.batch);
-    let data = TrackedData::new(Arc::clone(medium), path, mode.clone(), settings, options.prefer.is_some());
+    let (mode, settings) = (redundancy.announced(), redundancy.settings);
+    let data = TrackedPages::of_data(Arc::clone(medium), path, mode.clone(), settings, options.prefer.is_some());
     if !data.is_protected()? && options.redundancy.is_none() {
         no_sidecar_redundancy(&**medium, path)?;
         return Ok(None);
     }
-    let sidecar = TrackedSidecar::new(Arc::clone(medium), path, mode, batch)?;
+    let sidecar = TrackedPages::of_sidecar(Arc::clone(medium), path, mode, settings.batch)?;
     Ok(Some(Arc::new(TrackedStorage { medium: Arc::clone(medium), data, sidecar })))
 }
 
@@ -96,17 +81,17 @@ pub(crate) fn open<M: Medium>(
     options: &Options,
     tick: Duration,
     engine: impl Fn(Arc<TrackedStorage<M>>) -> Result<Box<dyn Engine>>,
-) -> Result<ProtectedEngine> {
-    let (watch, sidecar) = (Arc::clone(&watched.data), Arc::clone(&watched.sidecar));
-    let watched_medium = Arc::clone(&watched.medium);
+) -> Result<ProtectedEngine<M>> {
+    let (data, sidecar) = (Arc::clone(&watched.data), Arc::clone(&watched.sidecar));
+    let medium = Arc::clone(&watched.medium);
     // Redundancy that there is must know of the engine's first store. That which is to be made must not be, if the
     // engine is refused the file.
-    let is_protected = watch.is_protected()?;
+    let is_protected = data.is_protected()?;
     if is_protected {
-        watch.bind()?;
+        data.bind()?;
         sidecar.bind()?;
     } else {
-        no_sidecar_redundancy(&*watched.medium, watch.path())?;
+        no_sidecar_redundancy(&*medium, data.path())?;
     }
     let engine = match engine(Arc::clone(&watched)) {
         // A sidecar that was closed has digests of all that counts in it.
@@ -116,150 +101,60 @@ pub(crate) fn open<M: Medium>(
         opened => opened?,
     };
     if !is_protected {
-        watch.bind()?;
+        data.bind()?;
     }
-    watch.begin()?;
-    let redundancy = named(&watched_medium, watch.path(), options)?;
-    sidecar.begin(watch.settings().unwrap_or(redundancy.settings))?;
-    let work = Arc::new(Work {
-        engine,
-        beside: watch,
-        sidecar,
-        unreported: Mutex::default(),
-        leaves_damage: AtomicBool::new(false),
-    });
-    let service: Arc<dyn RedundancyService> = work.clone();
+    data.with(Redundancy::start)?;
+    let redundancy = named(&medium, data.path(), options)?;
+    let like_data = data.with(|data| Ok(Some(data.settings())))?;
+    sidecar.begin(like_data.unwrap_or(redundancy.settings))?;
+    let engine: Arc<dyn Engine> = Arc::from(engine);
+    let kept = Arc::new(FileRedundancy::new(data, sidecar, Some(Arc::clone(&engine))));
+    let service: Arc<dyn RedundancyService> = kept.clone();
     let threads = Mutex::new(Threads::start(&service, &redundancy)?);
     let (verify, deploys_reads) = (options.verify_reads, options.read_policy == ReadPolicy::Deploy);
-    Ok(ProtectedEngine { threads, work, tick, verify, deploys_reads, ended: AtomicBool::new(false) })
+    Ok(ProtectedEngine { threads, engine, kept, tick, verify, deploys_reads, ended: AtomicBool::new(false) })
 }
 
-impl Work {
-    fn cover_with(&self, cover: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        self.engine.writable()?;
-        let home = if self.sidecar.is_kept() { Ok(()) } else { self.bring_home() };
-        // What cannot be brought home, as to a page that cannot be read, keeps nothing else in the file from being
-        // covered.
-        let covered = cover()?;
-        home?;
-        *self.unreported() = None;
-        Ok(covered)
-    }
-
-    /// Brings home what is committed and in the sidecar only.
-    fn bring_home(&self) -> Result<()> {
-        let mut last = Ok(());
-        for _ in 0..TRIES {
-            last = self.engine.deploy(0, self.engine.len());
-            if !matches!(last, Err(Error::OutOfRange { .. })) {
-                break;
-            }
-        }
-        last
-    }
-}
-
-impl Work {
-    /// Looks at what these pages have in the sidecar before it goes home, and repairs it: at home nothing would tell
-    /// it from what was written.
-    fn verify_in_sidecar(&self, pages: Range<u64>) -> Result<()> {
-        let repair = !self.leaves_damage.load(Ordering::Relaxed);
+impl<M: Medium> ProtectedEngine<M> {
+    /// Compares what these pages have in the sidecar with its checksums.
+    fn verify_in_sidecar(&self, pages: Range<u64>, repair: bool) -> Result<()> {
         pages
             .filter_map(|page| self.engine.in_sidecar_page(page))
-            .try_for_each(|at| self.sidecar.verify(at..at + PAGE, repair))
+            .try_for_each(|at| self.kept.sidecar.verify(at..at + PAGE, repair))
+    }
+
+    /// The same before it goes home, with a repair unless damage is to stay: at home nothing would tell it from what
+    /// was written.
+    fn verify_to_deploy(&self, pages: Range<u64>) -> Result<()> {
+        self.verify_in_sidecar(pages, !self.kept.leaves_damage())
     }
 
     /// The same of all that counts in the sidecar, before its engine takes a digest of it or lets go of it.
     fn verify_all_in_sidecar(&self) -> Result<()> {
-        self.sidecar.verify_index(!self.leaves_damage.load(Ordering::Relaxed))?;
-        self.verify_in_sidecar(0..self.engine.len().div_ceil(PAGE))
+        self.kept.sidecar.verify_index(!self.kept.leaves_damage())?;
+        self.verify_to_deploy(0..self.engine.len().div_ceil(PAGE))
     }
 
-    fn unreported(&self) -> MutexGuard<'_, Option<Error>> {
-        self.unreported.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl RedundancyService for Work {
-    fn path(&self) -> &Path {
-        self.engine.path()
-    }
-
-    fn cover(&self) -> Result<u64> {
-        self.cover_with(|| Ok(self.beside.cover()? + self.sidecar.cover()?))
-    }
-
-    fn pass(&self) -> Result<u64> {
-        self.cover_with(|| Ok(self.beside.pass()? + self.sidecar.pass()?))
-    }
-
-    fn set_listener(&self, listener: Option<DamageSender>) {
-        self.beside.set_listener(listener.clone());
-        self.sidecar.set_listener(listener);
-    }
-
-    fn failed(&self, error: Error) {
-        *self.unreported() = Some(error);
-    }
-
-    fn coverage(&self) -> Result<Coverage> {
-        // In a forked child its locks may be held for ever.
-        self.engine.writable()?;
-        if let Some(error) = self.unreported().take() {
-            return Err(error);
-        }
-        let mut coverage = data_and_sidecar::coverage(&*self.beside, &*self.sidecar)?;
-        if !self.sidecar.is_kept() {
-            coverage.in_sidecar = self.engine.info().reflected_pages;
-        }
-        Ok(coverage)
-    }
-
-    fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
-        self.engine.writable()?;
-        data_and_sidecar::scrub(&*self.beside, &*self.sidecar, how)
-    }
-
-    fn note_scrub(&self) -> Result<()> {
-        self.engine.writable()?;
-        self.beside.note_scrub()?;
-        self.sidecar.note_scrub()
-    }
-
-    fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
-        self.engine.writable()?;
-        data_and_sidecar::repair(&*self.beside, &*self.sidecar, how)
-    }
-
-    fn leave_damage(&self) {
-        self.leaves_damage.store(true, Ordering::Relaxed);
-    }
-}
-
-impl ProtectedEngine {
     /// Lets go of the file in one of the two ways of engines, and of its redundancy.
     fn end(&self, settles: bool) -> Result<()> {
         if self.ended.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).stop();
-        let work = &*self.work;
-        let let_go = || if settles { work.engine.settle() } else { work.engine.close() };
-        if work.engine.writable().is_err() {
+        let let_go = || if settles { self.engine.settle() } else { self.engine.close() };
+        if self.engine.writable().is_err() {
             // Of what failed before, or of a forked child, nothing may be said to be covered.
             return let_go();
         }
         // To cover is to repair what is damaged beside it.
-        let leaves_damage = work.leaves_damage.load(Ordering::Relaxed);
-        let covered = if leaves_damage { Ok(0) } else { work.cover() };
-        if !settles && let Err(error) = work.verify_all_in_sidecar() {
+        let covered = if self.kept.leaves_damage() { Ok(0) } else { self.kept.cover() };
+        if !settles && let Err(error) = self.verify_all_in_sidecar() {
             // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
             tracing::error!(path = %self.path().display(), %error, "cannot verify the sidecar against its checksums");
         }
         let_go()?;
         covered?;
-        work.beside.finish()?;
-        work.sidecar.finish()?;
+        self.kept.finish()?;
         // A store right after this must not have the very time that was noted.
         std::thread::sleep(self.tick);
         Ok(())
@@ -267,29 +162,23 @@ impl ProtectedEngine {
 
     /// The pages of a range. One that is not of the file is for the engine to refuse.
     fn pages_of(&self, offset: u64, len: u64) -> Range<u64> {
-        let end = self.work.engine.len().min(offset.saturating_add(len));
+        let end = self.engine.len().min(offset.saturating_add(len));
         if offset < end { offset / PAGE..end.div_ceil(PAGE) } else { 0..0 }
     }
 
     /// Looks at what is about to be read.
     fn verify(&self, offset: u64, len: u64) -> Result<()> {
         let Some(verify) = self.verify else { return Ok(()) };
-        let (work, repair) = (&*self.work, verify == VerifyReads::Repair);
-        let pages = self.pages_of(offset, len);
+        let (pages, repair) = (self.pages_of(offset, len), verify == VerifyReads::Repair);
         if pages.is_empty() {
             return Ok(());
         }
-        work.beside.verify(offset..work.engine.len().min(offset.saturating_add(len)), repair)?;
-        for page in pages {
-            if let Some(at) = work.engine.in_sidecar_page(page) {
-                work.sidecar.verify(at..at + PAGE, repair)?;
-            }
-        }
-        Ok(())
+        self.kept.data.verify(offset..self.engine.len().min(offset.saturating_add(len)), repair)?;
+        self.verify_in_sidecar(pages, repair)
     }
 }
 
-impl Drop for ProtectedEngine {
+impl<M: Medium> Drop for ProtectedEngine<M> {
     fn drop(&mut self) {
         // In a forked child, and after a failure, nothing is done to the file.
         if let Err(error) = self.end(false) {
@@ -299,66 +188,66 @@ impl Drop for ProtectedEngine {
     }
 }
 
-impl Engine for ProtectedEngine {
+impl<M: Medium> Engine for ProtectedEngine<M> {
     fn path(&self) -> &Path {
-        self.work.engine.path()
+        self.engine.path()
     }
 
     fn len(&self) -> u64 {
-        self.work.engine.len()
+        self.engine.len()
     }
 
     fn identity(&self) -> Result<Identity> {
-        self.work.engine.identity()
+        self.engine.identity()
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {
-        self.work.engine.check(offset, len)
+        self.engine.check(offset, len)
     }
 
     fn writable(&self) -> Result<()> {
-        self.work.engine.writable()
+        self.engine.writable()
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.verify(offset, dst.len() as u64)?;
         if self.verify.is_none() && self.deploys_reads {
-            self.work.verify_in_sidecar(self.pages_of(offset, dst.len() as u64))?;
+            self.verify_to_deploy(self.pages_of(offset, dst.len() as u64))?;
         }
-        self.work.engine.read(offset, dst)
+        self.engine.read(offset, dst)
     }
 
     fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.verify.is_none() && self.work.engine.try_read(offset, dst)
+        self.verify.is_none() && self.engine.try_read(offset, dst)
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        self.work.engine.write(pieces)
+        self.engine.write(pieces)
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.work.verify_in_sidecar(self.pages_of(offset, len))?;
-        self.work.engine.deploy(offset, len)
+        self.verify_to_deploy(self.pages_of(offset, len))?;
+        self.engine.deploy(offset, len)
     }
 
     fn sync(&self) -> Result<u64> {
-        self.work.engine.sync()
+        self.engine.sync()
     }
 
     fn resize(&self, len: u64) -> Result<()> {
-        self.work.engine.resize(len)
+        self.engine.resize(len)
     }
 
     fn reclaim(&self) -> Result<u64> {
-        self.work.engine.reclaim()
+        self.engine.reclaim()
     }
 
     fn info(&self) -> Info {
-        self.work.engine.info()
+        self.engine.info()
     }
 
     fn accepts(&self, options: &Options) -> bool {
-        self.work.engine.accepts(options) && (options.verify_reads.is_none() || options.verify_reads == self.verify)
+        self.engine.accepts(options) && (options.verify_reads.is_none() || options.verify_reads == self.verify)
     }
 
     fn close(&self) -> Result<()> {
@@ -366,14 +255,14 @@ impl Engine for ProtectedEngine {
     }
 
     fn settle(&self) -> Result<()> {
-        if self.work.engine.writable().is_ok() {
+        if self.engine.writable().is_ok() {
             // What is damaged would be all there is: then the file stays as it is, and is closed.
-            self.work.verify_all_in_sidecar()?;
+            self.verify_all_in_sidecar()?;
         }
         self.end(true)
     }
 
     fn redundancy(&self) -> Option<&dyn RedundancyService> {
-        Some(&*self.work)
+        Some(&*self.kept)
     }
 }

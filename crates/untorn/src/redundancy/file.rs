@@ -83,7 +83,7 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
 pub(super) enum Found {
     Nothing,
     /// Its redundancy file, whether or not that can be read.
-    FileSuperblock,
+    ItsOwn,
     /// Its redundancy file, made for another length: a crash came while that was being changed, or somebody else
     /// changed it.
     OfAnotherLength,
@@ -101,19 +101,19 @@ pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     let side = medium.open(&place, Access::ReadWrite, 0)?;
     // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has
     // its name.
-    let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::FileSuperblock) };
+    let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::ItsOwn) };
     if is_of(&superblock, &data)? {
         let differs = superblock.geometry.len != data.len();
-        return Ok(if differs { Found::OfAnotherLength } else { Found::FileSuperblock });
+        return Ok(if differs { Found::OfAnotherLength } else { Found::ItsOwn });
     }
     if !take_lock(&side, LockKind::Exclusive)? {
         return Err(in_use(path));
     }
     if is_named(medium, &place, &side)? {
-        let in_sidecar_page = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
-        tracing::warn!(path = %path.display(), redundancy_file = %in_sidecar_page.display(), "renamed a redundancy file that belongs \
-                                                                              to another file");
-        medium.rename(&place, &in_sidecar_page)?;
+        let orphan = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
+        let (data, file) = (path.display(), orphan.display());
+        tracing::warn!(path = %data, redundancy_file = %file, "renamed a redundancy file that belongs to another file");
+        medium.rename(&place, &orphan)?;
         medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
     }
     Ok(Found::Nothing)

@@ -40,16 +40,16 @@
 //!    reported. It ends neither a pass nor an engine's work elsewhere in the file. A rebuilt page is written as a
 //!    whole, so a device can remap its place.
 //!
-//! `Pages` abstracts the source of the pages, and [`Tracker`] the way stores are found. The medium of an engine
-//! announces the engine's stores to its data file, see `tracked_data`, and those to the sidecar pages that may hold
-//! valid bytes, see `tracked_sidecar`.
+//! [`Tracker`] abstracts the way stores are found. The medium of an engine announces the engine's stores to its data
+//! file, and those to the sidecar pages that may hold valid bytes, see `tracked`. A handle of a file has one
+//! `FileRedundancy` for both.
 
 mod announce;
 mod bits;
 mod checksum;
-pub(crate) mod data_and_sidecar;
 pub(crate) mod engine;
 mod file;
+mod file_redundancy;
 mod format;
 mod incremental;
 mod layout;
@@ -63,19 +63,16 @@ mod repair;
 mod repair_list;
 mod resize;
 mod scrub;
-mod service;
 mod table;
 mod threads;
 mod tracked;
-mod tracked_data;
-mod tracked_sidecar;
 mod uncovered_since;
 mod update;
 mod verify;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -89,18 +86,15 @@ use uncovered_since::UncoveredSince;
 pub use crate::engine::redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
 pub(crate) use crate::engine::redundancy::{DamageSender, RedundancyService, Scrub, scrub_and_note};
 pub use crate::options::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
-pub(crate) use data_and_sidecar::DataAndSidecar;
 pub(crate) use file::{kept_period, redundancy_file, remove};
+use file_redundancy::FileRedundancy;
 use notifier::DamageNotifier;
 use pages::Pages;
 pub use protect::{Protected, Record, Stores, recorded, recorded_on, track};
 pub(crate) use recorded::recorded as recorded_coverage;
 use scrub::Scrubs;
-pub(crate) use service::{AnnouncedRedundancy, EngineRedundancy, SidecarRedundancy};
-pub(crate) use threads::Threads;
-pub(crate) use tracked::TrackedStorage;
-pub(crate) use tracked_data::TrackedData;
-pub(crate) use tracked_sidecar::{TrackedSidecar, no_sidecar_redundancy};
+use threads::Threads;
+use tracked::{TrackedPages, TrackedStorage, no_sidecar_redundancy};
 
 use crate::error::Result;
 use crate::storage::{Medium, Stamp};
@@ -220,7 +214,7 @@ pub(crate) struct Redundancy<M: Medium> {
     medium: Arc<M>,
     path: PathBuf,
     side_path: PathBuf,
-    pages: Box<dyn Pages>,
+    pages: Pages<M>,
     side: M::File,
     geometry: Geometry,
     checksum: Checksum,
@@ -317,11 +311,6 @@ impl Inner {
 }
 
 impl<M: Medium> Redundancy<M> {
-    /// The data file's path.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Bytes that are protected.
     pub(crate) fn len(&self) -> u64 {
         self.geometry.len

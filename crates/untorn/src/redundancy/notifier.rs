@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Inner, Redundancy};
 use crate::engine::redundancy::DamageSender;
-use crate::options::{Damage, PageRange};
+use crate::options::Damage;
 use crate::storage::Medium;
 
 /// What is noted, of one file or of its sidecar.
@@ -17,7 +17,7 @@ pub(super) struct DamageNotifier(Mutex<To>);
 enum To {
     /// It is being opened, and who will listen is not known yet.
     Waiting(Vec<Damage>),
-    DamageSender(DamageSender),
+    Listener(DamageSender),
     /// Nobody asked.
     Nobody,
 }
@@ -33,14 +33,14 @@ impl DamageNotifier {
         match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             To::Waiting(waiting) => waiting.push(damage),
             // The thread ends when the file is closed, and who closed it is gone.
-            To::DamageSender(listener) => listener.send(Some(damage)).unwrap_or_default(),
+            To::Listener(listener) => listener.send(Some(damage)).unwrap_or_default(),
             To::Nobody => {}
         }
     }
 
     /// From here on this is where it goes, with all that was noted before.
     pub(super) fn set_listener(&self, listener: Option<DamageSender>) {
-        let to = listener.map_or(To::Nobody, To::DamageSender);
+        let to = listener.map_or(To::Nobody, To::Listener);
         let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), to);
         if let To::Waiting(waiting) = before {
             waiting.into_iter().for_each(|damage| self.notify(damage));
@@ -57,11 +57,6 @@ impl DamageNotifier {
 }
 
 impl<M: Medium> Redundancy<M> {
-    /// See [`RedundancyService::set_listener`](super::RedundancyService::set_listener).
-    pub(super) fn set_listener(&self, listener: Option<DamageSender>) {
-        self.notifier.set_listener(listener);
-    }
-
     /// Notes damage there from now on: a file keeps its listener when another length gives it other redundancy.
     pub(super) fn notify_through(&mut self, notifier: &std::sync::Arc<DamageNotifier>) {
         self.notifier.waiting().into_iter().for_each(|damage| notifier.notify(damage));
@@ -77,11 +72,7 @@ impl<M: Medium> Redundancy<M> {
 
     /// Notes a damaged page.
     pub(super) fn notify_page(&self, page: u64) {
-        let range = self.range_of(page);
-        self.notifier.notify(if self.of_sidecar {
-            Damage::SidecarPage(PageRange { offset: self.pages.begins_at() + range.offset, ..range })
-        } else {
-            Damage::Page(range)
-        });
+        let damage = Damage::Page(self.range_of(page));
+        self.notifier.notify(if self.of_sidecar { damage.in_sidecar(self.pages.begins_at()) } else { damage });
     }
 }

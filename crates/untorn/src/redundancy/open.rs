@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::bits::Bits;
 use super::file::{agree, attach, create_marked, is_of, redundancy_file};
 use super::format::{Left, Superblock};
-use super::pages::{FilePages, Pages, PagesFrom};
+use super::pages::Pages;
 use super::premark::STRIDE;
 use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables};
@@ -22,15 +22,16 @@ use crate::options::Settings;
 use crate::simd::xor;
 use crate::storage::{Access, MarkState, Medium, MediumFile};
 
-/// Of a file that is being opened with an engine.
-struct Engine<F> {
-    /// Whether it is to be taken as it is, see [`Prefer`](crate::options::Prefer).
-    trusted: bool,
+/// A file that is being opened with an engine, or the sidecar of such a file.
+pub(super) struct Beside<F> {
+    /// Whether the file is to be taken as it is, see [`Prefer`](crate::options::Prefer).
+    pub(super) trusted: bool,
     /// The redundancy file, if it was made just now, locked.
-    made: Option<F>,
+    pub(super) made: Option<F>,
+    pub(super) sidecar: Option<InSidecar>,
 }
 
-/// Of the pages of a sidecar.
+/// The pages of a sidecar.
 pub(super) struct InSidecar {
     /// Its redundancy file.
     pub(super) place: PathBuf,
@@ -88,67 +89,36 @@ impl<M: Medium> Redundancy<M> {
     /// [`Error::Corrupt`] if neither superblock is whole; [`Error::Protection`] for a file that has an engine, an empty
     /// one, and settings that differ from what is there; ENOENT, if it is only to be looked at and there is none.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
-        let opened = Self::attach(medium, path, mode, settings, None, None)?;
-        opened.begin()?;
-        if matches!(opened.mode, Mode::Synchronous) {
-            // Then whatever nobody is storing to is covered, from the beginning.
-            opened.cover()?;
-        }
+        let opened = Self::attach(medium, path, mode, settings, None)?;
+        opened.start()?;
         Ok(opened)
     }
 
-    /// The same for a file that is being opened with an engine, and before that writes to it. Nothing is changed that
-    /// is there, until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the
-    /// file. Only if it is for another length it is made anew at once, and what it says is carried over. Where the
-    /// file is `trusted`, because somebody says so who knows that others wrote to it, no page that differs is taken
-    /// for damaged.
+    /// The same for a file that is being opened with an engine, before that writes to it, and for its sidecar, whose
+    /// redundancy file there is, or was made just now. Nothing is changed that is there, until the first announcement
+    /// or until it [begins](Redundancy::begin): the engine may refuse the file. Only if it is for another length it is
+    /// made anew at once, and what it says is carried over. Where the file is `trusted`, because somebody says so who
+    /// knows that others wrote to it, no page that differs is taken for damaged.
     ///
     /// # Errors
     /// As there.
-    pub(super) fn open_beside(
+    pub(super) fn attach(
         medium: Arc<M>,
         path: &Path,
         mode: Mode,
         settings: Settings,
-        trusted: bool,
-        made: Option<M::File>,
+        beside: Option<Beside<M::File>>,
     ) -> Result<Self> {
-        Self::attach(medium, path, mode, settings, Some(Engine { trusted, made }), None)
-    }
-
-    /// The same for the sidecar of such a file, whose redundancy file there is, or was made just now.
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) fn open_of_sidecar(
-        medium: Arc<M>,
-        path: &Path,
-        mode: Mode,
-        batch: u64,
-        sidecar: InSidecar,
-        made: Option<M::File>,
-    ) -> Result<Self> {
-        let settings = Settings { batch, ..Settings::default() };
-        Self::attach(medium, path, mode, settings, Some(Engine { trusted: false, made }), Some(sidecar))
-    }
-
-    fn attach(
-        medium: Arc<M>,
-        path: &Path,
-        mode: Mode,
-        settings: Settings,
-        engine: Option<Engine<M::File>>,
-        sidecar: Option<InSidecar>,
-    ) -> Result<Self> {
+        let is_beside = beside.is_some();
+        let Beside { trusted, made, sidecar } = beside.unwrap_or(Beside { trusted: false, made: None, sidecar: None });
         let of_sidecar = sidecar.is_some();
-        let (beside, trusted) = (engine.is_some(), engine.as_ref().is_some_and(|engine| engine.trusted));
         let data = medium.open(path, Access::ReadWrite, 0)?;
-        let has_engine = check_engine(&*medium, path, &data, &mode, beside)?;
+        let has_engine = check_engine(&*medium, path, &data, &mode, is_beside)?;
         let (place, from) = match sidecar {
-            Some(InSidecar { place, from }) => (place, Some(from)),
-            None => (redundancy_file(path, data.identity()?.inode), None),
+            Some(InSidecar { place, from }) => (place, from),
+            None => (redundancy_file(path, data.identity()?.inode), 0),
         };
-        let (mut side, mut created) = match engine.and_then(|engine| engine.made) {
+        let (mut side, mut created) = match made {
             Some(made) => (made, true),
             None => attach(&*medium, path, &place, &data, &mode, &settings)?,
         };
@@ -160,7 +130,7 @@ impl<M: Medium> Redundancy<M> {
         let (mut superblock, mut superblocks) = Superblock::read(&side, &place, &data)?;
         let is_as_long = of_sidecar || superblock.geometry.len == data.len();
         let mut troubles = None;
-        if beside && !is_as_long && is_of(&superblock, &data)? {
+        if is_beside && !is_as_long && is_of(&superblock, &data)? {
             // A crash while its length was being changed. Another may have changed it too, of which the time tells
             // only where nobody stored.
             // And anybody may have written the length, which nothing bounds but what there is of the companion.
@@ -191,16 +161,13 @@ impl<M: Medium> Redundancy<M> {
         let untouched = seen == superblock.stamp;
         // Where the engine was not closed it does this itself; where it was, no flush had failed, and the file's time
         // is noted.
-        if superblock.left != Left::Closed && mode.is_announced() && !beside {
+        if superblock.left != Left::Closed && mode.is_announced() && !is_beside {
             // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what
             // it held a moment ago. Of pages that are not marked, a flush that failed has left none.
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
         }
         let (tables, read) = Tables::read(&side, &place, geometry, superblock.tie(), superblock.left == Left::Closed)?;
-        let pages: Box<dyn Pages> = match from {
-            Some(from) => Box::new(PagesFrom::new(Arc::clone(&medium), path.to_owned(), from, data)),
-            None => Box::new(FilePages(data)),
-        };
+        let pages = Pages::new(Arc::clone(&medium), path.to_owned(), from, data);
         let carried = created && superblock.left == Left::Storing;
         let damaged = read.damaged.clone();
         let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
@@ -242,7 +209,7 @@ impl<M: Medium> Redundancy<M> {
         let geometry = superblock.geometry;
         let (tables, read) = Tables::read(&side, place, geometry, superblock.tie(), false)?;
         let data = medium.open(path, Access::ReadWrite, 0)?;
-        let pages = Box::new(PagesFrom::new(Arc::clone(medium), path.to_owned(), 0, data));
+        let pages = Pages::new(Arc::clone(medium), path.to_owned(), 0, data);
         let damaged = read.damaged.clone();
         let inner = Inner { mends: false, damaged, ..Inner::new(superblock, superblocks, tables) };
         let before = Redundancy {
@@ -377,11 +344,21 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
+    /// [Begins](Redundancy::begin). Where stores are covered at once, what nobody is storing to is covered from the
+    /// beginning.
+    ///
+    /// # Errors
+    /// Those of beginning and of covering.
+    pub(super) fn start(&self) -> Result<()> {
+        self.begin()?;
+        if matches!(self.mode, Mode::Synchronous) { self.cover().map(drop) } else { Ok(()) }
+    }
+
     /// Says how stores are found out from now on, if that is still to be said.
     ///
     /// # Errors
     /// Those of writing and flushing.
-    pub(crate) fn begin(&self) -> Result<()> {
+    pub(super) fn begin(&self) -> Result<()> {
         let mut inner = self.usable()?;
         if inner.begun {
             return Ok(());

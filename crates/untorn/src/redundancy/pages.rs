@@ -6,73 +6,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::error::Result;
 use crate::storage::{Access, Barrier, Medium, MediumFile, Stamp};
 
-/// The bytes that are protected, by their offsets.
-pub(crate) trait Pages: Send + Sync {
-    /// Reads bytes of one page as programs see them; false if the medium has lost them.
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool>;
-
-    /// Reads bytes of one page as the medium holds them; false likewise.
-    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool>;
-
-    /// Replaces the bytes of one page, which may be one that cannot be read; false if the medium cannot write it
-    /// either.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool>;
-
-    /// Makes all that programs see durable, whoever stored it.
-    fn sync(&self, barrier: Barrier) -> Result<()>;
-
-    /// Size and modification time.
-    fn stamp(&self) -> Result<Stamp>;
-
-    /// Whether a store through a mapping changes that time.
-    fn notes_stores(&self) -> bool;
-
-    /// Where the first of them is in the file.
-    fn begins_at(&self) -> u64 {
-        0
-    }
-
-    /// Takes note of another length of the file. What is protected is as long as before.
-    ///
-    /// # Errors
-    /// Those of opening it anew.
-    fn follow(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// The pages of a file that has no engine.
-pub(super) struct FilePages<F>(pub(super) F);
-
-impl<F: MediumFile> Pages for FilePages<F> {
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
-        self.0.read_unless_bad(offset, bytes)
-    }
-
-    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
-        self.0.read_stored_unless_bad(offset, bytes)
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool> {
-        self.0.write_anew_unless_bad(offset, bytes)
-    }
-
-    fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.0.sync(barrier)
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.0.stamp()
-    }
-
-    fn notes_stores(&self) -> bool {
-        self.0.notes_stores()
-    }
-}
-
 /// The pages of a file from an offset on, which may lie behind its end, or not any more: there they are zeros, as
-/// they are once the file is so long.
-pub(super) struct PagesFrom<M: Medium> {
+/// they are once the file is so long. Offsets count from the first page.
+pub(super) struct Pages<M: Medium> {
     medium: Arc<M>,
     path: PathBuf,
     from: u64,
@@ -81,9 +17,59 @@ pub(super) struct PagesFrom<M: Medium> {
     file: RwLock<Option<M::File>>,
 }
 
-impl<M: Medium> PagesFrom<M> {
+impl<M: Medium> Pages<M> {
     pub(super) fn new(medium: Arc<M>, path: PathBuf, from: u64, file: M::File) -> Self {
-        PagesFrom { medium, path, from, file: RwLock::new(Some(file)) }
+        Pages { medium, path, from, file: RwLock::new(Some(file)) }
+    }
+
+    /// Reads bytes of one page as programs see them; false if the medium has lost them.
+    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.read_with(offset, bytes, M::File::read_unless_bad)
+    }
+
+    /// Reads bytes of one page as the medium holds them; false likewise.
+    pub(super) fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.read_with(offset, bytes, M::File::read_stored_unless_bad)
+    }
+
+    /// Replaces the bytes of one page, which may be one that cannot be read; false if the medium cannot write it
+    /// either.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool> {
+        self.with(|file| file.write_anew_unless_bad(self.from + offset, bytes))
+    }
+
+    /// Makes all that programs see durable, whoever stored it.
+    pub(super) fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.with(|file| file.sync(barrier))
+    }
+
+    /// Size and modification time.
+    pub(super) fn stamp(&self) -> Result<Stamp> {
+        self.with(M::File::stamp)
+    }
+
+    /// Whether a store through a mapping changes that time.
+    pub(super) fn notes_stores(&self) -> bool {
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        file.as_ref().is_some_and(M::File::notes_stores)
+    }
+
+    /// Where the first of them is in the file.
+    pub(super) fn begins_at(&self) -> u64 {
+        self.from
+    }
+
+    /// Takes note of another length of the file. What is protected is as long as before.
+    ///
+    /// # Errors
+    /// Those of opening it anew.
+    pub(super) fn follow(&self) -> Result<()> {
+        let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
+        // First: what is opened by the length before would say that there are zeros where there are none, and whoever
+        // believed it would cover these. If it cannot be opened now, it is when it is needed.
+        *file = None;
+        *file = Some(self.medium.open(&self.path, Access::ReadWrite, 0)?);
+        Ok(())
     }
 
     /// Does something with the file, of the length that it has.
@@ -111,45 +97,5 @@ impl<M: Medium> PagesFrom<M> {
             behind.fill(0);
             if there.is_empty() { Ok(true) } else { read(file, offset, there) }
         })
-    }
-}
-
-impl<M: Medium> Pages for PagesFrom<M> {
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
-        self.read_with(offset, bytes, |file, offset, bytes| file.read_unless_bad(offset, bytes))
-    }
-
-    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
-        self.read_with(offset, bytes, |file, offset, bytes| file.read_stored_unless_bad(offset, bytes))
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool> {
-        self.with(|file| file.write_anew_unless_bad(self.from + offset, bytes))
-    }
-
-    fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.with(|file| file.sync(barrier))
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.with(M::File::stamp)
-    }
-
-    fn notes_stores(&self) -> bool {
-        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
-        file.as_ref().is_some_and(M::File::notes_stores)
-    }
-
-    fn begins_at(&self) -> u64 {
-        self.from
-    }
-
-    fn follow(&self) -> Result<()> {
-        let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
-        // First: what is opened by the length before would say that there are zeros where there are none, and whoever
-        // believed it would cover these. If it cannot be opened now, it is when it is needed.
-        *file = None;
-        *file = Some(self.medium.open(&self.path, Access::ReadWrite, 0)?);
-        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use super::format::{Left, MAX_INTENTS};
 use super::table::Scope;
 use super::update::Stripe;
 use super::{Inner, Mode, Redundancy, barriers};
-use super::{RepairReport, Scrub, ScrubReport};
+use super::{RepairReport, ScrubReport};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::Damage;
@@ -41,24 +41,24 @@ impl<M: Medium> Redundancy<M> {
         result.inspect_err(|error| inner.failed = Some(error.to_string()))
     }
 
-    /// Scrubs, and repairs what was found. Nobody stores to damaged pages meanwhile, save who announces it.
+    /// Refuses to repair a file whose engine goes by its time, which a repair changes.
     ///
     /// # Errors
-    /// Those of reading, writing and flushing. That pages are lost is in the report.
-    pub(crate) fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
+    /// [`Error::Invalid`], if the file is only looked at and has an engine.
+    pub(super) fn may_repair(&self) -> Result<()> {
         if self.has_engine && matches!(self.mode, Mode::Look | Mode::Report) {
             let what = "a repair changes the file's modification time, which its sidecar records; open it with its \
                         engine to repair it";
             return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
         }
-        let scrub = self.scrub(how)?;
-        self.repair_found(scrub)
+        Ok(())
     }
 
-    /// Repairs what a scrub of this very length has found.
+    /// Repairs what a scrub of this very length has found. Nobody stores to damaged pages meanwhile, save who announces
+    /// it.
     ///
     /// # Errors
-    /// As there.
+    /// Those of reading, writing and flushing. That pages are lost is in the report.
     pub(super) fn repair_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
         let mut inner = self.usable()?;
         let (mut report, plan) = self.plan(&inner, scrub)?;
@@ -69,19 +69,10 @@ impl<M: Medium> Redundancy<M> {
         Ok(report)
     }
 
-    /// Scrubs, and finds out what could not be repaired of what was found. Nothing is.
+    /// Finds out what could not be repaired of what a scrub of this very length has found. Nothing is.
     ///
     /// # Errors
     /// Those of reading.
-    pub(crate) fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
-        let scrub = self.scrub(how)?;
-        self.assess_found(scrub)
-    }
-
-    /// The same of what a scrub of this very length has found.
-    ///
-    /// # Errors
-    /// As there.
     pub(super) fn assess_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
         let inner = self.usable()?;
         self.plan(&inner, scrub).map(|(report, _)| report)

@@ -24,7 +24,7 @@ use super::format::Left;
 use super::layout::Geometry;
 use super::table::Tables;
 use super::uncovered_since::UncoveredSince;
-use super::{Inner, Mode, Redundancy};
+use super::{Inner, Redundancy};
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
 use crate::simd::xor;
@@ -171,10 +171,5 @@ impl<M: Medium> Redundancy<M> {
         }
         inner.were_unknown.extend(were_unknown.into_iter().filter(|page| *page < pages));
         inner.spoilt.extend(spoilt.into_iter().filter(|page| *page < pages));
-    }
-
-    /// Whether stores are covered as soon as they are made.
-    pub(super) fn is_synchronous(&self) -> bool {
-        matches!(self.mode, Mode::Synchronous)
     }
 }

@@ -128,20 +128,10 @@ pub(super) enum End {
 }
 
 impl<M: Medium> Redundancy<M> {
-    /// Reads all pages, all parity and all tables.
+    /// Reads all pages, all parity and all tables that have not been looked at, until the file is about to change.
     ///
     /// # Errors
     /// Those of reading. What is wrong with the file is in the report.
-    pub(crate) fn scrub(&self, mut how: Scrub<'_>) -> Result<ScrubReport> {
-        let mut looked = Looked::nothing();
-        self.go_on(&mut how, &mut looked)?;
-        Ok(looked.report())
-    }
-
-    /// Looks at what has not been looked at, until the file is about to change.
-    ///
-    /// # Errors
-    /// As there.
     pub(super) fn go_on(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
         let end = self.go_on_telling(how, looked);
         self.scrubs.note(None);
@@ -318,7 +308,7 @@ impl<M: Medium> Redundancy<M> {
     ///
     /// # Errors
     /// Those of writing.
-    pub(crate) fn note_scrub(&self) -> Result<()> {
+    pub(super) fn note_scrub(&self) -> Result<()> {
         let mut inner = self.usable()?;
         let result = self.write_superblocks(&mut inner, barriers::REPAIR_DONE);
         self.note_failure(&mut inner, result)
@@ -345,13 +335,19 @@ mod tests {
         (dir, redundancy)
     }
 
+    fn scrub(redundancy: &Redundancy<PageCache>, mut how: Scrub<'_>) -> ScrubReport {
+        let mut looked = Looked::nothing();
+        redundancy.go_on(&mut how, &mut looked).unwrap();
+        looked.report()
+    }
+
     #[test]
     fn a_stopped_scrub_reads_no_further_stripe() {
         let (_dir, redundancy) = protected(640);
         for after in 0..3 {
             let asked = Cell::new(0);
             let stops = || asked.replace(asked.get() + 1) == after;
-            let report = redundancy.scrub(Scrub { stops: &stops, ..Scrub::telling(&mut |_, _| true) }).unwrap();
+            let report = scrub(&redundancy, Scrub { stops: &stops, ..Scrub::telling(&mut |_, _| true) });
             assert_eq!(report.checked, 64 * after);
         }
     }
@@ -367,7 +363,7 @@ mod tests {
             notified.push((done, of));
             true
         };
-        redundancy.scrub(Scrub::telling(&mut progress)).unwrap();
+        scrub(&redundancy, Scrub::telling(&mut progress));
         assert_eq!(redundancy.coverage().unwrap().scrubbing, None);
         // Of stripes of 64: after the first, after each fourth that follows, and at the end.
         assert_eq!(notified, [64, 320, 576, 640].map(|pages| (pages * PAGE, 640 * PAGE)));
@@ -384,7 +380,7 @@ mod tests {
                 notified += 1;
                 notified <= most
             };
-            let report = redundancy.scrub(Scrub { rate, ..Scrub::telling(&mut progress) }).unwrap();
+            let report = scrub(&redundancy, Scrub { rate, ..Scrub::telling(&mut progress) });
             assert_eq!(report.checked, 64);
             notified - 1
         };

@@ -185,6 +185,7 @@ fn scrub(
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::sync::mpsc::Sender;
 
     use super::*;
@@ -250,6 +251,22 @@ mod tests {
         }
 
         fn repair(&self, _how: Scrub<'_>) -> Result<RepairReport> {
+            Err(Full::refused())
+        }
+
+        fn assess_closed(&self, _how: Scrub<'_>) -> Result<Option<RepairReport>> {
+            Err(Full::refused())
+        }
+
+        fn announce(&self, _bytes: Range<u64>) -> Result<()> {
+            Err(Full::refused())
+        }
+
+        fn release(&self, _bytes: Range<u64>) -> Result<()> {
+            Err(Full::refused())
+        }
+
+        fn close(&self) -> Result<()> {
             Err(Full::refused())
         }
     }

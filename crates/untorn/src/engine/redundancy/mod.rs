@@ -2,11 +2,11 @@
 
 mod report;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::mpsc::Sender;
 
 pub use self::report::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
-pub(crate) use self::report::{in_sidecar, repair_in_sidecar};
 use crate::error::{Error, Result};
 use crate::options::Damage;
 
@@ -30,7 +30,7 @@ impl<'a> Scrub<'a> {
     }
 }
 
-/// Redundancy that is kept, whoever tells of stores.
+/// The redundancy of a file and of its sidecar, over whatever medium it is on and whoever tells of stores.
 pub(crate) trait RedundancyService: Send + Sync {
     fn path(&self) -> &Path;
     /// Covers what was stored to before the call; how many pages.
@@ -49,8 +49,16 @@ pub(crate) trait RedundancyService: Send + Sync {
     /// Notes in the redundancy file that a scrub went through.
     fn note_scrub(&self) -> Result<()>;
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
+    /// What a repair would do and could not, if the file was closed when it was last left. It does nothing.
+    fn assess_closed(&self, how: Scrub<'_>) -> Result<Option<RepairReport>>;
     /// Has what is damaged stay so when the file is closed: whoever was told that nothing was touched finds it so.
     fn leave_damage(&self) {}
+    /// Marks the pages of these bytes before a program stores to them.
+    fn announce(&self, bytes: Range<u64>) -> Result<()>;
+    /// Hears that [announced](RedundancyService::announce) stores were made.
+    fn release(&self, bytes: Range<u64>) -> Result<()>;
+    /// Covers everything, and leaves the file so that later damage is told from later stores.
+    fn close(&self) -> Result<()>;
 }
 
 /// Scrubs, and notes that it went through. What was found is not dropped because it cannot be noted: redundancy

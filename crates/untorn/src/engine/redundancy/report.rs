@@ -141,6 +141,12 @@ impl ScrubReport {
     pub fn is_clean(&self) -> bool {
         self.damage.is_empty()
     }
+
+    /// Adds what was found in the pages of the sidecar, which begin at `from`.
+    pub(crate) fn add_sidecar(&mut self, other: ScrubReport, from: u64) {
+        (self.sidecar_checked, self.sidecar_skipped) = (other.checked, other.skipped);
+        self.damage.extend(other.damage.into_iter().map(|damage| damage.in_sidecar(from)));
+    }
 }
 
 /// The result of a repair.
@@ -179,39 +185,15 @@ impl RepairReport {
     pub fn is_whole(&self) -> bool {
         self.lost.is_empty() && self.sidecar_lost.is_empty()
     }
-}
 
-fn damage_in_sidecar(damage: Damage, from: u64) -> Damage {
-    let at = |range: PageRange| PageRange { offset: from + range.offset, ..range };
-    match damage {
-        Damage::Page(range) => Damage::SidecarPage(at(range)),
-        Damage::Unknown(range) => Damage::SidecarUnknown(at(range)),
-        Damage::Parity { stripe } => Damage::SidecarParity { stripe },
-        Damage::Table { offset } => Damage::SidecarTable { offset },
-        other => other,
-    }
-}
-
-/// Reports on the pages of a sidecar, which begin at `from`, in its own words.
-pub(crate) fn in_sidecar(report: ScrubReport, from: u64) -> ScrubReport {
-    let damage = report.damage.into_iter().map(|damage| damage_in_sidecar(damage, from));
-    let (sidecar_checked, sidecar_skipped) = (report.checked, report.skipped);
-    ScrubReport { checked: 0, skipped: 0, sidecar_checked, sidecar_skipped, damage: damage.collect() }
-}
-
-/// The same of a repair.
-pub(crate) fn repair_in_sidecar(report: RepairReport, from: u64) -> RepairReport {
-    let at = |ranges: Vec<PageRange>| -> Vec<PageRange> {
-        ranges.into_iter().map(|range| PageRange { offset: from + range.offset, ..range }).collect()
-    };
-    RepairReport {
-        scrub: in_sidecar(report.scrub, from),
-        rebuilt: report.rebuilt,
-        not_rebuilt: report.not_rebuilt.into_iter().map(|damage| damage_in_sidecar(damage, from)).collect(),
-        sidecar_repaired: at(report.repaired),
-        sidecar_lost: at(report.lost),
-        sidecar_unknown: at(report.unknown),
-        ..RepairReport::default()
+    /// Adds what a repair of the pages of the sidecar did, which begin at `from`.
+    pub(crate) fn add_sidecar(&mut self, other: RepairReport, from: u64) {
+        let at = |ranges: Vec<PageRange>| ranges.into_iter().map(|range| range.behind(from)).collect();
+        self.scrub.add_sidecar(other.scrub, from);
+        self.rebuilt += other.rebuilt;
+        self.not_rebuilt.extend(other.not_rebuilt.into_iter().map(|damage| damage.in_sidecar(from)));
+        (self.sidecar_repaired, self.sidecar_lost) = (at(other.repaired), at(other.lost));
+        self.sidecar_unknown = at(other.unknown);
     }
 }
 

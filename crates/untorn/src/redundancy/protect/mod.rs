@@ -14,7 +14,7 @@ pub use self::options::track;
 use crate::error::{Error, Result};
 use crate::options::ProtectOptions;
 use crate::redundancy::{
-    self, AnnouncedRedundancy, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, scrub_and_note,
+    self, Coverage, Mode, RedundancyService, RepairReport, Scrub, ScrubReport, Threads, scrub_and_note,
 };
 use crate::storage::{self, Latched, Medium, PageCache};
 
@@ -54,7 +54,7 @@ use crate::storage::{self, Latched, Medium, PageCache};
 /// Dropping a handle has the effect of a process crash, so [`close`](Protected::close) it. In a forked child its calls
 /// fail with [`Error::Forked`].
 pub struct Protected {
-    service: Arc<dyn AnnouncedRedundancy>,
+    service: Arc<dyn RedundancyService>,
     threads: Threads,
     /// How long to wait after what notes the file's time.
     tick: Duration,
@@ -76,7 +76,7 @@ impl Protected {
     }
 
     /// What does the work, in the process that it was opened in.
-    pub(crate) fn service(&self) -> Result<&dyn AnnouncedRedundancy> {
+    pub(crate) fn service(&self) -> Result<&dyn RedundancyService> {
         if self.threads.are_of_this_process() {
             Ok(&*self.service)
         } else {
@@ -114,11 +114,6 @@ impl Protected {
     /// [`Error::OutOfRange`]; errors of writing and flushing; with a period of 0, [`Error::Corrupt`] for a page that is
     /// damaged beyond repair, unless all of it is announced. After an error the caller must not store.
     pub fn announce(&self, bytes: Range<u64>) -> Result<Stores<'_>> {
-        let file_len = self.service.len();
-        if bytes.start > bytes.end || bytes.end > file_len {
-            let len = bytes.end.saturating_sub(bytes.start);
-            return Err(Error::OutOfRange { path: self.path().to_owned(), offset: bytes.start, len, file_len });
-        }
         self.service()?.announce(bytes.clone())?;
         Ok(Stores { protected: self, bytes })
     }

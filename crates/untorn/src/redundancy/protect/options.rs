@@ -9,10 +9,7 @@ use super::Protected;
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::magic::is_region_store;
 use crate::options::{ProtectOptions, Settings};
-use crate::redundancy::{
-    AnnouncedRedundancy, DataAndSidecar, Mode, Redundancy, RedundancyService, TICK, Threads, TrackedSidecar, Tracker,
-    kept_period,
-};
+use crate::redundancy::{FileRedundancy, Mode, RedundancyService, TICK, Threads, TrackedPages, Tracker, kept_period};
 use crate::storage::{self, Access, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
 use crate::sys::mappings::MappedRange;
 use crate::sys::tracking::SharedTracking;
@@ -38,7 +35,7 @@ impl ProtectOptions {
     }
 
     /// How stores that are announced are covered.
-    fn announced(&self) -> Mode {
+    pub(crate) fn announced(&self) -> Mode {
         if self.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced }
     }
 
@@ -116,10 +113,10 @@ impl ProtectOptions {
     }
 
     fn start<M: Medium>(&self, medium: M, path: &Path, mode: Mode) -> Result<Protected> {
-        let only_looks = matches!(mode, Mode::Look | Mode::Report);
         let medium = Arc::new(Latched::new(medium));
-        if only_looks {
-            return look_with(medium, path, mode);
+        if matches!(mode, Mode::Look | Mode::Report) {
+            let service = redundancy_of(medium, path, mode, Self::new().settings)?;
+            return Ok(Protected { service, threads: Threads::none(), tick: Duration::ZERO });
         }
         let options = self.clone().with_kept(&*medium, path)?;
         let mode = match mode {
@@ -135,10 +132,8 @@ impl ProtectOptions {
 
     fn start_on<M: Medium>(&self, medium: Arc<Latched<M>>, path: &Path, mode: Mode) -> Result<Protected> {
         refuse_own(&*medium, path)?;
-        let redundancy = Arc::new(Redundancy::open(medium, path, mode, self.settings)?);
-        let kept: Arc<dyn RedundancyService> = redundancy.clone();
-        let service: Arc<dyn AnnouncedRedundancy> = redundancy;
-        let threads = Threads::start(&kept, self)?;
+        let service = redundancy_of(medium, path, mode, self.settings)?;
+        let threads = Threads::start(&service, self)?;
         Ok(Protected { service, threads, tick: Duration::ZERO })
     }
 }
@@ -156,13 +151,21 @@ fn refuse_own<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A handle that only looks: at the file, and at its sidecar if redundancy is kept of that.
-fn look_with<M: Medium>(medium: Arc<M>, path: &Path, mode: Mode) -> Result<Protected> {
-    let sidecar = TrackedSidecar::new(Arc::clone(&medium), path, mode.clone(), Settings::BATCH)?;
-    let data = Redundancy::open(medium, path, mode, Settings::default())?;
-    sidecar.bind()?;
-    let service: Arc<dyn AnnouncedRedundancy> = Arc::new(DataAndSidecar { data, sidecar });
-    Ok(Protected { service, threads: Threads::none(), tick: Duration::ZERO })
+/// The redundancy of a file that no engine has open. Whoever only looks at it looks at its sidecar too, if that has
+/// redundancy.
+fn redundancy_of<M: Medium>(
+    medium: Arc<M>,
+    path: &Path,
+    mode: Mode,
+    settings: Settings,
+) -> Result<Arc<dyn RedundancyService>> {
+    let looks = matches!(mode, Mode::Look | Mode::Report);
+    let sidecar = TrackedPages::of_sidecar(Arc::clone(&medium), path, mode.clone(), settings.batch)?;
+    let data = TrackedPages::plain(medium, path, mode, settings)?;
+    if looks {
+        sidecar.bind()?;
+    }
+    Ok(Arc::new(FileRedundancy::new(data, sidecar, None)))
 }
 
 /// A handle that only looks.

@@ -7,19 +7,18 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::tracked_data::TrackedData;
-use super::tracked_sidecar::TrackedSidecar;
+use super::TrackedPages;
 use crate::error::Result;
 use crate::forward;
 use crate::storage::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
 };
 
-/// The medium of an engine whose data file is watched, and the pages of its sidecar.
+/// The medium of an engine whose data file is tracked, and the pages of its sidecar.
 pub(crate) struct TrackedStorage<M: Medium> {
     pub(crate) medium: Arc<M>,
-    pub(crate) data: Arc<TrackedData<M>>,
-    pub(crate) sidecar: Arc<TrackedSidecar<M>>,
+    pub(crate) data: Arc<TrackedPages<M>>,
+    pub(crate) sidecar: Arc<TrackedPages<M>>,
 }
 
 impl<M: Medium> Medium for TrackedStorage<M> {
@@ -33,17 +32,14 @@ impl<M: Medium> Medium for TrackedStorage<M> {
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
         let file = self.medium.open(path, access, reserve)?;
-        let watch = match access {
-            Access::ReadWrite if path == self.data.path() => Tracked::Data(Arc::clone(&self.data)),
-            Access::ReadWrite if path == self.sidecar.path() => Tracked::Sidecar(Arc::clone(&self.sidecar)),
-            _ => Tracked::Nobody,
-        };
-        Ok(TrackedFile { file, watch })
+        let tracked = [&self.data, &self.sidecar].into_iter().filter(|_| matches!(access, Access::ReadWrite));
+        let pages = tracked.filter(|pages| path == pages.path()).map(Arc::clone).next();
+        Ok(TrackedFile { file, pages })
     }
 
     fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File> {
         let file = self.medium.create_new(path, len, reserve, like.map(|like| &like.file))?;
-        Ok(TrackedFile { file, watch: Tracked::Nobody })
+        Ok(TrackedFile { file, pages: None })
     }
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
@@ -67,36 +63,25 @@ impl<M: Medium> Names for TrackedStorage<M> {
     forward!(medium: exists, list);
 }
 
-/// Who watches a file.
-enum Tracked<M: Medium> {
-    Nobody,
-    /// Of the data file, open for writing.
-    Data(Arc<TrackedData<M>>),
-    /// Of the sidecar, likewise.
-    Sidecar(Arc<TrackedSidecar<M>>),
-}
-
-/// A file of an engine whose data file is watched.
+/// A file of an engine whose data file is tracked.
 pub(crate) struct TrackedFile<M: Medium> {
     file: M::File,
-    watch: Tracked<M>,
+    /// What hears of stores: of the data file, and of the sidecar, if it is open for writing.
+    pages: Option<Arc<TrackedPages<M>>>,
 }
 
 impl<M: Medium> TrackedFile<M> {
     fn announced(&self, offset: u64, len: u64, store: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
-        let bytes = offset..offset.saturating_add(len);
-        match &self.watch {
-            Tracked::Nobody => store(&self.file),
-            Tracked::Data(watch) => watch.announced(bytes, || store(&self.file)),
-            Tracked::Sidecar(watch) => watch.announced(bytes, || store(&self.file)),
+        match &self.pages {
+            None => store(&self.file),
+            Some(pages) => pages.announced(offset..offset.saturating_add(len), || store(&self.file)),
         }
     }
 
     fn touched(&self, work: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
-        match &self.watch {
-            // Of the sidecar, its time says nothing as long as it is open.
-            Tracked::Nobody | Tracked::Sidecar(_) => work(&self.file),
-            Tracked::Data(watch) => watch.touched(|| work(&self.file)),
+        match &self.pages {
+            None => work(&self.file),
+            Some(pages) => pages.touched(|| work(&self.file)),
         }
     }
 }
@@ -117,10 +102,9 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        match &self.watch {
-            Tracked::Nobody => self.file.set_len(len),
-            Tracked::Data(watch) => watch.resize(&self.file, len),
-            Tracked::Sidecar(watch) => watch.resize(&self.file, len),
+        match &self.pages {
+            None => self.file.set_len(len),
+            Some(pages) => pages.resize(&self.file, len),
         }
     }
 
