@@ -5,7 +5,6 @@
 pub(crate) mod counting;
 pub(crate) mod disk;
 pub(crate) mod golden;
-pub(crate) mod ledger;
 pub(crate) mod members;
 pub(crate) mod shelf;
 pub(crate) mod system;

@@ -3,15 +3,17 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
 use untorn::options::Prefer;
-use untorn::redundancy::{Damage, PageRange, ProtectOptions, VerifyReads};
+use untorn::redundancy::{Damage, ProtectOptions, VerifyReads};
 use untorn::report::ProtectionProblem;
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
+
+use crate::common::read;
+use crate::fixture::{LEN, PAGE_LEN as PAGE, Place, at_once, by_hand, companion_of, is_covered, page};
 
 /// Every engine, with every durability that it is told apart by.
 fn engines() -> [Options; 3] {
@@ -21,10 +23,6 @@ fn engines() -> [Options; 3] {
         with(EngineKind::Reflection, Durability::PerCommit),
         with(EngineKind::HybridLog, Durability::PerCommit),
     ]
-}
-
-fn at_once() -> ProtectOptions {
-    ProtectOptions::new().period(Duration::ZERO)
 }
 
 fn fill(file: &AtomicFile, seed: u64) -> Vec<u8> {
@@ -39,39 +37,44 @@ fn fill(file: &AtomicFile, seed: u64) -> Vec<u8> {
     bytes
 }
 
+/// A file that is made with these options and [filled](fill), and its bytes.
+fn filled(options: &Options) -> (Place, AtomicFile, Vec<u8>) {
+    let place = Place::empty();
+    let file = options.create(&place.path, LEN).unwrap();
+    let bytes = fill(&file, 1);
+    (place, file, bytes)
+}
+
 #[test]
 fn damage_is_repaired_while_the_engine_has_the_file_and_after() {
     for options in engines() {
         for redundancy in [by_hand(), at_once()] {
-            let place = Place::new();
             let options = options.clone().redundancy(redundancy);
-            let file = options.create(&place.path, LEN).unwrap();
-            let bytes = fill(&file, 1);
+            let (place, file, bytes) = filled(&options);
             file.sync_redundancy().unwrap();
             file.sync().unwrap();
             let coverage = file.coverage().unwrap().unwrap();
             assert_eq!((coverage.pages, coverage.uncovered, coverage.in_sidecar), (41, 0, 0));
-            rot(&place.path, 9 * PAGE + 5, b"damage");
-            let range = PageRange { offset: 9 * PAGE, len: PAGE };
-            assert_eq!(file.scrub().unwrap().damage, [Damage::Page(range)]);
-            assert_eq!(file.repair().unwrap().repaired, [range]);
-            assert_eq!(all_of(&file), bytes);
+            place.rot(9 * PAGE + 5, b"damage");
+            assert_eq!(file.scrub().unwrap().damage, [Damage::Page(page(9))]);
+            assert_eq!(file.repair().unwrap().repaired, [page(9)]);
+            assert_eq!(read(&file), bytes);
             assert!(file.scrub().unwrap().is_clean());
             file.write_at(b"something else", 17 * PAGE).unwrap();
             file.close().unwrap();
-            let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+            let report = place.scrub();
             assert_eq!((report.damage, report.skipped), (Vec::new(), 0));
-            rot(&place.path, 17 * PAGE + 5, b"damage");
-            assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+            place.rot(17 * PAGE + 5, b"damage");
+            place.repairs(1);
             let file = options.open(&place.path).unwrap();
             let mut found = [0; 14];
             file.read_at(&mut found, 17 * PAGE).unwrap();
             assert_eq!(&found, b"something else");
             // A plain protected file from here on.
             file.settle().unwrap();
-            rot(&place.path, 0, &[!bytes[0]]);
-            assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
-            assert_eq!(fs::read(&place.path).unwrap()[..PAGE as usize], bytes[..PAGE as usize]);
+            place.rot(0, &[!bytes[0]]);
+            place.repairs(1);
+            assert_eq!(place.bytes()[..PAGE as usize], bytes[..PAGE as usize]);
         }
     }
 }
@@ -79,46 +82,43 @@ fn damage_is_repaired_while_the_engine_has_the_file_and_after() {
 #[test]
 fn a_protected_file_stays_so_whoever_opens_it() {
     for options in engines() {
-        let place = Place::new();
+        let place = Place::empty();
         options.create(&place.path, LEN).unwrap().close().unwrap();
         assert!(untorn::coverage(&place.path).unwrap().is_none());
         assert_eq!(untorn::protect(&place.path, &by_hand().stripe(2)).unwrap().uncovered, 0);
         let file = options.open(&place.path).unwrap();
-        assert!(matches!(untorn::scrub(&place.path, None, &mut quiet()), Err(Error::InUse { .. })));
+        assert!(matches!(place.try_scrub(), Err(Error::InUse { .. })));
         let bytes = fill(&file, 3);
         file.close().unwrap();
-        let coverage = untorn::coverage(&place.path).unwrap().unwrap();
+        let coverage = place.coverage();
         assert_eq!((coverage.uncovered, coverage.stripe, coverage.believed), (0, 2, true));
         for page in [1, 8, 40] {
-            rot(&place.path, page * PAGE + 3, b"damage");
+            place.rot(page * PAGE + 3, b"damage");
         }
-        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 3);
-        assert_eq!(all_of(&options.open(&place.path).unwrap()), bytes);
+        place.repairs(3);
+        assert_eq!(read(&options.open(&place.path).unwrap()), bytes);
     }
 }
 
 #[test]
 fn a_dropped_file_is_covered_or_known_not_to_be() {
     for options in engines() {
-        let place = Place::new();
         let options = options.redundancy(by_hand());
-        let file = options.create(&place.path, LEN).unwrap();
-        fill(&file, 1);
+        let (place, file, _) = filled(&options);
         file.sync_redundancy().unwrap();
         file.sync().unwrap();
         file.write_at(&[7; 100], 3 * PAGE).unwrap();
         file.sync().unwrap();
         drop(file);
-        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+        let report = place.scrub();
         assert!(report.is_clean(), "{report:?}");
         // What nobody stored to is covered all the while.
-        rot(&place.path, 30 * PAGE, b"damage");
-        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
-        assert_eq!(report.damage, [Damage::Page(PageRange { offset: 30 * PAGE, len: PAGE })]);
+        place.rot(30 * PAGE, b"damage");
+        assert_eq!(place.damage(), [Damage::Page(page(30))]);
         let file = options.open(&place.path).unwrap();
         assert_eq!(file.repair().unwrap().repaired.len(), 1);
         file.sync_redundancy().unwrap();
-        assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
+        assert!(is_covered(&file));
         file.close().unwrap();
     }
 }
@@ -126,7 +126,7 @@ fn a_dropped_file_is_covered_or_known_not_to_be() {
 #[test]
 fn another_length_is_covered_anew() {
     for options in engines() {
-        let place = Place::new();
+        let place = Place::empty();
         let options = options.redundancy(by_hand().stripe(3));
         let file = options.create(&place.path, 0).unwrap();
         assert!(matches!(file.coverage(), Err(Error::Protection { problem: ProtectionProblem::Empty, .. })));
@@ -140,20 +140,20 @@ fn another_length_is_covered_anew() {
             file.sync_redundancy().unwrap();
         }
         file.close().unwrap();
-        let coverage = untorn::coverage(&place.path).unwrap().unwrap();
+        let coverage = place.coverage();
         assert_eq!((coverage.pages, coverage.uncovered, coverage.stripe), (2, 0, 3));
-        assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
-        rot(&place.path, PAGE + 1, b"damage");
-        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+        assert!(place.scrub().is_clean());
+        place.rot(PAGE + 1, b"damage");
+        place.repairs(1);
         let file = options.open(&place.path).unwrap();
-        assert!(all_of(&file).ends_with(b"at the end"));
+        assert!(read(&file).ends_with(b"at the end"));
     }
 }
 
 #[test]
 fn threads_write_while_a_thread_covers_and_another_scrubs() {
     for options in engines() {
-        let place = Place::new();
+        let place = Place::empty();
         let alarms: Arc<Mutex<Vec<Damage>>> = Arc::default();
         let told = alarms.clone();
         let redundancy = ProtectOptions::new()
@@ -176,20 +176,20 @@ fn threads_write_while_a_thread_covers_and_another_scrubs() {
             }
         });
         file.sync().unwrap();
-        let bytes = all_of(&file);
+        let bytes = read(&file);
         file.close().unwrap();
         assert_eq!(*alarms.lock().unwrap(), []);
-        assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
-        assert_eq!(untorn::coverage(&place.path).unwrap().unwrap().uncovered, 0);
-        rot(&place.path, 20 * PAGE, b"damage");
-        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
-        assert_eq!(all_of(&AtomicFile::open(&place.path).unwrap()), bytes);
+        assert!(place.scrub().is_clean());
+        assert_eq!(place.coverage().uncovered, 0);
+        place.rot(20 * PAGE, b"damage");
+        place.repairs(1);
+        assert_eq!(read(&AtomicFile::open(&place.path).unwrap()), bytes);
     }
 }
 
 #[test]
 fn a_map_is_covered_behind_its_commits() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().redundancy(by_hand());
     let mut map = options.create_map(&place.path, LEN).unwrap();
     map[5 * PAGE as usize..][..9].copy_from_slice(b"committed");
@@ -198,21 +198,19 @@ fn a_map_is_covered_behind_its_commits() {
     assert_eq!(map.coverage().unwrap().unwrap().uncovered, 0);
     map[7 * PAGE as usize] = 1;
     map.commit().unwrap();
-    rot(&place.path, 5 * PAGE, b"damage!!!");
-    assert_eq!(map.repair().unwrap().repaired, [PageRange { offset: 5 * PAGE, len: PAGE }]);
+    place.rot(5 * PAGE, b"damage!!!");
+    assert_eq!(map.repair().unwrap().repaired, [page(5)]);
     assert_eq!(&map[5 * PAGE as usize..][..9], b"committed");
     assert!(map.scrub().unwrap().is_clean());
     map.close().unwrap();
-    assert_eq!(untorn::coverage(&place.path).unwrap().unwrap().uncovered, 0);
-    assert_eq!(fs::read(&place.path).unwrap()[7 * PAGE as usize], 1);
+    assert_eq!(place.coverage().uncovered, 0);
+    assert_eq!(place.bytes()[7 * PAGE as usize], 1);
 }
 
 #[test]
 fn the_period_covers_by_itself() {
-    let place = Place::new();
     let redundancy = ProtectOptions::new().period(Duration::from_millis(5));
-    let file = Options::new().redundancy(redundancy).create(&place.path, LEN).unwrap();
-    fill(&file, 1);
+    let (_place, file, _) = filled(&Options::new().redundancy(redundancy));
     let start = Instant::now();
     while file.coverage().unwrap().unwrap().uncovered > 0 {
         assert!(start.elapsed() < Duration::from_secs(300), "nothing covers it");
@@ -222,12 +220,12 @@ fn the_period_covers_by_itself() {
 
 #[test]
 fn calls_that_need_redundancy_are_refused_without_it() {
-    let place = Place::new();
+    let place = Place::empty();
     let file = Options::new().create(&place.path, LEN).unwrap();
     assert!(file.coverage().unwrap().is_none());
     assert!(matches!(file.sync_redundancy(), Err(Error::Invalid { .. })));
     file.close().unwrap();
-    assert!(matches!(untorn::repair(&place.path, &mut quiet()), Err(Error::Io { .. })));
+    assert!(matches!(place.try_repair(), Err(Error::Io { .. })));
     let by_protecting = ProtectOptions::new().open(&place.path);
     assert!(matches!(by_protecting, Err(Error::Protection { problem: ProtectionProblem::HasEngine, .. })));
     let reader = Options::new().read_only(true).redundancy(by_hand());
@@ -246,14 +244,8 @@ fn calls_that_need_redundancy_are_refused_without_it() {
     let shared = shared.open(&place.path).unwrap();
     shared.write_at(b"shared", 9).unwrap();
     shared.close().unwrap();
-    assert_eq!(untorn::coverage(&place.path).unwrap().unwrap().uncovered, 0);
-    assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
-}
-
-/// The companion file of the file at this path.
-fn companion(path: &Path) -> PathBuf {
-    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
-    path.parent().unwrap().join(format!(".untorn/{inode}.redundancy"))
+    assert_eq!(place.coverage().uncovered, 0);
+    assert!(place.scrub().is_clean());
 }
 
 /// Another program's edit, at a time that no clock gives.
@@ -267,10 +259,8 @@ fn edit(path: &Path, at: u64, bytes: &[u8]) {
 fn a_trusted_side_is_not_repaired_back() {
     for options in engines() {
         for side in [Prefer::File, Prefer::Sidecar] {
-            let place = Place::new();
             let options = options.clone().redundancy(by_hand());
-            let file = options.create(&place.path, LEN).unwrap();
-            fill(&file, 1);
+            let (place, file, _) = filled(&options);
             // What is edited at home is to count there.
             file.deploy(0, LEN).unwrap();
             file.sync().unwrap();
@@ -296,29 +286,27 @@ fn a_trusted_side_is_not_repaired_back() {
 #[test]
 fn a_file_cut_short_by_others_is_refused_unchanged() {
     for options in engines() {
-        let place = Place::new();
         let options = options.redundancy(by_hand());
-        let file = options.create(&place.path, LEN).unwrap();
-        fill(&file, 1);
+        let (place, file, _) = filled(&options);
         file.close().unwrap();
-        let kept = fs::read(companion(&place.path)).unwrap();
+        let kept = fs::read(place.companion()).unwrap();
         File::options().write(true).open(&place.path).unwrap().set_len(9 * PAGE).unwrap();
         assert!(matches!(options.open(&place.path), Err(Error::ModifiedExternally { .. })));
-        assert!(fs::read(companion(&place.path)).unwrap() == kept, "the refused open changed what there was");
+        assert!(fs::read(place.companion()).unwrap() == kept, "the refused open changed what there was");
     }
 }
 
 #[test]
 fn redundancy_of_a_file_that_is_gone_is_set_aside() {
     for options in engines() {
-        let place = Place::new();
+        let place = Place::empty();
         let gone = place.path.with_file_name("gone");
         fs::write(&gone, vec![5; LEN as usize]).unwrap();
         untorn::protect(&gone, &by_hand()).unwrap();
-        let kept = fs::read(companion(&gone)).unwrap();
+        let kept = fs::read(companion_of(&gone)).unwrap();
         fs::write(&place.path, vec![6; LEN as usize]).unwrap();
-        let stray = companion(&place.path);
-        fs::rename(companion(&gone), &stray).unwrap();
+        let stray = place.companion();
+        fs::rename(companion_of(&gone), &stray).unwrap();
         let file = options.open(&place.path).unwrap();
         assert!(file.coverage().unwrap().is_none(), "nobody asked for redundancy");
         assert!(!stray.exists());
@@ -333,7 +321,7 @@ fn redundancy_of_a_file_that_is_gone_is_set_aside() {
 
 #[test]
 fn an_empty_file_is_scrubbed_and_repaired_in_no_time() {
-    let place = Place::new();
+    let place = Place::empty();
     let file = Options::new().redundancy(by_hand()).create(&place.path, 0).unwrap();
     assert!(file.scrub().unwrap().is_clean());
     assert!(file.repair().unwrap().scrub.is_clean());
@@ -342,7 +330,7 @@ fn an_empty_file_is_scrubbed_and_repaired_in_no_time() {
 #[test]
 fn a_stripe_that_cannot_be_is_refused_before_anything_is_made() {
     for stripe in [0, 65] {
-        let place = Place::new();
+        let place = Place::empty();
         let options = Options::new().redundancy(by_hand().stripe(stripe));
         assert!(matches!(options.create(&place.path, LEN), Err(Error::Invalid { .. })));
         assert!(!place.path.exists());
@@ -352,14 +340,12 @@ fn a_stripe_that_cannot_be_is_refused_before_anything_is_made() {
 #[test]
 fn damage_that_cannot_be_mended_keeps_nobody_from_the_file() {
     for options in engines() {
-        let place = Place::new();
-        let file = options.redundancy(at_once().stripe(2)).create(&place.path, LEN).unwrap();
-        fill(&file, 1);
+        let (place, file, _) = filled(&options.redundancy(at_once().stripe(2)));
         file.deploy(0, LEN).unwrap();
         file.sync().unwrap();
         file.sync_redundancy().unwrap();
-        rot(&place.path, 8 * PAGE + 2000, b"damage");
-        rot(&place.path, 9 * PAGE + 2000, b"damage");
+        place.rot(8 * PAGE + 2000, b"damage");
+        place.rot(9 * PAGE + 2000, b"damage");
         file.write_at(b"stored", 8 * PAGE).unwrap();
         file.sync().unwrap();
         // It goes home whether or not the stripe can be covered.
@@ -378,70 +364,62 @@ fn damage_that_cannot_be_mended_keeps_nobody_from_the_file() {
 #[test]
 fn a_replaced_file_leaves_the_others_redundancy_alone() {
     for options in engines() {
-        let place = Place::new();
+        let place = Place::empty();
         let (other, aside) = (place.path.with_file_name("other"), place.path.with_file_name("aside"));
         options.clone().redundancy(by_hand()).create(&other, LEN).unwrap().close().unwrap();
         let file = options.redundancy(by_hand()).create(&place.path, LEN).unwrap();
         fs::rename(&place.path, &aside).unwrap();
         fs::rename(&other, &place.path).unwrap();
-        let kept = fs::read(companion(&place.path)).unwrap();
+        let kept = fs::read(place.companion()).unwrap();
         assert!(file.resize(LEN + 20 * PAGE).and_then(|()| file.close()).is_err());
-        assert!(fs::read(companion(&place.path)).unwrap() == kept);
+        assert!(fs::read(place.companion()).unwrap() == kept);
     }
 }
 
 #[test]
 fn a_dropped_handle_leaves_what_a_closed_one_does() {
     for options in engines() {
-        let place = Place::new();
         let options = options.redundancy(by_hand());
-        let file = options.create(&place.path, LEN).unwrap();
-        fill(&file, 1);
+        let (place, file, _) = filled(&options);
         file.sync_redundancy().unwrap();
         drop(file);
-        let coverage = untorn::coverage(&place.path).unwrap().unwrap();
+        let coverage = place.coverage();
         assert_eq!((coverage.believed, coverage.uncovered, coverage.unknown.len()), (true, 0, 0));
-        rot(&place.path, 30 * PAGE, b"damage");
-        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
-        assert_eq!(report.damage, [Damage::Page(PageRange { offset: 30 * PAGE, len: PAGE })]);
-        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+        place.rot(30 * PAGE, b"damage");
+        assert_eq!(place.damage(), [Damage::Page(page(30))]);
+        place.repairs(1);
     }
 }
 
 #[test]
 fn a_read_that_is_verified_tells_of_damage_or_mends_it() {
     for options in engines() {
-        let place = Place::new();
         let options = options.redundancy(by_hand());
-        let bytes = {
-            let file = options.create(&place.path, LEN).unwrap();
-            let bytes = fill(&file, 1);
-            file.deploy(0, LEN).unwrap();
-            file.close().unwrap();
-            bytes
-        };
+        let (place, file, bytes) = filled(&options);
+        file.deploy(0, LEN).unwrap();
+        file.close().unwrap();
         for verify in [VerifyReads::Fail, VerifyReads::Repair] {
             let file = options.clone().verify_reads(verify).open(&place.path).unwrap();
-            assert_eq!(all_of(&file), bytes);
-            rot(&place.path, 12 * PAGE + 5, b"damage");
+            assert_eq!(read(&file), bytes);
+            place.rot(12 * PAGE + 5, b"damage");
             let mut found = vec![0; 100];
             // A page beside it is none of its business.
             file.read_at(&mut found, 13 * PAGE).unwrap();
-            let read = file.read_at(&mut found, 12 * PAGE - 50);
+            let outcome = file.read_at(&mut found, 12 * PAGE - 50);
             if verify == VerifyReads::Fail {
-                let Err(Error::Corrupt { path, offset, .. }) = read else { panic!("{read:?}") };
+                let Err(Error::Corrupt { path, offset, .. }) = outcome else { panic!("{outcome:?}") };
                 assert_eq!((path, offset), (place.path.clone(), Some(12 * PAGE)));
                 assert_eq!(file.repair().unwrap().repaired.len(), 1);
                 file.read_at(&mut found, 12 * PAGE - 50).unwrap();
             } else {
-                read.unwrap();
+                outcome.unwrap();
                 assert!(file.scrub().unwrap().is_clean());
             }
             assert_eq!(found, bytes[12 * PAGE as usize - 50..][..100]);
             // What is not covered is read as it is.
             file.write_at(&bytes[20 * PAGE as usize..][..64], 20 * PAGE).unwrap();
             file.sync().unwrap();
-            assert_eq!(all_of(&file), bytes);
+            assert_eq!(read(&file), bytes);
             assert!(matches!(file.read_at(&mut found, LEN - 10), Err(Error::OutOfRange { .. })));
             file.close().unwrap();
         }
@@ -450,7 +428,7 @@ fn a_read_that_is_verified_tells_of_damage_or_mends_it() {
 
 #[test]
 fn reads_that_nobody_can_verify_are_refused() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().verify_reads(VerifyReads::Fail);
     assert!(matches!(options.create(&place.path, LEN), Err(Error::Invalid { .. })));
     fs::write(&place.path, vec![0; LEN as usize]).unwrap();

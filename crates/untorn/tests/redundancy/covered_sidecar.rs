@@ -1,22 +1,27 @@
 //! Redundancy of the sidecar of a file: of the reflection engine, what counts there is covered where it is.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
-use crate::common::run_alone;
-use crate::common::system::in_forked_child;
 use untorn::options::Layout;
 use untorn::redundancy::{Damage, PageRange, VerifyReads};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
+
+use crate::common::system::in_forked_child;
+use crate::common::{read, run_alone, sidecar_of};
+use crate::fixture::{LEN, PAGE_LEN as PAGE, Place, by_hand, is_covered, rot};
 
 /// Where the pages of the sidecar that may have bytes of the file begin, by its superblock, and their redundancy.
 fn chunks_at(sidecar: &Path) -> u64 {
     let bytes = fs::read(sidecar).unwrap();
     let word = |at: usize| u64::from(u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()));
     (3 * PAGE + word(100) * word(104) * 64).next_multiple_of(PAGE)
+}
+
+/// A page of the sidecar, whose pages begin at `from`.
+fn at_page(from: u64, page: u64) -> PageRange {
+    PageRange { offset: from + page * PAGE, len: PAGE }
 }
 
 /// The reflection engine with either durability, over either form of sidecar.
@@ -50,7 +55,7 @@ fn half_in_sidecar(place: &Place, options: &Options) -> (AtomicFile, Vec<u8>, Pa
 #[test]
 fn bytes_in_the_sidecar_are_covered_there() {
     for options in with_sidecars() {
-        let place = Place::new();
+        let place = Place::empty();
         let options = options.redundancy(by_hand());
         let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
         let coverage = file.coverage().unwrap().unwrap();
@@ -60,7 +65,7 @@ fn bytes_in_the_sidecar_are_covered_there() {
         for page in [7, 0] {
             let at = from + page * PAGE + 8;
             let held = fs::read(&sidecar).unwrap();
-            let range = PageRange { offset: from + page * PAGE, len: PAGE };
+            let range = at_page(from, page);
             rot(&sidecar, at, b"damage");
             assert_eq!(file.scrub().unwrap().damage, [Damage::SidecarPage(range)]);
             let report = file.repair().unwrap();
@@ -68,63 +73,62 @@ fn bytes_in_the_sidecar_are_covered_there() {
             assert!(fs::read(&sidecar).unwrap()[from as usize..] == held[from as usize..]);
             assert!(file.scrub().unwrap().is_clean());
         }
-        assert_eq!(all_of(&file), bytes);
+        assert_eq!(read(&file), bytes);
         file.close().unwrap();
         for page in [9, 0] {
-            let range = PageRange { offset: from + page * PAGE, len: PAGE };
+            let range = at_page(from, page);
             rot(&sidecar, range.offset + 8, b"damage");
-            assert_eq!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().damage, [Damage::SidecarPage(range)]);
+            assert_eq!(place.damage(), [Damage::SidecarPage(range)]);
             // Its engine finds it, if it is of a slice that counts, has it repaired, and goes on.
             let file = options.open(&place.path).unwrap();
-            assert_eq!(all_of(&file), bytes);
+            assert_eq!(read(&file), bytes);
             assert!(file.repair().unwrap().is_whole());
             file.close().unwrap();
-            assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+            assert!(place.scrub().is_clean());
         }
         let file = options.open(&place.path).unwrap();
         file.settle().unwrap();
-        assert!(fs::read(&place.path).unwrap() == bytes);
+        assert!(place.bytes() == bytes);
         assert!(fs::read_dir(sidecar.parent().unwrap()).unwrap().count() == 1, "only the file's companion is left");
-        assert!(untorn::coverage(&place.path).unwrap().unwrap().sidecar.is_none());
+        assert!(place.coverage().sidecar.is_none());
     }
 }
 
 #[test]
 fn unrepairable_sidecar_damage_is_reported_changing_nothing() {
     for options in with_sidecars() {
-        let place = Place::new();
+        let place = Place::empty();
         let options = options.redundancy(by_hand());
         let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
         rot(&sidecar, from + 5 * PAGE + 100, b"damage");
         rot(&sidecar, from + 6 * PAGE + 100, b"damage");
-        rot(&place.path, 30 * PAGE, b"damage");
-        let held = [fs::read(&sidecar).unwrap(), fs::read(&place.path).unwrap()];
+        place.rot(30 * PAGE, b"damage");
+        let held = [fs::read(&sidecar).unwrap(), place.bytes()];
         let report = file.repair().unwrap();
-        let lost = [5, 6].map(|page| PageRange { offset: from + page * PAGE, len: PAGE });
+        let lost = [5, 6].map(|page| at_page(from, page));
         assert_eq!((&report.sidecar_lost[..], report.is_whole(), report.repaired.len()), (&lost[..], false, 0));
-        assert!([fs::read(&sidecar).unwrap(), fs::read(&place.path).unwrap()] == held);
+        assert!([fs::read(&sidecar).unwrap(), place.bytes()] == held);
         // Whoever stores the pages anew has them covered again.
         file.write_at(&bytes, 0).unwrap();
         file.sync().unwrap();
         file.write_at(&bytes, 0).unwrap();
         file.sync().unwrap();
         file.sync_redundancy().unwrap();
-        assert_eq!(all_of(&file), bytes);
+        assert_eq!(read(&file), bytes);
     }
+}
+
+/// Damages every bit of two slices.
+fn invert(path: &Path, at: u64) {
+    let was = fs::read(path).unwrap()[at as usize..][..128].to_vec();
+    rot(path, at, &was.iter().map(|byte| !byte).collect::<Vec<_>>());
 }
 
 /// Damages more of the file than parity carries, and a page of the sidecar that has bytes of the file.
 fn damage_beyond_repair(place: &Place, sidecar: &Path, from: u64) {
-    rot(&place.path, 8 * PAGE, b"damage");
-    rot(&place.path, 9 * PAGE, b"damage");
-    let at = from + 7 * PAGE + 8;
-    let was = fs::read(sidecar).unwrap()[at as usize..][..128].to_vec();
-    rot(sidecar, at, &was.iter().map(|byte| !byte).collect::<Vec<_>>());
-}
-
-/// The sidecar of a file that is not open.
-fn sidecar_of(path: &Path) -> PathBuf {
-    path.parent().unwrap().join(format!(".untorn/{}", fs::metadata(path).unwrap().ino()))
+    place.rot(8 * PAGE, b"damage");
+    place.rot(9 * PAGE, b"damage");
+    invert(sidecar, from + 7 * PAGE + 8);
 }
 
 /// All files that there are of a file.
@@ -138,16 +142,16 @@ fn all_files(place: &Place, sidecar: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 #[test]
 fn an_incomplete_repair_leaves_a_closed_file_unchanged() {
     for options in with_sidecars() {
-        let place = Place::new();
+        let place = Place::empty();
         let (file, _, sidecar, from) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
         file.close().unwrap();
         damage_beyond_repair(&place, &sidecar, from);
         let held = all_files(&place, &sidecar);
-        let report = untorn::repair(&place.path, &mut quiet()).unwrap();
+        let report = place.repair();
         assert_eq!((report.lost.len(), report.repaired.len(), report.sidecar_repaired.len()), (2, 0, 0));
         assert!(all_files(&place, &sidecar) == held, "something was touched: {options:?}");
         // So it can be tried again, once somebody has brought one of the two back.
-        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().lost, report.lost);
+        assert_eq!(place.repair().lost, report.lost);
     }
 }
 
@@ -157,7 +161,7 @@ fn an_incomplete_repair_leaves_an_unclosed_files_damage() {
     // Alone: it forks a process that opens files.
     run_alone(name, 240, "killed processes", || {
         for options in with_sidecars() {
-            let place = Place::new();
+            let place = Place::empty();
             let kept = options.clone().redundancy(by_hand());
             let child = in_forked_child(|| {
                 // It ends with the file open, and all of it covered.
@@ -170,13 +174,13 @@ fn an_incomplete_repair_leaves_an_unclosed_files_damage() {
             damage_beyond_repair(&place, &sidecar, from);
             let pages = || {
                 let held = fs::read(&sidecar).unwrap();
-                (held[(from + 7 * PAGE) as usize..][..PAGE as usize].to_vec(), fs::read(&place.path).unwrap())
+                (held[(from + 7 * PAGE) as usize..][..PAGE as usize].to_vec(), place.bytes())
             };
             let held = pages();
-            let report = untorn::repair(&place.path, &mut quiet()).unwrap();
+            let report = place.repair();
             assert_eq!((report.lost.len(), report.repaired.len(), report.sidecar_repaired.len()), (2, 0, 0));
             assert!(pages() == held, "a damaged page was touched: {options:?}");
-            let again = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+            let again = place.scrub();
             assert_eq!(again.damage, report.scrub.damage);
         }
     });
@@ -184,7 +188,7 @@ fn an_incomplete_repair_leaves_an_unclosed_files_damage() {
 
 #[test]
 fn a_sidecar_that_grows_is_covered_as_it_does() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Sparse).redundancy(by_hand());
     let len = 2000 * PAGE;
     let file = options.create(&place.path, len).unwrap();
@@ -194,8 +198,7 @@ fn a_sidecar_that_grows_is_covered_as_it_does() {
         }
         file.sync().unwrap();
         file.sync_redundancy().unwrap();
-        let coverage = file.coverage().unwrap().unwrap();
-        assert_eq!((coverage.uncovered, coverage.sidecar.unwrap().uncovered), (0, 0));
+        assert!(is_covered(&file));
         assert!(file.scrub().unwrap().is_clean());
     }
     let sidecar = file.info().sidecar.unwrap();
@@ -206,12 +209,12 @@ fn a_sidecar_that_grows_is_covered_as_it_does() {
     assert_eq!(file.repair().unwrap().sidecar_repaired.len(), 1);
     assert!(fs::read(&sidecar).unwrap() == held);
     file.close().unwrap();
-    assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+    assert!(place.scrub().is_clean());
 }
 
 #[test]
 fn unprotect_removes_the_redundancy_of_the_sidecar() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().engine(EngineKind::Reflection);
     let (file, bytes, sidecar, _) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
     file.close().unwrap();
@@ -220,14 +223,14 @@ fn unprotect_removes_the_redundancy_of_the_sidecar() {
     assert!(!sidecar.with_extension("sidecar-redundancy").exists());
     // One that a crash brings back goes with the next opening, which tells nobody of what it stores.
     fs::write(sidecar.with_extension("sidecar-redundancy"), b"it was removed").unwrap();
-    assert_eq!(all_of(&options.open(&place.path).unwrap()), bytes);
+    assert_eq!(read(&options.open(&place.path).unwrap()), bytes);
     assert!(!sidecar.with_extension("sidecar-redundancy").exists());
 }
 
 #[test]
 fn a_read_from_the_sidecar_is_verified_too() {
     for options in with_sidecars() {
-        let place = Place::new();
+        let place = Place::empty();
         let options = options.redundancy(by_hand());
         let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
         file.close().unwrap();
@@ -258,7 +261,7 @@ fn a_read_from_the_sidecar_is_verified_too() {
 /// Opens the file and reads all of it.
 fn reopened(place: &Place, options: &Options) -> (AtomicFile, Vec<u8>) {
     let file = options.open(&place.path).unwrap();
-    let bytes = all_of(&file);
+    let bytes = read(&file);
     (file, bytes)
 }
 
@@ -268,15 +271,13 @@ fn damage_in_the_sidecar_does_not_go_home_as_truth() {
         let options = options.redundancy(by_hand());
         // A page with slices, and one that says which of them count: of a file that is settled, closed, or deployed.
         for (page, end) in [(7, "settle"), (0, "settle"), (7, "close"), (0, "close"), (7, "deploy")] {
-            let place = Place::new();
+            let place = Place::empty();
             let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
-            let at = from + page * PAGE + 8;
-            let was = fs::read(&sidecar).unwrap()[at as usize..][..128].to_vec();
-            rot(&sidecar, at, &was.iter().map(|byte| !byte).collect::<Vec<_>>());
+            invert(&sidecar, from + page * PAGE + 8);
             match end {
                 "settle" => {
                     file.settle().unwrap();
-                    assert!(fs::read(&place.path).unwrap() == bytes, "page {page} of {options:?}");
+                    assert!(place.bytes() == bytes, "page {page} of {options:?}");
                 }
                 "close" => {
                     file.close().unwrap();
@@ -287,7 +288,7 @@ fn damage_in_the_sidecar_does_not_go_home_as_truth() {
                 _ => {
                     file.deploy(0, LEN).unwrap();
                     file.sync().unwrap();
-                    assert!(all_of(&file) == bytes, "page {page} of {options:?}");
+                    assert!(read(&file) == bytes, "page {page} of {options:?}");
                 }
             }
         }
@@ -297,16 +298,16 @@ fn damage_in_the_sidecar_does_not_go_home_as_truth() {
 #[test]
 fn a_file_with_lost_sidecar_pages_is_not_settled() {
     for options in with_sidecars() {
-        let place = Place::new();
+        let place = Place::empty();
         let (file, _, sidecar, from) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
         rot(&sidecar, from + 5 * PAGE, &[0xa5; 4096]);
         rot(&sidecar, from + 6 * PAGE, &[0xa5; 4096]);
         assert!(matches!(file.deploy(0, LEN), Err(Error::Corrupt { path, .. }) if path == sidecar));
         assert!(matches!(file.settle(), Err(Error::Corrupt { path, .. }) if path == sidecar));
         // It can be closed and opened, and still says what is lost.
-        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
-        let lost = [5, 6].map(|page| Damage::SidecarPage(PageRange { offset: from + page * PAGE, len: PAGE }));
-        assert_eq!(report.damage, lost);
+        let found = place.damage();
+        let lost = [5, 6].map(|page| Damage::SidecarPage(at_page(from, page)));
+        assert_eq!(found, lost);
         // Who takes it as it is says so.
         assert!(untorn::unprotect(&place.path).unwrap());
         options.open(&place.path).unwrap().settle().unwrap();
@@ -316,7 +317,7 @@ fn a_file_with_lost_sidecar_pages_is_not_settled() {
 
 #[test]
 fn a_sidecar_hidden_while_it_grew_is_covered_as_it_is() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Dense).redundancy(by_hand());
     let options = options.max_len(4000 * PAGE);
     let file = options.create(&place.path, 450 * PAGE).unwrap();
@@ -341,23 +342,23 @@ fn a_sidecar_hidden_while_it_grew_is_covered_as_it_is() {
 
 #[test]
 fn unreadable_sidecar_redundancy_is_damage_and_rebuilt() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().engine(EngineKind::Reflection).redundancy(by_hand());
     let (file, bytes, sidecar, _) = half_in_sidecar(&place, &options);
     file.close().unwrap();
     let companion = sidecar.with_extension("sidecar-redundancy");
     rot(&companion, 0, &[0; 8192]);
-    let scrubbed = untorn::scrub(&place.path, None, &mut quiet());
+    let scrubbed = place.try_scrub();
     assert!(matches!(scrubbed, Err(Error::Corrupt { path, .. }) if path == companion));
-    assert!(untorn::repair(&place.path, &mut quiet()).unwrap().is_whole());
-    let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+    assert!(place.repair().is_whole());
+    let report = place.scrub();
     assert!(report.is_clean() && report.sidecar_checked > 0 && report.sidecar_skipped == 0);
-    assert_eq!(all_of(&options.open(&place.path).unwrap()), bytes);
+    assert_eq!(read(&options.open(&place.path).unwrap()), bytes);
 }
 
 #[test]
 fn redundancy_that_could_not_grow_covers_what_it_has() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Dense).redundancy(by_hand());
     let file = options.create(&place.path, 450 * PAGE).unwrap();
     file.resize(500 * PAGE).unwrap();
@@ -369,16 +370,15 @@ fn redundancy_that_could_not_grow_covers_what_it_has() {
     file.write_at(&[2; 256], 3 * PAGE).unwrap();
     file.sync().unwrap();
     file.sync_redundancy().unwrap();
-    let coverage = file.coverage().unwrap().unwrap();
-    assert_eq!((coverage.uncovered, coverage.sidecar.unwrap().uncovered), (0, 0));
+    assert!(is_covered(&file));
     file.write_at(&[3; 256], 490 * PAGE).unwrap();
     file.close().unwrap();
-    assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+    assert!(place.scrub().is_clean());
 }
 
 #[test]
 fn sidecar_redundancy_in_use_is_not_removed() {
-    let place = Place::new();
+    let place = Place::empty();
     let options = Options::new().engine(EngineKind::Reflection);
     let (file, _, sidecar, _) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
     file.close().unwrap();

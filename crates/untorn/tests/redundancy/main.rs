@@ -5,11 +5,12 @@ mod common;
 
 mod covered;
 mod covered_sidecar;
+mod fixture;
 mod protected;
 mod protected_forged;
 mod protected_kill;
+mod protected_misuse;
+mod protected_notified;
 mod protected_synchronous;
-mod protected_told;
-mod protected_trouble;
-mod protected_untold;
+mod protected_unannounced;
 mod redundancy_golden;

@@ -3,38 +3,17 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::alone;
 use proptest::prelude::*;
 use untorn::Error;
-use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, Protected, StripeLayout};
-use untorn::report::ProtectionProblem;
+use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
 
 use crate::common::system::{SharedMapping, in_forked_child};
-
-const PAGE: usize = 4096;
-
-struct Place {
-    _dir: tempfile::TempDir,
-    file: PathBuf,
-}
-
-impl Place {
-    fn new(bytes: &[u8]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("table");
-        fs::write(&file, bytes).unwrap();
-        Place { _dir: dir, file }
-    }
-
-    fn companion(&self) -> PathBuf {
-        untorn::coverage(&self.file).unwrap().unwrap().redundancy_file
-    }
-}
+use crate::common::{PAGE, alone};
+use crate::fixture::{Place, by_hand, page, protect_mapping, rot, uncovered};
 
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
@@ -43,27 +22,6 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
         (state >> 56) as u8
     };
     (0..len).map(|_| next()).collect()
-}
-
-/// Does to a file what a device would: its bytes change, its times stay.
-fn rot(path: &Path, change: impl FnOnce(&File)) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let modified = file.metadata().unwrap().modified().unwrap();
-    change(&file);
-    file.set_modified(modified).unwrap();
-    file.sync_all().unwrap();
-}
-
-fn quiet() -> impl FnMut(u64, u64) -> bool {
-    |_, _| true
-}
-
-fn scrub(place: &Place) -> Vec<Damage> {
-    untorn::scrub(&place.file, None, &mut quiet()).unwrap().damage
-}
-
-fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().on_demand()
 }
 
 /// What happens to a page at rest.
@@ -103,18 +61,18 @@ proptest! {
         let place = Place::new(&older);
         let layout = if spread { StripeLayout::Spread } else { StripeLayout::Consecutive };
         let checksum = if xxh3 { Checksum::Xxh3 } else { Checksum::Crc32c };
-        let protected = by_hand().stripe(width).layout(layout).checksum(checksum).batch(7).open(&place.file).unwrap();
+        let protected = by_hand().stripe(width).layout(layout).checksum(checksum).batch(7).open(&place.path).unwrap();
         protected.sync().unwrap();
         let bytes = pattern(len, seed);
         let stores = protected.announce(0..len as u64).unwrap();
-        fs::File::options().write(true).open(&place.file).unwrap().write_all_at(&bytes, 0).unwrap();
+        place.write(0, &bytes);
         stores.cover().unwrap();
         protected.close().unwrap();
 
         let stripes = pages.div_ceil(width as usize);
         let stripe_of = |page: usize| if spread { page % stripes } else { page / width as usize };
         let mut hit = std::collections::BTreeMap::new();
-        rot(&place.file, |file| for (page, fault) in &wanted {
+        for (page, fault) in &wanted {
             let page = page % pages;
             if hit.contains_key(&stripe_of(page)) {
                 continue;
@@ -132,17 +90,17 @@ proptest! {
                     here[..count].copy_from_slice(&bytes[other..other + count]);
                 }
             }
-            file.write_all_at(&here, at as u64).unwrap();
+            place.rot(at, &here);
             if here != bytes[at..at + length] {
                 hit.insert(stripe_of(page), Damage::Page(PageRange { offset: at as u64, len: length as u64 }));
             }
-        });
-        prop_assert_eq!(scrub(&place), hit.values().copied().collect::<Vec<_>>());
-        let report = untorn::repair(&place.file, &mut quiet()).unwrap();
+        }
+        prop_assert_eq!(place.damage(), hit.values().copied().collect::<Vec<_>>());
+        let report = place.repair();
         prop_assert_eq!(report.repaired.len(), hit.len());
         prop_assert!(report.lost.is_empty() && report.unknown.is_empty());
-        prop_assert!(fs::read(&place.file).unwrap() == bytes);
-        prop_assert_eq!(scrub(&place), vec![]);
+        prop_assert!(place.bytes() == bytes);
+        prop_assert_eq!(place.damage(), vec![]);
     }
 
     #[test]
@@ -150,28 +108,24 @@ proptest! {
         seed in any::<u64>(), at in any::<u64>(), zero in any::<bool>(),
     ) {
         let bytes = pattern(13 * PAGE + 5, seed);
-        let place = Place::new(&bytes);
-        by_hand().open(&place.file).unwrap().close().unwrap();
+        let place = Place::protected(&bytes);
         let companion = place.companion();
         let len = fs::metadata(&companion).unwrap().len();
         let page = at % (len / PAGE as u64) * PAGE as u64;
         let before = fs::read(&companion).unwrap();
-        let there = &before[page as usize..page as usize + PAGE];
-        rot(&companion, |file| {
-            let mut here = there.to_vec();
-            if zero { here.fill(0) } else { here[at as usize % PAGE] ^= 1 }
-            file.write_all_at(&here, page).unwrap();
-        });
-        prop_assert!(!scrub(&place).is_empty());
-        let report = untorn::repair(&place.file, &mut quiet()).unwrap();
+        let mut here = before[page as usize..page as usize + PAGE].to_vec();
+        if zero { here.fill(0) } else { here[at as usize % PAGE] ^= 1 }
+        rot(&companion, page, &here);
+        prop_assert!(!place.damage().is_empty());
+        let report = place.repair();
         // The scrub itself notes in both superblocks that it was there, and so renews them.
         let rebuilt = u64::from(page >= 2 * PAGE as u64);
         prop_assert!(report.rebuilt == rebuilt && report.lost.is_empty() && report.repaired.is_empty(), "{:?}", report);
-        prop_assert!(fs::read(&place.file).unwrap() == bytes);
-        prop_assert_eq!(scrub(&place), vec![]);
-        rot(&place.file, |file| file.write_all_at(&[!bytes[5000]], 5000).unwrap());
-        prop_assert_eq!(untorn::repair(&place.file, &mut quiet()).unwrap().repaired.len(), 1);
-        prop_assert!(fs::read(&place.file).unwrap() == bytes);
+        prop_assert!(place.bytes() == bytes);
+        prop_assert_eq!(place.damage(), vec![]);
+        place.rot(5000, &[!bytes[5000]]);
+        prop_assert_eq!(place.repair().repaired.len(), 1);
+        prop_assert!(place.bytes() == bytes);
     }
 }
 
@@ -179,20 +133,20 @@ proptest! {
 fn hostile_bytes_never_change_the_file() {
     let bytes = pattern(3 * PAGE + 9, 3);
     let place = Place::new(&bytes);
-    by_hand().stripe(2).open(&place.file).unwrap().close().unwrap();
+    by_hand().stripe(2).open(&place.path).unwrap().close().unwrap();
     let companion = place.companion();
     let good = fs::read(&companion).unwrap();
     let judge = |bad: &[u8], what: &str| {
         fs::write(&companion, bad).unwrap();
         // It may be refused; whatever it says, the file is good, and stays.
-        match untorn::repair(&place.file, &mut |_, _| true) {
+        match place.try_repair() {
             Ok(report) => assert!(report.repaired.is_empty() && report.lost.is_empty(), "{what}: {report:?}"),
             Err(
                 Error::Corrupt { .. } | Error::Unsupported { .. } | Error::Protection { .. } | Error::Invalid { .. },
             ) => {}
             Err(other) => panic!("{what}: {other}"),
         }
-        assert!(fs::read(&place.file).unwrap() == bytes, "{what}");
+        assert!(place.bytes() == bytes, "{what}");
     };
     for at in (0..good.len()).step_by(61) {
         let mut bad = good.clone();
@@ -203,14 +157,14 @@ fn hostile_bytes_never_change_the_file() {
         judge(&good[..len], &format!("cut to {len} bytes"));
     }
     judge(&good, "whole again");
-    assert_eq!(scrub(&place), vec![]);
+    assert_eq!(place.damage(), vec![]);
 }
 
 /// The bytes of a companion file of version 1 do not change. What differs from machine to machine is left out.
 #[test]
 fn the_format_is_that_of_the_golden_file() {
     let place = Place::new(&pattern(5 * PAGE, 1));
-    by_hand().stripe(2).open(&place.file).unwrap().close().unwrap();
+    by_hand().stripe(2).open(&place.path).unwrap().close().unwrap();
     let side = fs::read(place.companion()).unwrap();
     assert_eq!(side.len(), (2 + 4 + 3) * PAGE);
     let newest = if side[56..64] > side[PAGE + 56..PAGE + 64] { &side[..PAGE] } else { &side[PAGE..2 * PAGE] };
@@ -227,7 +181,7 @@ fn the_format_is_that_of_the_golden_file() {
         assert_eq!((data[0], &data[24..88]), (0, &[0; 64][..]), "copy at page {copy}");
         assert_eq!(data[16..24], newest[40..48], "the block is tied to the UUID");
     }
-    let file = fs::read(&place.file).unwrap();
+    let file = place.bytes();
     let parity: Vec<u8> = (0..PAGE).map(|at| file[at] ^ file[PAGE + at]).collect();
     assert!(side[6 * PAGE..7 * PAGE] == parity[..]);
     assert!(side[8 * PAGE..] == file[4 * PAGE..], "the parity of a stripe of one page is that page");
@@ -239,31 +193,30 @@ const GOLDEN_SUMS: [u64; 5] = [3_676_424_672, 2_210_158_064, 2_380_493_071, 1_94
 fn a_repair_skips_an_announced_page_and_mends_other_damage() {
     let bytes = pattern(8 * PAGE, 5);
     let place = Place::new(&bytes);
-    let protected = by_hand().open(&place.file).unwrap();
+    let protected = by_hand().open(&place.path).unwrap();
     protected.sync().unwrap();
-    let file = File::options().write(true).open(&place.file).unwrap();
     let stores = protected.announce(10..20).unwrap();
-    file.write_all_at(b"0123456789", 10).unwrap();
+    place.write(10, b"0123456789");
     // While it is announced it is not covered, whoever asks.
     protected.sync().unwrap();
-    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    assert_eq!(uncovered(&protected), 1);
     drop(stores);
     // The process ends here.
     drop(protected);
-    rot(&place.file, |file| file.write_all_at(b"x", 6 * PAGE as u64).unwrap());
-    let report = untorn::repair(&place.file, &mut quiet()).unwrap();
-    assert_eq!(report.repaired, [PageRange { offset: 6 * PAGE as u64, len: PAGE as u64 }]);
+    place.rot(6 * PAGE, b"x");
+    let report = place.repair();
+    assert_eq!(report.repaired, [page(6)]);
     assert_eq!(report.scrub.skipped, 1);
     let mut expected = bytes;
     expected[10..20].copy_from_slice(b"0123456789");
-    assert!(fs::read(&place.file).unwrap() == expected);
-    let protected = by_hand().open(&place.file).unwrap();
+    assert!(place.bytes() == expected);
+    let protected = by_hand().open(&place.path).unwrap();
     protected.sync().unwrap();
     let coverage = protected.coverage().unwrap();
     assert_eq!((coverage.uncovered, coverage.unknown.len()), (0, 0));
     assert!(matches!(protected.announce(0..8 * PAGE as u64 + 1), Err(Error::OutOfRange { .. })));
-    assert!(matches!(by_hand().open(&place.file), Err(Error::InUse { .. })));
-    assert!(matches!(untorn::scrub(&place.file, None, &mut quiet()), Err(Error::InUse { .. })));
+    assert!(matches!(by_hand().open(&place.path), Err(Error::InUse { .. })));
+    assert!(matches!(place.try_scrub(), Err(Error::InUse { .. })));
     protected.close().unwrap();
 }
 
@@ -271,23 +224,23 @@ fn a_repair_skips_an_announced_page_and_mends_other_damage() {
 fn a_damaged_page_is_repaired_before_its_parity_changes() {
     let bytes = pattern(4 * PAGE, 6);
     let place = Place::new(&bytes);
-    let protected = by_hand().open(&place.file).unwrap();
+    let protected = by_hand().open(&place.path).unwrap();
     protected.sync().unwrap();
-    rot(&place.file, |file| file.write_all_at(b"x", PAGE as u64).unwrap());
+    place.rot(PAGE, b"x");
     // Announced, and nothing else is stored: the old parity still fits.
     protected.announce(0..1).unwrap().cover().unwrap();
-    assert!(fs::read(&place.file).unwrap() == bytes);
+    assert!(place.bytes() == bytes);
     assert!(protected.coverage().unwrap().lost.is_empty());
     // With other bytes there it cannot be: the damaged page is not folded into the parity, and is told of.
-    rot(&place.file, |file| file.write_all_at(b"x", PAGE as u64).unwrap());
+    place.rot(PAGE, b"x");
     let stores = protected.announce(0..1).unwrap();
-    fs::File::options().write(true).open(&place.file).unwrap().write_all_at(b"y", 0).unwrap();
+    place.write(0, b"y");
     stores.cover().unwrap();
     let coverage = protected.coverage().unwrap();
     assert_eq!((coverage.lost, coverage.uncovered, coverage.vulnerable_stripes), (vec![1], 1, 1));
     // Stored anew it is good again.
     let stores = protected.announce(PAGE as u64..2 * PAGE as u64).unwrap();
-    fs::File::options().write(true).open(&place.file).unwrap().write_all_at(&[1; PAGE], PAGE as u64).unwrap();
+    place.write(PAGE, &[1; PAGE]);
     stores.cover().unwrap();
     let coverage = protected.coverage().unwrap();
     assert_eq!((&coverage.lost[..], coverage.uncovered, coverage.mttdl_gain()), (&[][..], 0, None));
@@ -306,31 +259,31 @@ fn threads_cover_and_scrub_by_themselves() {
         .scrub_every(Duration::from_millis(5))
         .scrub_rate(1 << 30)
         .on_damage(move |damage| theirs.lock().unwrap().push(*damage))
-        .open(&place.file)
+        .open(&place.path)
         .unwrap();
-    while protected.coverage().unwrap().uncovered > 0 {
+    while uncovered(&protected) > 0 {
         std::thread::yield_now();
     }
     assert!(found.lock().unwrap().is_empty());
-    rot(&place.file, |file| file.write_all_at(b"x", 9 * PAGE as u64 + 100).unwrap());
+    place.rot(9 * PAGE + 100, b"x");
     while found.lock().unwrap().is_empty() {
         std::thread::yield_now();
     }
-    assert_eq!(found.lock().unwrap()[0], Damage::Page(PageRange { offset: 9 * PAGE as u64, len: PAGE as u64 }));
+    assert_eq!(found.lock().unwrap()[0], Damage::Page(page(9)));
     assert_eq!(protected.repair().unwrap().repaired.len(), 1);
     protected.close().unwrap();
-    assert!(fs::read(&place.file).unwrap() == bytes);
+    assert!(place.bytes() == bytes);
 }
 
 #[test]
 fn no_false_alarm_while_a_program_stores() {
     let bytes = pattern(256 * PAGE, 8);
     let place = Place::new(&bytes);
-    let protected = ProtectOptions::new().period(Duration::from_millis(2)).open(&place.file).unwrap();
+    let protected = ProtectOptions::new().period(Duration::from_millis(2)).open(&place.path).unwrap();
     let (stop, damage) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let file = File::options().write(true).open(&place.file).unwrap();
+            let file = File::options().write(true).open(&place.path).unwrap();
             let mut at = 1_u64;
             for _ in 0..400 {
                 at = at.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
@@ -348,72 +301,60 @@ fn no_false_alarm_while_a_program_stores() {
     });
     assert!(!damage.into_inner());
     protected.close().unwrap();
-    assert_eq!(scrub(&place), vec![]);
-}
-
-/// Protects a mapping, or tells why this kernel or container cannot.
-fn protect_mapping(options: &ProtectOptions, mapping: &SharedMapping) -> Option<Protected> {
-    match options.mapping(mapping.address(), mapping.len()) {
-        Ok(protected) => Some(protected),
-        Err(Error::Protection { problem: problem @ ProtectionProblem::Untrackable { .. }, .. }) => {
-            untorn_testing::skipped!("{problem}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    assert_eq!(place.damage(), vec![]);
 }
 
 #[test]
 fn stores_to_a_mapping_are_found_and_covered() {
     let bytes = pattern(100 * PAGE + 77, 9);
     let place = Place::new(&bytes);
-    let mapping = SharedMapping::new(&place.file);
+    let mapping = SharedMapping::new(&place.path);
     let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
     protected.sync().unwrap();
-    assert_eq!(protected.coverage().unwrap().uncovered, 0);
+    assert_eq!(uncovered(&protected), 0);
     let mut expected = bytes;
     for (at, page) in [3, 50, 100].into_iter().enumerate() {
         mapping.store(page * PAGE + at, b"stored");
         expected[page * PAGE + at..][..6].copy_from_slice(b"stored");
     }
-    assert_eq!(protected.coverage().unwrap().uncovered, 3);
+    assert_eq!(uncovered(&protected), 3);
     assert!(protected.scrub().unwrap().is_clean());
     protected.sync().unwrap();
-    assert_eq!(protected.coverage().unwrap().uncovered, 0);
+    assert_eq!(uncovered(&protected), 0);
     mapping.store(7 * PAGE, b"again");
     expected[7 * PAGE..][..5].copy_from_slice(b"again");
     protected.close().unwrap();
     drop(mapping);
-    assert!(fs::read(&place.file).unwrap() == expected);
-    assert_eq!(scrub(&place), vec![]);
-    rot(&place.file, |file| file.write_all_at(b"x", 50 * PAGE as u64).unwrap());
-    assert_eq!(untorn::repair(&place.file, &mut quiet()).unwrap().repaired.len(), 1);
-    assert!(fs::read(&place.file).unwrap() == expected);
+    assert!(place.bytes() == expected);
+    assert_eq!(place.damage(), vec![]);
+    place.rot(50 * PAGE, b"x");
+    assert_eq!(place.repair().repaired.len(), 1);
+    assert!(place.bytes() == expected);
 }
 
 #[test]
 fn stores_to_a_mapping_are_unknown_after_a_crash_not_repaired() {
     let place = Place::new(&pattern(20 * PAGE, 10));
-    let mapping = SharedMapping::new(&place.file);
+    let mapping = SharedMapping::new(&place.path);
     let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
     protected.sync().unwrap();
     mapping.store(5 * PAGE, b"stored");
     drop(protected);
-    let bytes = fs::read(&place.file).unwrap();
-    let report = untorn::repair(&place.file, &mut quiet()).unwrap();
-    assert_eq!(report.unknown, [PageRange { offset: 5 * PAGE as u64, len: PAGE as u64 }]);
+    let bytes = place.bytes();
+    let report = place.repair();
+    assert_eq!(report.unknown, [page(5)]);
     assert!(report.repaired.is_empty() && report.lost.is_empty());
-    assert!(fs::read(&place.file).unwrap() == bytes);
+    assert!(place.bytes() == bytes);
     let protected = protect_mapping(&by_hand(), &mapping).unwrap();
     assert_eq!(protected.coverage().unwrap().unknown, [5]);
     protected.close().unwrap();
-    assert_eq!(scrub(&place), vec![]);
+    assert_eq!(place.damage(), vec![]);
 }
 
 #[test]
 fn no_false_alarm_while_a_mapping_is_stored_to() {
     let place = Place::new(&pattern(256 * PAGE, 11));
-    let mapping = SharedMapping::new(&place.file);
+    let mapping = SharedMapping::new(&place.path);
     let options = ProtectOptions::new().period(Duration::from_millis(1));
     let Some(protected) = protect_mapping(&options, &mapping) else { return };
     let stop = AtomicBool::new(false);
@@ -430,13 +371,13 @@ fn no_false_alarm_while_a_mapping_is_stored_to() {
         assert_eq!(damage, vec![]);
     });
     protected.close().unwrap();
-    assert_eq!(scrub(&place), vec![]);
+    assert_eq!(place.damage(), vec![]);
 }
 
 #[test]
 fn memory_that_maps_no_whole_file_is_refused() {
     let place = Place::new(&pattern(4 * PAGE, 12));
-    let mapping = SharedMapping::new(&place.file);
+    let mapping = SharedMapping::new(&place.path);
     let heap = [0_u8; 16];
     for (address, len) in [
         (heap.as_ptr(), 16),
@@ -447,7 +388,7 @@ fn memory_that_maps_no_whole_file_is_refused() {
     ] {
         assert!(matches!(by_hand().mapping(address, len), Err(Error::Invalid { .. })), "{address:p} {len}");
     }
-    assert!(untorn::coverage(&place.file).unwrap().is_none());
+    assert!(untorn::coverage(&place.path).unwrap().is_none());
 }
 
 #[test]
@@ -455,7 +396,7 @@ fn a_forked_child_has_no_part_in_it() {
     alone!(60, "a forked child");
     let bytes = pattern(4 * PAGE, 13);
     let place = Place::new(&bytes);
-    let protected = ProtectOptions::new().open(&place.file).unwrap();
+    let protected = ProtectOptions::new().open(&place.path).unwrap();
     let stores = protected.announce(0..1).unwrap();
     let child = in_forked_child(|| {
         let refused = matches!(protected.sync(), Err(Error::Forked { .. }))
@@ -465,14 +406,14 @@ fn a_forked_child_has_no_part_in_it() {
     assert_eq!(child.wait(), Some(0));
     stores.cover().unwrap();
     protected.close().unwrap();
-    assert_eq!(scrub(&place), vec![]);
+    assert_eq!(place.damage(), vec![]);
 }
 
 #[test]
 fn a_living_forked_child_does_not_block_a_new_protection() {
     alone!(60, "a forked child that lives on");
     let place = Place::new(&pattern(4 * PAGE, 14));
-    let mapping = SharedMapping::new(&place.file);
+    let mapping = SharedMapping::new(&place.path);
     let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
     protected.sync().unwrap();
     // The child lives until nobody else has this end of the pipe.
@@ -486,9 +427,9 @@ fn a_living_forked_child_does_not_block_a_new_protection() {
     let protected = protect_mapping(&by_hand(), &mapping).unwrap();
     protected.sync().unwrap();
     mapping.store(PAGE, b"stored");
-    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    assert_eq!(uncovered(&protected), 1);
     protected.close().unwrap();
     drop(there);
     assert_eq!(child.wait(), Some(0));
-    assert_eq!(scrub(&place), vec![]);
+    assert_eq!(place.damage(), vec![]);
 }

@@ -2,45 +2,15 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::common::{memory_dir, pattern};
 use twox_hash::XxHash3_64;
-use untorn::redundancy::{Damage, ProtectOptions, Protected};
+use untorn::redundancy::{Damage, Protected};
 use untorn::report::ProtectionProblem;
-use untorn::{AtomicFile, EngineKind, Error, Options};
+use untorn::{EngineKind, Error, Options};
 
-const PAGE: usize = 4096;
-
-struct Place {
-    _dir: tempfile::TempDir,
-    file: PathBuf,
-}
-
-impl Place {
-    fn new(bytes: &[u8]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("table");
-        fs::write(&file, bytes).unwrap();
-        Place { _dir: dir, file }
-    }
-
-    fn companion(&self) -> PathBuf {
-        untorn::coverage(&self.file).unwrap().unwrap().redundancy_file
-    }
-
-    fn scrub(&self) -> Vec<Damage> {
-        untorn::scrub(&self.file, None, &mut |_, _| true).unwrap().damage
-    }
-
-    fn repair(&self) -> untorn::redundancy::RepairReport {
-        untorn::repair(&self.file, &mut |_, _| true).unwrap()
-    }
-}
-
-fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().on_demand()
-}
+use crate::common::{PAGE, memory_dir, names, pattern, read};
+use crate::fixture::{Place, by_hand};
 
 fn superblock(side: &Path, copy: usize) -> Vec<u8> {
     fs::read(side).unwrap()[copy * PAGE..][..PAGE].to_vec()
@@ -72,31 +42,37 @@ fn forge(side: &Path, fields: &[(usize, &[u8])]) {
     File::options().write(true).open(side).unwrap().write_all_at(&bytes[..2 * PAGE], 0).unwrap();
 }
 
+/// A file of this engine that has these bytes, protected and closed.
+fn with_engine(engine: EngineKind, bytes: &[u8]) -> (Place, Options) {
+    let (place, options) = (Place::empty(), Options::new().engine(engine));
+    let file = options.clone().redundancy(by_hand()).create(&place.path, bytes.len() as u64).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.close().unwrap();
+    (place, options)
+}
+
 /// That it is named as damage, and given back, and was no obstacle to whoever protects the file.
 fn is_one_damaged_table(place: &Place, copy: usize, bytes: &[u8], what: &str) {
     let damaged = fs::read(place.companion()).unwrap();
-    assert_eq!(place.scrub(), [Damage::Table { offset: (copy * PAGE) as u64 }], "{what}");
+    assert_eq!(place.damage(), [Damage::Table { offset: (copy * PAGE) as u64 }], "{what}");
     fs::write(place.companion(), &damaged).unwrap();
-    let coverage = untorn::coverage(&place.file).unwrap().unwrap();
+    let coverage = place.coverage();
     assert!(coverage.believed && coverage.uncovered == 0, "{what}");
     let report = place.repair();
     assert_eq!((report.rebuilt, report.is_whole(), report.unknown.len()), (1, true, 0), "{what}");
-    assert_eq!(place.scrub(), [], "{what}");
+    assert_eq!(place.damage(), [], "{what}");
     fs::write(place.companion(), &damaged).unwrap();
-    let protected = Protected::open(&place.file).unwrap();
+    let protected = Protected::open(&place.path).unwrap();
     assert_eq!(protected.coverage().unwrap().unknown, [], "{what}");
     protected.close().unwrap();
-    assert_eq!(place.scrub(), [], "{what}");
-    assert!(fs::read(&place.file).unwrap() == bytes);
+    assert_eq!(place.damage(), [], "{what}");
+    assert!(place.bytes() == bytes);
 }
 
 #[test]
 fn one_foreign_superblock_is_damage_and_redundancy_stays() {
     let bytes = pattern(12 * PAGE, 1);
-    let (place, other) = (Place::new(&bytes), Place::new(&pattern(12 * PAGE, 2)));
-    for place in [&place, &other] {
-        by_hand().open(&place.file).unwrap().close().unwrap();
-    }
+    let (place, other) = (Place::protected(&bytes), Place::protected(&pattern(12 * PAGE, 2)));
     // Of the same number as that which it takes the place of, and of greater ones.
     for _ in 0..2 {
         for (copy, from) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
@@ -104,7 +80,7 @@ fn one_foreign_superblock_is_damage_and_redundancy_stays() {
             is_one_damaged_table(&place, copy, &bytes, &format!("{from} of the other file at {copy}"));
         }
         for _ in 0..40 {
-            assert_eq!(other.scrub(), []);
+            assert_eq!(other.damage(), []);
         }
     }
     // Both of them: then it is another file's.
@@ -112,7 +88,7 @@ fn one_foreign_superblock_is_damage_and_redundancy_stays() {
     for copy in 0..2 {
         put(&redundancy, copy, &superblock(&other.companion(), copy));
     }
-    let scrubbed = untorn::scrub(&place.file, None, &mut |_, _| true);
+    let scrubbed = place.try_scrub();
     let Err(Error::Protection { problem, .. }) = scrubbed else { panic!("{scrubbed:?}") };
     assert_eq!(problem, ProtectionProblem::OtherFile { redundancy });
 }
@@ -120,14 +96,13 @@ fn one_foreign_superblock_is_damage_and_redundancy_stays() {
 #[test]
 fn a_superblock_of_the_companion_before_is_damage() {
     let bytes = pattern(12 * PAGE, 3);
-    let place = Place::new(&bytes);
-    by_hand().open(&place.file).unwrap().close().unwrap();
+    let place = Place::protected(&bytes);
     for _ in 0..20 {
-        assert_eq!(place.scrub(), []);
+        assert_eq!(place.damage(), []);
     }
     let before = [0, 1].map(|copy| superblock(&place.companion(), copy));
-    assert!(untorn::unprotect(&place.file).unwrap());
-    by_hand().open(&place.file).unwrap().close().unwrap();
+    assert!(untorn::unprotect(&place.path).unwrap());
+    by_hand().open(&place.path).unwrap().close().unwrap();
     for (copy, before) in before.iter().enumerate() {
         assert!(seq(before) > seq(&superblock(&place.companion(), copy)));
         put(&place.companion(), copy, before);
@@ -138,21 +113,20 @@ fn a_superblock_of_the_companion_before_is_damage() {
 #[test]
 fn a_version_in_the_place_of_the_other_counts_and_is_damage() {
     let bytes = pattern(12 * PAGE, 4);
-    let place = Place::new(&bytes);
-    by_hand().open(&place.file).unwrap().close().unwrap();
+    let place = Place::protected(&bytes);
     for _ in 0..2 {
         let both = [0, 1].map(|copy| superblock(&place.companion(), copy));
         let newer = usize::from(seq(&both[1]) > seq(&both[0]));
         put(&place.companion(), 1 - newer, &both[newer]);
         is_one_damaged_table(&place, 1 - newer, &bytes, "the newer one over the older");
-        assert_eq!(place.scrub(), []);
+        assert_eq!(place.damage(), []);
     }
 }
 
 #[test]
 fn a_foreign_superblock_is_found_and_rebuilt_while_in_use() {
     let (place, other) = (Place::new(&pattern(8 * PAGE, 5)), Place::new(&pattern(8 * PAGE, 6)));
-    let handles = [&place, &other].map(|place| by_hand().open(&place.file).unwrap());
+    let handles = [&place, &other].map(|place| by_hand().open(&place.path).unwrap());
     for protected in &handles {
         protected.sync().unwrap();
     }
@@ -169,55 +143,41 @@ fn a_foreign_superblock_is_found_and_rebuilt_while_in_use() {
     for protected in handles {
         protected.close().unwrap();
     }
-    assert_eq!((place.scrub(), other.scrub()), (vec![], vec![]));
+    assert_eq!((place.damage(), other.damage()), (vec![], vec![]));
 }
 
 #[test]
 fn an_engine_keeps_redundancy_with_one_foreign_superblock() {
-    let other = Place::new(&pattern(8 * PAGE, 7));
-    by_hand().open(&other.file).unwrap().close().unwrap();
+    let other = Place::protected(&pattern(8 * PAGE, 7));
     for _ in 0..40 {
-        assert_eq!(other.scrub(), []);
+        assert_eq!(other.damage(), []);
     }
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
         for copy in 0..2 {
-            let place = Place::new(&[]);
-            fs::remove_file(&place.file).unwrap();
-            let options = Options::new().engine(engine);
-            let file = options.clone().redundancy(by_hand()).create(&place.file, 20 * PAGE as u64).unwrap();
-            file.write_at(&pattern(20 * PAGE, 8), 0).unwrap();
-            file.close().unwrap();
-            let has_aside = untorn::coverage(&place.file).unwrap().unwrap().sidecar.is_some();
+            let (place, options) = with_engine(engine, &pattern(20 * PAGE, 8));
+            let has_aside = place.coverage().sidecar.is_some();
             assert_eq!(has_aside, engine == EngineKind::Reflection);
             let companion = place.companion();
-            let in_dir = || {
-                let dir = fs::read_dir(companion.parent().unwrap()).unwrap();
-                let mut names: Vec<_> = dir.map(|entry| entry.unwrap().file_name()).collect();
-                names.sort();
-                names
-            };
-            let names = in_dir();
+            let in_dir = || names(companion.parent().unwrap());
+            let held = in_dir();
             put(&companion, copy, &superblock(&other.companion(), copy));
-            assert_eq!(place.scrub(), [Damage::Table { offset: (copy * PAGE) as u64 }]);
+            assert_eq!(place.damage(), [Damage::Table { offset: (copy * PAGE) as u64 }]);
             put(&companion, copy, &superblock(&other.companion(), copy));
             // Nobody asks for redundancy here: it is kept because the file has it.
-            let file = options.open(&place.file).unwrap();
+            let file = options.open(&place.path).unwrap();
             let coverage = file.coverage().unwrap().expect("the file has redundancy");
             assert_eq!((coverage.uncovered, coverage.unknown.len()), (0, 0));
             assert!(file.scrub().unwrap().is_clean());
             file.close().unwrap();
-            assert_eq!(in_dir(), names);
-            assert_eq!(place.scrub(), []);
+            assert_eq!(in_dir(), held);
+            assert_eq!(place.damage(), []);
         }
     }
 }
 
 #[test]
 fn a_later_version_is_refused_only_in_the_files_own_superblock() {
-    let (place, other) = (Place::new(&pattern(8 * PAGE, 9)), Place::new(&pattern(8 * PAGE, 10)));
-    for place in [&place, &other] {
-        by_hand().open(&place.file).unwrap().close().unwrap();
-    }
+    let (place, other) = (Place::protected(&pattern(8 * PAGE, 9)), Place::protected(&pattern(8 * PAGE, 10)));
     let later = |mut superblock: Vec<u8>| {
         superblock[8..12].copy_from_slice(&2_u32.to_le_bytes());
         seal(&mut superblock);
@@ -227,10 +187,10 @@ fn a_later_version_is_refused_only_in_the_files_own_superblock() {
     let side = place.companion();
     for copy in 0..2 {
         put(&side, copy, &later(superblock(&side, copy)));
-        let scrubbed = untorn::scrub(&place.file, None, &mut |_, _| true);
+        let scrubbed = place.try_scrub();
         assert!(matches!(scrubbed, Err(Error::Unsupported { .. })), "{scrubbed:?}");
         put(&side, copy, &later(superblock(&other.companion(), copy)));
-        assert_eq!(place.scrub(), [Damage::Table { offset: (copy * PAGE) as u64 }]);
+        assert_eq!(place.damage(), [Damage::Table { offset: (copy * PAGE) as u64 }]);
         fs::write(&side, &held).unwrap();
     }
 }
@@ -240,12 +200,11 @@ const ENDLESS: [u8; 8] = (1_u64 << 56).to_le_bytes();
 
 #[test]
 fn a_forged_length_is_reported_as_corrupt() {
-    let place = Place::new(&pattern(8 * PAGE, 11));
-    by_hand().open(&place.file).unwrap().close().unwrap();
+    let place = Place::protected(&pattern(8 * PAGE, 11));
     let side = place.companion();
-    assert_eq!(untorn::redundancy::recorded(&place.file).unwrap().unwrap().coverage.pages, 8);
+    assert_eq!(untorn::redundancy::recorded(&place.path).unwrap().unwrap().coverage.pages, 8);
     forge(&side, &[(96, &ENDLESS)]);
-    let recorded = untorn::redundancy::recorded(&place.file);
+    let recorded = untorn::redundancy::recorded(&place.path);
     assert!(matches!(&recorded, Err(Error::Corrupt { path, .. }) if *path == side), "{recorded:?}");
 }
 
@@ -257,14 +216,13 @@ fn an_enormous_sparse_redundancy_file_is_an_error() {
         untorn_testing::skipped!("memory that is not to be had, where the kernel promises any");
         return;
     }
-    let dir = memory_dir();
-    let place = Place { file: dir.path().join("table"), _dir: dir };
-    fs::write(&place.file, pattern(8 * PAGE, 13)).unwrap();
-    by_hand().stripe(64).open(&place.file).unwrap().close().unwrap();
+    let place = Place::within(memory_dir());
+    fs::write(&place.path, pattern(8 * PAGE, 13)).unwrap();
+    by_hand().stripe(64).open(&place.path).unwrap().close().unwrap();
     let side = place.companion();
     forge(&side, &[(96, &(1_u64 << 51).to_le_bytes())]);
     File::options().write(true).open(&side).unwrap().set_len(1 << 46).unwrap();
-    let recorded = untorn::redundancy::recorded(&place.file);
+    let recorded = untorn::redundancy::recorded(&place.path);
     assert!(matches!(&recorded, Err(Error::Io { path, .. }) if *path == side), "{recorded:?}");
     assert!(recorded.unwrap_err().to_string().contains("memory for the tables"));
 }
@@ -273,64 +231,49 @@ fn an_enormous_sparse_redundancy_file_is_an_error() {
 fn a_length_that_is_made_up_is_not_believed_by_an_engine() {
     const STORING: [u8; 4] = 4_u32.to_le_bytes();
     let bytes = pattern(20 * PAGE, 12);
-    let made = |engine| {
-        let place = Place::new(&[]);
-        fs::remove_file(&place.file).unwrap();
-        let options = Options::new().engine(engine);
-        let file = options.clone().redundancy(by_hand()).create(&place.file, bytes.len() as u64).unwrap();
-        file.write_at(&bytes, 0).unwrap();
-        file.close().unwrap();
-        (place, options)
-    };
-    let reads = |file: &AtomicFile| {
-        let mut held = vec![0; bytes.len()];
-        file.read_at(&mut held, 0).unwrap();
-        held
-    };
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-        let (place, options) = made(engine);
+        let (place, options) = with_engine(engine, &bytes);
         forge(&place.companion(), &[(96, &ENDLESS), (116, &STORING)]);
-        let file = options.open(&place.file).unwrap();
-        assert!(reads(&file) == bytes);
+        let file = options.open(&place.path).unwrap();
+        assert!(read(&file) == bytes);
         file.sync_redundancy().unwrap();
         assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
         file.close().unwrap();
-        assert_eq!(place.scrub(), []);
+        assert_eq!(place.damage(), []);
     }
     // That of a sidecar may be for more than the sidecar has, but not for that.
-    let (place, options) = made(EngineKind::Reflection);
+    let (place, options) = with_engine(EngineKind::Reflection, &bytes);
     let side = place.companion().with_extension("sidecar-redundancy");
     let len = fs::metadata(&side).unwrap().len();
     forge(&side, &[(96, &ENDLESS)]);
-    let scrubbed = untorn::scrub(&place.file, None, &mut |_, _| true);
+    let scrubbed = place.try_scrub();
     assert!(matches!(&scrubbed, Err(Error::Corrupt { path, .. }) if *path == side), "{scrubbed:?}");
     assert_eq!(fs::metadata(&side).unwrap().len(), len);
-    let file = options.open(&place.file).unwrap();
-    assert!(reads(&file) == bytes);
+    let file = options.open(&place.path).unwrap();
+    assert!(read(&file) == bytes);
     file.close().unwrap();
     assert!(fs::metadata(&side).unwrap().len() <= len);
-    assert_eq!(place.scrub(), []);
+    assert_eq!(place.damage(), []);
     // One that was cut short, and is what it says, is what it was: what is missing is damage.
     File::options().write(true).open(&side).unwrap().set_len(len - PAGE as u64).unwrap();
-    assert!(matches!(place.scrub()[..], [Damage::SidecarParity { .. }]));
+    assert!(matches!(place.damage()[..], [Damage::SidecarParity { .. }]));
     assert!(place.repair().is_whole());
-    assert_eq!(place.scrub(), []);
+    assert_eq!(place.damage(), []);
 }
 
 #[test]
 fn a_region_store_cannot_be_protected() {
-    let place = Place::new(&[]);
-    fs::remove_file(&place.file).unwrap();
-    let store = untorn::region::RegionStore::create(&place.file).unwrap();
+    let place = Place::empty();
+    let store = untorn::region::RegionStore::create(&place.path).unwrap();
     let refused = |refused: Result<untorn::redundancy::Coverage, Error>| {
         let Err(Error::Protection { problem, .. }) = refused else { panic!("{refused:?}") };
         assert!(problem == ProtectionProblem::RegionStore && problem.to_string().contains("region store"), "{problem}");
-        assert!(untorn::coverage(&place.file).unwrap().is_none());
+        assert!(untorn::coverage(&place.path).unwrap().is_none());
     };
-    refused(untorn::protect(&place.file, &by_hand()));
+    refused(untorn::protect(&place.path, &by_hand()));
     store.close().unwrap();
-    refused(untorn::protect(&place.file, &by_hand()));
+    refused(untorn::protect(&place.path, &by_hand()));
     // Damage to one of its superblocks makes it no other file.
-    put(&place.file, 0, &[0; PAGE]);
-    refused(by_hand().open(&place.file).and_then(|protected| protected.coverage()));
+    put(&place.path, 0, &[0; PAGE]);
+    refused(by_hand().open(&place.path).and_then(|protected| protected.coverage()));
 }

@@ -1,7 +1,7 @@
 //! Processes that are killed while they store to a protected file, cover it and scrub it: of no page anything is said
 //! afterwards that is not so.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Rng, pattern, run_alone};
+use crate::fixture::{Place, by_hand};
 use untorn::redundancy::{Damage, ProtectOptions};
 use untorn::testing::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn_testing::test_name;
@@ -44,37 +45,35 @@ fn live<M: Medium>(medium: M, path: &Path, options: &ProtectOptions, seed: u64, 
 }
 
 fn kill<M: Medium>(medium: impl Fn() -> M, options: &ProtectOptions) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("protected");
-    fs::write(&path, pattern(LEN, 1)).unwrap();
+    let place = Place::new(&pattern(LEN, 1));
+    let path = &place.path;
     // What a process finds out once is found out before the fork.
-    options.open_on(medium(), &path).unwrap().close().unwrap();
+    options.open_on(medium(), path).unwrap().close().unwrap();
     for round in 0..KILLS {
         let (mut here, there) = std::io::pipe().unwrap();
-        let child = in_forked_child(|| live(medium(), &path, options, round, &there));
+        let child = in_forked_child(|| live(medium(), path, options, round, &there));
         drop(there);
         // So many stores were made; it is amid what comes after them.
         here.read_exact(&mut vec![0; 1 + (round * 5 % 17) as usize]).unwrap();
         child.kill();
         assert_eq!(child.wait(), None, "it was to be killed");
 
-        let left = fs::read(&path).unwrap();
-        let report = ProtectOptions::new().look_on(medium(), &path).unwrap().repair().unwrap();
+        let left = place.bytes();
+        let report = ProtectOptions::new().look_on(medium(), path).unwrap().repair().unwrap();
         // A table block that was being written over may be torn: its other copy counts.
         let said: Vec<&Damage> =
             report.scrub.damage.iter().filter(|damage| !matches!(damage, Damage::Table { .. })).collect();
         assert!(said.is_empty() && report.repaired.is_empty() && report.lost.is_empty(), "round {round}: {report:?}");
-        assert!(fs::read(&path).unwrap() == left, "round {round}: a tool changed the file");
+        assert!(place.bytes() == left, "round {round}: a tool changed the file");
 
-        let protected = ProtectOptions::new().on_demand().open_on(medium(), &path).unwrap();
+        let protected = by_hand().open_on(medium(), path).unwrap();
         protected.sync().unwrap();
         let coverage = protected.coverage().unwrap();
         assert_eq!((coverage.uncovered, &coverage.unknown[..]), (0, &[][..]), "round {round}");
         let page = round as usize * 7 % PAGES;
-        let file = File::options().write(true).open(&path).unwrap();
-        file.write_all_at(&[!left[page * PAGE]], (page * PAGE) as u64).unwrap();
+        place.write(page * PAGE, &[!left[page * PAGE]]);
         assert_eq!(protected.repair().unwrap().repaired.len(), 1, "round {round}");
-        assert!(fs::read(&path).unwrap() == left, "round {round}: page {page} is not what it was");
+        assert!(place.bytes() == left, "round {round}: page {page} is not what it was");
         protected.close().unwrap();
     }
 }

@@ -1,69 +1,51 @@
 //! Redundancy with a period of 0: what is stored is covered when the announcement is dropped, whatever is beside it.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::Path;
 
 use proptest::prelude::*;
 use untorn::Error;
-use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, StripeLayout};
+use untorn::redundancy::{Damage, Protected, StripeLayout};
 
 use crate::common::system::SharedMapping;
+use crate::common::{PAGE, pattern};
+use crate::fixture::{self, at_once, page, uncovered};
 
-const PAGE: usize = 4096;
-
+/// A file, and what it is to hold.
 struct Place {
-    _dir: tempfile::TempDir,
-    path: PathBuf,
-    file: File,
+    place: fixture::Place,
     bytes: Vec<u8>,
 }
 
 impl Place {
     fn new(len: usize) -> Self {
-        let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / PAGE * 13 + at / 251) as u8).collect();
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("table");
-        fs::write(&path, &bytes).unwrap();
-        let file = File::options().read(true).write(true).open(&path).unwrap();
-        Place { _dir: dir, path, file, bytes }
+        let bytes = pattern(len, 1);
+        Place { place: fixture::Place::new(&bytes), bytes }
     }
 
-    /// Stores as a program does, and drops the announcement.
+    fn path(&self) -> &Path {
+        &self.place.path
+    }
+
     fn store(&mut self, protected: &Protected, at: usize, bytes: &[u8]) {
-        let stores = protected.announce(at as u64..(at + bytes.len()) as u64).unwrap();
-        self.write(at, bytes);
-        drop(stores);
-    }
-
-    fn write(&mut self, at: usize, bytes: &[u8]) {
-        self.file.write_all_at(bytes, at as u64).unwrap();
+        self.place.store(protected, at, bytes);
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Changes a byte of a page, and not the file's time.
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        self.place.write(at, bytes);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
     fn rot(&self, page: usize) {
-        let modified = self.file.metadata().unwrap().modified().unwrap();
-        self.file.write_all_at(&[!self.bytes[page * PAGE + 5]], (page * PAGE + 5) as u64).unwrap();
-        self.file.set_modified(modified).unwrap();
+        let at = page * PAGE;
+        self.place.rot(at, &[!self.bytes[at]]);
     }
 
     fn is_as_stored(&self) -> bool {
-        fs::read(&self.path).unwrap() == self.bytes
+        self.place.bytes() == self.bytes
     }
-}
-
-fn at_once() -> ProtectOptions {
-    ProtectOptions::new().period(Duration::ZERO)
-}
-
-fn uncovered(protected: &Protected) -> u64 {
-    protected.coverage().unwrap().uncovered
-}
-
-fn page(number: usize) -> PageRange {
-    PageRange { offset: (number * PAGE) as u64, len: PAGE as u64 }
 }
 
 proptest! {
@@ -81,7 +63,7 @@ proptest! {
         let len = (pages - 1) * PAGE + tail;
         let mut place = Place::new(len);
         let layout = if spread { StripeLayout::Spread } else { StripeLayout::Consecutive };
-        let protected = at_once().stripe(width).layout(layout).batch(batch).open(&place.path).unwrap();
+        let protected = at_once().stripe(width).layout(layout).batch(batch).open(place.path()).unwrap();
         prop_assert_eq!(uncovered(&protected), 0, "when it is opened");
         for (at, count, fill) in stores {
             let at = at % len;
@@ -89,22 +71,18 @@ proptest! {
             prop_assert_eq!(uncovered(&protected), 0);
         }
         prop_assert!(protected.scrub().unwrap().is_clean());
-        let victim = victim % pages;
-        let byte = victim * PAGE;
-        let modified = place.file.metadata().unwrap().modified().unwrap();
-        place.file.write_all_at(&[!place.bytes[byte]], byte as u64).unwrap();
-        place.file.set_modified(modified).unwrap();
+        place.rot(victim % pages);
         prop_assert_eq!(protected.repair().unwrap().repaired.len(), 1);
         prop_assert!(place.is_as_stored());
         protected.close().unwrap();
-        prop_assert!(untorn::scrub(&place.path, None, &mut |_, _| true).unwrap().is_clean());
+        prop_assert!(place.place.scrub().is_clean());
     }
 }
 
 #[test]
 fn a_damaged_page_beside_stores_can_still_be_repaired() {
     let mut place = Place::new(8 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     place.rot(1);
     for round in 0..3 {
         place.store(&protected, 2 * PAGE + 100, &[round; 300]);
@@ -120,7 +98,7 @@ fn a_damaged_page_beside_stores_can_still_be_repaired() {
 #[test]
 fn a_damaged_page_is_repaired_before_it_is_stored_to() {
     let mut place = Place::new(8 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     place.rot(6);
     let stores = protected.announce(6 * PAGE as u64 + 100..6 * PAGE as u64 + 110).unwrap();
     assert!(place.is_as_stored(), "before anything is stored");
@@ -136,7 +114,7 @@ fn a_damaged_page_is_repaired_before_it_is_stored_to() {
 #[test]
 fn a_partial_store_to_a_lost_page_is_refused() {
     let mut place = Place::new(8 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     place.rot(0);
     place.rot(1);
     match protected.announce(PAGE as u64 - 10..PAGE as u64 + 10) {
@@ -161,7 +139,7 @@ fn a_partial_store_to_a_lost_page_is_refused() {
 #[test]
 fn a_page_that_two_store_to_is_covered_when_the_second_is_done() {
     let mut place = Place::new(8 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     let (first, second) = (protected.announce(0..10).unwrap(), protected.announce(5..20).unwrap());
     // And beside both, in the same stripe.
     let beside = protected.announce(PAGE as u64..PAGE as u64 + 10).unwrap();
@@ -185,7 +163,7 @@ fn a_page_that_two_store_to_is_covered_when_the_second_is_done() {
 #[test]
 fn a_damaged_page_is_repaired_during_a_store_beside_it() {
     let mut place = Place::new(8 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     place.rot(1);
     let beside = protected.announce(2 * PAGE as u64..3 * PAGE as u64).unwrap();
     place.write(2 * PAGE, &[3; 2000]);
@@ -221,7 +199,7 @@ fn a_damaged_page_beside_large_stores_can_still_be_repaired() {
     let cases = [(StripeLayout::Consecutive, [0, 10], 2..10), (StripeLayout::Spread, [3, 10], 0..2)];
     for (layout, rotten, stored) in cases {
         let mut place = Place::new(12 * PAGE);
-        let protected = at_once().layout(layout).batch(1).open(&place.path).unwrap();
+        let protected = at_once().layout(layout).batch(1).open(place.path()).unwrap();
         rotten.into_iter().for_each(|number| place.rot(number));
         for (first, last) in [(0, 0), (100, PAGE - 7)] {
             let at = stored.start * PAGE + first;
@@ -239,7 +217,7 @@ fn a_damaged_page_beside_large_stores_can_still_be_repaired() {
 #[test]
 fn damaged_parity_is_made_anew_by_the_next_store() {
     let mut place = Place::new(8 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     let coverage = protected.coverage().unwrap();
     let side = File::options().read(true).write(true).open(&coverage.redundancy_file).unwrap();
     // The parity of the second of two stripes is the last page.
@@ -258,16 +236,16 @@ fn damaged_parity_is_made_anew_by_the_next_store() {
 #[test]
 fn threads_storing_side_by_side_leave_everything_covered() {
     let place = Place::new(16 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     let alarms = std::thread::scope(|scope| {
         let threads = [1_u8, 2, 3].map(|thread| {
-            let (protected, file) = (&protected, &place.file);
+            let (protected, place) = (&protected, &place.place);
             scope.spawn(move || {
                 for round in 0..20_u64 {
                     // All of them in two stripes, often in the same pages, each in its own bytes.
                     let at = (round * 5 % 8) * PAGE as u64 + u64::from(thread) * 100;
                     let stores = protected.announce(at..at + 100).unwrap();
-                    file.write_all_at(&[thread ^ round as u8; 100], at).unwrap();
+                    place.write(at as usize, &[thread ^ round as u8; 100]);
                     drop(stores);
                 }
             })
@@ -285,7 +263,7 @@ fn threads_storing_side_by_side_leave_everything_covered() {
 #[test]
 fn a_crash_amid_a_store_leaves_its_page_known_to_be_uncovered() {
     let mut place = Place::new(8 * PAGE);
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     let stores = protected.announce(0..10).unwrap();
     place.write(0, b"0123456789");
     assert_eq!(uncovered(&protected), 1);
@@ -293,10 +271,10 @@ fn a_crash_amid_a_store_leaves_its_page_known_to_be_uncovered() {
     std::mem::forget(stores);
     drop(protected);
     place.rot(6);
-    let report = untorn::repair(&place.path, &mut |_, _| true).unwrap();
+    let report = place.place.repair();
     assert_eq!((report.scrub.skipped, &report.repaired[..]), (1, &[page(6)][..]));
     assert!(place.is_as_stored());
-    let protected = at_once().open(&place.path).unwrap();
+    let protected = at_once().open(place.path()).unwrap();
     assert_eq!(uncovered(&protected), 0);
     protected.close().unwrap();
 }
@@ -304,10 +282,10 @@ fn a_crash_amid_a_store_leaves_its_page_known_to_be_uncovered() {
 #[test]
 fn stores_that_are_found_afterwards_cannot_be_covered_at_once() {
     let place = Place::new(4 * PAGE);
-    let mapping = SharedMapping::new(&place.path);
+    let mapping = SharedMapping::new(place.path());
     match at_once().mapping(mapping.address(), mapping.len()) {
         Err(Error::Invalid { what, .. }) => assert!(what.contains("choose a longer period"), "{what}"),
         other => panic!("{other:?}"),
     }
-    assert!(untorn::coverage(&place.path).unwrap().is_none());
+    assert!(untorn::coverage(place.path()).unwrap().is_none());
 }

@@ -5,13 +5,15 @@
 //! version may ask for. What differs from machine to machine is kept as zeros: whose companion file it is.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::common::{PAGE, pattern};
 use twox_hash::XxHash3_64;
-use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
+use untorn::redundancy::{Checksum, Damage, StripeLayout};
+
+use crate::common::{PAGE, pattern};
+use crate::fixture::{Place, by_hand, page};
 
 /// Five pages and a bit, so that the last page is short and the last stripe, too.
 const LEN: usize = 5 * PAGE + 100;
@@ -39,11 +41,6 @@ fn modified() -> SystemTime {
 
 fn set_modified(path: &Path) {
     File::options().write(true).open(path).unwrap().set_modified(modified()).unwrap();
-}
-
-fn companion(path: &Path) -> PathBuf {
-    let inode = fs::metadata(path).unwrap().ino();
-    path.parent().unwrap().join(format!(".untorn/{inode}.redundancy"))
 }
 
 fn seal(page: &mut [u8]) {
@@ -88,23 +85,21 @@ impl Case {
 
     /// What is written today, as it is kept.
     fn written(&self) -> Vec<u8> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("data");
-        fs::write(&path, pattern(LEN, 1)).unwrap();
-        set_modified(&path);
-        let options = ProtectOptions::new().stripe(2).layout(self.layout).checksum(self.checksum);
-        let protected = options.on_demand().open(&path).unwrap();
+        let place = Place::new(&pattern(LEN, 1));
+        set_modified(&place.path);
+        let options = by_hand().stripe(2).layout(self.layout).checksum(self.checksum);
+        let protected = options.open(&place.path).unwrap();
         // What the kernel did not let go of just then was written again, with another time, which the open noted.
         // What follows writes both copies of the superblock anew.
-        set_modified(&path);
+        set_modified(&place.path);
         protected.sync().unwrap();
         if self.clean {
             protected.close().unwrap();
         } else {
             let _stores = protected.announce(PAGE as u64..PAGE as u64 + 6).unwrap();
-            File::options().write(true).open(&path).unwrap().write_all_at(b"stored", PAGE as u64).unwrap();
+            place.write(PAGE, b"stored");
         }
-        let mut side = fs::read(companion(&path)).unwrap();
+        let mut side = fs::read(place.companion()).unwrap();
         assert_eq!(side.len(), SIDE_LEN);
         give_to(&mut side, 0);
         side
@@ -118,15 +113,14 @@ impl Case {
     }
 
     /// Puts the data file and its companion into a directory.
-    fn place(&self, dir: &Path) -> PathBuf {
-        let path = dir.join("data");
-        fs::write(&path, self.data()).unwrap();
-        fs::create_dir(dir.join(".untorn")).unwrap();
-        let mut side = self.load();
-        give_to(&mut side, fs::metadata(&path).unwrap().ino());
-        fs::write(companion(&path), &side).unwrap();
-        set_modified(&path);
-        path
+    fn place(&self) -> Place {
+        let place = Place::new(&self.data());
+        let (companion, mut side) = (place.companion(), self.load());
+        fs::create_dir(companion.parent().unwrap()).unwrap();
+        give_to(&mut side, fs::metadata(&place.path).unwrap().ino());
+        fs::write(companion, &side).unwrap();
+        set_modified(&place.path);
+        place
     }
 }
 
@@ -136,26 +130,22 @@ fn golden_companions_are_understood() {
         if std::env::var_os("UNTORN_BLESS").is_some() {
             fs::write(case.kept(), case.written()).unwrap();
         }
-        let dir = tempfile::tempdir().unwrap();
-        let path = case.place(dir.path());
-        let coverage = untorn::coverage(&path).unwrap().unwrap();
+        let place = case.place();
+        let coverage = place.coverage();
         assert!(coverage.believed, "{}", case.name);
         assert_eq!((coverage.pages, coverage.stripe, coverage.stripes), (6, 2, 3), "{}", case.name);
         assert_eq!((coverage.layout, coverage.checksum), (case.layout, case.checksum), "{}", case.name);
         assert_eq!(coverage.uncovered, u64::from(!case.clean), "{}", case.name);
-        let report = untorn::scrub(&path, None, &mut |_, _| true).unwrap();
+        let report = place.scrub();
         assert!(report.is_clean(), "{}: {report:?}", case.name);
 
         // Of a page that no stripe shares with the one that is uncovered.
-        let at = 2 * PAGE as u64;
-        File::options().write(true).open(&path).unwrap().write_all_at(b"damage", at).unwrap();
-        set_modified(&path);
-        let damaged = PageRange { offset: at, len: PAGE as u64 };
-        let report = untorn::repair(&path, &mut |_, _| true).unwrap();
-        assert_eq!(report.scrub.damage, [Damage::Page(damaged)], "{}", case.name);
-        assert_eq!(report.repaired, [damaged], "{}", case.name);
-        assert!(fs::read(&path).unwrap() == case.data(), "{}", case.name);
-        assert_eq!(untorn::coverage(&path).unwrap().unwrap().history.repaired, 1, "{}", case.name);
+        place.rot(2 * PAGE, b"damage");
+        let report = place.repair();
+        assert_eq!(report.scrub.damage, [Damage::Page(page(2))], "{}", case.name);
+        assert_eq!(report.repaired, [page(2)], "{}", case.name);
+        assert!(place.bytes() == case.data(), "{}", case.name);
+        assert_eq!(place.coverage().history.repaired, 1, "{}", case.name);
     }
 }
 

@@ -2,93 +2,24 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use twox_hash::XxHash3_64;
 use untorn::Error;
-use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, RepairReport, Tracker};
-use untorn::report::ProtectionProblem;
+use untorn::redundancy::{Damage, Tracker};
 use untorn::testing::storage::PageCache;
 
-use crate::common::pattern;
 use crate::common::system::SharedMapping;
-
-const PAGE: usize = 4096;
-
-struct Place {
-    _dir: tempfile::TempDir,
-    file: PathBuf,
-}
-
-impl Place {
-    fn new(bytes: &[u8]) -> Self {
-        Place::within(tempfile::tempdir().unwrap(), bytes)
-    }
-
-    fn within(dir: tempfile::TempDir, bytes: &[u8]) -> Self {
-        let file = dir.path().join("table");
-        fs::write(&file, bytes).unwrap();
-        Place { _dir: dir, file }
-    }
-
-    fn companion(&self) -> PathBuf {
-        untorn::coverage(&self.file).unwrap().unwrap().redundancy_file
-    }
-
-    fn write(&self, bytes: &[u8], offset: usize) {
-        File::options().write(true).open(&self.file).unwrap().write_all_at(bytes, offset as u64).unwrap();
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        fs::read(&self.file).unwrap()
-    }
-
-    fn scrub(&self) -> Vec<Damage> {
-        untorn::scrub(&self.file, None, &mut |_, _| true).unwrap().damage
-    }
-
-    fn repair(&self) -> RepairReport {
-        untorn::repair(&self.file, &mut |_, _| true).unwrap()
-    }
-}
-
-/// Does to a file what a device would: its bytes change, its times stay.
-fn rot(path: &Path, change: impl FnOnce(&File)) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let modified = file.metadata().unwrap().modified().unwrap();
-    change(&file);
-    file.set_modified(modified).unwrap();
-    file.sync_all().unwrap();
-}
-
-fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().on_demand()
-}
-
-fn page(number: usize) -> PageRange {
-    PageRange { offset: (number * PAGE) as u64, len: PAGE as u64 }
-}
-
-/// Protects a mapping, or tells why this kernel or container cannot.
-fn protect_mapping(mapping: &SharedMapping) -> Option<Protected> {
-    match by_hand().mapping(mapping.address(), mapping.len()) {
-        Ok(protected) => Some(protected),
-        Err(Error::Protection { problem: problem @ ProtectionProblem::Untrackable { .. }, .. }) => {
-            untorn_testing::skipped!("{problem}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use crate::common::{PAGE, pattern};
+use crate::fixture::{Place, by_hand, page, protect_mapping, rot, uncovered};
 
 #[test]
 fn stores_to_a_mapping_that_is_gone_are_not_taken_for_damage() {
     let place = Place::new(&pattern(20 * PAGE, 1));
-    let mapping = SharedMapping::new(&place.file);
-    let Some(protected) = protect_mapping(&mapping) else { return };
+    let mapping = SharedMapping::new(&place.path);
+    let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
     protected.sync().unwrap();
     mapping.store(5 * PAGE, b"stored");
     drop(mapping);
@@ -106,35 +37,35 @@ fn stores_to_a_mapping_that_is_gone_are_not_taken_for_damage() {
 #[test]
 fn a_mapping_is_protected_once() {
     let place = Place::new(&pattern(4 * PAGE, 11));
-    let mapping = SharedMapping::new(&place.file);
-    let Some(protected) = protect_mapping(&mapping) else { return };
+    let mapping = SharedMapping::new(&place.path);
+    let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
     assert!(matches!(by_hand().mapping(mapping.address(), mapping.len()), Err(Error::InUse { .. })));
-    let another = SharedMapping::new(&place.file);
+    let another = SharedMapping::new(&place.path);
     assert!(matches!(by_hand().mapping(another.address(), another.len()), Err(Error::InUse { .. })));
     // The first goes on undisturbed.
     protected.sync().unwrap();
     mapping.store(PAGE, b"stored");
-    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    assert_eq!(uncovered(&protected), 1);
     protected.close().unwrap();
-    assert_eq!(place.scrub(), vec![]);
+    assert_eq!(place.damage(), vec![]);
 }
 
 #[test]
 fn an_earlier_tracker_does_not_take_stores_of_a_new_mapping() {
     let (first, second) = (Place::new(&pattern(8 * PAGE, 2)), Place::new(&pattern(8 * PAGE, 3)));
-    let mapping = SharedMapping::new(&first.file);
-    let Some(before) = protect_mapping(&mapping) else { return };
+    let mapping = SharedMapping::new(&first.path);
+    let Some(before) = protect_mapping(&by_hand(), &mapping) else { return };
     before.sync().unwrap();
-    let mapping = SharedMapping::in_place_of(mapping, &second.file);
-    let protected = protect_mapping(&mapping).unwrap();
+    let mapping = SharedMapping::in_place_of(mapping, &second.path);
+    let protected = protect_mapping(&by_hand(), &mapping).unwrap();
     protected.sync().unwrap();
     mapping.store(3 * PAGE, b"stored");
     assert!(before.sync().is_err());
-    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    assert_eq!(uncovered(&protected), 1);
     assert!(protected.scrub().unwrap().is_clean());
     drop(before);
     protected.close().unwrap();
-    assert_eq!(second.scrub(), vec![]);
+    assert_eq!(second.damage(), vec![]);
 }
 
 /// What stores are found out by here: a page is stored to at the nth look, by whoever that is.
@@ -157,7 +88,7 @@ impl<F: Fn(u64) -> Vec<std::ops::Range<u64>> + Send + Sync> Tracker for StoresLa
 fn a_store_during_the_repair_of_its_page_is_kept() {
     let place = Place::new(&pattern(8 * PAGE, 4));
     // The first two looks are those of the scrub and of the repair that follows it.
-    let file = place.file.clone();
+    let file = place.path.clone();
     let store = move |nth| {
         if nth == 2 {
             File::options().write(true).open(&file).unwrap().write_all_at(b"stored late", PAGE as u64).unwrap();
@@ -165,9 +96,9 @@ fn a_store_during_the_repair_of_its_page_is_kept() {
         (nth >= 2).then_some(1..2).into_iter().collect()
     };
     let tracker = Arc::new(StoresLate { looks: AtomicU64::new(0), store });
-    let protected = by_hand().track_on(PageCache::new(), &place.file, tracker.clone()).unwrap();
+    let protected = by_hand().track_on(PageCache::new(), &place.path, tracker.clone()).unwrap();
     protected.sync().unwrap();
-    rot(&place.file, |file| file.write_all_at(b"damage", PAGE as u64 + 2000).unwrap());
+    place.rot(PAGE + 2000, b"damage");
     let report = protected.repair().unwrap();
     assert!(tracker.looks.load(Ordering::Relaxed) > 2, "nobody looked before the page was written over");
     assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[][..]));
@@ -180,21 +111,21 @@ fn looking_at_a_file_writes_nothing_to_it() {
     let bytes = pattern(8 * PAGE, 5);
     let place = Place::new(&bytes);
     // Another program, which has every page in use.
-    let mapping = SharedMapping::new(&place.file);
+    let mapping = SharedMapping::new(&place.path);
     for page in 0..8 {
         mapping.store(page * PAGE, &bytes[page * PAGE..][..1]);
     }
-    let protected = by_hand().open(&place.file).unwrap();
-    File::options().write(true).open(&place.file).unwrap().set_modified(long_ago).unwrap();
+    let protected = by_hand().open(&place.path).unwrap();
+    File::options().write(true).open(&place.path).unwrap().set_modified(long_ago).unwrap();
     protected.announce(0..1).unwrap().cover().unwrap();
     // The process ends here, with everything covered.
     drop(protected);
-    let modified = || fs::metadata(&place.file).unwrap().modified().unwrap();
-    assert!(untorn::coverage(&place.file).unwrap().unwrap().believed);
+    let modified = || fs::metadata(&place.path).unwrap().modified().unwrap();
+    assert!(place.coverage().believed);
     assert_eq!(modified(), long_ago);
-    assert_eq!(place.scrub(), vec![]);
+    assert_eq!(place.damage(), vec![]);
     assert_eq!(modified(), long_ago);
-    rot(&place.file, |file| file.write_all_at(b"x", 3 * PAGE as u64 + 9).unwrap());
+    place.rot(3 * PAGE + 9, b"x");
     assert_eq!(place.repair().repaired, [page(3)]);
     assert!(place.bytes() == bytes);
 }
@@ -203,37 +134,36 @@ fn looking_at_a_file_writes_nothing_to_it() {
 fn stale_redundancy_pages_are_found_and_rebuilt() {
     let bytes = pattern(6 * PAGE, 6);
     let place = Place::new(&bytes);
-    by_hand().stripe(2).open(&place.file).unwrap().close().unwrap();
+    by_hand().stripe(2).open(&place.path).unwrap().close().unwrap();
     let companion = place.companion();
     let older = fs::read(&companion).unwrap();
-    let protected = by_hand().open(&place.file).unwrap();
+    let protected = by_hand().open(&place.path).unwrap();
     let stores = protected.announce(0..6 * PAGE as u64).unwrap();
     let bytes = pattern(6 * PAGE, 7);
-    place.write(&bytes, 0);
+    place.write(0, &bytes);
     stores.cover().unwrap();
     protected.close().unwrap();
     let newer = fs::read(&companion).unwrap();
     assert_eq!(newer.len(), (2 + 4 + 3) * PAGE);
     for number in 0..newer.len() / PAGE {
-        rot(&companion, |file| file.write_all_at(&older[number * PAGE..][..PAGE], (number * PAGE) as u64).unwrap());
+        rot(&companion, (number * PAGE) as u64, &older[number * PAGE..][..PAGE]);
         let damage = match number {
             ..6 => Damage::Table { offset: (number * PAGE) as u64 },
             _ => Damage::Parity { stripe: number as u64 - 6 },
         };
-        assert_eq!(place.scrub(), vec![damage], "page {number}");
+        assert_eq!(place.damage(), vec![damage], "page {number}");
         let report = place.repair();
         assert!(report.lost.is_empty() && report.unknown.is_empty() && report.repaired.is_empty(), "{report:?}");
-        assert_eq!(place.scrub(), vec![], "page {number}");
+        assert_eq!(place.damage(), vec![], "page {number}");
         assert!(place.bytes() == bytes);
         fs::write(&companion, &newer).unwrap();
     }
-    assert_eq!(place.scrub(), vec![]);
+    assert_eq!(place.damage(), vec![]);
 }
 
 #[test]
 fn numbers_that_nobody_counted_to_are_no_obstacle() {
-    let place = Place::new(&pattern(2 * PAGE, 8));
-    by_hand().open(&place.file).unwrap().close().unwrap();
+    let place = Place::protected(&pattern(2 * PAGE, 8));
     let companion = place.companion();
     let mut side = fs::read(&companion).unwrap();
     for superblock in side[..2 * PAGE].chunks_exact_mut(PAGE) {
@@ -242,10 +172,10 @@ fn numbers_that_nobody_counted_to_are_no_obstacle() {
         superblock[4088..].copy_from_slice(&check.to_le_bytes());
     }
     fs::write(&companion, &side).unwrap();
-    assert_eq!(place.scrub(), vec![]);
-    rot(&place.file, |file| file.write_all_at(b"x", 1).unwrap());
+    assert_eq!(place.damage(), vec![]);
+    place.rot(1, b"x");
     assert_eq!(place.repair().repaired, [page(0)]);
-    let history = untorn::coverage(&place.file).unwrap().unwrap().history;
+    let history = place.coverage().history;
     assert_eq!((history.scrubs, history.repaired), (u64::MAX, u64::MAX));
 }
 
@@ -253,30 +183,30 @@ fn numbers_that_nobody_counted_to_are_no_obstacle() {
 fn an_honest_write_after_a_crash_is_not_taken_for_damage() {
     let bytes = pattern(12 * PAGE, 9);
     let place = Place::new(&bytes);
-    let protected = by_hand().open(&place.file).unwrap();
+    let protected = by_hand().open(&place.path).unwrap();
     protected.sync().unwrap();
     // Some of it stays uncovered, beside a page that is damaged. Nobody is storing any more when the process ends.
-    rot(&place.file, |file| file.write_all_at(b"damage", PAGE as u64).unwrap());
+    place.rot(PAGE, b"damage");
     let stores = protected.announce(0..1).unwrap();
-    place.write(b"stored", 0);
+    place.write(0, b"stored");
     stores.cover().unwrap();
-    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    assert_eq!(uncovered(&protected), 1);
     drop(protected);
     // A moment later than anything that was noted.
-    File::options().write(true).open(&place.file).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
-    rot(&place.file, |file| file.write_all_at(b"an honest write", 5 * PAGE as u64).unwrap());
-    assert_eq!(place.scrub(), [Damage::Unknown(page(1)), Damage::Unknown(page(5))]);
+    File::options().write(true).open(&place.path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    place.rot(5 * PAGE, b"an honest write");
+    assert_eq!(place.damage(), [Damage::Unknown(page(1)), Damage::Unknown(page(5))]);
     let report = place.repair();
     assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[][..]));
     // While somebody stores, the time says nothing, and what was not announced is damaged: that is what announcing is
     // for.
-    let protected = by_hand().open(&place.file).unwrap();
+    let protected = by_hand().open(&place.path).unwrap();
     protected.sync().unwrap();
     let stores = protected.announce(0..1).unwrap();
-    place.write(b"stored", 0);
+    place.write(0, b"stored");
     drop(stores);
     drop(protected);
-    rot(&place.file, |file| file.write_all_at(b"damage", 5 * PAGE as u64).unwrap());
+    place.rot(5 * PAGE, b"damage");
     assert_eq!(place.repair().repaired, [page(5)]);
     assert_eq!(&place.bytes()[5 * PAGE..][..15], b"an honest write");
 }
@@ -285,13 +215,14 @@ fn an_honest_write_after_a_crash_is_not_taken_for_damage() {
 fn stores_that_leave_mtime_unchanged_are_not_called_damage() {
     // In memory a page that is mapped already is stored to in silence; on a disk the time tells. Both are right.
     let places = [tempfile::tempdir().ok(), tempfile::tempdir_in("/dev/shm").ok()];
-    for place in places.into_iter().flatten().map(|dir| Place::within(dir, &pattern(12 * PAGE, 10))) {
-        let mapping = SharedMapping::new(&place.file);
+    for place in places.into_iter().flatten().map(Place::within) {
+        fs::write(&place.path, pattern(12 * PAGE, 10)).unwrap();
+        let mapping = SharedMapping::new(&place.path);
         mapping.store(7 * PAGE, b"a");
-        by_hand().open(&place.file).unwrap().close().unwrap();
+        by_hand().open(&place.path).unwrap().close().unwrap();
         mapping.store(7 * PAGE, b"before the beginning");
         let stored = place.bytes();
-        let Some(protected) = protect_mapping(&mapping) else { return };
+        let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
         assert_eq!(protected.coverage().unwrap().unknown, [7]);
         assert_eq!(protected.repair().unwrap().unknown, [page(7)]);
         protected.sync().unwrap();
@@ -309,10 +240,8 @@ fn stores_that_leave_mtime_unchanged_are_not_called_damage() {
 
 #[test]
 fn a_superblock_damaged_while_open_is_found_and_rewritten() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("table");
-    fs::write(&path, vec![3; 8 * PAGE]).unwrap();
-    let protected = by_hand().open(&path).unwrap();
+    let place = Place::new(&[3; 8 * PAGE]);
+    let protected = by_hand().open(&place.path).unwrap();
     protected.sync().unwrap();
     let side = File::options().read(true).write(true).open(protected.coverage().unwrap().redundancy_file).unwrap();
     for copy in [0, 1] {
@@ -323,5 +252,5 @@ fn a_superblock_damaged_while_open_is_found_and_rewritten() {
         assert!(protected.scrub().unwrap().is_clean());
     }
     drop(protected);
-    by_hand().open(&path).unwrap().close().unwrap();
+    by_hand().open(&place.path).unwrap().close().unwrap();
 }

@@ -1,8 +1,6 @@
 //! Who hears of damage: whoever asked to be told, whatever came upon it, and whoever listens to events.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -10,146 +8,123 @@ use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, ScrubFindings, VerifyReads};
+use untorn::redundancy::{Damage, ProtectOptions, Protected, ScrubFindings, VerifyReads};
 use untorn::{AtomicFile, EngineKind, Error, Options};
 
-const PAGE: usize = 4096;
+use crate::common::{PAGE, pattern};
+use crate::fixture::{self, Place, at_once, by_hand};
+
 const PAGES: usize = 12;
 
-struct Place {
-    _dir: tempfile::TempDir,
-    path: PathBuf,
+fn made() -> Place {
+    Place::new(&pattern(PAGES * PAGE, 1))
 }
 
-impl Place {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("table");
-        fs::write(&path, bytes()).unwrap();
-        Place { _dir: dir, path }
-    }
-
-    fn write(&self, offset: usize, bytes: &[u8]) {
-        File::options().write(true).open(&self.path).unwrap().write_all_at(bytes, offset as u64).unwrap();
-    }
-
-    fn rot(&self, page: usize) {
-        self.write(page * PAGE + 9, b"damage");
-    }
-
-    fn store(&self, protected: &Protected, offset: usize, bytes: &[u8]) {
-        let stores = protected.announce(offset as u64..(offset + bytes.len()) as u64).unwrap();
-        self.write(offset, bytes);
-        drop(stores);
-    }
-}
-
-fn bytes() -> Vec<u8> {
-    (0..PAGES * PAGE).map(|at| (at % 251 + at / PAGE) as u8).collect()
+fn rot(place: &Place, page: usize) {
+    place.rot(page * PAGE + 9, b"damage");
 }
 
 fn page(number: usize) -> Damage {
-    Damage::Page(PageRange { offset: (number * PAGE) as u64, len: PAGE as u64 })
+    Damage::Page(fixture::page(number))
 }
 
-/// Options by which nothing looks for damage by itself, and what is told.
-fn told() -> (ProtectOptions, Receiver<Damage>) {
-    let (tell, told) = channel();
-    let options = ProtectOptions::new().on_demand();
-    (options.on_damage(move |damage| tell.send(*damage).unwrap_or_default()), told)
+/// Options by which nothing looks for damage by itself, and what the callback hears of.
+fn listening() -> (ProtectOptions, Receiver<Damage>) {
+    let (sender, heard) = channel();
+    (by_hand().on_damage(move |damage| sender.send(*damage).unwrap_or_default()), heard)
 }
 
 #[test]
 fn a_pass_tells_of_damage_that_it_cannot_repair_and_of_it_once() {
-    let place = Place::new();
-    let (options, told) = told();
+    let place = made();
+    let (options, heard) = listening();
     let protected = options.open(&place.path).unwrap();
     protected.sync().unwrap();
-    place.rot(1);
+    rot(&place, 1);
     for round in 0..3 {
         place.store(&protected, 2 * PAGE, &[round; 5]);
         protected.sync().unwrap();
     }
-    assert_eq!(told.recv().unwrap(), page(1));
+    assert_eq!(heard.recv().unwrap(), page(1));
     // What is stored anew and damaged anew is told of anew.
     place.store(&protected, PAGE, &[3; PAGE]);
     protected.sync().unwrap();
     assert_eq!(protected.coverage().unwrap().uncovered, 0);
-    place.rot(1);
+    rot(&place, 1);
     place.store(&protected, 3 * PAGE, b"beside");
     protected.sync().unwrap();
     protected.close().unwrap();
-    assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(1)]);
+    assert_eq!(heard.try_iter().collect::<Vec<_>>(), [page(1)]);
 }
 
 #[test]
 fn an_announcement_reports_repaired_and_lost_pages() {
-    let place = Place::new();
-    let (options, told) = told();
+    let place = made();
+    let (options, heard) = listening();
     let protected = options.period(Duration::ZERO).open(&place.path).unwrap();
-    place.rot(6);
+    rot(&place, 6);
     place.store(&protected, 6 * PAGE + 100, b"stored");
-    assert_eq!(told.recv().unwrap(), page(6));
-    place.rot(0);
-    place.rot(1);
+    assert_eq!(heard.recv().unwrap(), page(6));
+    rot(&place, 0);
+    rot(&place, 1);
     for _ in 0..2 {
         assert!(matches!(protected.announce(5..10), Err(Error::Corrupt { .. })));
     }
     protected.close().unwrap();
     // The pass at the end comes upon nothing: no page is stored to.
-    assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(0)]);
+    assert_eq!(heard.try_iter().collect::<Vec<_>>(), [page(0)]);
 }
 
 #[test]
 fn a_read_that_is_verified_tells_whether_it_repairs_or_fails() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
         for verify in [VerifyReads::Fail, VerifyReads::Repair] {
-            let place = Place::new();
-            let (protect, told) = told();
+            let place = made();
+            let (protect, heard) = listening();
             let options = Options::new().engine(engine).redundancy(protect).verify_reads(verify);
             let file = options.open(&place.path).unwrap();
             file.sync_redundancy().unwrap();
-            place.rot(5);
+            rot(&place, 5);
             let mut found = [0; 10];
             for _ in 0..2 {
                 assert_eq!(file.read_at(&mut found, 5 * PAGE as u64).is_ok(), verify == VerifyReads::Repair);
             }
             file.repair().unwrap();
             file.close().unwrap();
-            assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(5)], "{engine}, {verify:?}");
+            assert_eq!(heard.try_iter().collect::<Vec<_>>(), [page(5)], "{engine}, {verify:?}");
         }
     }
 }
 
 #[test]
 fn a_file_that_gets_another_length_keeps_who_is_told() {
-    let place = Place::new();
-    let (protect, told) = told();
+    let place = made();
+    let (protect, heard) = listening();
     let options = Options::new().redundancy(protect).verify_reads(VerifyReads::Repair);
     let file = options.open(&place.path).unwrap();
     file.sync_redundancy().unwrap();
     file.resize(20 * PAGE as u64).unwrap();
-    place.rot(5);
+    rot(&place, 5);
     file.read_at(&mut [0; 10], 5 * PAGE as u64).unwrap();
     file.close().unwrap();
-    assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(5)]);
+    assert_eq!(heard.try_iter().collect::<Vec<_>>(), [page(5)]);
 }
 
 #[test]
 fn findings_of_the_last_scrub_survive_a_resize() {
-    let place = Place::new();
-    let options = Options::new().redundancy(ProtectOptions::new().on_demand());
+    let place = made();
+    let options = Options::new().redundancy(by_hand());
     let file = options.open(&place.path).unwrap();
     file.sync_redundancy().unwrap();
     assert_eq!(file.coverage().unwrap().unwrap().found, None);
-    place.rot(5);
-    let mut told = Vec::new();
+    rot(&place, 5);
+    let mut seen = Vec::new();
     let progress = &mut |done, of| {
-        told.push((done, of));
+        seen.push((done, of));
         true
     };
     assert_eq!(file.scrub_with(Some(u64::MAX), progress).unwrap().damage, [page(5)]);
-    assert_eq!(told.last(), Some(&((PAGES * PAGE) as u64, (PAGES * PAGE) as u64)));
+    assert_eq!(seen.last(), Some(&((PAGES * PAGE) as u64, (PAGES * PAGE) as u64)));
     let found = |file: &AtomicFile| file.coverage().unwrap().unwrap().found.unwrap();
     let what = found(&file);
     assert_eq!((what.damaged, what.unknown, what.redundancy), (1, 0, 0));
@@ -166,24 +141,24 @@ fn findings_of_the_last_scrub_survive_a_resize() {
 
 #[test]
 fn a_damage_callback_may_use_the_file() {
-    let place = Place::new();
-    let (tell, told) = channel();
+    let place = made();
+    let (sender, heard) = channel();
     let handle: Arc<OnceLock<Weak<Protected>>> = Arc::default();
     let within = Arc::clone(&handle);
-    let options = ProtectOptions::new().on_demand().on_damage(move |_| {
+    let options = by_hand().on_damage(move |_| {
         let protected = within.get().and_then(Weak::upgrade).unwrap();
         let lost = protected.coverage().unwrap().lost;
         // It must not be the last.
         drop(protected);
-        tell.send(lost).unwrap();
+        sender.send(lost).unwrap();
     });
     let protected = Arc::new(options.open(&place.path).unwrap());
     handle.set(Arc::downgrade(&protected)).unwrap();
     protected.sync().unwrap();
-    place.rot(1);
+    rot(&place, 1);
     place.store(&protected, 2 * PAGE, b"stored");
     protected.sync().unwrap();
-    assert_eq!(told.recv().unwrap(), [1]);
+    assert_eq!(heard.recv().unwrap(), [1]);
     Arc::into_inner(protected).unwrap().close().unwrap();
 }
 
@@ -240,23 +215,21 @@ fn about(path: &Path, words: &[&str]) -> usize {
 #[test]
 fn damage_is_an_event_whatever_comes_upon_it() {
     drop(events());
-    let place = Place::new();
-    let (tell, told) = channel();
-    let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
-    let options = options.on_damage(move |damage| tell.send(*damage).unwrap_or_default());
-    let protected = options.open(&place.path).unwrap();
+    let place = made();
+    let (options, heard) = listening();
+    let protected = options.scrub_every(Duration::from_millis(1)).open(&place.path).unwrap();
     protected.sync().unwrap();
-    place.rot(7);
-    assert_eq!(told.recv().unwrap(), page(7));
+    rot(&place, 7);
+    assert_eq!(heard.recv().unwrap(), page(7));
     assert!(about(&place.path, &["ERROR", "damage=Page", &format!("offset: {}", 7 * PAGE)]) > 0);
     assert_eq!(about(&place.path, &["parity cannot rebuild it"]), 0);
     place.store(&protected, 6 * PAGE, b"beside");
     protected.sync().unwrap();
     assert_eq!(about(&place.path, &["ERROR", "page=7", "parity cannot rebuild it"]), 1);
     drop(protected);
-    let place = Place::new();
-    let protected = ProtectOptions::new().period(Duration::ZERO).open(&place.path).unwrap();
-    place.rot(2);
+    let place = made();
+    let protected = at_once().open(&place.path).unwrap();
+    rot(&place, 2);
     place.store(&protected, 2 * PAGE + 100, b"stored");
     assert_eq!(about(&place.path, &["WARN", "page=2", "repaired a damaged page"]), 1);
     protected.close().unwrap();
