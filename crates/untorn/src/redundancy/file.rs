@@ -154,7 +154,7 @@ pub(super) fn attach<M: Medium>(
             if matches!(mode, Mode::Look | Mode::Report) {
                 return Err(Error::io("find the redundancy of", path, Errno::NOENT));
             }
-            drop(create_marked(medium, path, place, data, data.len(), settings, History::default())?);
+            drop(create(medium, path, place, data, data.len(), settings, History::default(), Filling::marked())?);
             created = true;
         }
         let reserve = side_reserve(data, settings);
@@ -188,21 +188,14 @@ fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
 pub(super) struct Filling<'a, F> {
     pub(super) left: Left,
     /// Changes tables in which every page is marked uncovered, and writes parity.
-    pub(super) fill: &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>,
+    pub(super) fill: Option<&'a mut dyn FnMut(&F, &mut Tables) -> Result<()>>,
 }
 
-/// Makes a redundancy file in which every page is marked uncovered.
-pub(super) fn create_marked<M: Medium>(
-    medium: &M,
-    path: &Path,
-    place: &Path,
-    data: &M::File,
-    len: u64,
-    settings: &Settings,
-    history: History,
-) -> Result<M::File> {
-    let filling = Filling { left: Left::Announced, fill: &mut |_, _| Ok(()) };
-    create(medium, path, place, data, len, settings, history, filling)
+impl<F> Filling<'_, F> {
+    /// Every page is marked uncovered.
+    pub(super) fn marked() -> Self {
+        Filling { left: Left::Announced, fill: None }
+    }
 }
 
 /// Makes a redundancy file, under another name first, so that a crash leaves a whole
@@ -242,7 +235,7 @@ pub(super) fn create<M: Medium>(
             Err(error) => return Err(error),
         }
     };
-    let mut made = || {
+    let made = || {
         side.set_len(geometry.side_len())?;
         // All space at once: a full disk is an error here and not later.
         side.allocate(0, geometry.side_len())?;
@@ -262,7 +255,9 @@ pub(super) fn create<M: Medium>(
         superblock.write(&side)?;
         superblock.write(&side)?;
         let mut tables = Tables::new(geometry, superblock.tie(), place)?;
-        (filling.fill)(&side, &mut tables)?;
+        if let Some(fill) = filling.fill {
+            fill(&side, &mut tables)?;
+        }
         tables.write(&side)?;
         tables.write_twins(&side)?;
         side.sync(barriers::CREATE_FILE)?;

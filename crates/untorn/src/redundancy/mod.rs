@@ -91,6 +91,7 @@ use file_redundancy::FileRedundancy;
 use notifier::DamageNotifier;
 use pages::Pages;
 pub use protect::{Protected, Record, Stores, recorded, recorded_on, track};
+use recorded::coverage_of;
 pub(crate) use recorded::recorded as recorded_coverage;
 use scrub::Scrubs;
 use threads::Threads;
@@ -376,32 +377,19 @@ impl<M: Medium> Redundancy<M> {
         // only then.
         uncovered.extend(inner.stored.iter());
         uncovered.extend(inner.unknown.iter().copied());
-        let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
         // Who only looks has not seen a page become uncovered.
         let uncovered_since = (!matches!(self.mode, Mode::Look | Mode::Report)).then_some(&inner.uncovered_since);
         let age = uncovered_since
             .and_then(|uncovered_since| uncovered_since.oldest(uncovered.iter()))
             .map(|since| since.elapsed());
         Ok(Coverage {
-            redundancy_file: self.side_path.clone(),
-            bytes: self.geometry.side_len(),
-            pages: self.geometry.pages(),
-            uncovered: uncovered.len() as u64,
-            in_sidecar: 0,
-            sidecar: None,
             believed: !inner.disbelieved,
             unknown: inner.were_unknown.clone(),
             lost: inner.stuck.union(&inner.spoilt).copied().collect(),
             oldest_uncovered: age,
-            stripes: self.geometry.stripes(),
-            vulnerable_stripes: vulnerable.len() as u64,
-            stripe: self.geometry.stripe,
-            layout: self.geometry.layout,
-            checksum: self.checksum,
-            period: inner.superblock.period,
-            history: inner.superblock.history,
             scrubbing: self.scrubs.under_way(self.geometry.pages()),
             found: self.scrubs.found(),
+            ..coverage_of(&inner.superblock, self.side_path.clone(), &uncovered)
         })
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::bits::Bits;
-use super::file::{agree, attach, create_marked, is_of, redundancy_file};
+use super::file::{Filling, agree, attach, create, is_of, redundancy_file};
 use super::format::{Left, Superblock};
 use super::pages::Pages;
 use super::premark::STRIDE;
@@ -142,7 +142,8 @@ impl<M: Medium> Redundancy<M> {
                 before.renew(data.len())?
             } else {
                 let Superblock { history, .. } = superblock;
-                create_marked(&*medium, path, &place, &data, data.len(), &superblock.settings(), history)?
+                let settings = superblock.settings();
+                create(&*medium, path, &place, &data, data.len(), &settings, history, Filling::marked())?
             };
             (superblock, superblocks) = Superblock::read(&side, &place, &data)?;
             created = true;
@@ -171,23 +172,9 @@ impl<M: Medium> Redundancy<M> {
         let carried = created && superblock.left == Left::Storing;
         let damaged = read.damaged.clone();
         let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
-        let opened = Redundancy {
-            medium,
-            path: path.to_owned(),
-            side_path: place,
-            pages,
-            side,
-            geometry,
-            checksum: inner.superblock.checksum,
-            mode,
-            batch: settings.batch.max(1),
-            has_engine,
-            of_sidecar,
-            leaving: AtomicBool::new(false),
-            notifier: Arc::default(),
-            scrubs: Scrubs::default(),
-            inner: Mutex::new(inner),
-        };
+        let batch = settings.batch.max(1);
+        let opened = Self::assembled(medium, path, place, pages, side, mode, inner);
+        let opened = Redundancy { batch, has_engine, of_sidecar, ..opened };
         if !created {
             opened.judge(&read, untouched, trusted)?;
         }
@@ -212,15 +199,30 @@ impl<M: Medium> Redundancy<M> {
         let pages = Pages::new(Arc::clone(medium), path.to_owned(), 0, data);
         let damaged = read.damaged.clone();
         let inner = Inner { mends: false, damaged, ..Inner::new(superblock, superblocks, tables) };
-        let before = Redundancy {
-            medium: Arc::clone(medium),
+        let before = Self::assembled(Arc::clone(medium), path, place.to_owned(), pages, side, mode.clone(), inner);
+        before.judge(&read, false, false)?;
+        Ok(before)
+    }
+
+    /// That of a data file that has an engine, covered in batches of one page: what differs is for the caller to change.
+    fn assembled(
+        medium: Arc<M>,
+        path: &Path,
+        side_path: PathBuf,
+        pages: Pages<M>,
+        side: M::File,
+        mode: Mode,
+        inner: Inner,
+    ) -> Self {
+        Redundancy {
+            medium,
             path: path.to_owned(),
-            side_path: place.to_owned(),
+            side_path,
             pages,
             side,
-            geometry,
+            geometry: inner.superblock.geometry,
             checksum: inner.superblock.checksum,
-            mode: mode.clone(),
+            mode,
             batch: 1,
             has_engine: true,
             of_sidecar: false,
@@ -228,9 +230,7 @@ impl<M: Medium> Redundancy<M> {
             notifier: Arc::default(),
             scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
-        };
-        before.judge(&read, false, false)?;
-        Ok(before)
+        }
     }
 
     /// Finds out which pages cannot be told to be damaged or not, and restores what it can of lost table blocks.

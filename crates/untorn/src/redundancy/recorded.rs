@@ -3,6 +3,7 @@
 //! It locks and writes nothing, so it may read while the other process writes. Everything in the file has two copies,
 //! of which one is written at a time. A part that cannot be read whole is read again, and finally counts as uncovered.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -68,30 +69,33 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
             std::thread::sleep(PAUSE);
             continue;
         }
-        let uncovered = tables.uncovered();
-        let mut vulnerable: Vec<u64> = uncovered.iter().map(|page| geometry.stripe_of(page)).collect();
-        vulnerable.sort_unstable();
-        vulnerable.dedup();
-        return Ok(Some(Coverage {
-            redundancy_file: place,
-            bytes: geometry.side_len(),
-            pages: geometry.pages(),
-            uncovered: uncovered.count(),
-            in_sidecar: 0,
-            sidecar: None,
-            believed: true,
-            unknown: Vec::new(),
-            lost: Vec::new(),
-            oldest_uncovered: None,
-            stripes: geometry.stripes(),
-            vulnerable_stripes: vulnerable.len() as u64,
-            stripe: geometry.stripe,
-            layout: geometry.layout,
-            checksum: superblock.checksum,
-            period: superblock.period,
-            history: superblock.history,
-            scrubbing: None,
-            found: None,
-        }));
+        return Ok(Some(coverage_of(&superblock, place, &tables.uncovered().iter().collect())));
+    }
+}
+
+/// What a redundancy file that says this of itself covers, but these pages. It does not have what only the owner knows.
+pub(super) fn coverage_of(superblock: &Superblock, redundancy_file: PathBuf, uncovered: &BTreeSet<u64>) -> Coverage {
+    let geometry = superblock.geometry;
+    let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| geometry.stripe_of(*page)).collect();
+    Coverage {
+        redundancy_file,
+        bytes: geometry.side_len(),
+        pages: geometry.pages(),
+        uncovered: uncovered.len() as u64,
+        in_sidecar: 0,
+        sidecar: None,
+        believed: true,
+        unknown: Vec::new(),
+        lost: Vec::new(),
+        oldest_uncovered: None,
+        stripes: geometry.stripes(),
+        vulnerable_stripes: vulnerable.len() as u64,
+        stripe: geometry.stripe,
+        layout: geometry.layout,
+        checksum: superblock.checksum,
+        period: superblock.period,
+        history: superblock.history,
+        scrubbing: None,
+        found: None,
     }
 }

@@ -54,10 +54,10 @@ impl<M: Medium> Redundancy<M> {
             |filling| create(&*self.medium, &self.path, &self.side_path, &data, len, &settings, history, filling);
         if inner.failed.is_some() {
             // What is in memory may be on no medium.
-            return make(Filling { left: Left::Announced, fill: &mut |_, _| Ok(()) });
+            return make(Filling::marked());
         }
         let to = Geometry { len, ..self.geometry };
-        make(Filling { left: Left::Storing, fill: &mut |side, tables| self.carry(inner, to, side, tables) })
+        make(Filling { left: Left::Storing, fill: Some(&mut |side, tables| self.carry(inner, to, side, tables)) })
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.

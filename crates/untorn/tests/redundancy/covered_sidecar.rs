@@ -10,7 +10,7 @@ use untorn_testing::test_name;
 
 use crate::common::system::in_forked_child;
 use crate::common::{read, run_alone, sidecar_of};
-use crate::fixture::{LEN, PAGE_LEN as PAGE, Place, by_hand, is_covered, rot};
+use crate::fixture::{LEN, PAGE_LEN as PAGE, Place, by_hand, rot};
 
 /// Where the pages of the sidecar that may have bytes of the file begin, by its superblock, and their redundancy.
 fn chunks_at(sidecar: &Path) -> u64 {
@@ -116,6 +116,12 @@ fn unrepairable_sidecar_damage_is_reported_changing_nothing() {
         file.sync_redundancy().unwrap();
         assert_eq!(read(&file), bytes);
     }
+}
+
+/// Whether all is covered, in the file and in the sidecar.
+fn is_covered(file: &AtomicFile) -> bool {
+    let coverage = file.coverage().unwrap().unwrap();
+    coverage.uncovered == 0 && coverage.sidecar.is_some_and(|sidecar| sidecar.uncovered == 0)
 }
 
 /// Damages every bit of two slices.

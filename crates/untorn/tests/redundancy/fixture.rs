@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use untorn::Error;
 use untorn::redundancy::{Coverage, Damage, PageRange, ProtectOptions, Protected, RepairReport, ScrubReport};
 use untorn::report::ProtectionProblem;
-use untorn::{AtomicFile, Error};
 
 use crate::common::system::SharedMapping;
 use crate::common::{PAGE, sidecar_of};
@@ -98,6 +98,7 @@ impl Place {
     }
 
     /// Repairs the file, which finds so many pages damaged, and can repair them.
+    #[track_caller]
     pub(crate) fn repairs(&self, pages: usize) {
         assert_eq!(self.repair().repaired.len(), pages);
     }
@@ -133,12 +134,6 @@ pub(crate) fn page(number: usize) -> PageRange {
 
 pub(crate) fn uncovered(protected: &Protected) -> u64 {
     protected.coverage().unwrap().uncovered
-}
-
-/// Whether all of a file that is open with its engine is covered, in the file and in the sidecar.
-pub(crate) fn is_covered(file: &AtomicFile) -> bool {
-    let coverage = file.coverage().unwrap().unwrap();
-    coverage.uncovered == 0 && coverage.sidecar.is_none_or(|sidecar| sidecar.uncovered == 0)
 }
 
 /// Protects a mapping, or tells why this kernel or container cannot.

@@ -32,7 +32,7 @@ use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::superblock::{Left, Superblock};
 use crate::format::sidecar::{PAGE, chunk_pages, path as sidecar_path};
 use crate::options::{EngineKind, Layout, Settings};
-use crate::redundancy::file::{create_marked, is_of, remove_of_sidecar, sidecar_redundancy_file};
+use crate::redundancy::file::{Filling, create, is_of, remove_of_sidecar, sidecar_redundancy_file};
 use crate::redundancy::format::Superblock as FileSuperblock;
 use crate::redundancy::open::InSidecar;
 use crate::redundancy::{History, Mode, Redundancy, Scrub};
@@ -175,15 +175,9 @@ impl<M: Medium> TrackedPages<M> {
             // It has one for each page, and a meta page before each chunk of them.
             _ => data.max(1) + data.max(1).div_ceil(chunk - 1),
         };
-        let made = create_marked(
-            &*self.medium,
-            &self.path,
-            &sidecar.place,
-            &side,
-            pages * PAGE,
-            &settings,
-            History::default(),
-        )?;
+        let (len, history) = (pages * PAGE, History::default());
+        let filling = Filling::marked();
+        let made = create(&*self.medium, &self.path, &sidecar.place, &side, len, &settings, history, filling)?;
         let redundancy = self.open_from(sidecar, &superblock, Some(made))?;
         redundancy.begin()?;
         *self.write() = Kept::Open(Box::new(redundancy));
