@@ -38,7 +38,7 @@ const ROOMS: &[(&str, &[&[&str]])] = &[
     ("region", &[&["engine"], &["exclusion"], &["store"], &["map"], &["shared"]]),
     ("write_cache", &[&["backing"], &["engine"], &["file", "multi_process", "options"]]),
     ("shared", &[&["negotiated"], &["file", "map"]]),
-    ("ipc", &[&["rendezvous"], &["message"], &["connection"], &["listener"], &["rpc", "memory"]]),
+    ("ipc", &[&["rendezvous"], &["message"], &["connection"], &["listener"], &["membership"], &["rpc", "memory"]]),
     ("format", &[&["magic", "checksum"], &["record"], &["lane", "sidecar"]]),
     ("sync", &[&["word_lock", "page_seqlock", "wake_flag"], &["slots", "group_commit", "clean_bits"]]),
 ];

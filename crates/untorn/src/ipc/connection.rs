@@ -37,6 +37,12 @@ impl ConnectError {
         }
     }
 
+    /// Why, whatever becomes of another attempt.
+    pub(crate) fn why(self) -> String {
+        let (ConnectError::Again(why) | ConnectError::Short(why) | ConnectError::Never(why)) = self;
+        why
+    }
+
     /// What went wrong in this process.
     pub(crate) fn here(what: String, error: &io::Error) -> Self {
         if is_shortage(error) { ConnectError::Short(what) } else { ConnectError::Never(what) }
@@ -134,13 +140,9 @@ pub(crate) fn ask(
     wanted: Kind,
     stop: Option<BorrowedFd<'_>>,
 ) -> std::result::Result<(Message, Vec<OwnedFd>), ConnectError> {
-    message.send(socket.as_fd(), fds).map_err(|error| {
-        ConnectError::io(
-            "cannot send to the process that serves \
-                                                                   it",
-            &error,
-        )
-    })?;
+    message
+        .send(socket.as_fd(), fds)
+        .map_err(|error| ConnectError::io("cannot send to the process that serves it", &error))?;
     let since = Instant::now();
     loop {
         match receive(socket.as_fd()) {
@@ -149,11 +151,8 @@ pub(crate) fn ask(
                 return Err(ConnectError::Never(answer.text));
             }
             Incoming::Message(answer, _) => {
-                return Err(ConnectError::Again(format!(
-                    "the process that serves it sent the \
-                                                                           unexpected answer {:?}",
-                    answer.kind
-                )));
+                let what = format!("the process that serves it sent the unexpected answer {:?}", answer.kind);
+                return Err(ConnectError::Again(what));
             }
             Incoming::Short(error) => {
                 return Err(ConnectError::here(

@@ -24,6 +24,10 @@ impl Listener {
         Ok(Listener { socket: rendezvous.listen()?, rendezvous: Arc::clone(rendezvous) })
     }
 
+    pub(crate) fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
     /// The next one that connected, if one did.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use super::backing::Cut;
 use super::control::{CLOSED, COPYING, OPEN, PAGE};
 use super::server::Server;
 use crate::error::{Error, Result};
+use crate::ipc::membership::Host as _;
 use crate::ipc::rendezvous::MEMBERS;
 use crate::sys::userfault::Userfault;
 

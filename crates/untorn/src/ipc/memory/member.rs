@@ -1,33 +1,25 @@
 //! A process's own part: its requests, and the thread that receives the answers and takes over when no process serves.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use rustix::event::{PollFd, PollFlags, poll};
 
 use super::backing::Opener;
 use super::control::Control;
 use super::fault_handler::FaultHandler;
-use super::join::come_back;
 use super::owner::{Owner, take_over};
+use super::server::name;
 use crate::error::{Error, Result};
-use crate::ipc::connection::{ConnectError, Connection, SHORTAGE, timespec};
+use crate::ipc::connection::{ConnectError, Connection, SHORTAGE};
+use crate::ipc::membership::{self, Failure, lock};
 use crate::ipc::message::{INVALID, Incoming, Kind, Message, POISONED, is_shortage, receive};
 use crate::ipc::rendezvous::Rendezvous;
 use crate::sys::fault::TrackedData;
 use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;
 use crate::sys::userfault::Userfault;
-
-/// How long a process goes on trying to come back to a server that seems not to want it, or what it lacks descriptors
-/// or memory for, and how often at least: one attempt may take long on a machine that has much else to do.
-const HOPE: Duration = Duration::from_secs(1);
-const ATTEMPTS: u32 = 10;
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_micros(500);
 
 /// Before something is said again to a server that is behind with hearing.
 const RETRY: Duration = Duration::from_millis(1);
@@ -50,22 +42,9 @@ pub(super) struct Member {
     pub(super) asked: Mutex<Asked>,
     pub(super) answered: Condvar,
     pub(super) owner: Mutex<Option<Owner>>,
+    /// Since when this process leaves the serving to others, as it could not let one of them in.
+    pub(super) resigned: Mutex<Option<Instant>>,
     pub(super) evicted: Arc<AtomicBool>,
-}
-
-/// A row of failures.
-#[derive(Default)]
-struct Row {
-    since: Option<Instant>,
-    count: u32,
-}
-
-impl Row {
-    /// Adds one; whether it is time to give up.
-    fn is_enough(&mut self) -> bool {
-        self.count += 1;
-        self.since.get_or_insert_with(Instant::now).elapsed() >= HOPE && self.count >= ATTEMPTS
-    }
 }
 
 /// Requests of this process, by their numbers.
@@ -84,11 +63,6 @@ pub(super) struct Asked {
     waiting: BTreeMap<u64, Option<Message>>,
     /// Why there will be no answers any more.
     pub(super) evicted: Option<String>,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panicking thread was doing under any of these locks is one assignment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Member {
@@ -143,32 +117,6 @@ impl Member {
         }
     }
 
-    /// The watching thread: hears answers until the process leaves, and comes back to another server whenever the one
-    /// there was is gone.
-    pub(super) fn watch(&self, mut server: OwnedFd) {
-        loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.line.as_fd(), PollFlags::IN),
-                // Readable when the process has ended, even if a forked child still has the other end of the line.
-                PollFd::new(&server, PollFlags::IN),
-            ];
-            let _ = poll(&mut fds, None);
-            let [stop, line, dead] = fds.map(|fd| !fd.revents().is_empty());
-            if stop {
-                return;
-            }
-            // What it said before it went is still to be heard.
-            let gone = line && self.recv();
-            if gone || dead {
-                match self.find_server() {
-                    Some(next) => server = next,
-                    None => return,
-                }
-            }
-        }
-    }
-
     /// Takes all answers there are; true if there will be no more.
     fn recv(&self) -> bool {
         loop {
@@ -187,61 +135,71 @@ impl Member {
         }
     }
 
-    /// Serves, if nobody does, and comes back to whoever does: its handle, or `None` if the process is leaving, or is
-    /// cut off.
-    fn find_server(&self) -> Option<OwnedFd> {
+    /// Makes a connection the process's line, and has those who wait ask again.
+    fn exchange(&self, connection: Connection) -> std::result::Result<OwnedFd, ConnectError> {
+        #[cfg(test)]
+        super::tests::EXCHANGES.fetch_add(1, Ordering::SeqCst);
+        let mut asked = lock(&self.asked);
+        self.line.exchange(&connection.socket).map_err(|error| ConnectError::here(error.to_string(), &error))?;
+        asked.lines += 1;
+        drop(asked);
+        self.answered.notify_all();
+        Ok(connection.server)
+    }
+}
+
+impl membership::Member for Member {
+    /// A handle of the process that serves.
+    type Part = OwnedFd;
+
+    fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
+    fn stop(&self) -> BorrowedFd<'_> {
+        self.stop.as_fd()
+    }
+
+    fn live(&self, server: OwnedFd) -> bool {
+        self.watch(self.line.as_fd(), &server, || self.recv())
+    }
+
+    fn lose_server(&self) {
         // If this process served, that thread has ended, or is about to.
-        let mut resigned = lock(&self.owner).take().is_some_and(|owner| owner.resigned()).then(Instant::now);
-        let (mut refused, mut failed) = (Row::default(), Row::default());
-        loop {
-            let mut rest = PAUSE;
-            // It may not even have let this process in.
-            let ended = lock(&self.owner).take_if(|owner| owner.has_ended());
-            if ended.is_some_and(|owner| owner.resigned()) {
-                resigned = Some(Instant::now());
-            }
-            let abstains = resigned.is_some_and(|since| since.elapsed() < ABSTENTION) && self.rendezvous.has_others();
-            #[cfg(test)]
-            let abstains = abstains || super::tests::ABSTAINS.load(Ordering::SeqCst);
-            let may_own = !abstains && lock(&self.owner).is_none() && self.rendezvous.try_own().unwrap_or(false);
-            if may_own {
-                match take_over(&self.rendezvous, &self.control, &self.pages, &self.opener) {
-                    Ok(owner) => *lock(&self.owner) = Some(owner),
-                    Err(error) => {
-                        self.rendezvous.give_up_ownership();
-                        if failed.is_enough() {
-                            return self.evict(format!(
-                                "the process that served it ended, and this process cannot take over: {error}"
-                            ));
-                        }
-                        // Another one may be able to.
-                        rest = SHORTAGE;
-                    }
-                }
-            }
-            let back =
-                come_back(&self.rendezvous, &self.control, self.pages.address(), &self.tracker, self.stop.as_fd());
-            match back.and_then(|connection| self.exchange(connection)) {
-                Ok(server) => return Some(server),
-                Err(ConnectError::Again(_)) => refused = Row::default(),
-                // It may pass, but the others wait for this process.
-                Err(ConnectError::Never(why) | ConnectError::Short(why)) if refused.is_enough() => {
-                    return self.evict(why);
-                }
-                Err(ConnectError::Never(_)) => {}
-                Err(ConnectError::Short(_)) => rest = SHORTAGE,
-            }
-            let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
-            if poll(&mut stop, Some(&timespec(rest))).is_ok_and(|ready| ready > 0) {
-                return None;
-            }
+        let owner = lock(&self.owner).take();
+        *lock(&self.resigned) = owner.is_some_and(|owner| owner.resigned()).then(Instant::now);
+    }
+
+    fn may_serve(&self) -> bool {
+        // The process that serves may be this one, and it may not even have let itself in.
+        let ended = lock(&self.owner).take_if(|owner| owner.has_ended());
+        let mut resigned = lock(&self.resigned);
+        if ended.is_some_and(|owner| owner.resigned()) {
+            *resigned = Some(Instant::now());
         }
+        let abstains = resigned.is_some_and(|since| since.elapsed() < ABSTENTION) && self.rendezvous.has_others();
+        #[cfg(test)]
+        let abstains = abstains || super::tests::ABSTAINS.load(Ordering::SeqCst);
+        !abstains && lock(&self.owner).is_none()
+    }
+
+    fn take_over(&self) -> std::result::Result<Option<OwnedFd>, Failure> {
+        let owner = take_over(&self.rendezvous, &self.control, &self.pages, &self.opener).map_err(Failure::shortage)?;
+        *lock(&self.owner) = Some(owner);
+        Ok(None)
+    }
+
+    fn come_back(&self) -> std::result::Result<OwnedFd, ConnectError> {
+        let base = self.pages.address() as u64;
+        self.exchange(self.reconnect(name(&self.control), base, &[self.tracker.fd()])?)
     }
 
     /// Ends this process's part: its calls fail, and nobody has to wait for it any more, neither to serve nor for its
     /// userfaultfd. So first none of its stores may reach the memory.
-    fn evict(&self, why: String) -> Option<OwnedFd> {
+    fn evict(&self, why: String) {
         drop(lock(&self.owner).take());
+        // Another process serves those who wait for a page, while this one still has to release the memory.
+        self.rendezvous.give_up_ownership();
         {
             // Under the lock: who sees the flag and asks why waits for the answer.
             let mut asked = lock(&self.asked);
@@ -254,25 +212,11 @@ impl Member {
         while let Err(error) = self.pages.forsake() {
             tracing::warn!(%error, "this process was evicted and cannot release the shared memory; the other processes \
                                     wait for it");
-            let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
-            if poll(&mut stop, Some(&timespec(SHORTAGE))).is_ok_and(|ready| ready > 0) {
-                return None;
+            if self.is_leaving(SHORTAGE) {
+                return;
             }
         }
         self.rendezvous.detach();
-        None
-    }
-
-    /// Makes a connection the process's line, and has those who wait ask again.
-    fn exchange(&self, connection: Connection) -> std::result::Result<OwnedFd, ConnectError> {
-        #[cfg(test)]
-        super::tests::EXCHANGES.fetch_add(1, Ordering::SeqCst);
-        let mut asked = lock(&self.asked);
-        self.line.exchange(&connection.socket).map_err(|error| ConnectError::here(error.to_string(), &error))?;
-        asked.lines += 1;
-        drop(asked);
-        self.answered.notify_all();
-        Ok(connection.server)
     }
 }
 

@@ -98,9 +98,10 @@ pub(crate) use backing::{Backing, Before, Cut, Opener, Takeover, cause_of};
 use self::control::PAGE;
 pub(crate) use self::fault_handler::BetweenCuts;
 use self::fault_handler::FaultHandler;
-use self::member::{Asked, Member, lock};
+use self::member::{Asked, Member};
 use crate::error::{Error, Result};
 use crate::ipc::connection;
+use crate::ipc::membership::{Member as _, lock};
 use crate::ipc::message::Kind;
 use crate::ipc::rendezvous::Rendezvous;
 use crate::sys::direct::read_once;
@@ -163,11 +164,13 @@ impl SharedMemory {
             asked: Mutex::new(Asked::default()),
             answered: Condvar::new(),
             owner: Mutex::new(joined.owner),
+            resigned: Mutex::default(),
             evicted: Arc::clone(&evicted),
             rendezvous: Arc::clone(&rendezvous),
         });
         let (watching, server) = (Arc::clone(&member), joined.connection.server);
-        let watcher = thread::Builder::new().name("untorn-watcher".to_owned()).spawn(move || watching.watch(server));
+        let watcher =
+            thread::Builder::new().name("untorn-watcher".to_owned()).spawn(move || watching.take_part(server));
         Ok(SharedMemory { watcher: Some(watcher.map_err(failed)?), member, process: incarnation(), left: false })
     }
 

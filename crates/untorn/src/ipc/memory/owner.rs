@@ -13,16 +13,14 @@ use super::control::{CLOSED, Control, OPEN, PAGE};
 use super::server::Server;
 use crate::error::{Error, Result};
 use crate::ipc::connection::{event, notify};
+use crate::ipc::membership::KILLED_OWNER_TIMEOUT;
 use crate::ipc::message::is_shortage_number;
 use crate::ipc::rendezvous::Rendezvous;
 use crate::sys::shared::SharedPages;
 
-/// How long the backing may say that it is in use when a process that had it may have just died.
-const DYING: Duration = Duration::from_secs(1);
-
-/// The same where one has died for certain: a process gives up its files when it next gets a CPU and has ended the
-/// flushes it had under way, and to take a file for lost that will be free would poison it for all.
-const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
+/// How long the backing may say that it is in use when a process that had it may have just died. Where one has died for
+/// certain it is [`KILLED_OWNER_TIMEOUT`]: to take a file for lost that will be free would poison it for all.
+const CLOSING_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A serving thread of this process; dropping it ends the serving in good order.
 pub(super) struct Owner {
@@ -59,7 +57,7 @@ impl Drop for Owner {
 /// Those of the opener; [`Error::Io`], [`Error::Invalid`].
 pub(super) fn begin(rendezvous: &Arc<Rendezvous>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Owner> {
     let failed = |error| Error::io("create a working copy of", rendezvous.path(), error);
-    let backing = open(rendezvous, opener, None, DYING)?;
+    let backing = open(rendezvous, opener, None, CLOSING_OWNER_TIMEOUT)?;
     let len = backing.len();
     let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
     let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
@@ -93,7 +91,7 @@ pub(super) fn take_over(
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
     let view = view.and_then(|view| note_present(control, &view).map(|()| view));
     let view = view.map_err(|error| Error::io("take over", rendezvous.path(), error))?;
-    let opened = open(rendezvous, opener, Some(&Before::new(control)), DYING_FOR_CERTAIN);
+    let opened = open(rendezvous, opener, Some(&Before::new(control)), KILLED_OWNER_TIMEOUT);
     let opened = match opened {
         // That is this process's, and says nothing of the file.
         Err(error) if is_shortage_number(error.errno()) => return Err(error),
@@ -154,12 +152,12 @@ fn open(
     rendezvous: &Rendezvous,
     opener: &Arc<dyn Opener>,
     before: Option<&Before>,
-    dying: Duration,
+    in_use_timeout: Duration,
 ) -> Result<Arc<dyn Backing>> {
     let since = Instant::now();
     loop {
         match catch_unwind(AssertUnwindSafe(|| opener.open(before))) {
-            Ok(Err(Error::InUse { .. })) if since.elapsed() < dying => thread::sleep(Duration::from_millis(2)),
+            Ok(Err(Error::InUse { .. })) if since.elapsed() < in_use_timeout => thread::sleep(Duration::from_millis(2)),
             Ok(opened) => return opened.map(Arc::from),
             // Going on with the panic would leave the others with a process that serves and does not.
             Err(_) => {

@@ -1,41 +1,21 @@
-//! The process that serves: it accepts the others' connections, and has a thread for each channel of each.
+//! The process that serves: it accepts the others' connections, and has a thread for each request slot of each.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
-
 use super::service::{Service, serve};
-use crate::ipc::connection::{SHORTAGE, wait, was_notified};
 use crate::ipc::listener::Listener;
-use crate::ipc::message::{Incoming, Kind, Message, is_shortage_number, receive};
+use crate::ipc::membership::{Connections, Host};
+use crate::ipc::message::{Kind, Message};
 use crate::ipc::rendezvous::{MEMBERS, Rendezvous};
 use crate::ipc::rpc::{EXECUTING, REQUEST_SLOTS, RpcArea, VERSION};
-use crate::sys::socket;
 
-/// How often to look whether those are alive that take part and have no connection.
-const ROUND: Duration = Duration::from_secs(1);
-
-/// A connection. Dropping it ends it also where a forked child still has the descriptor.
-struct Peer {
-    socket: OwnedFd,
-    /// Told apart from later ones.
-    token: u64,
-    /// The slot of the process behind it, once it takes part.
-    slot: Option<usize>,
-    ended: bool,
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        socket::shut_down(self.socket.as_fd());
-    }
-}
+/// How often the server looks whether those are alive that take part and have no connection.
+const LIVENESS_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// The threads that do the calls of one process. Dropping it waits for the calls under way.
 struct WorkerPool {
@@ -86,19 +66,14 @@ pub(super) struct Server {
     rendezvous: Arc<Rendezvous>,
     rpc_area: Arc<RpcArea>,
     service: Arc<Service>,
-    listener: Listener,
-    /// A connection could not be accepted just now.
-    deaf: bool,
-    peers: Vec<Peer>,
-    next_token: u64,
+    connections: Connections,
     /// By slot.
     crews: Vec<Option<WorkerPool>>,
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The calls under way are done and answered. Then the listener goes, and last the connections: those whose
-        // connection ends look for the next server, which listens at the same name.
+        // The calls under way are done and answered. Then the connections go.
         self.crews.clear();
     }
 }
@@ -116,10 +91,7 @@ impl Server {
             rendezvous: Arc::clone(rendezvous),
             rpc_area: Arc::clone(rpc_area),
             service,
-            listener,
-            deaf: false,
-            peers: Vec::new(),
-            next_token: 0,
+            connections: Connections::new(listener),
             crews: (0..MEMBERS).map(|_| None).collect(),
         }
     }
@@ -153,171 +125,71 @@ impl Server {
     /// Serves until the bell rings.
     pub(super) fn run(mut self, stop: &OwnedFd) {
         loop {
-            let (stopped, called, heard) = self.wait(stop);
-            if stopped {
+            let limit = self.strays().next().map(|_| LIVENESS_CHECK_PERIOD);
+            let ready = self.connections.wait(stop.as_fd(), None, limit);
+            if ready.stopped {
                 return;
             }
-            if called {
-                self.accept();
+            if ready.called {
+                self.connections.accept();
             }
-            for token in heard {
+            for token in ready.heard {
                 self.recv(token);
             }
-            // Ending a connection is what tells its process to come back, if it is there.
-            self.peers.retain(|peer| !peer.ended);
-            for slot in self.strays() {
-                if !self.rendezvous.is_alive(slot) {
-                    self.release(slot);
-                }
-            }
+            self.connections.remove_ended();
+            self.remove_dead();
         }
     }
+}
 
-    /// Those that take part and have no connection: about to come back, about to end, or gone. A killed process may
-    /// lose its connection a moment before it loses the lock that says it is alive.
-    fn strays(&self) -> Vec<usize> {
-        let served = (0..MEMBERS).filter(|slot| *slot != self.rendezvous.slot() && self.crews[*slot].is_some());
-        served.filter(|slot| !self.peers.iter().any(|peer| peer.slot == Some(*slot))).collect()
+impl Host for Server {
+    const VERSION: u64 = VERSION;
+
+    fn connections(&self) -> &Connections {
+        &self.connections
     }
 
-    fn wait(&self, stop: &OwnedFd) -> (bool, bool, Vec<u64>) {
-        // A connection that cannot be accepted keeps the listener readable: without a pause this would be a busy loop.
-        let interest = if self.deaf { PollFlags::empty() } else { PollFlags::IN };
-        let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(&self.listener, interest)];
-        fds.extend(self.peers.iter().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)));
-        let limit = match (self.deaf, self.strays().is_empty()) {
-            (true, _) => Some(SHORTAGE),
-            (false, false) => Some(ROUND),
-            (false, true) => None,
-        };
-        if !wait(&mut fds, limit) {
-            // None of these waits.
-            return (was_notified(stop.as_fd()), true, self.peers.iter().map(|peer| peer.token).collect());
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let heard = self.peers.iter().zip(&ready[2..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
-        (ready[0], self.deaf || ready[1], heard.collect())
+    fn connections_mut(&mut self) -> &mut Connections {
+        &mut self.connections
     }
 
-    fn accept(&mut self) {
-        loop {
-            let accepted = self.listener.accept();
-            self.deaf = accepted.is_err();
-            let Ok(Some(socket)) = accepted else { return };
-            self.next_token += 1;
-            let mine = rustix::process::geteuid().as_raw();
-            match socket::peer(socket.as_fd()) {
-                Ok((user, _)) if user == mine => {
-                    self.peers.push(Peer { socket, token: self.next_token, slot: None, ended: false });
-                }
-                _ => {
-                    let why = format!("user {mine} shares it, and only processes of that user can join");
-                    let _ = refusal(why).send(socket.as_fd(), &[]);
-                }
-            }
-        }
+    fn name(&self) -> String {
+        self.rpc_area.name()
     }
 
-    fn peer(&mut self, token: u64) -> Option<&mut Peer> {
-        self.peers.iter_mut().find(|peer| peer.token == token && !peer.ended)
+    fn refuses(&self, _part: &str) -> Option<String> {
+        self.service.engine().writable().err().map(|error| error.to_string())
     }
 
-    /// Takes all messages of a connection.
-    fn recv(&mut self, token: u64) {
-        while let Some(peer) = self.peer(token) {
-            match receive(peer.socket.as_fd()) {
-                Incoming::Nothing => return,
-                Incoming::End | Incoming::Short(_) => peer.ended = true,
-                Incoming::Message(message, _) => self.handle(token, &message),
-            }
-        }
+    fn welcome(&mut self, token: u64) {
+        self.connections.send(token, &Message::new(Kind::Welcome, 0, 0, 0), &[self.rpc_area.file()]);
     }
 
-    fn handle(&mut self, token: u64, message: &Message) {
-        let slot = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS);
-        match (message.kind, slot) {
-            (Kind::Hello, Some(slot)) => self.welcome(token, message, slot),
-            (Kind::Attach | Kind::Return, Some(slot)) => match self.admit_member(token, message, slot) {
-                Ok(()) => self.send_to(token, &Message::new(Kind::Ready, 0, 0, 0), true),
-                Err(why) => self.send_to(token, &refusal(why), false),
-            },
-            (Kind::RequestSlot, Some(slot)) if self.attend(slot).is_ok() => {}
-            // Nobody says anything else to a server; and a process that cannot be served comes back and is told so.
-            _ => self.end(token),
-        }
+    fn is_attached(&self, slot: usize) -> bool {
+        self.rpc_area.is_attached(slot)
     }
 
-    fn end(&mut self, token: u64) {
-        if let Some(peer) = self.peer(token) {
-            peer.ended = true;
-        }
+    fn has(&self, slot: usize) -> bool {
+        slot != self.rendezvous.slot() && self.crews[slot].is_some()
     }
 
-    fn welcome(&mut self, token: u64, message: &Message, slot: usize) {
-        let refused = if message.a == VERSION {
-            self.service.engine().writable().err().map(|error| error.to_string())
-        } else {
-            Some(format!(
-                "it is shared with protocol version {VERSION}; use the same version of untorn in every \
-                          process"
-            ))
-        };
-        if let Some(why) = refused {
-            return self.send_to(token, &refusal(why), false);
-        }
-        // It has the slot's lock, so whoever had the slot is gone, if only since a moment ago.
-        self.release(slot);
-        let rpc_area = Arc::clone(&self.rpc_area);
-        let sent = self
-            .peer(token)
-            .map(|peer| Message::new(Kind::Welcome, 0, 0, 0).send(peer.socket.as_fd(), &[rpc_area.file()]));
-        if !matches!(sent, Some(Ok(()))) {
-            self.end(token);
-        }
-    }
-
-    /// Gives a process its member slot, or says why not.
-    fn admit_member(&mut self, token: u64, message: &Message, slot: usize) -> std::result::Result<(), String> {
-        if message.text != self.rpc_area.name() {
-            return Err("other processes have started to share it anew".to_owned());
-        }
+    fn admit_member(&mut self, slot: usize, message: &Message, _: Vec<OwnedFd>) -> std::result::Result<(), String> {
         if message.kind == Kind::Attach {
             self.rpc_area.set_attached(slot, true);
-        } else if !self.rpc_area.is_attached(slot) {
-            return Err("this process was evicted".to_owned());
-        }
-        if let Some(peer) = self.peer(token) {
-            peer.slot = Some(slot);
         }
         self.attend(slot).map_err(|error| format!("cannot start a thread for it: {error}"))
     }
 
-    /// Gives up what a process had that is gone.
     fn release(&mut self, slot: usize) {
         self.crews[slot] = None;
         self.rpc_area.clear(slot);
     }
 
-    /// Says something to a connection, with a handle of this process if wanted: whoever has it sees when it ends,
-    /// even if a forked child keeps the connection.
-    fn send_to(&mut self, token: u64, message: &Message, with_handle: bool) {
-        let handle = with_handle.then(|| pidfd_open(getpid(), PidfdFlags::empty()));
-        if let Some(Err(error)) = handle
-            && is_shortage_number(error.raw_os_error())
-        {
-            // Its process tries again. That there are no handles of processes at all is told by there being none.
-            return self.end(token);
-        }
-        let handle = handle.and_then(std::result::Result::ok);
-        let handle: Vec<BorrowedFd<'_>> = handle.iter().map(AsFd::as_fd).collect();
-        if let Some(peer) = self.peer(token)
-            && message.send(peer.socket.as_fd(), &handle).is_err()
-        {
-            peer.ended = true;
+    fn handle(&mut self, token: u64, message: Message) {
+        match (message.kind, usize::try_from(message.id)) {
+            (Kind::RequestSlot, Ok(slot)) if slot < MEMBERS && self.attend(slot).is_ok() => {}
+            // Nobody says anything else to a server; and a process that cannot be served comes back and is told so.
+            _ => self.connections.end(token),
         }
     }
-}
-
-fn refusal(why: String) -> Message {
-    Message::new(Kind::Refused, 0, 1, 0).text(why)
 }

@@ -1,14 +1,15 @@
-//! Seats: the processes that take part, and their connections.
+//! Member slots: the processes that take part.
 //!
-//! A process gets its seat when it attaches, and again from another server when it returns. It loses the seat when it
+//! A process gets its slot when it attaches, and again from another server when it returns. It loses the slot when it
 //! leaves, or when it is dead and its connection has ended.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
-use super::super::control::{PAGE, VERSION};
+use super::super::control::{Control, PAGE, VERSION};
 use super::super::cut::protect_pages;
-use super::{Server, name};
+use super::Server;
+use super::requests::Request;
+use crate::ipc::membership::{Connections, Host};
 use crate::ipc::message::{Kind, Message};
 use crate::ipc::rendezvous::MEMBERS;
 use crate::sys::userfault::Userfault;
@@ -18,68 +19,60 @@ pub(in super::super) struct MemberSlot {
     pub(in super::super) tracker: Userfault,
     /// Where it has the memory.
     pub(in super::super) base: usize,
-    /// Its connection.
-    pub(super) token: u64,
 }
 
-impl Server {
-    pub(super) fn welcome(&mut self, token: u64, message: &Message) {
-        let refused = match self.control.poisoned() {
-            _ if message.a != VERSION => Some(format!(
-                "it is shared with protocol version {VERSION}; use the same \
-                                                       version of untorn in every process"
-            )),
-            _ if message.text != self.part => Some(format!(
-                "the other processes share {} of this file; only one region of a store can be shared at a \
-                              time",
-                self.part
-            )),
-            Some(cause) => Some(self.poisoned(cause).to_string()),
-            None => None,
-        };
-        if let Some(why) = refused {
-            return self.send_to(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]);
-        }
-        if let Some(slot) = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS) {
-            // It has the slot's lock, so whoever had the seat is dead, if only since a moment ago. From now on this
-            // process looks alive to those who ask.
-            self.release(slot);
-        }
-        let control = Arc::clone(&self.control);
-        let welcome = Message::new(Kind::Welcome, 0, control.reserved(), 0);
-        let Ok(pages) = self.view.file().try_clone_to_owned() else { return self.end_for_want(token) };
-        self.send_to(token, &welcome, &[control.file(), pages.as_fd()]);
+impl Host for Server {
+    const VERSION: u64 = VERSION;
+
+    fn connections(&self) -> &Connections {
+        &self.connections
     }
 
-    /// Gives a process its member slot, or says why not.
-    pub(super) fn admit_member(
+    fn connections_mut(&mut self) -> &mut Connections {
+        &mut self.connections
+    }
+
+    fn name(&self) -> String {
+        name(&self.control)
+    }
+
+    fn refuses(&self, part: &str) -> Option<String> {
+        if part != self.part {
+            return Some(format!(
+                "the other processes share {} of this file; only one region of a store can be shared at a time",
+                self.part
+            ));
+        }
+        self.control.poisoned().map(|cause| self.poisoned(cause).to_string())
+    }
+
+    fn welcome(&mut self, token: u64) {
+        let Ok(pages) = self.view.file().try_clone_to_owned() else { return self.connections.end_for_want(token) };
+        let welcome = Message::new(Kind::Welcome, 0, self.control.reserved(), 0);
+        self.connections.send(token, &welcome, &[self.control.file(), pages.as_fd()]);
+    }
+
+    fn is_attached(&self, slot: usize) -> bool {
+        self.control.attached(slot)
+    }
+
+    fn has(&self, slot: usize) -> bool {
+        self.seats[slot].is_some()
+    }
+
+    fn admit_member(
         &mut self,
-        token: u64,
+        slot: usize,
         message: &Message,
         mut fds: Vec<OwnedFd>,
     ) -> std::result::Result<(), String> {
-        if message.text != name(&self.control) {
-            return Err("other processes have started to share it anew".to_owned());
-        }
-        let slot = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS).ok_or(
-            "the message names an \
-                                                                                          impossible slot",
-        )?;
         let tracker = Userfault::from_fd(fds.pop().ok_or("the message carries no file descriptor")?);
         let base = message.a as usize;
-        if message.kind == Kind::Return {
-            if !self.control.attached(slot) {
-                return Err("this process was evicted".to_owned());
-            }
-        } else {
+        if message.kind == Kind::Attach {
             let pages = self.cut_len().div_ceil(PAGE as u64);
             self.control.reset_member(slot);
-            self.control.allocate_member(slot, pages).map_err(|error| {
-                format!(
-                    "cannot allocate memory for it: \
-                                                                               {error}"
-                )
-            })?;
+            let allocated = self.control.allocate_member(slot, pages);
+            allocated.map_err(|error| format!("cannot allocate memory for it: {error}"))?;
             if message.b < pages {
                 // It has grown since the process had a look.
                 protect_pages(&tracker, base, message.b, pages)
@@ -87,35 +80,41 @@ impl Server {
             }
             self.control.set_attached(slot, true);
         }
-        if let Some(before) = self.seats[slot].replace(MemberSlot { tracker, base, token }) {
-            // Its process has left that line, and asks on this one for what it was not answered.
-            self.forget(before.token);
-        }
+        self.seats[slot] = Some(MemberSlot { tracker, base });
         Ok(())
     }
 
     /// Gives a member slot up whose process is gone, or stores no more.
-    pub(in super::super) fn release(&mut self, slot: usize) {
+    fn release(&mut self, slot: usize) {
         self.seats[slot] = None;
         self.control.active(slot).store(0, std::sync::atomic::Ordering::SeqCst);
         self.control.set_attached(slot, false);
     }
 
-    /// Whether the connection of a member slot has ended.
-    pub(super) fn is_lonely(&self, admit_member: &MemberSlot) -> bool {
-        !self.peers.iter().any(|peer| peer.token == admit_member.token && !peer.ended)
-    }
-
-    /// Gives up the member slots of the dead.
-    pub(super) fn remove_dead(&mut self) {
-        for slot in 0..MEMBERS {
-            let lonely = self.seats[slot].as_ref().is_some_and(|admit_member| self.is_lonely(admit_member));
-            if lonely && !self.rendezvous.is_alive(slot) {
-                self.release(slot);
+    fn handle(&mut self, token: u64, message: Message) {
+        match message.kind {
+            Kind::Fill => self.fill(message.a),
+            Kind::Commit | Kind::RollBack | Kind::Grow => self.queue.push_back(Request { token, message }),
+            Kind::Leave => {
+                if let Some(slot) = self.connections.slot_of(token) {
+                    self.release(slot);
+                }
+                self.answer(&Request { token, message }, &Ok(self.control.commit()));
             }
+            // Nobody says anything else to a server.
+            _ => self.connections.end(token),
         }
     }
 
+    /// With what was asked on it and is not begun: its process asks again, on another line, for what it was not
+    /// answered.
+    fn forget(&mut self, token: u64) {
+        self.queue.retain(|request| request.token != token);
+        self.connections.end(token);
+    }
+}
+
+impl Server {
     /// Whether every process that takes part has come back to this server.
     pub(super) fn all_are_back(&mut self) -> bool {
         (0..MEMBERS).all(|slot| {
@@ -129,4 +128,10 @@ impl Server {
             !alive
         })
     }
+}
+
+/// What a process calls the shared memory it takes part in.
+pub(in super::super) fn name(control: &Control) -> String {
+    let (high, low) = control.id();
+    format!("{high:016x}{low:016x}")
 }

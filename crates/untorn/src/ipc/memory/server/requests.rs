@@ -149,6 +149,6 @@ impl Server {
             Err(Error::Invalid { what, .. }) => Message::new(Kind::Failed, id, 0, INVALID).text(what),
             Err(error) => Message::new(Kind::Failed, id, error.errno() as u64, 0).text(error.to_string()),
         };
-        self.send_to(request.token, &answer, &[]);
+        self.connections.send(request.token, &answer, &[]);
     }
 }

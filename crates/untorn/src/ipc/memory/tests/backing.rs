@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use super::super::member::lock;
 use super::super::{Backing, Cut, PAGE};
 use crate::error::{Error, Result};
+use crate::ipc::membership::lock;
 
 /// `image` is the file; `journal`, once it has that name, is the commit after it or the one in it.
 pub(super) struct Journal {

@@ -10,12 +10,11 @@ mod resource_limits;
 pub(crate) mod rig;
 
 use std::cell::RefCell;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Opener, PAGE, SharedMemory};
@@ -33,14 +32,8 @@ pub(crate) enum Bug {
     TakeoverCheck,
 }
 
-/// When a connection could not be accepted, in this process.
-pub(super) static SHORTAGES: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
-
 /// This process leaves the serving to others.
 pub(super) static ABSTAINS: AtomicBool = AtomicBool::new(false);
-
-/// How many connections this process accepts: for the others it has no descriptors.
-pub(super) static ACCEPTS: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// Where a process can be made to kill itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,17 +79,6 @@ pub(super) fn halt(kind: Kind) {
     if let Some((_, halted, go)) = halt {
         halted.send(()).unwrap();
         go.recv().unwrap();
-    }
-}
-
-/// A connection, unless this process is to have no descriptor for it.
-pub(super) fn as_far_as_allowed(accepted: std::io::Result<Option<OwnedFd>>) -> std::io::Result<Option<OwnedFd>> {
-    let fewer = |left: u32| left.checked_sub(u32::from(left != u32::MAX));
-    match accepted {
-        Ok(Some(_)) if ACCEPTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_err() => {
-            Err(rustix::io::Errno::MFILE.into())
-        }
-        accepted => accepted,
     }
 }
 

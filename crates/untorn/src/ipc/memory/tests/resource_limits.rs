@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::super::member::lock;
-use super::{
-    ABSTAINS, ACCEPTS, Children, PAGE, SHORTAGES, await_word, child_of, notes, open, spawn, unavailable, words,
-};
+use super::{ABSTAINS, Children, PAGE, await_word, child_of, notes, open, spawn, unavailable, words};
 use crate::error::Error;
+use crate::ipc::membership::lock;
+use crate::ipc::membership::tests::{ACCEPTS, SHORTAGES};
 use crate::sys::socket;
 
 const PAGES: usize = 100;

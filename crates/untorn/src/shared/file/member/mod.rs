@@ -4,9 +4,9 @@ mod takeover;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -16,8 +16,9 @@ use super::call::{self, Kind};
 use super::server::Server;
 use super::service::Service;
 use crate::error::{Error, Result};
-use crate::ipc::connection::{ConnectError, SHORTAGE, ask, connect, event, notify, with_handle};
+use crate::ipc::connection::{ConnectError, event, notify};
 use crate::ipc::listener::Listener;
+use crate::ipc::membership::{self, Member as _, lock};
 use crate::ipc::message::{Kind as Says, Message};
 use crate::ipc::rendezvous::Rendezvous;
 use crate::ipc::rpc::{FREE, MOST, REQUEST_SLOTS, RequestSlot, RpcArea, VERSION, Words};
@@ -25,10 +26,6 @@ use crate::options::Options;
 use crate::shared::negotiated;
 use crate::sys::socket;
 
-/// How long to look for a server when there seems to be one.
-const SERVER_SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_micros(500);
 /// Memory that a request slot has from the first call on, and what it keeps after a longer one.
 const ROOM: usize = 64 << 10;
 const KEPT: usize = 1 << 20;
@@ -65,11 +62,6 @@ struct Pool {
     allocated: [usize; REQUEST_SLOTS],
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panicking thread was doing under any of these locks is one assignment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Joins the processes at a place, or begins if there are none.
 ///
 /// # Errors
@@ -81,34 +73,11 @@ pub(super) fn join(
     options: &Options,
     opener: Opener,
 ) -> Result<Arc<Member>> {
-    let in_use = |why: String| {
-        let number = rendezvous.server();
-        let process = if number == 0 { "another process".to_owned() } else { format!("process {number}") };
-        Error::InUse { path: path.clone(), holder: format!("{process}, and this process cannot join it ({why})") }
-    };
-    let since = Instant::now();
-    loop {
-        if rendezvous.try_own()? {
-            // Others who take part have calls on their RPC area: one of them will serve.
-            let begun = if rendezvous.has_others() { None } else { Some(begin(&path, &rendezvous, options, &opener)) };
-            match begun {
-                Some(Ok(member)) => return Ok(member),
-                Some(Err(error)) => {
-                    rendezvous.give_up_ownership();
-                    return Err(error);
-                }
-                None => rendezvous.give_up_ownership(),
-            }
-        }
-        match attempt(&path, &rendezvous, options, &opener) {
-            Ok(member) => return Ok(member),
-            Err(ConnectError::Again(_)) if since.elapsed() < SERVER_SEARCH_TIMEOUT => thread::sleep(PAUSE),
-            Err(ConnectError::Short(_)) if since.elapsed() < SERVER_SEARCH_TIMEOUT => thread::sleep(SHORTAGE),
-            Err(ConnectError::Again(why) | ConnectError::Short(why) | ConnectError::Never(why)) => {
-                return Err(in_use(why));
-            }
-        }
-    }
+    membership::join(
+        &rendezvous,
+        || begin(&path, &rendezvous, options, &opener).map(Some),
+        || attempt(&path, &rendezvous, options, &opener),
+    )
 }
 
 /// Opens the file for others to join.
@@ -138,27 +107,15 @@ fn attempt(
     opener: &Opener,
 ) -> std::result::Result<Arc<Member>, ConnectError> {
     let fatal = |error: std::io::Error| ConnectError::here(error.to_string(), &error);
-    let socket = connect(rendezvous)?;
-    let hello = Message::new(Says::Hello, rendezvous.slot() as u64, VERSION, 0);
-    let (_, fds) = ask(&socket, &hello, &[], Says::Welcome, None)?;
-    let file = fds
-        .into_iter()
-        .next()
-        .ok_or_else(|| ConnectError::Never("the process that serves the file sent no shared memory".to_owned()))?;
-    let rpc_area = Arc::new(RpcArea::join(file).map_err(fatal)?);
+    let mut invitation = membership::hello(rendezvous, VERSION, "")?;
+    let rpc_area = Arc::new(RpcArea::join(invitation.memory()?).map_err(fatal)?);
     let agreed = negotiated::agree(&rpc_area.negotiated(), options).map_err(ConnectError::Never)?;
     let name = rpc_area.name();
     let member = Member::new(path, rendezvous, rpc_area, agreed, opener).map_err(fatal)?;
-    // From here on nobody begins anew, even if this server dies before it has answered.
-    rendezvous.attach().map_err(|error| ConnectError::Never(error.to_string()))?;
-    let attach = Message::new(Says::Attach, rendezvous.slot() as u64, 0, 0).text(name);
-    let joined = ask(&socket, &attach, &[], Says::Ready, None).and_then(|ready| with_handle(socket, ready));
-    let started = joined.and_then(|connection| {
+    invitation.attach(rendezvous, name, (0, 0), &[], |connection| {
         let part = member.listen_to(connection);
         member.start(part).map_err(fatal)
-    });
-    // Nothing of it was used.
-    started.inspect_err(|_| rendezvous.detach())?;
+    })?;
     Ok(member)
 }
 
@@ -189,7 +146,7 @@ impl Member {
 
     fn start(self: &Arc<Self>, part: Part) -> std::io::Result<()> {
         let member = Arc::clone(self);
-        let thread = thread::Builder::new().name("untorn-member".to_owned()).spawn(move || member.live(part))?;
+        let thread = thread::Builder::new().name("untorn-member".to_owned()).spawn(move || member.run(part))?;
         *lock(&self.thread) = Some(thread);
         Ok(())
     }
@@ -232,8 +189,7 @@ impl Member {
     ) -> Result<Option<R>> {
         if bytes > MOST {
             let what = format!(
-                "one call on a shared file passes at most {MOST} bytes, not {bytes}; split it into smaller \
-                         calls"
+                "one call on a shared file passes at most {MOST} bytes, not {bytes}; split it into smaller calls"
             );
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
