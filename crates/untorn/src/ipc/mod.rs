@@ -16,3 +16,5 @@ pub(crate) mod memory;
 pub(crate) mod message;
 pub(crate) mod rendezvous;
 pub(crate) mod rpc;
+mod wait;
+mod words;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::backing::Opener;
 use super::control::{Control, PAGE, VERSION};
 use super::owner::{Owner, begin};
-use super::server::name;
 use crate::error::Result;
 use crate::ipc::connection::{ConnectError, Connection};
 use crate::ipc::membership;
@@ -50,6 +49,6 @@ fn attempt(rendezvous: &Rendezvous, part: &str) -> std::result::Result<Joined, C
         tracker.protect(pages.address(), count as usize * PAGE, true).map_err(fatal)?;
     }
     let place = (pages.address() as u64, count);
-    let connection = invitation.attach(rendezvous, name(&control), place, &[tracker.fd()], Ok)?;
+    let connection = invitation.attach(rendezvous, control.name(), place, &[tracker.fd()], Ok)?;
     Ok(Joined { control: Arc::new(control), pages, tracker, connection, owner: None })
 }

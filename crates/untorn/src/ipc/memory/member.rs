@@ -10,7 +10,6 @@ use super::backing::Opener;
 use super::control::Control;
 use super::fault_handler::FaultHandler;
 use super::owner::{Owner, take_over};
-use super::server::name;
 use crate::error::{Error, Result};
 use crate::ipc::connection::{ConnectError, Connection, SHORTAGE};
 use crate::ipc::membership::{self, Failure, lock};
@@ -191,7 +190,7 @@ impl membership::Member for Member {
 
     fn come_back(&self) -> std::result::Result<OwnedFd, ConnectError> {
         let base = self.pages.address() as u64;
-        self.exchange(self.reconnect(name(&self.control), base, &[self.tracker.fd()])?)
+        self.exchange(self.reconnect(self.control.name(), base, &[self.tracker.fd()])?)
     }
 
     /// Ends this process's part: its calls fail, and nobody has to wait for it any more, neither to serve nor for its

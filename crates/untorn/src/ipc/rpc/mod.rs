@@ -15,7 +15,6 @@
 //!   begins after its end covers it.
 
 mod slot;
-mod wait;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -25,6 +24,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use self::slot::DONE;
 pub(crate) use self::slot::{EXECUTING, FREE, RequestSlot, Words};
 use super::rendezvous::MEMBERS;
+use super::words::{self, set_random_name, set_text, text};
 use crate::sys::shared::SharedPages;
 
 /// Channels of a process: so many of its threads can have a call under way at once.
@@ -84,17 +84,11 @@ impl RpcArea {
         let rpc_area = RpcArea(SharedPages::create("untorn-rpc", TOTAL as u64, TOTAL)?);
         rpc_area.0.allocate(0, ROOMS_AT as u64)?;
         let words = rpc_area.words();
-        for (index, half) in crate::sys::random()?.chunks_exact(8).enumerate() {
-            words[WORD_ID + index].store(u64::from_le_bytes(half.try_into().unwrap_or_default()), Ordering::Relaxed);
-        }
+        set_random_name(&words[WORD_ID..][..2])?;
         for (word, value) in words[WORD_IDENTITY..].iter().zip(identity) {
             word.store(value, Ordering::Relaxed);
         }
-        for (word, bytes) in words[WORD_NEGOTIATED..].iter().zip(negotiated.as_bytes().chunks(8)) {
-            let mut eight = [0; 8];
-            eight[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
-        }
+        set_text(&words[WORD_NEGOTIATED..][..NEGOTIATED_WORDS], negotiated);
         words[WORD_NEGOTIATED_LEN].store(negotiated.len() as u64, Ordering::Relaxed);
         words[WORD_VERSION].store(VERSION, Ordering::Relaxed);
         words[WORD_MAGIC].store(MAGIC, Ordering::Release);
@@ -113,8 +107,8 @@ impl RpcArea {
             || rpc_area.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
         {
             return Err(io::Error::other(
-                "the process that serves the file sent shared memory of another version; use \
-                                         the same version of untorn in every process",
+                "the process that serves the file sent shared memory of another version; use the same version of untorn in \
+                 every process",
             ));
         }
         Ok(rpc_area)
@@ -134,8 +128,7 @@ impl RpcArea {
 
     /// Which RPC area this is, among all there ever were.
     pub(crate) fn name(&self) -> String {
-        let word = |index: usize| self.words()[WORD_ID + index].load(Ordering::Relaxed);
-        format!("{:016x}{:016x}", word(0), word(1))
+        words::name(&self.words()[WORD_ID..])
     }
 
     /// The identity of the file.
@@ -146,13 +139,8 @@ impl RpcArea {
     /// On what terms the file was opened.
     pub(crate) fn negotiated(&self) -> String {
         let words = self.words();
-        let len = (words[WORD_NEGOTIATED_LEN].load(Ordering::Relaxed) as usize).min(NEGOTIATED_WORDS * 8);
-        let bytes: Vec<u8> = words[WORD_NEGOTIATED..WORD_NEGOTIATED + NEGOTIATED_WORDS]
-            .iter()
-            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
-            .take(len)
-            .collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        let len = words[WORD_NEGOTIATED_LEN].load(Ordering::Relaxed);
+        text(&words[WORD_NEGOTIATED..][..NEGOTIATED_WORDS], len)
     }
 
     /// Bytes of the file.

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::wait::{sleep_on, spin, wake};
 use super::{COMMON, LONGEST, MOST, REQUEST_SLOTS, ROOM, ROOMS_AT, RpcArea};
 use crate::ipc::rendezvous::MEMBERS;
+use crate::ipc::wait::{sleep_on, spin_if_it_pays, wake_all};
 
 // Its words of 32 bits.
 const HALF_STATE: usize = 0;
@@ -178,8 +178,8 @@ impl<'a> RequestSlot<'a> {
             if matches!(self.state(), REQUESTED | EXECUTING) {
                 return true;
             }
-            if !spin(self.half(HALF_SERVER_SPINS), || event.load(Ordering::SeqCst) != seen) {
-                sleep_on(event, seen, self.half(HALF_SERVER_SLEEPS), None);
+            if !spin_if_it_pays(self.half(HALF_SERVER_SPINS), || event.load(Ordering::SeqCst) != seen) {
+                saying_so(self.half(HALF_SERVER_SLEEPS), || sleep_on(event, seen, None));
             }
         }
     }
@@ -193,7 +193,7 @@ impl<'a> RequestSlot<'a> {
     /// Waits, as the member, for the answer; false if `stop` says so, which is asked from time to time.
     pub(crate) fn await_answer(&self, stop: impl Fn() -> bool) -> bool {
         loop {
-            if spin(self.half(HALF_MEMBER_SPINS), || self.state() == DONE) {
+            if spin_if_it_pays(self.half(HALF_MEMBER_SPINS), || self.state() == DONE) {
                 return true;
             }
             if stop() {
@@ -202,10 +202,25 @@ impl<'a> RequestSlot<'a> {
             let seen = self.state();
             if seen != DONE {
                 // Not for long: a server killed between the answer and the waking wakes nobody.
-                sleep_on(self.half(HALF_STATE), seen, self.half(HALF_MEMBER_SLEEPS), Some(GLANCE));
+                let asleep = || sleep_on(self.half(HALF_STATE), seen, Some(GLANCE));
+                saying_so(self.half(HALF_MEMBER_SLEEPS), asleep);
             }
         }
     }
+}
+
+/// Wakes whoever says that it sleeps on a word, which was changed before.
+fn wake(word: &AtomicU32, sleeps: &AtomicU32) {
+    if sleeps.load(Ordering::SeqCst) != 0 {
+        wake_all(word);
+    }
+}
+
+/// Says that the caller sleeps, for as long as it does: see [`wake`].
+fn saying_so(sleeps: &AtomicU32, sleep: impl FnOnce()) {
+    sleeps.store(1, Ordering::SeqCst);
+    sleep();
+    sleeps.store(0, Ordering::SeqCst);
 }
 
 fn load(words: &[AtomicU64]) -> Words {

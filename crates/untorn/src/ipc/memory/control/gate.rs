@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-use super::{Control, GATE, sleep_on};
+use super::{Control, GATE};
+use crate::ipc::wait::{SPINS, sleep_on, spin, wake_all};
 
 // The two low bits of the gate say what a cut is doing; the others count its steps, so that no waiter misses one.
 /// Stores proceed.
@@ -19,11 +20,6 @@ pub(in super::super) const CLOSED: u32 = 1;
 pub(in super::super) const COPYING: u32 = 2;
 const PHASE: u32 = 3;
 const STEP: u32 = 4;
-
-/// How often a waiter looks again before it goes to sleep, which is some 80 µs: as long as a cut takes, and waking a
-/// thread may take that long again. It does not call `sched_yield(2)` instead, each call of which gives a whole turn
-/// away: beside busy threads 200 of them took five seconds (Linux 6.18).
-const SPINS: u32 = 3000;
 
 impl Control {
     /// Counts this thread in as one of `slot` that makes `page` writable, as soon as no cut forbids it. It must
@@ -48,15 +44,14 @@ impl Control {
                 return;
             }
             self.leave(slot);
-            let mut looked = 0;
-            while gate.load(Ordering::SeqCst) == seen && keeps_out(seen) {
-                looked += 1;
-                if looked < SPINS {
-                    std::hint::spin_loop();
-                } else {
-                    // Whoever closed the gate may be gone; another one then opens it, and wakes all.
-                    sleep_on(gate, seen, Duration::from_millis(20));
-                }
+            let moved_on = || gate.load(Ordering::SeqCst) != seen || !keeps_out(seen);
+            // As long as a cut takes.
+            if spin(SPINS, moved_on) {
+                continue;
+            }
+            while !moved_on() {
+                // Whoever closed the gate may be gone; another one then opens it, and wakes all.
+                sleep_on(gate, seen, Some(Duration::from_millis(20)));
             }
         }
     }
@@ -82,13 +77,9 @@ impl Control {
     /// Waits for the threads of a member that are making a page writable, but not long. The gate is closed.
     pub(in super::super) fn await_leaving(&self, slot: usize) {
         let active = self.active(slot);
-        for _ in 0..SPINS {
-            if active.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            std::hint::spin_loop();
+        if !spin(SPINS, || active.load(Ordering::SeqCst) == 0) {
+            sleep_on(active, active.load(Ordering::SeqCst), Some(Duration::from_millis(1)));
         }
-        sleep_on(active, active.load(Ordering::SeqCst), Duration::from_millis(1));
     }
 
     /// Moves the gate on.
@@ -97,8 +88,7 @@ impl Control {
         let before = gate.load(Ordering::SeqCst);
         gate.store((before & !PHASE).wrapping_add(STEP) | phase, Ordering::SeqCst);
         if phase != CLOSED {
-            // It fails for no word that is mapped.
-            let _ = futex::wake(gate, futex::Flags::empty(), i32::MAX as u32);
+            wake_all(gate);
         }
     }
 }

@@ -24,11 +24,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::thread::futex;
-
 pub(super) use self::bits::Bits;
 pub(super) use self::gate::{CLOSED, COPYING, OPEN};
 use crate::ipc::rendezvous::MEMBERS;
+use crate::ipc::wait::{sleep_on, wake_all};
+use crate::ipc::words::{self, set_random_name, set_text, text};
 use crate::sys::shared::SharedPages;
 
 /// Bytes of a page.
@@ -112,9 +112,7 @@ impl Control {
         control.memory.allocate(0, BITMAPS_AT as u64)?;
         control.allocate(len.div_ceil(PAGE as u64))?;
         let words = control.words();
-        for (index, half) in crate::sys::random()?.chunks_exact(8).enumerate() {
-            words[WORD_ID + index].store(u64::from_le_bytes(half.try_into().unwrap_or_default()), Ordering::Relaxed);
-        }
+        set_random_name(&words[WORD_ID..][..2])?;
         words[WORD_RESERVED].store(reserved, Ordering::Relaxed);
         words[WORD_LEN].store(len, Ordering::Relaxed);
         words[WORD_VERSION].store(VERSION, Ordering::Relaxed);
@@ -139,8 +137,8 @@ impl Control {
             || control.words()[WORD_RESERVED].load(Ordering::Relaxed) != reserved
         {
             return Err(io::Error::other(
-                "the process that serves it sent a working copy of another version; use the \
-                                         same version of untorn in every process",
+                "the process that serves it sent a working copy of another version; use the same version of untorn in \
+                 every process",
             ));
         }
         Ok(control)
@@ -205,9 +203,8 @@ impl Control {
     }
 
     /// Which shared memory this is, among all there ever were.
-    pub(super) fn id(&self) -> (u64, u64) {
-        let word = |index: usize| self.words()[WORD_ID + index].load(Ordering::Relaxed);
-        (word(0), word(1))
+    pub(super) fn name(&self) -> String {
+        words::name(&self.words()[WORD_ID..])
     }
 
     /// Pages there is room for.
@@ -291,8 +288,8 @@ impl Control {
 
     /// Why nothing more is promised, if so.
     pub(super) fn poisoned(&self) -> Option<String> {
-        let len = self.words()[WORD_POISONED].load(Ordering::SeqCst) as usize;
-        (len != 0).then(|| self.text(WORD_CAUSE, CAUSE_WORDS, len))
+        let len = self.words()[WORD_POISONED].load(Ordering::SeqCst);
+        (len != 0).then(|| text(&self.words()[WORD_CAUSE..][..CAUSE_WORDS], len))
     }
 
     /// Notes that nothing more is promised, unless it was noted before.
@@ -301,37 +298,21 @@ impl Control {
         if words[WORD_POISONED].load(Ordering::SeqCst) != 0 {
             return;
         }
-        self.set_text(WORD_CAUSE, CAUSE_WORDS, cause);
+        set_text(&words[WORD_CAUSE..][..CAUSE_WORDS], cause);
         let len = cause.len().clamp(1, CAUSE_WORDS * 8);
         words[WORD_POISONED].store(len as u64, Ordering::SeqCst);
     }
 
     /// On what terms the process that came first opened the backing.
     pub(super) fn negotiated(&self) -> String {
-        let len = self.words()[WORD_NEGOTIATED].load(Ordering::Relaxed) as usize;
-        self.text(WORD_NEGOTIATED + 1, NEGOTIATED_WORDS, len)
+        let len = self.words()[WORD_NEGOTIATED].load(Ordering::Relaxed);
+        text(&self.words()[WORD_NEGOTIATED + 1..][..NEGOTIATED_WORDS], len)
     }
 
     /// Notes them, before anybody else takes part.
     pub(super) fn set_negotiated(&self, negotiated: &str) {
-        self.set_text(WORD_NEGOTIATED + 1, NEGOTIATED_WORDS, negotiated);
+        set_text(&self.words()[WORD_NEGOTIATED + 1..][..NEGOTIATED_WORDS], negotiated);
         self.words()[WORD_NEGOTIATED].store(negotiated.len() as u64, Ordering::Relaxed);
-    }
-
-    /// `len` bytes in words from `at` on, of which there are `room`.
-    fn text(&self, at: usize, room: usize, len: usize) -> String {
-        let words = self.words()[at..at + room].iter();
-        let bytes: Vec<u8> = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(len).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
-    /// As much of a text as there is room for.
-    fn set_text(&self, at: usize, room: usize, text: &str) {
-        for (word, bytes) in self.words()[at..at + room].iter().zip(text.as_bytes().chunks(8)) {
-            let mut eight = [0; 8];
-            eight[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
-        }
     }
 
     /// How many threads of a member are making a page writable just now.
@@ -367,21 +348,14 @@ impl Control {
 
     /// Waits for the next fill after `seen`, but not long.
     pub(super) fn await_fill(&self, seen: u32) {
-        sleep_on(self.half(FILLS), seen, Duration::from_millis(20));
+        sleep_on(self.half(FILLS), seen, Some(Duration::from_millis(20)));
     }
 
     /// Tells all who wait for a page that one was filled.
     pub(super) fn tell_filled(&self) {
         self.half(FILLS).fetch_add(1, Ordering::SeqCst);
-        let _ = futex::wake(self.half(FILLS), futex::Flags::empty(), i32::MAX as u32);
+        wake_all(self.half(FILLS));
     }
-}
-
-/// Waits for a word to change, but not longer than the limit.
-fn sleep_on(word: &AtomicU32, seen: u32, limit: Duration) {
-    let limit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
-    // A change, a signal, the limit: the caller looks again whatever it was.
-    let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&limit));
 }
 
 #[cfg(test)]
@@ -397,7 +371,7 @@ mod tests {
         other.poison("a reason");
         control.poison("a later one");
         assert!(other.writable(63).get(4) && !other.writable(62).get(4));
-        assert_eq!((other.id(), other.pages()), (control.id(), 5));
+        assert_eq!((other.name(), other.pages()), (control.name(), 5));
         assert_eq!(control.poisoned().as_deref(), Some("a reason"));
         other.reset_member(63);
         assert!(!control.writable(63).get(4));

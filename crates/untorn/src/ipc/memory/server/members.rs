@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::control::{Control, PAGE, VERSION};
+use super::super::control::{PAGE, VERSION};
 use super::super::cut::protect_pages;
 use super::Server;
 use super::requests::Request;
@@ -33,7 +33,7 @@ impl Host for Server {
     }
 
     fn name(&self) -> String {
-        name(&self.control)
+        self.control.name()
     }
 
     fn refuses(&self, part: &str) -> Option<String> {
@@ -128,10 +128,4 @@ impl Server {
             !alive
         })
     }
-}
-
-/// What a process calls the shared memory it takes part in.
-pub(in super::super) fn name(control: &Control) -> String {
-    let (high, low) = control.id();
-    format!("{high:016x}{low:016x}")
 }

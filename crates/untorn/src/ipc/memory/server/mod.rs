@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use self::members::MemberSlot;
-pub(super) use self::members::name;
 use self::requests::Request;
 use super::backing::{Backing, Cut};
 use super::committer::Committer;
