@@ -1,21 +1,21 @@
 //! What it costs: a few rounds with wide limits, or with UNTORN_COSTS=1 and in a release build, numbers to be read:
-//! `UNTORN_COSTS=1 cargo test --release -p untorn --lib working::tests::costs -- --nocapture --test-threads=1`
+//! `UNTORN_COSTS=1 cargo test --release -p untorn --lib ipc::memory::tests::costs -- --nocapture --test-threads=1`
 
-use std::path::Path;
+use std::cell::RefCell;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::{PAGE, SharedMemory};
-use super::{Children, child_of, command_in, notes, open, spawn, unavailable, words};
+use super::super::SharedMemory;
+use super::{
+    Parent, READY, STOP, Stage, memory_dir, open, set, this_test, unavailable, with_processes, with_processes_for,
+};
 
 pub(crate) const PAGES: usize = 4 * 64;
 const DIRTY: usize = 64;
 
 // Words of the notes.
-const STOP: usize = 8;
-const COMMITS: usize = 9;
-const SERVING: usize = 10;
+const COMMITS: usize = 32;
 const RESULTS: usize = 128;
 
 /// The longest that something may take, in microseconds: what is expected where costs are measured, else only not for
@@ -48,10 +48,6 @@ fn micros(since: Instant) -> f64 {
     since.elapsed().as_nanos() as f64 / 1000.0
 }
 
-fn store(copy: &SharedMemory, page: usize, value: u64) {
-    copy.words(page * PAGE, 1)[0].store(value, SeqCst);
-}
-
 #[test]
 fn the_first_store_after_a_commit() {
     if unavailable() {
@@ -59,14 +55,14 @@ fn the_first_store_after_a_commit() {
     }
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let copy = open(dir.path(), PAGES);
-    (0..PAGES).for_each(|page| store(&copy, page, 1));
+    (0..PAGES).for_each(|page| set(&copy, page, 1));
     for (pause, what) in [(0, "one after the other"), (200, "200 µs apart")] {
         let mut times = Vec::new();
         for round in 0..rounds(100) {
             copy.commit().unwrap();
             for page in 0..DIRTY {
                 let since = Instant::now();
-                store(&copy, page, round);
+                set(&copy, page, round);
                 times.push(micros(since));
                 thread::sleep(Duration::from_micros(pause));
             }
@@ -75,7 +71,7 @@ fn the_first_store_after_a_commit() {
     }
     let mut times = Vec::new();
     for round in 0..rounds(500) {
-        (0..DIRTY).for_each(|page| store(&copy, 3 * page, round));
+        (0..DIRTY).for_each(|page| set(&copy, 3 * page, round));
         let since = Instant::now();
         copy.commit().unwrap();
         times.push(micros(since));
@@ -85,60 +81,54 @@ fn the_first_store_after_a_commit() {
 }
 
 /// Children 1 and up store; child 0 commits.
-pub(crate) fn work(copy: &SharedMemory, dir: &Path, me: usize, stride: usize) {
-    let notes = notes(dir);
-    let shared = words(&notes);
-    while me == 0 && shared[STOP].load(SeqCst) == 0 {
+pub(crate) fn work(copy: &SharedMemory, test: &Stage, me: usize, stride: usize) {
+    let goes_on = || test.word(STOP).load(SeqCst) == 0;
+    let commits = test.word(COMMITS);
+    while me == 0 && goes_on() {
         thread::sleep(Duration::from_micros(1500));
-        shared[COMMITS].store(copy.commit().unwrap(), SeqCst);
+        commits.store(copy.commit().unwrap(), SeqCst);
     }
     // The longest store of each commit.
     let (mut longest, mut seen, mut value) = (Vec::new(), 0, 0);
-    while me != 0 && shared[STOP].load(SeqCst) == 0 {
+    while me != 0 && goes_on() {
         let mut worst = 0.0_f64;
-        while shared[COMMITS].load(SeqCst) == seen && shared[STOP].load(SeqCst) == 0 {
+        while commits.load(SeqCst) == seen && goes_on() {
             for page in 0..DIRTY {
                 value += 1;
                 let since = Instant::now();
-                store(copy, stride * page, value);
+                set(copy, stride * page, value);
                 worst = worst.max(micros(since));
             }
         }
-        seen = shared[COMMITS].load(SeqCst);
+        seen = commits.load(SeqCst);
         longest.push(worst);
     }
     if me != 0 {
         let longest: Vec<String> = longest.iter().map(f64::to_string).collect();
-        std::fs::write(dir.join(format!("stalls{me}")), longest.join("\n")).unwrap();
-        shared[RESULTS + me].store(1, SeqCst);
+        std::fs::write(test.dir.join(format!("stalls{me}")), longest.join("\n")).unwrap();
+        test.say(RESULTS + me);
     }
 }
 
 fn stall(test: &str, writers: usize, stride: usize) {
-    if unavailable() {
-        return;
-    }
-    if let Some((dir, me)) = child_of(test) {
-        let copy = open(&dir, PAGES);
-        work(&copy, &dir, me, stride);
-        return copy.leave().unwrap();
-    }
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    watch("working copy", "ipc::memory::tests::costs", test, dir.path(), writers, stride);
+    let child = |test: &Stage, me| {
+        let copy = open(&test.dir, PAGES);
+        work(&copy, test, me, stride);
+        copy.leave().unwrap();
+    };
+    with_processes(test, memory_dir, child, |test| watch("working copy", test, writers, stride));
 }
 
 /// Starts the children of a test, and judges how long the writers were held up.
-pub(crate) fn watch(what: &str, module: &str, test: &str, dir: &Path, writers: usize, stride: usize) {
-    let notes = notes(dir);
-    let mut children =
-        Children((0..=writers).map(|id| command_in(module, test, dir, id, None).spawn().unwrap()).collect());
-    while words(&notes)[COMMITS].load(SeqCst) < rounds(1000) {
+pub(crate) fn watch(what: &str, test: &mut Parent, writers: usize, stride: usize) {
+    (0..=writers).for_each(|id| test.start_unheard(id));
+    while test.word(COMMITS).load(SeqCst) < rounds(1000) {
         thread::sleep(Duration::from_millis(5));
     }
-    words(&notes)[STOP].store(1, SeqCst);
-    children.0.iter_mut().for_each(|child| assert!(child.wait().unwrap().success()));
+    test.say(STOP);
+    (0..=writers).for_each(|id| test.succeeds(id));
     for writer in 1..=writers {
-        let text = std::fs::read_to_string(dir.join(format!("stalls{writer}"))).unwrap();
+        let text = std::fs::read_to_string(test.dir.join(format!("stalls{writer}"))).unwrap();
         let times = text.lines().map(|line| line.parse().unwrap()).collect();
         let stall = report(
             &format!("{what}: longest stall of a commit of 64 pages, stride {stride}, {writers} writers"),
@@ -152,7 +142,7 @@ macro_rules! stalls {
     ($($name:ident: $writers:literal, $stride:literal;)+) => {
         $(#[test]
         fn $name() {
-            stall(stringify!($name), $writers, $stride);
+            stall(this_test!(), $writers, $stride);
         })+
     };
 }
@@ -165,37 +155,27 @@ stalls! {
 
 #[test]
 fn the_time_that_a_takeover_takes() {
-    const TEST: &str = "the_time_that_a_takeover_takes";
-    if unavailable() {
-        return;
-    }
-    if let Some((dir, _)) = child_of(TEST) {
-        let (copy, notes) = (open(&dir, PAGES), notes(&dir));
+    let times = RefCell::new(Vec::new());
+    let child = |test: &Stage, _| {
+        let copy = open(&test.dir, PAGES);
         copy.commit().unwrap();
         assert!(copy.is_owner());
-        words(&notes)[SERVING].store(1, SeqCst);
+        test.say(READY);
         // Until it is killed; not for ever, for this test may end otherwise.
         thread::sleep(Duration::from_secs(600));
-        return;
-    }
-    let mut times = Vec::new();
-    for _ in 0..rounds(50) {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let notes = notes(dir.path());
-        let mut child = spawn("costs", TEST, dir.path(), 0, None);
-        while words(&notes)[SERVING].load(SeqCst) == 0 {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let copy = open(dir.path(), PAGES);
-        store(&copy, 0, 1);
+    };
+    with_processes_for(this_test!(), memory_dir, 0..rounds(50), child, |test, _| {
+        test.start(0, READY);
+        let copy = open(&test.dir, PAGES);
+        set(&copy, 0, 1);
         let before = copy.commit().unwrap();
-        store(&copy, 0, 2);
+        set(&copy, 0, 2);
         let since = Instant::now();
-        child.kill().unwrap();
+        test.kill_unawaited(0);
         assert_eq!(copy.commit().unwrap(), before + 1);
-        times.push(micros(since));
+        times.borrow_mut().push(micros(since));
         assert!(copy.is_owner());
-        child.wait().unwrap();
-    }
-    assert!(report("from the kill of the server to the next commit", times) < most(1e6));
+    });
+    let times = times.into_inner();
+    assert!(times.is_empty() || report("from the kill of the server to the next commit", times) < most(1e6));
 }

@@ -30,7 +30,6 @@ fn the_judge_convicts() {
 
 impl Subject for SharedMemory {
     const WHAT: &'static str = "working copy";
-    const MODULE: &'static str = "ipc::memory::tests::cuts";
 
     fn make(_: &Path) {}
     fn open(dir: &Path) -> Self {

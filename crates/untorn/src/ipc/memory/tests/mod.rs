@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
+
 use super::{Opener, PAGE, SharedMemory};
 use crate::ipc::message::Kind;
 use crate::sys::shared::SharedPages;
@@ -100,7 +102,7 @@ impl Bug {
     }
 }
 
-/// Which child of which test this process is, and where.
+/// Which child of which test this process is, and where. The test is told by its path in the crate.
 pub(crate) fn child_of(test: &str) -> Option<(PathBuf, usize)> {
     let word = std::env::var(CHILD).ok()?;
     let (name, rest) = word.split_once(' ')?;
@@ -108,20 +110,10 @@ pub(crate) fn child_of(test: &str) -> Option<(PathBuf, usize)> {
     (name == test).then(|| (PathBuf::from(dir), id.parse().unwrap()))
 }
 
-/// Starts child `id` of a test of the module `module`.
-fn spawn(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Child {
-    command(module, test, dir, id, bug).spawn().unwrap()
-}
-
-fn command(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
-    command_in(&format!("ipc::memory::tests::{module}"), test, dir, id, bug)
-}
-
-/// The same of a test of another module of the crate.
-pub(crate) fn command_in(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
+/// What starts child `id` of a test, in a directory.
+pub(crate) fn command(test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let name = format!("{module}::{test}");
-    command.args(["--exact", &name, "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
     command.env(CHILD, format!("{test} {id} {}", dir.display()));
     if let Some(bug) = bug {
         command.env(BUG, format!("{bug:?}"));
@@ -129,6 +121,170 @@ pub(crate) fn command_in(module: &str, test: &str, dir: &Path, id: usize, bug: O
     command.stdout(std::process::Stdio::null());
     command
 }
+
+/// A directory in memory where it can be: most of these tests are about processes, and a disk makes everybody wait.
+pub(crate) fn memory_dir() -> std::io::Result<TempDir> {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
+}
+
+/// The directory of a test, and the words that its processes share beside the shared memory: what they say to each
+/// other.
+pub(crate) struct Stage {
+    pub(crate) dir: PathBuf,
+    notes: SharedPages,
+}
+
+// What is said.
+pub(crate) const READY: usize = 8;
+pub(crate) const GO: usize = 9;
+pub(crate) const DONE: usize = 10;
+pub(crate) const STOP: usize = 11;
+pub(crate) const CUT_OFF: usize = 12;
+pub(crate) const DEAD: usize = 13;
+pub(crate) const JOINED: usize = 14;
+pub(crate) const HEIR: usize = 15;
+
+impl Stage {
+    fn new(dir: PathBuf) -> Self {
+        Stage { notes: notes(&dir), dir }
+    }
+
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        &words(&self.notes)[index]
+    }
+
+    pub(crate) fn say(&self, index: usize) {
+        self.word(index).store(1, Ordering::SeqCst);
+    }
+
+    /// Waits until somebody says it.
+    pub(crate) fn hear(&self, index: usize) {
+        await_change("somebody says it", || self.word(index).load(Ordering::SeqCst) != 0);
+    }
+}
+
+impl Stage {
+    /// What a child does that serves until it is told to stop, or killed: it commits a 1 in a word of the first page.
+    fn serve(&self, pages: usize, index: usize) {
+        let copy = open(&self.dir, pages);
+        copy.words(0, index + 1)[index].store(1, Ordering::SeqCst);
+        copy.commit().unwrap();
+        self.say(READY);
+        self.hear(STOP);
+    }
+}
+
+/// The parent of a test's processes.
+pub(crate) struct Parent {
+    test: String,
+    stage: Stage,
+    children: Children,
+    _dir: TempDir,
+}
+
+impl std::ops::Deref for Parent {
+    type Target = Stage;
+
+    fn deref(&self) -> &Stage {
+        &self.stage
+    }
+}
+
+impl Parent {
+    /// What starts child `id`.
+    pub(crate) fn command(&self, id: usize) -> Command {
+        command(&self.test, &self.dir, id, None)
+    }
+
+    /// Starts child `id`, and waits until it says something. Children are told apart by the order of their starts.
+    pub(crate) fn start(&mut self, id: usize, says: usize) {
+        self.start_with(id, None, says);
+    }
+
+    pub(crate) fn start_with(&mut self, id: usize, bug: Option<Bug>, says: usize) {
+        self.children.0.push(command(&self.test, &self.dir, id, bug).spawn().unwrap());
+        self.hear(says);
+    }
+
+    /// Starts child `id`, of which nothing is heard.
+    pub(crate) fn start_unheard(&mut self, id: usize) {
+        let child = self.command(id).spawn().unwrap();
+        self.children.0.push(child);
+    }
+
+    /// Kills a child, which ends when it next gets a CPU.
+    pub(crate) fn kill_unawaited(&mut self, child: usize) {
+        self.children.0[child].kill().unwrap();
+    }
+
+    pub(crate) fn kill(&mut self, child: usize) {
+        self.kill_unawaited(child);
+        self.children.0[child].wait().unwrap();
+    }
+
+    pub(crate) fn has_ended(&mut self, child: usize) -> bool {
+        self.children.0[child].try_wait().unwrap().is_some()
+    }
+
+    /// Waits for the good end of a child.
+    pub(crate) fn succeeds(&mut self, child: usize) {
+        assert!(self.children.0[child].wait().unwrap().success(), "child {child} failed");
+    }
+
+    /// Waits for the end of a child that kills itself.
+    pub(crate) fn is_killed(&mut self, child: usize) {
+        let ended = self.children.0[child].wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9), "not killed");
+    }
+
+    /// Tells the children to stop, and waits for the good end of one.
+    pub(crate) fn stop(&mut self, child: usize) {
+        self.say(STOP);
+        self.succeeds(child);
+    }
+}
+
+/// Runs a test of several processes, for each case in a directory of its own: `child` in those that the parent starts,
+/// with their numbers.
+pub(crate) fn with_processes_for<T>(
+    test: &str,
+    dir: fn() -> std::io::Result<TempDir>,
+    cases: impl IntoIterator<Item = T>,
+    child: impl FnOnce(&Stage, usize),
+    parent: impl Fn(&mut Parent, T),
+) {
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, id)) = child_of(test) {
+        return child(&Stage::new(dir), id);
+    }
+    for case in cases {
+        let dir = dir().unwrap();
+        let stage = Stage::new(dir.path().to_owned());
+        parent(&mut Parent { test: test.to_owned(), stage, children: Children(Vec::new()), _dir: dir }, case);
+    }
+}
+
+/// The same of one case.
+pub(crate) fn with_processes(
+    test: &str,
+    dir: fn() -> std::io::Result<TempDir>,
+    child: impl FnOnce(&Stage, usize),
+    parent: impl Fn(&mut Parent),
+) {
+    with_processes_for(test, dir, [()], child, |stage, ()| parent(stage));
+}
+
+/// The path of the test that this stands in, without the crate: what the harness calls it.
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        let path = std::any::type_name_of_val(&here);
+        path.split_once("::").and_then(|(_, path)| path.strip_suffix("::here")).unwrap()
+    }};
+}
+pub(crate) use this_test;
 
 /// How long anybody may stand still: UNTORN_PATIENCE in seconds. A second is what is promised, and what
 /// `cargo xtask cuts` asks for on a machine that has time for it; otherwise it is only to be seen that all goes on.
@@ -157,6 +313,26 @@ pub(crate) fn block(identity: [u64; 2], session: u64) -> super::Before {
     super::Before::new(&control)
 }
 
+/// Shared memory that only this process takes part in, where there can be any, in a directory of its own.
+fn alone(pages: usize) -> Option<(TempDir, SharedMemory)> {
+    let dir = (!unavailable()).then(|| tempfile::tempdir().unwrap())?;
+    let copy = open(dir.path(), pages);
+    Some((dir, copy))
+}
+
+/// The first word of a page.
+fn word(copy: &SharedMemory, page: usize) -> &AtomicU64 {
+    &copy.words(page * PAGE, 1)[0]
+}
+
+fn set(copy: &SharedMemory, page: usize, value: u64) {
+    word(copy, page).store(value, Ordering::SeqCst);
+}
+
+fn get(copy: &SharedMemory, page: usize) -> u64 {
+    word(copy, page).load(Ordering::SeqCst)
+}
+
 fn open(dir: &Path, pages: usize) -> SharedMemory {
     open_with(dir, Arc::new(backing::Journal::opener(dir, pages)))
 }
@@ -177,21 +353,40 @@ impl Drop for Children {
     }
 }
 
-/// Waits until a word of the notes is no zero.
-pub(crate) fn await_word(notes: &SharedPages, index: usize) {
+/// The call fails because nothing more is promised, and says why.
+pub(crate) fn is_poisoned<T>(result: crate::Result<T>, why: &str) {
+    let error = result.err().expect("a call succeeded of which nothing is promised");
+    assert!(matches!(&error, crate::Error::Poisoned { cause, .. } if cause.contains(why)), "{error}");
+}
+
+/// The call fails, and says why.
+pub(crate) fn fails<T>(result: crate::Result<T>, why: &str) {
+    let error = result.err().expect("a call succeeded that cannot be served");
+    assert!(error.to_string().contains(why), "{error}");
+}
+
+/// Many times what anything here takes on a machine that has much else to do.
+pub(crate) const HANGS: Duration = Duration::from_secs(300);
+
+/// Waits for something that comes about unless somebody hangs.
+pub(crate) fn await_change(what: &str, come: impl Fn() -> bool) {
     let since = Instant::now();
-    while words(notes)[index].load(Ordering::SeqCst) == 0 {
-        assert!(since.elapsed() < Duration::from_secs(120), "nobody stored word {index}");
+    while !come() {
+        assert!(since.elapsed() < HANGS, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Waits until a flag of this process is set.
-pub(crate) fn await_flag(flag: &AtomicBool) {
-    let since = Instant::now();
-    while !flag.load(Ordering::SeqCst) {
-        assert!(since.elapsed() < Duration::from_secs(120), "the test never said so");
-        std::thread::sleep(Duration::from_millis(1));
+/// An opener that opens only when the test says so.
+pub(crate) struct Held<O>(pub(crate) O, pub(crate) Arc<AtomicBool>);
+
+impl<O: Opener> Opener for Held<O> {
+    fn open(&self, before: Option<&super::Before>) -> crate::Result<Box<dyn super::Backing>> {
+        await_change("the test says so", || self.1.load(Ordering::SeqCst));
+        self.0.open(before)
+    }
+    fn part(&self) -> String {
+        self.0.part()
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::super::{Backing, Cut, PAGE, SharedMemory};
-use super::{Bug, Children, child_of, command_in, notes, patience, unavailable, words};
+use super::{Bug, Children, child_of, command, memory_dir, notes, patience, unavailable, words};
 use crate::error::Result;
 use crate::sys::shared::SharedPages;
 
@@ -42,8 +42,6 @@ const TORN: usize = 65;
 pub(crate) trait Subject: Sync + Sized {
     /// What it is, in a word.
     const WHAT: &'static str;
-    /// The module of the tests.
-    const MODULE: &'static str;
 
     /// Makes what is to be shared, of which the first [`PAGES`] pages are zeros.
     fn make(dir: &Path);
@@ -264,8 +262,7 @@ impl Run {
         }
         let asked = std::env::var("UNTORN_CUTS").ok().and_then(|count| count.parse().ok());
         self.commits = asked.unwrap_or(self.commits);
-        // In memory where it can be: this is about processes, and a disk makes everybody wait.
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let dir = memory_dir().unwrap();
         S::make(dir.path());
         let outcome = self.run::<S>(&dir);
         if self.bug.is_some() {
@@ -286,7 +283,7 @@ impl Run {
         let (processes, wanted) = (self.processes, self.kills());
         let notes = notes(dir.path());
         let shared = words(&notes);
-        let start = |id: usize| command_in(S::MODULE, self.test, dir.path(), id, self.bug).spawn().unwrap();
+        let start = |id: usize| command(self.test, dir.path(), id, self.bug).spawn().unwrap();
         let mut children = Children((0..processes).map(start).collect());
         let (mut random, mut kills, mut kills_of_server, began) = (seed, 0, 0, Instant::now());
         let mut seen = Seen { last: 0, since: began, gap: Duration::ZERO };
@@ -384,7 +381,7 @@ macro_rules! cuts {
     ($subject:ty; $($name:ident: $processes:literal, $commits:literal, $kill_every:expr;)+) => {
         $(#[test]
         fn $name() {
-            let (test, kill_every) = (stringify!($name), $kill_every);
+            let (test, kill_every) = ($crate::ipc::memory::tests::this_test!(), $kill_every);
             $crate::ipc::memory::tests::rig::Run {
                 test, processes: $processes, commits: $commits, kill_every, bug: None,
             }.go::<$subject>();
@@ -396,7 +393,7 @@ macro_rules! bugs {
     ($subject:ty; $($name:ident: $bug:ident;)+) => {
         $(#[test]
         fn $name() {
-            let (test, bug) = (stringify!($name), Some($crate::ipc::memory::tests::Bug::$bug));
+            let (test, bug) = ($crate::ipc::memory::tests::this_test!(), Some($crate::ipc::memory::tests::Bug::$bug));
             $crate::ipc::memory::tests::rig::Run { test, processes: 2, commits: 1, kill_every: None, bug }
                 .go::<$subject>();
         })+

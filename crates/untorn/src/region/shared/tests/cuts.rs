@@ -85,7 +85,6 @@ fn churn(region: &SharedRegion, owner: u64, turn: u64) {
 
 impl Subject for SharedRegion {
     const WHAT: &'static str = "region";
-    const MODULE: &'static str = "region::shared::tests::cuts";
 
     fn make(dir: &Path) {
         let store = RegionStore::create(dir.join("store")).unwrap();

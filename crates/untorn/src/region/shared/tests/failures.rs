@@ -4,59 +4,39 @@ use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use super::super::backing::Committed;
 use super::*;
-use crate::ipc::memory::{Backing, Before};
+use crate::ipc::memory::tests::{Held, await_change};
 use crate::storage::PageCache;
 use crate::sys::ring::FAIL;
 
-const MODULE: &str = "region::shared::tests::failures";
-
 #[test]
 fn nothing_is_committed_or_rolled_back_after_a_failed_flush() {
-    const TEST: &str = "nothing_is_committed_or_rolled_back_after_a_failed_flush";
-    if let Some((dir, _)) = child_of(TEST) {
-        let region = share(&dir.join("store"));
+    let child = |test: &Stage, _| {
+        let region = share(&test.dir.join("store"));
         assert_eq!(region.alloc_pages(2).unwrap(), 0);
-        (0..2).for_each(|page| word(&region, page).store(1, SeqCst));
-        assert_eq!(region.pmsync().unwrap(), 1);
         let words = [0, 1].map(|page| word(&region, page));
+        words.iter().for_each(|word| word.store(1, SeqCst));
+        assert_eq!(region.pmsync().unwrap(), 1);
         words.iter().for_each(|word| word.store(2, SeqCst));
         FAIL.store(true, SeqCst);
         let first = region.pmsync().unwrap_err();
         assert!(matches!(first, Error::Io { .. }), "{first}");
         FAIL.store(false, SeqCst);
         let read = region.read_at(&mut [0; 8], 0);
-        for refused in [region.rollback().err(), region.pmsync().err(), read.err(), region.free_page(0).err()] {
-            assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
-        }
+        let calls = [region.rollback(), region.pmsync().map(drop), read, region.free_page(0)];
+        calls.into_iter().for_each(|call| is_poisoned(call, ""));
         assert_eq!(words.map(|word| word.load(SeqCst)), [2, 2]);
-        return;
-    }
-    if unavailable() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let path = make(dir.path());
-    assert!(command_in(MODULE, TEST, dir.path(), 0, None).status().unwrap().success());
-    let found = committed(&path);
-    assert!([1, 2].iter().any(|value| found == BTreeMap::from([(0, *value), (1, *value)])), "{found:?}");
+    };
+    with_processes(this_test!(), tempfile::tempdir, child, |test| {
+        let path = make(&test.dir);
+        test.start_unheard(0);
+        test.succeeds(0);
+        let found = committed(&path);
+        assert!([1, 2].iter().any(|value| found == BTreeMap::from([(0, *value), (1, *value)])), "{found:?}");
+    });
 }
 
-/// Opens the store for who serves next only when the test says so.
-struct Held(Committed, Arc<AtomicBool>);
-
-impl Opener for Held {
-    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
-        await_flag(&self.1);
-        self.0.open(before)
-    }
-    fn part(&self) -> String {
-        self.0.part()
-    }
-}
-
-/// Shares the region; this process may serve it once the flag is set.
+/// Shares the region; the process opens the store, to serve, only when the flag is set.
 fn share_held(path: &Path) -> (SharedRegion, Arc<AtomicBool>) {
     let go = Arc::new(AtomicBool::new(false));
     let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
@@ -65,16 +45,16 @@ fn share_held(path: &Path) -> (SharedRegion, Arc<AtomicBool>) {
 
 /// A child that shares the region, does `commits`, stores, and waits to be killed, or to die in the next commit,
 /// before the store has any of it.
-fn serve(dir: &Path, commits: u64) {
-    let (region, notes) = (share(&dir.join("store")), notes(dir));
+fn serve(test: &Stage, commits: u64) {
+    let region = share(&test.dir.join("store"));
     region.alloc_pages(2).unwrap();
     for commit in 1..=commits {
         word(&region, 0).store(commit, SeqCst);
         assert_eq!(region.pmsync().unwrap(), commit);
     }
     word(&region, 1).store(7, SeqCst);
-    words(&notes)[READY].store(1, SeqCst);
-    await_word(&notes, GO);
+    test.say(READY);
+    test.hear(GO);
     DIE_AT.store(Point::Committing as u32, SeqCst);
     let number = region.pmsync();
     unreachable!("it survived commit {number:?}");
@@ -84,20 +64,15 @@ fn serve(dir: &Path, commits: u64) {
 /// somebody else, nor another region of the name, nor the last commit after somebody had the store.
 #[test]
 fn outside_commits_are_not_mixed_with_unserved_stores() {
-    const TEST: &str = "outside_commits_are_not_mixed_with_unserved_stores";
-    if let Some((dir, commits)) = child_of(TEST) {
-        return serve(&dir, commits as u64);
-    }
-    for (replaced, commits) in [(false, 0), (false, 1), (false, 2), (true, 0)] {
-        let Some((dir, path)) = site() else { return };
-        let notes = notes(dir.path());
-        let made = usize::from(!replaced);
-        let mut child = start(MODULE, TEST, dir.path(), made);
-        await_word(&notes, READY);
+    let child = |test: &Stage, commits| serve(test, commits as u64);
+    let cases = [(false, 0), (false, 1), (false, 2), (true, 0)];
+    with_processes_for(this_test!(), memory_dir, cases, child, |test, (replaced, commits)| {
+        let path = make(&test.dir);
+        test.start(usize::from(!replaced), READY);
         let (region, go) = share_held(&path);
         word(&region, 1).store(8, SeqCst);
-        words(&notes)[GO].store(1, SeqCst);
-        await_kill(&mut child);
+        test.say(GO);
+        test.is_killed(0);
         let store = StoreOptions::new().open_on(PageCache::new(), &path).unwrap();
         if replaced {
             store.delete_region("r").unwrap();
@@ -110,62 +85,53 @@ fn outside_commits_are_not_mixed_with_unserved_stores() {
         }
         store.close().unwrap();
         go.store(true, SeqCst);
-        let error = region.pmsync().unwrap_err();
-        assert!(
-            matches!(&error, Error::Poisoned { cause, .. } if cause.contains("another process opened it for writing")),
-            "{error}"
-        );
+        is_poisoned(region.pmsync(), "another process opened it for writing");
         drop(region);
         let first = if commits == 0 { 1 } else { 99 };
         let found = if replaced { BTreeMap::new() } else { BTreeMap::from([(0, first), (1, 0)]) };
         assert_eq!(committed(&path), found);
-    }
+    });
 }
 
 #[test]
 fn one_region_of_a_store_is_shared_at_a_time() {
-    const TEST: &str = "one_region_of_a_store_is_shared_at_a_time";
-    if let Some((dir, which)) = child_of(TEST) {
+    let child = |test: &Stage, which| {
         if which == 0 {
-            return serve(&dir, 1);
+            return serve(test, 1);
         }
         // While another process serves, and while nobody does.
-        let error = RegionStore::open(dir.join("store")).unwrap_err();
+        let error = RegionStore::open(test.dir.join("store")).unwrap_err();
         assert!(matches!(&error, Error::InUse { holder, .. } if holder.contains("shares a region")), "{error}");
-        let error = SharedRegion::open(dir.join("store"), "other").unwrap_err();
-        return std::fs::write(dir.join("said"), error.to_string()).unwrap();
-    }
-    let Some((dir, path)) = site() else { return };
-    let notes = notes(dir.path());
-    let start = |which| command_in(MODULE, TEST, dir.path(), which, None).spawn().unwrap();
-    let mut children = Children(vec![start(0)]);
-    await_word(&notes, READY);
-    let (region, go) = share_held(&path);
-    children.0.push(start(1));
-    assert!(children.0[1].wait().unwrap().success());
-    let said = std::fs::read_to_string(dir.path().join("said")).unwrap();
-    assert!(said.contains("processes share region \"r\""), "{said}");
-    word(&region, 0).store(5, SeqCst);
-    children.0[0].kill().unwrap();
-    children.0[0].wait().unwrap();
-    // The store is open nowhere now, until this process may open it. Its asking takes no lock of its own away.
-    for options in [StoreOptions::new(), StoreOptions::new().read_only(true)] {
-        let error = options.open(&path).unwrap_err();
-        assert!(
-            matches!(&error, Error::InUse { holder, .. } if holder.contains("this process, which shares")),
-            "{error}"
-        );
-    }
-    std::fs::remove_file(dir.path().join("said")).unwrap();
-    children.0[1] = start(1);
-    while std::fs::metadata(dir.path().join("said")).is_err() && children.0[1].try_wait().unwrap().is_none() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    go.store(true, SeqCst);
-    assert!(children.0[1].wait().unwrap().success());
-    assert!(region.pmsync().unwrap() == 2 && region.is_owner());
-    region.close().unwrap();
-    assert_eq!(committed(&path), BTreeMap::from([(0, 5), (1, 7)]));
+        let error = SharedRegion::open(test.dir.join("store"), "other").unwrap_err();
+        std::fs::write(test.dir.join("said"), error.to_string()).unwrap();
+    };
+    with_processes(this_test!(), memory_dir, child, |test| {
+        let (path, said) = (make(&test.dir), test.dir.join("said"));
+        test.start(0, READY);
+        let (region, go) = share_held(&path);
+        test.start_unheard(1);
+        test.succeeds(1);
+        let refused = std::fs::read_to_string(&said).unwrap();
+        assert!(refused.contains("processes share region \"r\""), "{refused}");
+        word(&region, 0).store(5, SeqCst);
+        test.kill(0);
+        // The store is open nowhere now, until this process may open it. Its asking takes no lock of its own away.
+        for options in [StoreOptions::new(), StoreOptions::new().read_only(true)] {
+            let error = options.open(&path).unwrap_err();
+            let is_here = |holder: &str| holder.contains("this process, which shares");
+            assert!(matches!(&error, Error::InUse { holder, .. } if is_here(holder)), "{error}");
+        }
+        std::fs::remove_file(&said).unwrap();
+        test.start_unheard(1);
+        while !said.exists() && !test.has_ended(2) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        go.store(true, SeqCst);
+        test.succeeds(2);
+        assert!(region.pmsync().unwrap() == 2 && region.is_owner());
+        region.close().unwrap();
+        assert_eq!(committed(&path), BTreeMap::from([(0, 5), (1, 7)]));
+    });
 }
 
 /// The store whose commits wait, and whether one does.
@@ -180,16 +146,12 @@ fn is_held(store: &Path) -> bool {
 
 /// Reached in the middle of a commit, when the engine has its locks.
 pub(in super::super) fn hold(store: &Path) {
-    let since = Instant::now();
-    while is_held(store) {
-        assert!(since.elapsed() < Duration::from_secs(120), "a page that nobody had loaded waits for a commit");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    await_change("no page that nobody had loaded waits for a commit", || !is_held(store));
 }
 
 #[test]
 fn a_page_that_nobody_has_loaded_does_not_wait_for_a_commit() {
-    let Some((_dir, path)) = site() else { return };
+    let Some((_dir, path)) = made() else { return };
     let path = path.canonicalize().unwrap();
     let region = share(&path);
     region.alloc_at(0, PAGES).unwrap();
@@ -237,7 +199,7 @@ pub(in super::super) fn when_claimed() {
 
 #[test]
 fn nothing_is_rolled_back_in_the_middle_of_an_allocation() {
-    let Some((_dir, path)) = site() else { return };
+    let Some((_dir, path)) = made() else { return };
     let region = Arc::new(share(&path));
     assert_eq!(region.alloc_page().unwrap(), 0);
     word(&region, 0).store(1, SeqCst);
@@ -262,40 +224,39 @@ fn nothing_is_rolled_back_in_the_middle_of_an_allocation() {
 
 #[test]
 fn a_page_filled_unrecorded_is_zeros_when_allocated() {
-    const TEST: &str = "a_page_filled_unrecorded_is_zeros_when_allocated";
-    if let Some((dir, _)) = child_of(TEST) {
-        let (region, notes) = (share(&dir.join("store")), notes(&dir));
+    let child = |test: &Stage, _| {
+        let region = share(&test.dir.join("store"));
         assert_eq!(region.pages().unwrap(), [0]);
-        words(&notes)[READY].store(1, SeqCst);
-        await_word(&notes, GO);
+        test.say(READY);
+        test.hear(GO);
         DIE_AT.store(Point::Filled as u32, SeqCst);
         let found = word(&region, 0).load(SeqCst);
         unreachable!("it survived, and found {found}");
-    }
-    let Some((dir, path)) = site() else { return };
-    let notes = notes(dir.path());
-    let region = share(&path);
-    assert_eq!(region.alloc_page().unwrap(), 0);
-    word(&region, 0).store(7, SeqCst);
-    region.pmsync().unwrap();
-    region.close().unwrap();
-    let mut child = start(MODULE, TEST, dir.path(), 0);
-    await_word(&notes, READY);
-    let region = share(&path);
-    words(&notes)[GO].store(1, SeqCst);
-    await_kill(&mut child);
-    region.free_page(0).unwrap();
-    assert_eq!(region.pmsync().unwrap(), 2);
-    assert_eq!(region.alloc_page().unwrap(), 0);
-    assert_eq!(word(&region, 0).load(SeqCst), 0, "a page came back with what was on it");
-    region.pmsync().unwrap();
-    region.close().unwrap();
-    assert_eq!(committed(&path), BTreeMap::from([(0, 0)]));
+    };
+    with_processes(this_test!(), memory_dir, child, |test| {
+        let path = make(&test.dir);
+        let region = share(&path);
+        assert_eq!(region.alloc_page().unwrap(), 0);
+        word(&region, 0).store(7, SeqCst);
+        region.pmsync().unwrap();
+        region.close().unwrap();
+        test.start(0, READY);
+        let region = share(&path);
+        test.say(GO);
+        test.is_killed(0);
+        region.free_page(0).unwrap();
+        assert_eq!(region.pmsync().unwrap(), 2);
+        assert_eq!(region.alloc_page().unwrap(), 0);
+        assert_eq!(word(&region, 0).load(SeqCst), 0, "a page came back with what was on it");
+        region.pmsync().unwrap();
+        region.close().unwrap();
+        assert_eq!(committed(&path), BTreeMap::from([(0, 0)]));
+    });
 }
 
 #[test]
 fn a_lost_page_of_states_fails_every_call() {
-    let Some((_dir, path)) = site() else { return };
+    let Some((_dir, path)) = made() else { return };
     type Call = fn(&SharedRegion) -> Result<()>;
     let calls: [Call; 6] = [
         |region| region.alloc_page().map(drop),

@@ -11,20 +11,14 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
 use crate::ipc::memory::tests::{
-    Children, DIE_AT, Point, await_flag, await_word, child_of, command_in, notes, patience, unavailable, words,
+    DIE_AT, GO, Point, READY, STOP, Stage, is_poisoned, memory_dir, patience, this_test, unavailable, with_processes,
+    with_processes_for,
 };
 use crate::region::StoreOptions;
 use crate::sys::shared::SharedPages;
 
-const MODULE: &str = "region::shared::tests";
-
 /// Pages of a region here: more than one word tells of, and a last word of which some bits are of no page.
 const PAGES: u64 = 77;
-
-/// In memory where it can be: these tests are about processes, and a disk makes everybody wait.
-fn memory_dir() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
-}
 
 fn make(dir: &Path) -> PathBuf {
     let path = dir.join("store");
@@ -35,28 +29,15 @@ fn make(dir: &Path) -> PathBuf {
     path
 }
 
-/// A directory with such a store, and the store; `None` where regions cannot be shared.
-fn site() -> Option<(tempfile::TempDir, PathBuf)> {
-    if unavailable() {
-        return None;
-    }
-    let dir = memory_dir();
-    let path = make(dir.path());
-    Some((dir, path))
-}
-
-/// Starts this test again as a child, with a number of its own.
-fn start(module: &str, test: &str, dir: &Path, number: usize) -> Children {
-    Children(vec![command_in(module, test, dir, number, None).spawn().unwrap()])
-}
-
-fn await_kill(child: &mut Children) {
-    let ended = child.0[0].wait().unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9), "not killed");
-}
-
 fn share(path: &Path) -> SharedRegion {
     SharedRegion::open(path, "r").unwrap()
+}
+
+/// A store in a directory of its own, where processes can share plain stores.
+fn made() -> Option<(tempfile::TempDir, PathBuf)> {
+    let dir = (!unavailable()).then(|| memory_dir().unwrap())?;
+    let path = make(dir.path());
+    Some((dir, path))
 }
 
 fn word(region: &SharedRegion, page: u64) -> &AtomicU64 {
@@ -87,7 +68,7 @@ fn a_layout_is_known_by_its_length() {
 
 #[test]
 fn a_freed_page_is_given_out_after_the_commit_and_as_zeros() {
-    let Some((_dir, path)) = site() else { return };
+    let Some((_dir, path)) = made() else { return };
     let region = share(&path);
     assert_eq!((region.max_pages(), region.last_commit(), region.pages().unwrap()), (PAGES, 0, vec![]));
     assert_eq!((0..3).map(|_| region.alloc_page().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
@@ -121,7 +102,7 @@ fn a_freed_page_is_given_out_after_the_commit_and_as_zeros() {
 
 #[test]
 fn a_shared_region_is_a_map_from_page_numbers_to_words() {
-    let Some((_dir, path)) = site() else { return };
+    let Some((_dir, path)) = made() else { return };
     let mut seed = 0x5eed_u64;
     let mut random = move |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -193,7 +174,7 @@ fn a_shared_region_is_a_map_from_page_numbers_to_words() {
 
 #[test]
 fn impossible_requests_are_refused() {
-    let Some((dir, path)) = site() else { return };
+    let Some((dir, path)) = made() else { return };
     let enoent =
         |outcome: Result<SharedRegion>| assert_eq!(outcome.err().map(|error| error.errno()), Some(libc::ENOENT));
     enoent(SharedRegion::open(dir.path().join("none"), "r"));
@@ -236,39 +217,33 @@ fn impossible_requests_are_refused() {
     assert_eq!((made.pages().unwrap(), made.name(), made.max_pages()), (vec![0], "made", 1 << 20));
 }
 
-// Words of the notes.
-const READY: usize = 8;
-const GO: usize = 9;
-
 /// The process that serves is killed when a commit is durable, before anybody is told and before what it freed is free.
 #[test]
 fn a_successor_has_the_same_pages_as_the_dead_server() {
-    const TEST: &str = "a_successor_has_the_same_pages_as_the_dead_server";
-    if let Some((dir, point)) = child_of(TEST) {
-        let (region, notes) = (share(&dir.join("store")), notes(&dir));
+    let child = |test: &Stage, point| {
+        let region = share(&test.dir.join("store"));
         assert_eq!(region.alloc_pages(4).unwrap(), 0);
         (0..4).for_each(|page| word(&region, page).store(10 + page, SeqCst));
         region.pmsync().unwrap();
-        words(&notes)[READY].store(1, SeqCst);
-        await_word(&notes, GO);
+        test.say(READY);
+        test.hear(GO);
         region.free_page(2).unwrap();
         assert_eq!(region.alloc_page().unwrap(), 5, "the other one has page 4");
         word(&region, 5).store(15, SeqCst);
         DIE_AT.store(point as u32, SeqCst);
         let _ = region.pmsync();
         unreachable!("it survived");
-    }
-    for point in [Point::Protected, Point::Committing, Point::Committed] {
-        let Some((dir, path)) = site() else { return };
-        let notes = notes(dir.path());
-        let mut child = start(MODULE, TEST, dir.path(), point as usize);
-        await_word(&notes, READY);
+    };
+    let points = [Point::Protected, Point::Committing, Point::Committed];
+    with_processes_for(this_test!(), memory_dir, points, child, |test, point| {
+        let path = make(&test.dir);
+        test.start(point as usize, READY);
         let region = share(&path);
         assert!(!region.is_owner());
         assert_eq!(region.alloc_page().unwrap(), 4);
         word(&region, 4).store(14, SeqCst);
-        words(&notes)[GO].store(1, SeqCst);
-        await_kill(&mut child);
+        test.say(GO);
+        test.is_killed(0);
         let since = Instant::now();
         assert_eq!(region.pages().unwrap(), [0, 1, 3, 4, 5], "{point:?}");
         region.pmsync().unwrap();
@@ -279,41 +254,36 @@ fn a_successor_has_the_same_pages_as_the_dead_server() {
         region.pmsync().unwrap();
         region.close().unwrap();
         assert_eq!(committed(&path), (0..6).map(|page| (page, 10 + page)).collect(), "{point:?}");
-    }
+    });
 }
 
 #[test]
 fn another_store_at_the_path_is_not_touched() {
-    const TEST: &str = "another_store_at_the_path_is_not_touched";
-    if let Some((dir, _)) = child_of(TEST) {
-        let (region, notes) = (share(&dir.join("store")), notes(&dir));
+    let child = |test: &Stage, _| {
+        let region = share(&test.dir.join("store"));
         region.alloc_page().unwrap();
         region.pmsync().unwrap();
-        words(&notes)[READY].store(1, SeqCst);
-        loop {
-            std::thread::park();
-        }
-    }
-    let Some((dir, path)) = site() else { return };
-    let notes = notes(dir.path());
-    let mut child = start(MODULE, TEST, dir.path(), 0);
-    await_word(&notes, READY);
-    let region = share(&path);
-    word(&region, 0).store(1, SeqCst);
-    std::fs::rename(&path, dir.path().join("moved")).unwrap();
-    make(dir.path());
-    child.0[0].kill().unwrap();
-    child.0[0].wait().unwrap();
-    let error = region.pmsync().unwrap_err();
-    assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains("another file")), "{error}");
-    drop(region);
-    assert_eq!(committed(&path), BTreeMap::new());
-    assert_eq!(committed(&dir.path().join("moved")), BTreeMap::from([(0, 0)]));
+        test.say(READY);
+        test.hear(STOP);
+    };
+    with_processes(this_test!(), memory_dir, child, |test| {
+        let (path, moved) = (make(&test.dir), test.dir.join("moved"));
+        test.start(0, READY);
+        let region = share(&path);
+        word(&region, 0).store(1, SeqCst);
+        std::fs::rename(&path, &moved).unwrap();
+        make(&test.dir);
+        test.kill(0);
+        is_poisoned(region.pmsync(), "another file");
+        drop(region);
+        assert_eq!(committed(&path), BTreeMap::new());
+        assert_eq!(committed(&moved), BTreeMap::from([(0, 0)]));
+    });
 }
 
 #[test]
 fn reads_from_a_descriptor_need_allocated_pages() {
-    let Some((dir, path)) = site() else { return };
+    let Some((dir, path)) = made() else { return };
     let region = share(&path);
     assert_eq!(region.alloc_page().unwrap(), 0);
     std::fs::write(dir.path().join("source"), 5_u64.to_le_bytes()).unwrap();

@@ -10,17 +10,14 @@ use crate::ipc::rpc::{DONE, RequestSlot, RpcArea, Words};
 use crate::shared::file::service::{Service, serve};
 use crate::storage::Identity;
 
-const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
-
 /// Three processes that share a file, of which the first serves, and the third leaves that to others for now.
-fn three(dir: &tempfile::TempDir, engine: EngineKind) -> (PathBuf, [Puppet; 3]) {
-    let path = create(dir, engine, Durability::PerWrite);
-    let mut puppets = [0; 3].map(|_| Puppet::new(&path, Durability::PerWrite));
-    std::fs::File::create(path.with_extension("abstain")).unwrap();
+fn three(engine: EngineKind) -> (tempfile::TempDir, PathBuf, [Puppet; 3]) {
+    let (dir, path, mut puppets) = share(engine, Durability::PerWrite);
+    raise(&path, &["abstain"]);
     puppets[2].tell("abstain").unwrap();
     assert_eq!(puppets[1].tell("write 1").as_deref(), Some("0"));
     assert_eq!(puppets[2].tell("read").as_deref(), Some("1"));
-    (path, puppets)
+    (dir, path, puppets)
 }
 
 #[test]
@@ -28,14 +25,13 @@ fn a_process_that_cannot_open_the_file_leaves_it_to_others() {
     for engine in ENGINES {
         let panics = [Point::Lost, Point::Reopened, Point::Finished].map(|point| format!("panic-at {}", point as u32));
         for trouble in panics.into_iter().chain(["cannot-open 13".to_owned()]) {
-            let dir = memory_dir();
-            let (path, [first, mut second, mut third]) = three(&dir, engine);
+            let (_dir, path, [first, mut second, mut third]) = three(engine);
             second.tell(&trouble).unwrap();
             drop(first);
             // Its own calls have nobody any more who does them, so they must not wait.
             assert_eq!(second.tell("write 2").as_deref(), Some("poisoned"), "{engine} {trouble}");
             assert_eq!(second.tell("read").as_deref(), Some("poisoned"), "{engine} {trouble}");
-            std::fs::remove_file(path.with_extension("abstain")).unwrap();
+            lower(&path, &["abstain"]);
             assert_eq!(third.tell("read").as_deref(), Some("1"), "{engine} {trouble}");
             assert_eq!(third.tell("write 3").as_deref(), Some("0"), "{engine} {trouble}");
             drop(third);
@@ -49,9 +45,8 @@ fn a_process_that_cannot_open_the_file_leaves_it_to_others() {
 
 #[test]
 fn every_call_ends_when_no_process_can_listen() {
-    let dir = memory_dir();
-    let (path, [first, mut second, mut third]) = three(&dir, EngineKind::Reflection);
-    std::fs::remove_file(path.with_extension("abstain")).unwrap();
+    let (dir, path, [first, mut second, mut third]) = three(EngineKind::Reflection);
+    lower(&path, &["abstain"]);
     // Something that cannot be removed stands at the name of the socket.
     let rendezvous = crate::format::sidecar::meeting_place(
         crate::storage::detect(&path).unwrap().identity,
@@ -73,8 +68,7 @@ fn every_call_ends_when_no_process_can_listen() {
 #[test]
 fn a_server_that_panics_with_the_file_open_goes_on() {
     for engine in ENGINES {
-        let dir = memory_dir();
-        let (_, [first, mut second, mut third]) = three(&dir, engine);
+        let (_dir, _, [first, mut second, mut third]) = three(engine);
         second.tell(&format!("panic-at {}", Point::Owner as u32)).unwrap();
         drop(first);
         for number in [2, 3] {
@@ -86,8 +80,7 @@ fn a_server_that_panics_with_the_file_open_goes_on() {
 
 #[test]
 fn a_file_put_in_the_place_of_the_shared_one_is_not_touched() {
-    let dir = memory_dir();
-    let (path, [first, mut second, third]) = three(&dir, EngineKind::Reflection);
+    let (dir, path, [first, mut second, third]) = three(EngineKind::Reflection);
     let moved = dir.path().join("moved");
     std::fs::rename(&path, &moved).unwrap();
     let stranger = vec![7; 3 * 4096];
@@ -105,11 +98,7 @@ fn a_file_put_in_the_place_of_the_shared_one_is_not_touched() {
 #[test]
 fn a_lost_page_is_told_to_all_until_they_open_the_file_again() {
     for engine in ENGINES {
-        let dir = memory_dir();
-        let path = create(&dir, engine, Durability::PerWrite);
-        let mut first = Puppet::new(&path, Durability::PerWrite);
-        let mut second = Puppet::new(&path, Durability::PerWrite);
-        let mut third = Puppet::new(&path, Durability::PerWrite);
+        let (_dir, path, [mut first, mut second, mut third]) = share(engine, Durability::PerWrite);
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_len(0).unwrap();
         let failed = second.tell("read").unwrap();

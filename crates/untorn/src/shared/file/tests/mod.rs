@@ -7,8 +7,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{LazyLock, OnceLock};
-use std::time::{Duration, Instant};
 
+use crate::ipc::memory::tests::{HANGS, await_change, memory_dir};
 use crate::{AtomicFile, Durability, EngineKind, Error, Options};
 
 /// Where a process can be made to kill itself.
@@ -59,21 +59,9 @@ pub(super) fn halt(rendezvous: &str) {
         && file.exists()
     {
         note(rendezvous);
-        await_change(|| !file.exists());
+        await_change("it may go on", || !file.exists());
     }
 }
-
-/// Waits for something that comes about unless somebody hangs.
-fn await_change(come: impl Fn() -> bool) {
-    let since = Instant::now();
-    while !come() {
-        assert!(since.elapsed() < HANGS, "what was waited for does not come about");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Many times what anything here takes on a machine that has much else to do.
-const HANGS: Duration = Duration::from_secs(300);
 
 static DIE_AT: AtomicU32 = AtomicU32::new(0);
 /// Where a process panics, once.
@@ -234,54 +222,60 @@ fn a_puppet() {
 
 /// Does what a line says, and says how that went.
 fn obey(file: &AtomicFile, path: &Path, line: &str) {
-    {
-        let (word, number) = line.split_once(' ').unwrap_or((line, "0"));
-        let number: u64 = number.parse().unwrap();
-        let result = match word {
-            // Across a page boundary, so that half of it could be seen.
-            "write" => file.write_at(&number.to_le_bytes(), 4092).map(|()| 0),
-            "read" => {
-                let mut bytes = [0; 8];
-                file.read_at(&mut bytes, 4092).map(|()| u64::from_le_bytes(bytes))
-            }
-            "sync" => file.sync(),
-            "resize" => file.resize(number).map(|()| 0),
-            "abstain" => {
-                ABSTAINS.set(path.with_extension("abstain")).unwrap();
-                Ok(0)
-            }
-            "dawdle" => {
-                DAWDLES.set(path.with_extension("dawdle")).unwrap();
-                Ok(0)
-            }
-            "stage" => {
-                STAGE.set(path.to_owned()).unwrap();
-                Ok(0)
-            }
-            "panic-at" => {
-                PANIC_AT.store(number as u32, Ordering::SeqCst);
-                Ok(0)
-            }
-            "cannot-open" => {
-                CANNOT_OPEN.store(number as u32, Ordering::SeqCst);
-                Ok(0)
-            }
-            "die-at" => {
-                DIE_AT.store(number as u32, Ordering::SeqCst);
-                Ok(0)
-            }
-            _ => panic!("{line}"),
-        };
-        match result {
-            Ok(number) => println!("puppet: {number}"),
-            Err(Error::Poisoned { .. }) => println!("puppet: poisoned"),
-            Err(error) => println!("puppet: {error}"),
+    let (word, number) = line.split_once(' ').unwrap_or((line, "0"));
+    let number: u64 = number.parse().unwrap();
+    let watches = |for_what: &OnceLock<PathBuf>, file: PathBuf| {
+        for_what.set(file).unwrap();
+        Ok(0)
+    };
+    let notes = |at: &AtomicU32| {
+        at.store(number as u32, Ordering::SeqCst);
+        Ok(0)
+    };
+    let result = match word {
+        // Across a page boundary, so that half of it could be seen.
+        "write" => file.write_at(&number.to_le_bytes(), 4092).map(|()| 0),
+        "read" => {
+            let mut bytes = [0; 8];
+            file.read_at(&mut bytes, 4092).map(|()| u64::from_le_bytes(bytes))
         }
+        "sync" => file.sync(),
+        "resize" => file.resize(number).map(|()| 0),
+        "abstain" => watches(&ABSTAINS, path.with_extension("abstain")),
+        "dawdle" => watches(&DAWDLES, path.with_extension("dawdle")),
+        "stage" => watches(&STAGE, path.to_owned()),
+        "panic-at" => notes(&PANIC_AT),
+        "cannot-open" => notes(&CANNOT_OPEN),
+        "die-at" => notes(&DIE_AT),
+        _ => panic!("{line}"),
+    };
+    match result {
+        Ok(number) => println!("puppet: {number}"),
+        Err(Error::Poisoned { .. }) => println!("puppet: poisoned"),
+        Err(error) => println!("puppet: {error}"),
     }
 }
 
-fn memory_dir() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+
+/// A file and processes that share it, of which the first serves.
+fn share<const COUNT: usize>(
+    engine: EngineKind,
+    durability: Durability,
+) -> (tempfile::TempDir, PathBuf, [Puppet; COUNT]) {
+    let dir = memory_dir().unwrap();
+    let path = create(&dir, engine, durability);
+    let puppets = [(); COUNT].map(|()| Puppet::new(&path, durability));
+    (dir, path, puppets)
+}
+
+/// Puts files beside the shared one that processes heed as long as they are there.
+fn raise(path: &Path, names: &[&str]) {
+    names.iter().for_each(|name| drop(std::fs::File::create(path.with_extension(name)).unwrap()));
+}
+
+fn lower(path: &Path, names: &[&str]) {
+    names.iter().for_each(|name| std::fs::remove_file(path.with_extension(name)).unwrap());
 }
 
 fn create(dir: &tempfile::TempDir, engine: EngineKind, durability: Durability) -> std::path::PathBuf {
@@ -298,20 +292,16 @@ fn value(file: &AtomicFile) -> u64 {
 
 #[test]
 fn a_call_is_done_once_wherever_the_serving_processes_die() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in ENGINES {
         for point in POINTS {
-            let dir = memory_dir();
-            let path = create(&dir, engine, Durability::PerWrite);
-            let mut first = Puppet::new(&path, Durability::PerWrite);
-            let mut second = Puppet::new(&path, Durability::PerWrite);
-            let mut third = Puppet::new(&path, Durability::PerWrite);
+            let (_dir, path, [mut first, mut second, mut third]) = share(engine, Durability::PerWrite);
             assert_eq!(third.tell("write 1").as_deref(), Some("0"));
             assert_eq!(first.tell("read").as_deref(), Some("1"));
             // A point of the second kind is reached by the one that takes over, and then the third has to.
             let takes_over = matches!(point, Point::Lost | Point::Reopened | Point::Finished | Point::Owner);
-            let (die, abstain) = (format!("die-at {}", point as u32), path.with_extension("abstain"));
+            let die = format!("die-at {}", point as u32);
             if takes_over {
-                std::fs::File::create(&abstain).unwrap();
+                raise(&path, &["abstain"]);
                 third.tell("abstain").unwrap();
                 second.tell(&die).unwrap();
                 first.tell(&format!("die-at {}", Point::Written as u32)).unwrap();
@@ -322,7 +312,7 @@ fn a_call_is_done_once_wherever_the_serving_processes_die() {
             first.ended();
             if takes_over {
                 second.ended();
-                std::fs::remove_file(&abstain).unwrap();
+                lower(&path, &["abstain"]);
             }
             let answer = third.answer();
             if point != Point::Synced {
@@ -340,12 +330,9 @@ fn a_call_is_done_once_wherever_the_serving_processes_die() {
 
 #[test]
 fn a_lost_epoch_is_told_to_all_until_they_open_the_file_again() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in ENGINES {
         for point in [Point::Written, Point::Synced, Point::Answering] {
-            let dir = memory_dir();
-            let path = create(&dir, engine, Durability::PerCommit);
-            let mut first = Puppet::new(&path, Durability::PerCommit);
-            let mut second = Puppet::new(&path, Durability::PerCommit);
+            let (_dir, path, [mut first, mut second]) = share(engine, Durability::PerCommit);
             let mine = options(Durability::PerCommit).open(&path).unwrap();
             second.tell("write 1").unwrap();
             let synced = second.tell("sync").unwrap();
@@ -388,12 +375,8 @@ fn a_lost_epoch_is_told_to_all_until_they_open_the_file_again() {
 
 #[test]
 fn an_epoch_with_nothing_in_it_is_not_lost() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-        let dir = memory_dir();
-        let path = create(&dir, engine, Durability::PerCommit);
-        let mut first = Puppet::new(&path, Durability::PerCommit);
-        let mut second = Puppet::new(&path, Durability::PerCommit);
-        let mut third = Puppet::new(&path, Durability::PerCommit);
+    for engine in ENGINES {
+        let (_dir, path, [mut first, mut second, mut third]) = share(engine, Durability::PerCommit);
         second.tell("write 5").unwrap();
         third.tell("sync").unwrap();
         // Marked as begun, but not counted as a change yet: it is done by the next server.
@@ -415,25 +398,19 @@ fn an_epoch_with_nothing_in_it_is_not_lost() {
 
 #[test]
 fn requests_begun_by_a_dead_server_are_finished_first() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-        let dir = memory_dir();
-        let path = create(&dir, engine, Durability::PerWrite);
-        let mut first = Puppet::new(&path, Durability::PerWrite);
-        let mut second = Puppet::new(&path, Durability::PerWrite);
-        let mut third = Puppet::new(&path, Durability::PerWrite);
-        for name in ["abstain", "dawdle"] {
-            std::fs::File::create(path.with_extension(name)).unwrap();
-        }
+    for engine in ENGINES {
+        let (_dir, path, [mut first, mut second, mut third]) = share(engine, Durability::PerWrite);
+        raise(&path, &["abstain", "dawdle"]);
         third.tell("abstain").unwrap();
         second.tell("dawdle").unwrap();
         first.tell(&format!("die-at {}", Point::Written as u32)).unwrap();
         third.send_to("write 2");
         first.ended();
         // Not sooner, or its own call is one that it found on the RPC area, and is not done before the others.
-        await_change(|| path.with_extension("serving").exists());
+        await_change("somebody serves", || path.with_extension("serving").exists());
         // Everybody could read the 2 by now. Were it written again after the 3, that would be lost.
         assert_eq!(second.tell("write 3").as_deref(), Some("0"));
-        std::fs::remove_file(path.with_extension("dawdle")).unwrap();
+        lower(&path, &["dawdle"]);
         assert_eq!(third.answer().as_deref(), Some("0"));
         assert_eq!(second.tell("read").as_deref(), Some("3"), "{engine}");
     }
@@ -443,9 +420,9 @@ fn requests_begun_by_a_dead_server_are_finished_first() {
 /// between.
 #[test]
 fn changes_of_one_page_wait_for_the_answer_to_the_earlier_one() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in ENGINES {
         for forgets in [false, true] {
-            let dir = memory_dir();
+            let dir = memory_dir().unwrap();
             let path = create(&dir, engine, Durability::PerWrite);
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.env(ROLE, format!("{} {}", Durability::PerWrite, path.display()));
@@ -453,13 +430,12 @@ fn changes_of_one_page_wait_for_the_answer_to_the_earlier_one() {
                 command.env(FORGETS, "1");
             }
             let mut first = Puppet::start(&mut command);
-            let mut second = Puppet::new(&path, Durability::PerWrite);
-            let mut third = Puppet::new(&path, Durability::PerWrite);
+            let [mut second, mut third] = [(); 2].map(|()| Puppet::new(&path, Durability::PerWrite));
             first.tell("stage").unwrap();
             // Slots are given in the order in which they come.
-            std::fs::File::create(path.with_extension("answering-2")).unwrap();
+            raise(&path, &["answering-2"]);
             third.send_to("write 2");
-            await_change(|| path.with_extension("answering-2-reached").exists());
+            await_change("it answers", || path.with_extension("answering-2-reached").exists());
             second.send_to("write 3");
             // With the bug it is acknowledged now. Without, it waits, here or for the next server.
             if forgets {
@@ -478,15 +454,9 @@ fn changes_of_one_page_wait_for_the_answer_to_the_earlier_one() {
 
 #[test]
 fn a_channel_opened_between_two_servers_is_served() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-        let dir = memory_dir();
-        let path = create(&dir, engine, Durability::PerWrite);
-        let mut first = Puppet::new(&path, Durability::PerWrite);
-        let mut second = Puppet::new(&path, Durability::PerWrite);
-        let mut third = Puppet::new(&path, Durability::PerWrite);
-        for name in ["abstain", "dawdle", "seated"] {
-            std::fs::File::create(path.with_extension(name)).unwrap();
-        }
+    for engine in ENGINES {
+        let (_dir, path, [mut first, mut second, mut third]) = share(engine, Durability::PerWrite);
+        raise(&path, &["abstain", "dawdle", "seated"]);
         third.tell("abstain").unwrap();
         third.tell("stage").unwrap();
         first.tell("dawdle").unwrap();
@@ -497,11 +467,10 @@ fn a_channel_opened_between_two_servers_is_served() {
         drop(first);
         // The new server has looked how many request slots it has, and it has no line yet over which to tell of
         // another one.
-        await_change(|| path.with_extension("seated-reached").exists());
+        await_change("it has joined", || path.with_extension("seated-reached").exists());
         third.send_to("also read");
-        await_change(|| announced.exists());
-        std::fs::remove_file(path.with_extension("seated")).unwrap();
-        std::fs::remove_file(path.with_extension("dawdle")).unwrap();
+        await_change("it is announced", || announced.exists());
+        lower(&path, &["seated", "dawdle"]);
         let mut answers = [third.answer().unwrap(), third.answer().unwrap()];
         answers.sort();
         // The read may have come before the write.

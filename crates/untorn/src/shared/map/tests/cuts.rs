@@ -15,7 +15,6 @@ impl Opener for Judging {
 
 impl Subject for SharedMap {
     const WHAT: &'static str = "map";
-    const MODULE: &'static str = "shared::map::tests::cuts";
 
     fn make(dir: &Path) {
         AtomicFile::create(dir.join("file"), PAGES as u64 * 4096).unwrap().settle().unwrap();

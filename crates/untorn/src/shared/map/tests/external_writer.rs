@@ -4,33 +4,17 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::AtomicMap;
-use crate::ipc::memory::tests::{Children, DIE_AT, Point, await_flag, await_word, notes, words};
+use crate::ipc::memory::tests::{DIE_AT, GO, Held, Parent, Point, READY, block, with_processes_for};
 use crate::options::Prefer;
 
-const MODULE: &str = "shared::map::tests::external_writer";
-
-// Words of the notes.
-const READY: usize = 0;
-const GO: usize = 1;
-
-/// Opens the file for who serves next only when the test says so.
-struct Held(Committed, Arc<AtomicBool>);
-
-impl Opener for Held {
-    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
-        await_flag(&self.1);
-        self.0.open(before)
-    }
-}
-
 /// A child that serves the map, and dies in its second commit, before it hands that to the engine.
-fn serve(dir: &Path) {
-    let (map, notes) = (SharedMap::open(dir.join("file")).unwrap(), notes(dir));
+fn serve(test: &Stage, _: usize) {
+    let map = SharedMap::open(test.dir.join("file")).unwrap();
     let page = |page: usize| &map.words(0, 1024).unwrap()[page * 512];
     page(0).store(1, SeqCst);
     assert_eq!(map.commit().unwrap(), 1);
-    words(&notes)[READY].store(1, SeqCst);
-    await_word(&notes, GO);
+    test.say(READY);
+    test.hear(GO);
     page(1).store(7, SeqCst);
     DIE_AT.store(Point::Committing as u32, SeqCst);
     let number = map.commit();
@@ -38,16 +22,15 @@ fn serve(dir: &Path) {
 }
 
 /// Has a map that another process served until it died, and that nobody serves until the flag is set.
-fn without_a_server(test: &str, dir: &Path, options: &Options) -> (SharedMap, Arc<AtomicBool>) {
-    let (path, notes) = (dir.join("file"), notes(dir));
+fn without_a_server(test: &mut Parent, options: &Options) -> (SharedMap, Arc<AtomicBool>) {
+    let path = test.dir.join("file");
     AtomicFile::create(&path, 8192).unwrap().settle().unwrap();
-    let mut child = Children(vec![command_in(MODULE, test, dir, 0, None).spawn().unwrap()]);
-    await_word(&notes, READY);
+    test.start(0, READY);
     let go = Arc::new(AtomicBool::new(false));
     let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
     let map = open(options, &path, crate::open::open, held).unwrap();
-    words(&notes)[GO].store(1, SeqCst);
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.0[0].wait().unwrap()), Some(9), "not killed");
+    test.say(GO);
+    test.is_killed(0);
     (map, go)
 }
 
@@ -76,21 +59,14 @@ fn committed(path: &Path) -> [u64; 2] {
 /// else, nor one that was settled and began to count anew, nor the last commit after somebody had the file.
 #[test]
 fn outside_commits_are_not_mixed_with_unserved_stores() {
-    const TEST: &str = "outside_commits_are_not_mixed_with_unserved_stores";
-    if unavailable() {
-        return;
-    }
-    if let Some((dir, _)) = child_of(TEST) {
-        return serve(&dir);
-    }
-    for (commits, settles, why) in [
+    let cases = [
         (1, false, "another process opened it for writing"),
         (0, false, "another process opened it for writing"),
         (1, true, "replaced"),
-    ] {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        let (map, go) = without_a_server(TEST, dir.path(), &Options::new());
+    ];
+    with_processes_for(this_test!(), tempfile::tempdir, cases, serve, |test, (commits, settles, why)| {
+        let path = test.dir.join("file");
+        let (map, go) = without_a_server(test, &Options::new());
         let other = unaware(&path).unwrap();
         for _ in 0..commits {
             other.engine.write(&[Piece { offset: 0, bytes: &99_u64.to_le_bytes() }]).unwrap();
@@ -99,65 +75,50 @@ fn outside_commits_are_not_mixed_with_unserved_stores() {
         if settles { other.engine.settle() } else { other.engine.close() }.unwrap();
         drop(other);
         go.store(true, SeqCst);
-        let error = map.commit().unwrap_err();
-        assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains(why)), "{error}");
-        for refused in [map.commit().err(), map.rollback().err(), map.grow(1 << 20).err()] {
-            assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
-        }
+        is_poisoned(map.commit(), why);
+        let calls = [map.commit().map(drop), map.rollback(), map.grow(1 << 20).map(drop)];
+        calls.into_iter().for_each(|call| is_poisoned(call, ""));
         drop(map);
         assert_eq!(committed(&path), [if commits == 0 { 1 } else { 99 }, 0]);
-    }
+    });
 }
 
 #[test]
 fn an_unserved_file_is_refused_to_everybody_else() {
-    const TEST: &str = "an_unserved_file_is_refused_to_everybody_else";
-    if unavailable() {
-        return;
-    }
-    if let Some((dir, _)) = child_of(TEST) {
-        return serve(&dir);
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("file");
-    let (map, go) = without_a_server(TEST, dir.path(), &Options::new());
-    let options = Options::new();
-    let attempts = [
-        AtomicMap::open(&path).err(),
-        AtomicFile::open(&path).err(),
-        options.clone().shared(true).open(&path).err(),
-        options.clone().read_only(true).open(&path).err(),
-        options.clone().engine(crate::EngineKind::Reflection).open(&path).err(),
-    ];
-    for error in attempts {
-        assert!(matches!(&error, Some(Error::InUse { holder, .. }) if holder.contains("shared map")), "{error:?}");
-    }
-    go.store(true, SeqCst);
-    map.words(0, 1).unwrap()[0].store(3, SeqCst);
-    // What the dead process had stored is in it.
-    assert_eq!(map.commit().unwrap(), 2);
-    // Nobody who puts an old copy of the sidecar there passes for the process that was killed.
-    let [begun, next] = map.copy.sessions();
-    assert!(begun == next && begun > 1, "{begun}, {next}");
-    map.close().unwrap();
-    assert_eq!(committed(&path), [3, 7]);
+    with_processes(this_test!(), tempfile::tempdir, serve, |test| {
+        let path = test.dir.join("file");
+        let (map, go) = without_a_server(test, &Options::new());
+        let options = Options::new();
+        let attempts = [
+            AtomicMap::open(&path).err(),
+            AtomicFile::open(&path).err(),
+            options.clone().shared(true).open(&path).err(),
+            options.clone().read_only(true).open(&path).err(),
+            options.clone().engine(crate::EngineKind::Reflection).open(&path).err(),
+        ];
+        for error in attempts {
+            assert!(matches!(&error, Some(Error::InUse { holder, .. }) if holder.contains("shared map")), "{error:?}");
+        }
+        go.store(true, SeqCst);
+        map.words(0, 1).unwrap()[0].store(3, SeqCst);
+        // What the dead process had stored is in it.
+        assert_eq!(map.commit().unwrap(), 2);
+        // Nobody who puts an old copy of the sidecar there passes for the process that was killed.
+        let [begun, next] = map.copy.sessions();
+        assert!(begun == next && begun > 1, "{begun}, {next}");
+        map.close().unwrap();
+        assert_eq!(committed(&path), [3, 7]);
+    });
 }
 
 /// What a process said of the file before others committed to it is not done again when it comes to serve.
 #[test]
 fn a_successor_with_a_trust_option_keeps_committed_bytes() {
-    const TEST: &str = "a_successor_with_a_trust_option_keeps_committed_bytes";
-    if unavailable() {
-        return;
-    }
-    if let Some((dir, _)) = child_of(TEST) {
-        return serve(&dir);
-    }
-    for side in [Prefer::File, Prefer::Sidecar] {
-        let dir = tempfile::tempdir().unwrap();
+    let sides = [Prefer::File, Prefer::Sidecar];
+    with_processes_for(this_test!(), tempfile::tempdir, sides, serve, |test, side| {
         let options =
             Options::new().prefer(side).adopt(true).progress(|_| panic!("the heir reports what nobody asked for"));
-        let (map, go) = without_a_server(TEST, dir.path(), &options);
+        let (map, go) = without_a_server(test, &options);
         go.store(true, SeqCst);
         // The dead process had 1 committed, and 7 stored.
         map.rollback().unwrap();
@@ -165,36 +126,30 @@ fn a_successor_with_a_trust_option_keeps_committed_bytes() {
         map.words(0, 1).unwrap()[0].store(3, SeqCst);
         assert_eq!(map.commit().unwrap(), 2);
         map.close().unwrap();
-        assert_eq!(committed(&dir.path().join("file")), [3, 0]);
-    }
+        assert_eq!(committed(&test.dir.join("file")), [3, 0]);
+    });
 }
 
-/// Who takes over and dies before anybody knows of it keeps no other from taking over.
 /// Also when another process comes to serve.
 #[test]
 fn the_log_size_of_the_first_process_counts_for_all() {
-    const TEST: &str = "the_log_size_of_the_first_process_counts_for_all";
-    if unavailable() {
-        return;
-    }
-    if let Some((dir, _)) = child_of(TEST) {
-        return serve(&dir);
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let (map, go) = without_a_server(TEST, dir.path(), &Options::new().log_size(1 << 20));
-    go.store(true, SeqCst);
-    map.grow(4 << 20).unwrap();
-    assert!(map.is_owner());
-    map.write_at(&vec![5; 4 << 20], 0).unwrap();
-    // A log of 1 MiB has no room for it.
-    map.commit().unwrap();
-    map.close().unwrap();
-    assert_eq!(committed(&dir.path().join("file")), [0x0505_0505_0505_0505; 2]);
+    with_processes(this_test!(), tempfile::tempdir, serve, |test| {
+        let (map, go) = without_a_server(test, &Options::new().log_size(1 << 20));
+        go.store(true, SeqCst);
+        map.grow(4 << 20).unwrap();
+        assert!(map.is_owner());
+        map.write_at(&vec![5; 4 << 20], 0).unwrap();
+        // A log of 1 MiB has no room for it.
+        map.commit().unwrap();
+        map.close().unwrap();
+        assert_eq!(committed(&test.dir.join("file")), [0x0505_0505_0505_0505; 2]);
+    });
 }
 
+/// Who takes over and dies before anybody knows of it keeps no other from taking over.
 #[test]
 fn sessions_that_heirs_began_are_no_strangers() {
-    let copy = crate::ipc::memory::tests::block([7, 8], 5);
+    let copy = block([7, 8], 5);
     assert!(copy.take_over_session([7, 9], 5).unwrap_err().contains("replaced"));
     let begun = 5 + copy.take_over_session([7, 8], 5).unwrap();
     // It died before the session began, or after.
@@ -202,10 +157,8 @@ fn sessions_that_heirs_began_are_no_strangers() {
     let after = again + copy.take_over_session([7, 8], again).unwrap();
     assert!(begun > 6 && again > 6 && after > again + 1);
     for stranger in [4, 6, 7, again + 1, after + 1] {
-        assert!(
-            copy.take_over_session([7, 8], stranger).unwrap_err().contains("another process opened it"),
-            "{stranger}"
-        );
+        let refused = copy.take_over_session([7, 8], stranger).unwrap_err();
+        assert!(refused.contains("another process opened it"), "{stranger}");
     }
     assert!(copy.take_over_session([7, 8], after).is_ok());
 }

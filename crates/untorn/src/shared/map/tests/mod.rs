@@ -9,23 +9,17 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
 use crate::AtomicFile;
-use crate::ipc::memory::tests::{child_of, command_in, unavailable};
+use crate::ipc::memory::tests::{Stage, is_poisoned, this_test, unavailable, with_processes};
 use crate::sys::ring::FAIL;
 
 #[test]
 fn nothing_is_committed_or_rolled_back_after_a_failed_flush() {
-    const TEST: &str = "nothing_is_committed_or_rolled_back_after_a_failed_flush";
-    if unavailable() {
-        return;
-    }
-    if let Some((dir, _)) = child_of(TEST) {
-        let map = SharedMap::open(dir.join("file")).unwrap();
-        let words = map.words(0, 1024).unwrap();
-        words[0].store(1, SeqCst);
-        words[512].store(1, SeqCst);
+    let child = |test: &Stage, _| {
+        let map = SharedMap::open(test.dir.join("file")).unwrap();
+        let words = [0, 512].map(|word| &map.words(0, 1024).unwrap()[word]);
+        words.iter().for_each(|word| word.store(1, SeqCst));
         assert_eq!(map.commit().unwrap(), 1);
-        words[0].store(2, SeqCst);
-        words[512].store(2, SeqCst);
+        words.iter().for_each(|word| word.store(2, SeqCst));
         FAIL.store(true, SeqCst);
         let first = map.commit().unwrap_err();
         assert!(matches!(first, Error::Io { .. }), "{first}");
@@ -33,20 +27,19 @@ fn nothing_is_committed_or_rolled_back_after_a_failed_flush() {
         // Commit 2 may be durable: a rollback to commit 1 would make the memory differ from it without anybody's
         // noticing.
         let read = map.read_at(&mut [0; 8], 0);
-        for refused in [map.rollback().err(), map.commit().err(), map.grow(1 << 20).err(), read.err()] {
-            assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
-        }
-        assert_eq!((words[0].load(SeqCst), words[512].load(SeqCst)), (2, 2));
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    AtomicFile::create(dir.path().join("file"), 8192).unwrap().settle().unwrap();
-    let ended = command_in("shared::map::tests", TEST, dir.path(), 0, None).status().unwrap();
-    assert!(ended.success());
-    let map = SharedMap::open(dir.path().join("file")).unwrap();
-    let words = map.words(0, 1024).unwrap();
-    let found = (words[0].load(SeqCst), words[512].load(SeqCst));
-    assert!(matches!((map.last_commit(), found), (1, (1, 1)) | (2, (2, 2))), "{found:?}");
+        let calls = [map.rollback(), map.commit().map(drop), map.grow(1 << 20).map(drop), read];
+        calls.into_iter().for_each(|call| is_poisoned(call, ""));
+        assert_eq!(words.map(|word| word.load(SeqCst)), [2, 2]);
+    };
+    with_processes(this_test!(), tempfile::tempdir, child, |test| {
+        let path = test.dir.join("file");
+        AtomicFile::create(&path, 8192).unwrap().settle().unwrap();
+        test.start_unheard(0);
+        test.succeeds(0);
+        let map = SharedMap::open(&path).unwrap();
+        let found = [0, 512].map(|word| map.words(0, 1024).unwrap()[word].load(SeqCst));
+        assert!(matches!((map.last_commit(), found), (1, [1, 1]) | (2, [2, 2])), "{found:?}");
+    });
 }
 
 /// Commits protect the memory again and again, so that the kernel cannot store to it.
