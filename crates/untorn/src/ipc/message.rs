@@ -12,21 +12,24 @@ const WORDS: usize = 32;
 /// The longest message.
 const LONGEST: usize = 1024;
 
+/// Declares what can be said, and the word for each.
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
-        /// What a message says.
+    ($what:literal; $($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
+        #[doc = $what]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Kind { $($(#[$doc])* $name = $number,)+ }
 
         impl Kind {
-            fn from_word(word: u64) -> Option<Self> {
+            pub(crate) fn from_word(word: u64) -> Option<Self> {
                 match word { $($number => Some(Kind::$name),)+ _ => None }
             }
         }
     };
 }
+pub(crate) use kinds;
 
 kinds! {
+    "The kind of a message.";
     /// To the server: I have slot `id`, which nobody else has any more, and want to take part. `a` is the version, the
     /// text what of the file is to be shared.
     Hello = 1,

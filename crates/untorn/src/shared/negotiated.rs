@@ -80,12 +80,8 @@ pub(crate) fn adopt(negotiated: &str, options: &Options) -> Result<Options, Stri
 }
 
 fn taken<T: FromStr>(negotiated: &str, name: &str) -> Result<T, String> {
-    value(negotiated, name).and_then(|word| word.parse().ok()).ok_or_else(|| {
-        format!(
-            "this version of untorn does not know \
-                                                                                 its {name}"
-        )
-    })
+    let unknown = || format!("this version of untorn does not know its {name}");
+    value(negotiated, name).and_then(|word| word.parse().ok()).ok_or_else(unknown)
 }
 
 fn value<'a>(negotiated: &'a str, name: &str) -> Option<&'a str> {

@@ -387,12 +387,8 @@ impl SharedMemory {
         // First, as pages that it needs from then on are lost for no other reason.
         if self.member.evicted.load(Ordering::Relaxed) {
             let cause = lock(&self.member.asked).evicted.clone();
-            let cause = cause.unwrap_or_else(|| {
-                "this process lost its connection to the processes that share the \
-                                                 file"
-                    .to_owned()
-            });
-            return Err(Error::Poisoned { path: path(), cause });
+            let unknown = "this process lost its connection to the processes that share the file";
+            return Err(Error::Poisoned { path: path(), cause: cause.unwrap_or_else(|| unknown.to_owned()) });
         }
         if !none_lost()
             && let Some(offset) = lock(&self.member.watch).as_ref().and_then(TrackedData::lost)

@@ -60,6 +60,21 @@ impl OpenFiles {
     }
 }
 
+/// Opens something that processes meet for in a directory, which is made if it is not there.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be made; those of `open`.
+pub(crate) fn in_directory<T>(dir: &Path, open: impl FnOnce() -> Result<T>) -> Result<T> {
+    match std::fs::create_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Error::io("create", dir, error)),
+        _ => {}
+    }
+    open().inspect_err(|_| {
+        // Only if nothing is in it; if it stays, the error is the one that helps.
+        let _ = std::fs::remove_dir(dir);
+    })
+}
+
 /// A rendezvous, with the slot that this process has there.
 pub(crate) struct Rendezvous {
     /// The name that errors give.

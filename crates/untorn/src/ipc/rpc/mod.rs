@@ -107,8 +107,8 @@ impl RpcArea {
             || rpc_area.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
         {
             return Err(io::Error::other(
-                "the process that serves the file sent shared memory of another version; use the same version of untorn in \
-                 every process",
+                "the process that serves the file sent shared memory of another version; use the same version of \
+                 untorn in every process",
             ));
         }
         Ok(rpc_area)

@@ -33,11 +33,8 @@ impl Committed {
 
     pub(super) fn open_region(&self, before: Option<&Before>) -> Result<Mapped> {
         if detect(&self.store)?.identity != self.identity {
-            return Err(self.invalid(
-                "another file has replaced the store of the shared region at this \
-                                     path"
-                    .to_owned(),
-            ));
+            let what = "another file has replaced the store of the shared region at this path";
+            return Err(self.invalid(what.to_owned()));
         }
         let takeover_check = TakeoverCheck { opener: self, takeover: Takeover::of(before) };
         let store = StoreOptions::new().open_checked(&self.store, &takeover_check).map_err(|error| match error {
@@ -57,11 +54,8 @@ impl Committed {
             None => Layout { pages: info.max_pages.min(self.reserve.div_ceil(PAGE)).max(1) },
         };
         if layout.pages > info.max_pages {
-            return Err(self.invalid(format!(
-                "its region {:?} is not the shared one; it was deleted and created \
-                                             again",
-                self.name
-            )));
+            let what = format!("its region {:?} is not the shared one; it was deleted and created again", self.name);
+            return Err(self.invalid(what));
         }
         let mut shown = Shown { allocated: vec![0; layout.pages.div_ceil(IN_WORD) as usize], stored: BTreeMap::new() };
         let mut pages = region.pages()?;

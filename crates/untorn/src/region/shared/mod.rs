@@ -35,6 +35,7 @@ use crate::engine::misaligned;
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::ipc::memory::{Opener, SharedMemory};
+use crate::ipc::rendezvous::in_directory;
 use crate::region::engine::PAGE;
 use crate::region::exclusion::place_of;
 use crate::region::store::RegionStore;
@@ -394,19 +395,10 @@ impl RegionMapOptions {
         storage::copy_up(&store);
         let identity = detect(&store)?.identity;
         let dir = sidecar::directory(&store);
-        match std::fs::create_dir(&dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(Error::io("create", &dir, error));
-            }
-            _ => {}
-        }
         let reserve = self.reserved_to_share();
         let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve };
         let place = place_of(identity);
-        let copy = SharedMemory::open(&store, &dir, &place, with(opener), 0).inspect_err(|_| {
-            // Only if nothing is in it; if it stays, the error is the one that helps.
-            let _ = std::fs::remove_dir(&dir);
-        })?;
+        let copy = in_directory(&dir, || SharedMemory::open(&store, &dir, &place, with(opener), 0))?;
         let states = States::new(Layout::of_len(copy.len()));
         Ok(SharedRegion { copy, states, store, name: name.to_owned() })
     }

@@ -6,23 +6,11 @@ use std::path::{Path, PathBuf};
 
 use crate::engine::{Info, Piece, Recovery};
 use crate::error::{Error, Result};
+use crate::ipc::message::kinds;
 use crate::ipc::rpc::{RequestSlot, Words};
 
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
-        /// What is asked.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(super) enum Kind { $($(#[$doc])* $name = $number,)+ }
-
-        impl Kind {
-            pub(super) fn from_word(word: u64) -> Option<Self> {
-                match word { $($number => Some(Kind::$name),)+ _ => None }
-            }
-        }
-    };
-}
-
 kinds! {
+    "The kind of a call.";
     /// `b` bytes from offset `a`.
     Read = 1,
     /// `a` pieces as one: for each its offset and its length, then the bytes of all.

@@ -60,7 +60,7 @@ use super::negotiated;
 use crate::engine::{Engine, Info, Piece, Recovery};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
-use crate::ipc::rendezvous::Rendezvous;
+use crate::ipc::rendezvous::{Rendezvous, in_directory};
 use crate::ipc::rpc::{MOST, RequestSlot, Words};
 use crate::options::{Durability, EngineKind, Options};
 use crate::storage::Identity;
@@ -96,17 +96,9 @@ pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         return refuse("the passthrough engine cannot share a file between processes; choose another engine");
     }
     let dir = sidecar::directory(path);
-    match std::fs::create_dir(&dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(Error::io("create", &dir, error));
-        }
-        _ => {}
-    }
-    let rendezvous = Rendezvous::open(path, &dir, &sidecar::meeting_place(identity, sidecar::CALLS)).map(Arc::new);
-    let joined = rendezvous.and_then(|rendezvous| member::join(path.to_owned(), rendezvous, options, opener));
-    let member = joined.inspect_err(|_| {
-        // Only if nothing is in it; if it stays, the error is the one that helps.
-        let _ = std::fs::remove_dir(&dir);
+    let member = in_directory(&dir, || {
+        let rendezvous = Rendezvous::open(path, &dir, &sidecar::meeting_place(identity, sidecar::CALLS))?;
+        member::join(path.to_owned(), Arc::new(rendezvous), options, opener)
     })?;
     let identity = identity_of(member.rpc_area.identity());
     let first = Info {
@@ -163,42 +155,40 @@ impl RemoteFile {
         }
     }
 
-    /// Does something with the open file, here or by a call, which is told by two numbers and answered by one.
+    /// Does something with the open file, here or by a call. A call gives nothing if this process has come to serve
+    /// before it was done.
+    fn here_or<R>(&self, here: impl Fn(&Service) -> Result<R>, call: impl Fn() -> Result<Option<R>>) -> Result<R> {
+        loop {
+            if let Some(service) = self.here()? {
+                return here(service);
+            }
+            if let Some(answer) = call()? {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// The same by a call that is told by two numbers and answered by one.
     fn ask(
         &self,
         call: (Kind, &'static str),
         numbers: (u64, u64),
         here: impl Fn(&Service) -> Result<u64>,
     ) -> Result<u64> {
-        loop {
-            if let Some(service) = self.here()? {
-                return here(service);
-            }
-            if let Some(number) = self.member.call(call, numbers, 0, |_| 0, |_, words| words.a)? {
-                return Ok(number);
-            }
-        }
+        self.here_or(here, || self.member.call(call, numbers, 0, |_| 0, |_, words| words.a))
     }
 
     fn ask_info(&self) -> Result<Info> {
-        loop {
-            if let Some(service) = self.here()? {
-                return Ok(service.engine().info());
-            }
-            let take = |request_slot: RequestSlot<'_>, words: Words| {
-                let mut bytes = vec![0; (words.len as usize).min(MOST)];
-                request_slot.get(0, &mut bytes);
-                call::to_info(&bytes)
-            };
-            if let Some(info) = self.member.call((Kind::Info, "examine"), (0, 0), 0, |_| 0, take)? {
-                let what = || {
-                    "the process that serves the file sent an invalid state; close the file in all processes \
-                               and open it again"
-                        .to_owned()
-                };
-                return info.ok_or_else(|| Error::Invalid { path: self.path.clone(), what: what() });
-            }
-        }
+        let take = |request_slot: RequestSlot<'_>, words: Words| {
+            let mut bytes = vec![0; (words.len as usize).min(MOST)];
+            request_slot.get(0, &mut bytes);
+            call::to_info(&bytes)
+        };
+        let call = || self.member.call((Kind::Info, "examine"), (0, 0), 0, |_| 0, take);
+        let what = "the process that serves the file sent an invalid state; close the file in all processes and open \
+                    it again";
+        let invalid = || Error::Invalid { path: self.path.clone(), what: what.to_owned() };
+        self.here_or(|service| Ok(Some(service.engine().info())), call)?.ok_or_else(invalid)
     }
 
     /// Ends this process's part. What others wrote to the open epoch is committed before the file is let go.
@@ -268,10 +258,7 @@ impl Engine for RemoteFile {
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        loop {
-            if let Some(service) = self.here()? {
-                return service.write(pieces, &mut None, || ());
-            }
+        let call = || {
             let table = call::table(pieces);
             let bytes = pieces.iter().fold(table.len(), |bytes, piece| bytes.saturating_add(piece.bytes.len()));
             let put = |request_slot: RequestSlot<'_>| {
@@ -282,10 +269,9 @@ impl Engine for RemoteFile {
                 })
             };
             let numbers = (pieces.len() as u64, 0);
-            if self.member.call((Kind::Write, "write"), numbers, bytes, put, |_, _| ())?.is_some() {
-                return Ok(());
-            }
-        }
+            self.member.call((Kind::Write, "write"), numbers, bytes, put, |_, _| ())
+        };
+        self.here_or(|service| service.write(pieces, &mut None, || ()), call)
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {

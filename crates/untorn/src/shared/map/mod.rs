@@ -13,6 +13,7 @@ use crate::engine::{self, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::ipc::memory::{Backing, Before, Cut, Opener, SharedMemory, Takeover, cause_of};
+use crate::ipc::rendezvous::in_directory;
 use crate::options::{ExclusionCheck, Options};
 use crate::storage::{self, Identity, detect};
 use crate::sys::sync;
@@ -269,20 +270,10 @@ pub(crate) fn open(
     let identity = detect(&path)?.identity;
     let len = std::fs::metadata(&path).map_err(|error| Error::io("examine", &path, error))?.len();
     let dir = sidecar::directory(&path);
-    match std::fs::create_dir(&dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(Error::io("create", &dir, error));
-        }
-        _ => {}
-    }
     let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
     let opener = Committed { path: path.clone(), identity, options, open };
-    let copy =
-        SharedMemory::open(&path, &dir, &sidecar::meeting_place(identity, sidecar::SHARE), with(opener), reserve);
-    let copy = copy.inspect_err(|_| {
-        // Only if nothing is in it; if it stays, the error is the one that helps.
-        let _ = std::fs::remove_dir(&dir);
-    })?;
+    let place = sidecar::meeting_place(identity, sidecar::SHARE);
+    let copy = in_directory(&dir, || SharedMemory::open(&path, &dir, &place, with(opener), reserve))?;
     Ok(SharedMap { copy, path })
 }
 

@@ -82,8 +82,8 @@ impl Server {
         let room = self.control.reserved() * PAGE as u64;
         if !(before..=room).contains(&len) {
             let what = format!(
-                "cannot resize to {len} bytes: a shared map can only grow, from its {before} bytes to the \
-                         {room} bytes of address space reserved for it"
+                "cannot resize to {len} bytes: a shared map can only grow, from its {before} bytes to the {room} bytes \
+                 of address space reserved for it"
             );
             return Err(Error::Invalid { path: self.rendezvous.path().to_owned(), what });
         }
