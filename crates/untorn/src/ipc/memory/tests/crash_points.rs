@@ -193,7 +193,9 @@ fn a_death_is_noticed_though_a_child_holds_the_sockets() {
         unreachable!("it survived");
     };
     with_processes(this_test!(), tempfile::tempdir, child, |test| {
-        test.start_with(0, Some(Bug::TakeoverCheck), READY);
+        test.bug = Some(Bug::TakeoverCheck);
+        test.start(0, READY);
+        test.bug = None;
         test.start(1, JOINED);
         let copy = open(&test.dir, PAGES);
         test.say(GO);

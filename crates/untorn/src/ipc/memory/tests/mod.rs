@@ -110,18 +110,6 @@ pub(crate) fn child_of(test: &str) -> Option<(PathBuf, usize)> {
     (name == test).then(|| (PathBuf::from(dir), id.parse().unwrap()))
 }
 
-/// What starts child `id` of a test, in a directory.
-pub(crate) fn command(test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, format!("{test} {id} {}", dir.display()));
-    if let Some(bug) = bug {
-        command.env(BUG, format!("{bug:?}"));
-    }
-    command.stdout(std::process::Stdio::null());
-    command
-}
-
 /// A directory in memory where it can be: most of these tests are about processes, and a disk makes everybody wait.
 pub(crate) fn memory_dir() -> std::io::Result<TempDir> {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
@@ -145,12 +133,15 @@ pub(crate) const JOINED: usize = 14;
 pub(crate) const HEIR: usize = 15;
 
 impl Stage {
-    fn new(dir: PathBuf) -> Self {
-        Stage { notes: notes(&dir), dir }
+    fn new(dir: &Path) -> Self {
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(dir.join("notes")).unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        Stage { notes: SharedPages::map(file.into(), PAGE).unwrap(), dir: dir.to_owned() }
     }
 
     pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
-        &words(&self.notes)[index]
+        &self.notes.words(0, PAGE / 8)[index]
     }
 
     pub(crate) fn say(&self, index: usize) {
@@ -174,11 +165,13 @@ impl Stage {
     }
 }
 
-/// The parent of a test's processes.
+/// The parent of a test's processes, which end with it however it ends.
 pub(crate) struct Parent {
     test: String,
     stage: Stage,
-    children: Children,
+    /// Of the children that are started next.
+    bug: Option<Bug>,
+    children: Vec<Child>,
     _dir: TempDir,
 }
 
@@ -190,50 +183,65 @@ impl std::ops::Deref for Parent {
     }
 }
 
+impl Drop for Parent {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 impl Parent {
     /// What starts child `id`.
     pub(crate) fn command(&self, id: usize) -> Command {
-        command(&self.test, &self.dir, id, None)
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", &self.test, "--nocapture", "--test-threads=1"]);
+        command.env(CHILD, format!("{} {id} {}", self.test, self.dir.display()));
+        command.envs(self.bug.map(|bug| (BUG, format!("{bug:?}"))));
+        command.stdout(std::process::Stdio::null());
+        command
     }
 
     /// Starts child `id`, and waits until it says something. Children are told apart by the order of their starts.
     pub(crate) fn start(&mut self, id: usize, says: usize) {
-        self.start_with(id, None, says);
-    }
-
-    pub(crate) fn start_with(&mut self, id: usize, bug: Option<Bug>, says: usize) {
-        self.children.0.push(command(&self.test, &self.dir, id, bug).spawn().unwrap());
+        self.start_unheard(id);
         self.hear(says);
     }
 
     /// Starts child `id`, of which nothing is heard.
     pub(crate) fn start_unheard(&mut self, id: usize) {
         let child = self.command(id).spawn().unwrap();
-        self.children.0.push(child);
+        self.children.push(child);
+    }
+
+    /// Starts a child again that has ended.
+    fn restart(&mut self, id: usize) {
+        self.children[id] = self.command(id).spawn().unwrap();
     }
 
     /// Kills a child, which ends when it next gets a CPU.
     pub(crate) fn kill_unawaited(&mut self, child: usize) {
-        self.children.0[child].kill().unwrap();
+        self.children[child].kill().unwrap();
     }
 
     pub(crate) fn kill(&mut self, child: usize) {
         self.kill_unawaited(child);
-        self.children.0[child].wait().unwrap();
+        self.children[child].wait().unwrap();
     }
 
     pub(crate) fn has_ended(&mut self, child: usize) -> bool {
-        self.children.0[child].try_wait().unwrap().is_some()
+        self.children[child].try_wait().unwrap().is_some()
     }
 
     /// Waits for the good end of a child.
     pub(crate) fn succeeds(&mut self, child: usize) {
-        assert!(self.children.0[child].wait().unwrap().success(), "child {child} failed");
+        assert!(self.children[child].wait().unwrap().success(), "child {child} failed");
     }
 
     /// Waits for the end of a child that kills itself.
     pub(crate) fn is_killed(&mut self, child: usize) {
-        let ended = self.children.0[child].wait().unwrap();
+        let ended = self.children[child].wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9), "not killed");
     }
 
@@ -257,12 +265,13 @@ pub(crate) fn with_processes_for<T>(
         return;
     }
     if let Some((dir, id)) = child_of(test) {
-        return child(&Stage::new(dir), id);
+        return child(&Stage::new(&dir), id);
     }
     for case in cases {
         let dir = dir().unwrap();
-        let stage = Stage::new(dir.path().to_owned());
-        parent(&mut Parent { test: test.to_owned(), stage, children: Children(Vec::new()), _dir: dir }, case);
+        let stage = Stage::new(dir.path());
+        let (test, children) = (test.to_owned(), Vec::new());
+        parent(&mut Parent { test, stage, bug: None, children, _dir: dir }, case);
     }
 }
 
@@ -291,18 +300,6 @@ pub(crate) use this_test;
 pub(crate) fn patience() -> Duration {
     let asked = std::env::var("UNTORN_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(asked.unwrap_or(120))
-}
-
-/// Words that the processes of a test share beside the shared memory.
-pub(crate) fn notes(dir: &Path) -> SharedPages {
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).open(dir.join("notes")).unwrap();
-    file.set_len(PAGE as u64).unwrap();
-    SharedPages::map(file.into(), PAGE).unwrap()
-}
-
-pub(crate) fn words(notes: &SharedPages) -> &[AtomicU64] {
-    notes.words(0, PAGE / 8)
 }
 
 /// What is noted of a backing that was in a session when its process ended.
@@ -339,18 +336,6 @@ fn open(dir: &Path, pages: usize) -> SharedMemory {
 
 fn open_with(dir: &Path, opener: Arc<dyn Opener>) -> SharedMemory {
     SharedMemory::open(&dir.join("data"), dir, "meeting", opener, 1 << 30).unwrap()
-}
-
-/// The children of a test, which end with it however it ends.
-pub(crate) struct Children(pub(crate) Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 /// The call fails because nothing more is promised, and says why.

@@ -6,15 +6,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-
 use super::super::{Backing, Cut, PAGE, SharedMemory};
-use super::{Bug, Children, child_of, command, memory_dir, notes, patience, unavailable, words};
+use super::{Bug, Parent, Stage, memory_dir, patience, with_processes, word};
 use crate::error::Result;
 use crate::sys::shared::SharedPages;
 
@@ -49,8 +46,8 @@ pub(crate) trait Subject: Sync + Sized {
     fn open(dir: &Path) -> Self;
     fn copy(&self) -> &SharedMemory;
     /// What a thread does again and again: it stores a ticket, to begin with.
-    fn act(&self, notes: &SharedPages, owner: usize, _turn: u64) {
-        step(self.copy(), notes, owner);
+    fn act(&self, test: &Stage, owner: usize, _turn: u64) {
+        step(self.copy(), test, owner);
     }
     fn commit(&self) -> Result<u64>;
     fn leave(self) -> Result<()>;
@@ -60,9 +57,8 @@ pub(crate) trait Subject: Sync + Sized {
 
 /// Stores the next ticket. The stores of all processes are totally ordered: nobody stores ticket t + 1 before ticket
 /// t is stored, and it does not matter who stores it, so nobody has to wait for one that was killed.
-pub(crate) fn step(copy: &SharedMemory, notes: &SharedPages, me: usize) {
-    let page = |page: usize| &copy.words(page * PAGE, 1)[0];
-    let tickets = &words(notes)[TICKETS];
+pub(crate) fn step(copy: &SharedMemory, test: &Stage, me: usize) {
+    let (page, tickets) = (|page: usize| word(copy, page), test.word(TICKETS));
     let ticket = tickets.load(SeqCst) + 1;
     page(COMMON + 2 * me).store(ticket, SeqCst);
     let slot = page(ticket as usize % COMMON);
@@ -110,16 +106,16 @@ pub(crate) struct Judged<B: ?Sized> {
     /// What else is wrong with an image.
     verdict: fn(&B, &[u8]) -> Option<String>,
     verdicts: File,
-    notes: SharedPages,
+    stage: Stage,
 }
 
 impl<B: Backing + ?Sized> Judged<B> {
     pub(crate) fn new(inner: Box<B>, dir: &Path, verdict: fn(&B, &[u8]) -> Option<String>) -> Self {
         let verdicts = OpenOptions::new().append(true).create(true).open(dir.join("verdicts")).unwrap();
-        let judged = Judged { inner, verdict, verdicts, notes: notes(dir) };
+        let judged = Judged { inner, verdict, verdicts, stage: Stage::new(dir) };
         // A commit that was made by a process that was killed before it could judge. Nobody is told of another one
         // before this is done.
-        let acknowledged = words(&judged.notes)[ACKNOWLEDGED].load(SeqCst);
+        let acknowledged = judged.stage.word(ACKNOWLEDGED).load(SeqCst);
         judged.judge(judged.inner.last_commit(), acknowledged);
         judged
     }
@@ -131,14 +127,13 @@ impl<B: Backing + ?Sized> Judged<B> {
         let lost = || format!("ticket {acknowledged} was committed, and the image ends with {last}");
         let torn = (self.verdict)(&self.inner, &image).or_else(|| judge(&image));
         let torn = torn.or_else(|| (last < acknowledged).then(lost));
-        let notes = words(&self.notes);
         if torn.is_some() {
-            notes[TORN].fetch_add(1, SeqCst);
+            self.stage.word(TORN).fetch_add(1, SeqCst);
         }
         // In one piece, whenever the process is killed.
         let line = format!("{number} {}\n", torn.as_deref().unwrap_or("whole"));
         (&self.verdicts).write_all(line.as_bytes()).unwrap();
-        notes[LAST].store(number, SeqCst);
+        self.stage.word(LAST).store(number, SeqCst);
     }
 }
 
@@ -182,32 +177,31 @@ impl<B: Backing + ?Sized> Backing for Judged<B> {
 }
 
 /// A child: two threads store, a third one commits, until the parent says stop.
-fn work<S: Subject>(dir: &Path, me: usize) {
-    let (subject, notes) = (S::open(dir), notes(dir));
-    let shared = words(&notes);
-    let goes_on = || shared[STOP].load(Ordering::Relaxed) == 0;
+fn work<S: Subject>(test: &Stage, me: usize) {
+    let subject = S::open(&test.dir);
+    let goes_on = || test.word(STOP).load(Ordering::Relaxed) == 0;
     let timed = |longest: usize, what: &dyn Fn()| {
         let since = Instant::now();
         what();
-        shared[longest].fetch_max(since.elapsed().as_micros() as u64, SeqCst);
+        test.word(longest).fetch_max(since.elapsed().as_micros() as u64, SeqCst);
     };
     thread::scope(|scope| {
         for owner in [me, me + OWNERS / 2] {
-            let (subject, notes, timed, goes_on) = (&subject, &notes, &timed, &goes_on);
+            let (subject, timed, goes_on) = (&subject, &timed, &goes_on);
             scope.spawn(move || {
                 for turn in (0..).take_while(|_| goes_on()) {
-                    timed(LONGEST_STORE, &|| subject.act(notes, owner, turn));
-                    shared[ALIVE + me].fetch_add(1, Ordering::Relaxed);
+                    timed(LONGEST_STORE, &|| subject.act(test, owner, turn));
+                    test.word(ALIVE + me).fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
         while goes_on() {
             if subject.copy().is_owner() {
-                shared[SERVER].store(me as u64 + 1, SeqCst);
+                test.word(SERVER).store(me as u64 + 1, SeqCst);
             }
-            let before = shared[TICKETS].load(SeqCst);
+            let before = test.word(TICKETS).load(SeqCst);
             timed(LONGEST_COMMIT, &|| assert!(subject.commit().unwrap() < u64::MAX));
-            shared[ACKNOWLEDGED].fetch_max(before, SeqCst);
+            test.word(ACKNOWLEDGED).fetch_max(before, SeqCst);
         }
     });
     subject.leave().unwrap();
@@ -221,8 +215,8 @@ struct Seen {
 }
 
 impl Seen {
-    fn look(&mut self, shared: &[AtomicU64]) {
-        let now = shared[LAST].load(SeqCst);
+    fn look(&mut self, test: &Stage) {
+        let now = test.word(LAST).load(SeqCst);
         if now != self.last {
             if self.last != 0 {
                 self.gap = self.gap.max(self.since.elapsed());
@@ -254,23 +248,18 @@ pub(crate) struct Run {
 impl Run {
     /// The test itself, in its parent and in its children.
     pub(crate) fn go<S: Subject>(mut self) {
-        if unavailable() {
-            return;
-        }
-        if let Some((dir, me)) = child_of(self.test) {
-            return work::<S>(&dir, me);
-        }
         let asked = std::env::var("UNTORN_CUTS").ok().and_then(|count| count.parse().ok());
         self.commits = asked.unwrap_or(self.commits);
-        let dir = memory_dir().unwrap();
-        S::make(dir.path());
-        let outcome = self.run::<S>(&dir);
-        if self.bug.is_some() {
-            return assert_ne!(outcome.torn, 0, "the bug was not found");
-        }
-        assert!(outcome.torn == 0 && outcome.commits >= self.commits && outcome.kills >= self.kills());
-        assert!(self.kills() == 0 || outcome.kills_of_server > 0);
-        S::examine(dir.path(), &outcome);
+        with_processes(self.test, memory_dir, work::<S>, |test| {
+            S::make(&test.dir);
+            let outcome = self.run::<S>(test);
+            if self.bug.is_some() {
+                return assert_ne!(outcome.torn, 0, "the bug was not found");
+            }
+            assert!(outcome.torn == 0 && outcome.commits >= self.commits && outcome.kills >= self.kills());
+            assert!(self.kills() == 0 || outcome.kills_of_server > 0);
+            S::examine(&test.dir, &outcome);
+        });
     }
 
     fn kills(&self) -> u64 {
@@ -278,13 +267,13 @@ impl Run {
     }
 
     /// Lets the children store and commit until there are enough commits, and kills one every now and then.
-    fn run<S: Subject>(&self, dir: &TempDir) -> Outcome {
+    fn run<S: Subject>(&self, test: &mut Parent) -> Outcome {
         let seed = std::env::var("UNTORN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed_u64);
         let (processes, wanted) = (self.processes, self.kills());
-        let notes = notes(dir.path());
-        let shared = words(&notes);
-        let start = |id: usize| command(self.test, dir.path(), id, self.bug).spawn().unwrap();
-        let mut children = Children((0..processes).map(start).collect());
+        let stage = &Stage::new(&test.dir);
+        let seen_in = |index: usize| stage.word(index).load(SeqCst);
+        test.bug = self.bug;
+        (0..processes).for_each(|id| test.start_unheard(id));
         let (mut random, mut kills, mut kills_of_server, began) = (seed, 0, 0, Instant::now());
         let mut seen = Seen { last: 0, since: began, gap: Duration::ZERO };
         let (mut killed_at, mut kills_while_joining, mut dying) = (0, 0, Duration::ZERO);
@@ -292,11 +281,11 @@ impl Run {
         // A bug shows when a store comes at the wrong time. When that is depends on who runs when.
         let done = |last: u64, kills: u64| match self.bug {
             None => last >= self.commits && kills >= wanted,
-            Some(_) => shared[TORN].load(SeqCst) != 0,
+            Some(_) => seen_in(TORN) != 0,
         };
         while !done(seen.last, kills) {
             thread::sleep(Duration::from_millis(1));
-            seen.look(shared);
+            seen.look(stage);
             let (last, since) = (seen.last, seen.since);
             assert!(
                 last == 0 || since.elapsed() < 5 * patience(),
@@ -304,7 +293,7 @@ impl Run {
             );
             assert!(began.elapsed() < Duration::from_secs(1800), "seed {seed}: {last} commits only");
             for (id, (steps, when)) in stuck.iter_mut().enumerate() {
-                let now = shared[ALIVE + id].load(SeqCst);
+                let now = seen_in(ALIVE + id);
                 if now != *steps {
                     (*steps, *when) = (now, Instant::now());
                 }
@@ -313,44 +302,42 @@ impl Run {
             if kills < wanted && self.kill_every.is_some_and(|every| last >= killed_at + every) {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 // Every other time the one that serves.
-                let server = shared[SERVER].load(SeqCst) as usize;
+                let server = seen_in(SERVER) as usize;
                 let aimed = kills % 2 == 0 && server != 0;
                 let victim = if aimed { server - 1 } else { (random >> 33) as usize % processes };
                 // It may be about to join. But if nobody were left that takes part the uncommitted stores would be
                 // lost, as they must, and the tickets not.
-                let takes_part = |id: &usize| *id != victim && shared[ALIVE + id].load(SeqCst) != 0;
+                let takes_part = |id: &usize| *id != victim && seen_in(ALIVE + id) != 0;
                 if !(0..processes).any(|id| takes_part(&id)) {
                     continue;
                 }
                 killed_at = last;
-                kills_while_joining += u64::from(shared[ALIVE + victim].load(SeqCst) == 0);
+                kills_while_joining += u64::from(seen_in(ALIVE + victim) == 0);
                 kills_of_server += u64::from(victim + 1 == server);
                 let killed = Instant::now();
-                children.0[victim].kill().unwrap();
+                test.kill_unawaited(victim);
                 // The others go on, and are watched.
-                while children.0[victim].try_wait().unwrap().is_none() {
+                while !test.has_ended(victim) {
                     thread::sleep(Duration::from_millis(1));
-                    seen.look(shared);
+                    seen.look(stage);
                 }
                 // The kernel's part: until then what it had locked may be.
                 dying = dying.max(killed.elapsed());
-                shared[ALIVE + victim].store(0, SeqCst);
+                stage.word(ALIVE + victim).store(0, SeqCst);
                 stuck[victim].0 = 0;
-                children.0[victim] = start(victim);
+                test.restart(victim);
                 kills += 1;
             }
         }
-        shared[STOP].store(1, SeqCst);
-        for child in &mut children.0 {
-            assert!(child.wait().unwrap().success(), "seed {seed}: a child failed");
-        }
-        let verdicts = fs::read_to_string(dir.path().join("verdicts")).unwrap();
+        stage.say(STOP);
+        (0..processes).for_each(|id| test.succeeds(id));
+        let verdicts = fs::read_to_string(test.dir.join("verdicts")).unwrap();
         let number = |line: &str| line.split(' ').next().unwrap().parse().unwrap();
         let judged: BTreeSet<u64> = verdicts.lines().map(number).filter(|number| *number != 0).collect();
         let torn: Vec<&str> = verdicts.lines().filter(|line| !line.ends_with(" whole")).collect();
-        let last = shared[LAST].load(SeqCst);
+        let last = seen_in(LAST);
         assert!(judged.iter().copied().eq(1..=last), "seed {seed}: not every image was judged");
-        let longest = |index: usize| shared[index].load(SeqCst) as f64 / 1000.0;
+        let longest = |index: usize| seen_in(index) as f64 / 1000.0;
         println!(
             "cuts of a {}: {processes} processes{}, {last} commits in {:.1} s, {} tickets, {kills} kills ({kills_of_server} of \
              the server, {kills_while_joining} of one about to join), {} torn {:?}; longest store {:.1} ms, commit {:.1} ms, \
@@ -358,7 +345,7 @@ impl Run {
             S::WHAT,
             self.bug.map_or(String::new(), |bug| format!(" with the bug {bug:?}")),
             began.elapsed().as_secs_f64(),
-            shared[TICKETS].load(SeqCst),
+            seen_in(TICKETS),
             torn.len(),
             torn.first(),
             longest(LONGEST_STORE),

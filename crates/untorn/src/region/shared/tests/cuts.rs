@@ -102,8 +102,8 @@ impl Subject for SharedRegion {
     fn copy(&self) -> &SharedMemory {
         &self.copy
     }
-    fn act(&self, notes: &SharedPages, owner: usize, turn: u64) {
-        step(&self.copy, notes, owner);
+    fn act(&self, test: &Stage, owner: usize, turn: u64) {
+        step(&self.copy, test, owner);
         churn(self, owner as u64, turn);
     }
     fn commit(&self) -> Result<u64> {

@@ -15,7 +15,6 @@ use crate::ipc::memory::tests::{
     with_processes_for,
 };
 use crate::region::StoreOptions;
-use crate::sys::shared::SharedPages;
 
 /// Pages of a region here: more than one word tells of, and a last word of which some bits are of no page.
 const PAGES: u64 = 77;
