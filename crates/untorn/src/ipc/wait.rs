@@ -36,7 +36,7 @@ pub(super) fn spin_if_it_pays(memory: &AtomicU32, come: impl Fn() -> bool) -> bo
     });
     let word = memory.load(Ordering::Relaxed);
     let turn = word >> 16;
-    let rounds = if turn % OFTEN == 0 { most } else { (word & 0xffff).min(most) };
+    let rounds = if turn.is_multiple_of(OFTEN) { most } else { (word & 0xffff).min(most) };
     let come = spin(rounds, come);
     let next = if come { most } else { (word & 0xffff).min(rounds) / 4 };
     memory.store(turn.wrapping_add(1) << 16 | next, Ordering::Relaxed);

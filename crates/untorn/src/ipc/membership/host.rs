@@ -191,14 +191,14 @@ impl Connections {
 
 /// The process that serves, as those see it that join it or return to it.
 pub(crate) trait Host {
-    /// Of what is said and of what is shared.
+    /// The version of what is said and of what is shared.
     const VERSION: u64;
 
     fn connections(&self) -> &Connections;
     fn connections_mut(&mut self) -> &mut Connections;
-    /// What a process calls what it takes part in, unlike anything else there ever was.
+    /// The name of what is shared, unlike anything else there ever was.
     fn name(&self) -> String;
-    /// Why a process that wants a part cannot join, if it cannot.
+    /// The reason why a process that wants a part cannot join, if it cannot.
     fn refuses(&self, part: &str) -> Option<String>;
     /// Sends what is shared.
     fn welcome(&mut self, token: u64);

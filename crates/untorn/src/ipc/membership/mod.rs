@@ -33,8 +33,8 @@
 //! 1. One process at most serves: ownership is one lock of the kernel's.
 //! 2. No process begins anew while another one takes part: a process sets the lock that says so before it attaches.
 //! 3. An eviction ends every claim of the process before it ends the lock that says that it takes part.
-//! 4. A server ends its listener before its connections. So a process whose connection ends finds the next server at
-//!    the same name, or none yet.
+//! 4. A server ends its listener before its connections. A process whose connection ends therefore finds the next
+//!    server at the same name, or none yet.
 //!
 //! # Lock order
 //!

@@ -106,8 +106,8 @@ impl Host for Server {
         }
     }
 
-    /// With what was asked on it and is not begun: its process asks again, on another line, for what it was not
-    /// answered.
+    /// Forgets also what was asked on it and is not begun: its process asks again, on another line, for what it was
+    /// not answered.
     fn forget(&mut self, token: u64) {
         self.queue.retain(|request| request.token != token);
         self.connections.end(token);

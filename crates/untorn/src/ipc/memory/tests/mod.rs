@@ -169,7 +169,7 @@ impl Stage {
 pub(crate) struct Parent {
     test: String,
     stage: Stage,
-    /// Of the children that are started next.
+    /// The bug of the children that are started next.
     bug: Option<Bug>,
     children: Vec<Child>,
     _dir: TempDir,
