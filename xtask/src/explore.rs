@@ -1,9 +1,7 @@
 //! `cargo xtask explore`: runs the crash explorer on every core.
 
-use std::fmt;
 use std::io::{IsTerminal, Write, stderr};
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::sync::Mutex;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -12,7 +10,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use untorn::EngineKind;
 use untorn::testing::storage::MediumClass;
-use untorn_sim::explore::{self, Outcome, Settings, Violation, cache, covered, redundancy, regions};
+use untorn_sim::explore::{self, Outcome, Settings, Target, Violation};
 
 /// Arguments of `cargo xtask explore`.
 #[derive(Args)]
@@ -28,8 +26,8 @@ pub(crate) struct Arguments {
     medium: Media,
     /// Engine: a file engine; `snapshot`, for region stores; `cache`, the write cache; `redundancy`, for plain files;
     /// or `covered`, redundancy of files with an engine
-    #[arg(long, value_name = "ENGINE", default_value_t = Engine::Files(EngineKind::Reflection))]
-    engine: Engine,
+    #[arg(long, value_name = "ENGINE", default_value_t = Target::Files(EngineKind::Reflection))]
+    engine: Target,
     /// Run only the mutants and the canary
     #[arg(long, conflicts_with = "no_mutants")]
     mutants_only: bool,
@@ -48,46 +46,6 @@ pub(crate) struct Arguments {
     /// Run one case again, given the token of a violation
     #[arg(long, value_name = "TOKEN", conflicts_with_all = ["mutants_only", "no_mutants", "json"])]
     replay: Option<String>,
-}
-
-type Explore = fn(&Settings, explore::ProgressFn<'_>) -> Outcome;
-type Mutants = fn(&Settings, explore::ProgressFn<'_>) -> Vec<explore::Mutant>;
-type Canaries = fn(&Settings) -> Vec<explore::Canary>;
-
-/// The subject of an exploration.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Engine {
-    Files(EngineKind),
-    Regions,
-    Cache,
-    Redundancy,
-    Covered,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Engine::Files(kind) => kind.fmt(f),
-            Engine::Regions => f.pad("snapshot"),
-            Engine::Cache => f.pad("cache"),
-            Engine::Redundancy => f.pad("redundancy"),
-            Engine::Covered => f.pad("covered"),
-        }
-    }
-}
-
-impl FromStr for Engine {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "snapshot" => Ok(Engine::Regions),
-            "cache" => Ok(Engine::Cache),
-            "redundancy" => Ok(Engine::Redundancy),
-            "covered" => Ok(Engine::Covered),
-            other => other.parse().map(Engine::Files),
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -118,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         states: arguments.states,
         seed: arguments.seed,
         media: arguments.medium.classes(),
-        engine: if let Engine::Files(kind) = arguments.engine { kind } else { EngineKind::Auto },
+        target: arguments.engine,
         jobs: arguments.jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)),
         mutant_time: Duration::from_secs(arguments.mutant_time),
         ..Settings::default()
@@ -126,26 +84,17 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let bar = Bar::new();
     let progress = |what: &str, done: u64, total: u64| bar.show(what, done, total);
     let mut outcome = Outcome::default();
-    let (explore, mutants, canary) = match arguments.engine {
-        Engine::Files(_) => (explore::explore as Explore, explore::mutants as Mutants, explore::canary as Canaries),
-        Engine::Regions => (regions::explore as Explore, regions::mutants as Mutants, regions::canary as Canaries),
-        Engine::Cache => (cache::explore as Explore, cache::mutants as Mutants, cache::canary as Canaries),
-        Engine::Redundancy => {
-            (redundancy::explore as Explore, redundancy::mutants as Mutants, redundancy::canary as Canaries)
-        }
-        Engine::Covered => (covered::explore as Explore, covered::mutants as Mutants, covered::canary as Canaries),
-    };
     if !arguments.mutants_only {
-        outcome = explore(&settings, &progress);
+        outcome = explore::explore(&settings, &progress);
     }
     let explored = bar.start.elapsed();
     if !arguments.no_mutants {
-        outcome.mutants = mutants(&settings, &progress);
+        outcome.mutants = explore::mutants(&settings, &progress);
     }
-    outcome.canaries = canary(&settings);
+    outcome.canaries = explore::canary(&settings);
     bar.clear();
     if arguments.json {
-        println!("{}", to_json(arguments.engine, &settings, &outcome, explored, bar.start.elapsed()));
+        println!("{}", to_json(&settings, &outcome, explored, bar.start.elapsed()));
     } else {
         print_details(&settings, &outcome, explored);
     }
@@ -202,13 +151,7 @@ fn print_details(settings: &Settings, outcome: &Outcome, explored: Duration) {
     }
 }
 
-fn to_json(
-    engine: Engine,
-    settings: &Settings,
-    outcome: &Outcome,
-    explored: Duration,
-    all: Duration,
-) -> serde_json::Value {
+fn to_json(settings: &Settings, outcome: &Outcome, explored: Duration, all: Duration) -> serde_json::Value {
     let violation = |violation: &Violation| {
         json!({
             "replay": violation.replay,
@@ -222,7 +165,7 @@ fn to_json(
     let conviction = |found: &Option<Violation>| found.as_ref().map(violation);
     json!({
         "seed": settings.seed,
-        "engine": engine.to_string(),
+        "engine": settings.target.to_string(),
         "states": outcome.states,
         "recoveries": outcome.recoveries,
         "cases": outcome.cases,

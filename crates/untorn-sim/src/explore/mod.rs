@@ -10,34 +10,101 @@
 //! To know that this would notice, every barrier of the engine is muted in turn (a *mutant*), and an engine that makes
 //! no promise (the *canary*) runs in its place. The explorer must find violations in all of them.
 
-use std::panic;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
-use std::time::{Duration, Instant};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
 
 use untorn::EngineKind;
-use untorn::testing::storage::{Barrier, MediumClass};
+use untorn::testing::storage::MediumClass;
 
-use crate::rng::{Rng, mix};
-
-pub mod cache;
-mod case;
-mod config;
-pub mod covered;
+mod cache;
+mod companion;
+mod covered;
+mod files;
+mod finding;
 mod life;
-mod model;
-mod ops;
 mod recorder;
-pub mod redundancy;
-pub mod regions;
+mod redundancy;
+mod regions;
 mod report;
-mod scripted;
+mod search;
 mod shared;
+mod tokens;
 
-use case::{Case, Source};
-pub use config::Config;
+use life::Subject;
 pub use report::{Canary, Mutant, Outcome, Violation};
-use shared::Shared;
+
+/// What is explored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// One file with an engine.
+    Files(EngineKind),
+    /// Region stores: several regions, each with commits of its own.
+    Regions,
+    /// The write cache: several files behind one log.
+    Cache,
+    /// Redundancy of plain files.
+    Redundancy,
+    /// Redundancy of files with an engine.
+    Covered,
+}
+
+impl Target {
+    const WORDS: &[(&str, Target)] = &[
+        ("snapshot", Target::Regions),
+        ("cache", Target::Cache),
+        ("redundancy", Target::Redundancy),
+        ("covered", Target::Covered),
+    ];
+
+    fn explorer(self) -> Explorer {
+        match self {
+            Target::Files(_) => Explorer::of::<files::Config>(),
+            Target::Regions => Explorer::of::<regions::Config>(),
+            Target::Cache => Explorer::of::<cache::Config>(),
+            Target::Redundancy => Explorer::of::<redundancy::Config>(),
+            Target::Covered => Explorer::of::<covered::Config>(),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Files(kind) => kind.fmt(f),
+            other => f.pad(tokens::word_of(Target::WORDS, other)),
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        tokens::value_of(Target::WORDS, text).or_else(|_| text.parse().map(Target::Files))
+    }
+}
+
+/// The explorations of one kind of target.
+struct Explorer {
+    has_mode: fn(&str) -> bool,
+    explore: fn(&Settings, ProgressFn<'_>) -> Outcome,
+    mutants: fn(&Settings, ProgressFn<'_>) -> Vec<Mutant>,
+    canary: fn(&Settings) -> Vec<Canary>,
+    replay: fn(&str) -> Result<Option<Violation>, String>,
+}
+
+impl Explorer {
+    fn of<C: Subject>() -> Self {
+        Explorer {
+            has_mode: C::has_mode,
+            explore: search::explore::<C>,
+            mutants: search::mutants::<C>,
+            canary: search::canary::<C>,
+            replay: search::replay::<C>,
+        }
+    }
+}
 
 /// The scope of an exploration. Start from [`Settings::default`].
 #[derive(Clone, Debug)]
@@ -48,8 +115,8 @@ pub struct Settings {
     pub seed: u64,
     /// The fault models.
     pub media: Vec<MediumClass>,
-    /// The engine.
-    pub engine: EngineKind,
+    /// What is explored.
+    pub target: Target,
     /// Threads to work with.
     pub jobs: usize,
     /// Violations after which the exploration gives up.
@@ -67,7 +134,7 @@ impl Default for Settings {
             states: 1_000_000,
             seed: 1,
             media: vec![MediumClass::PersistentMemory, MediumClass::Block],
-            engine: EngineKind::Reflection,
+            target: Target::Files(EngineKind::Reflection),
             jobs: 1,
             max_violations: 5,
             mutant_cases: 4000,
@@ -79,61 +146,21 @@ impl Default for Settings {
 /// Progress: what is under way, how much of how much is done.
 pub type ProgressFn<'a> = &'a (dyn Fn(&str, u64, u64) + Sync);
 
-/// Panics of engines are findings, not noise: they are caught and reported.
-fn hush() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let usual = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !life::is_guarded() {
-                usual(info);
-            }
-        }));
-    });
+/// Explores until `settings.states` distinct states were checked, or too many violations found.
+pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
+    (settings.target.explorer().explore)(settings, progress)
 }
 
-/// Explores until `settings.states` distinct states were checked, or too many violations found. All short sequences of
-/// every configuration come first, random scripts after them.
-pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
-    hush();
-    let shared = Shared::new(settings.states);
-    let configs = Config::all(settings.engine, &settings.media);
-    let shorts = configs.iter().map(Case::shorts).max().unwrap_or(0) * configs.len() as u64;
-    let next = AtomicU64::new(0);
-    let cases = AtomicU64::new(0);
-    let violations = Mutex::new(Vec::new());
-    in_parallel(settings.jobs, || {
-        while !shared.stopped() {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let config = configs[(index % configs.len() as u64) as usize];
-            let source = if index < shorts {
-                let short = index / configs.len() as u64;
-                if short >= Case::shorts(&config) {
-                    continue;
-                }
-                Source::Short(short)
-            } else {
-                Source::Seed(mix(settings.seed ^ mix(index)) >> 16)
-            };
-            let found = Case { config, source, muted: None }.run(&shared);
-            cases.fetch_add(1, Ordering::Relaxed);
-            progress("exploring", shared.distinct.load(Ordering::Relaxed), settings.states);
-            if let Some(violation) = found {
-                let mut violations = violations.lock().unwrap_or_else(PoisonError::into_inner);
-                violations.push(violation);
-                if violations.len() >= settings.max_violations {
-                    shared.stop();
-                }
-            }
-        }
-    });
-    Outcome {
-        states: shared.distinct.load(Ordering::Relaxed),
-        recoveries: shared.recoveries.load(Ordering::Relaxed),
-        cases: cases.load(Ordering::Relaxed),
-        violations: violations.into_inner().unwrap_or_else(PoisonError::into_inner),
-        ..Outcome::default()
-    }
+/// Mutes each barrier of the target in turn and looks for the violation that convicts the mutant. The barriers that
+/// [`Target::Covered`] shares with [`Target::Redundancy`] are convicted by the latter only.
+pub fn mutants(settings: &Settings, progress: ProgressFn<'_>) -> Vec<Mutant> {
+    (settings.target.explorer().mutants)(settings, progress)
+}
+
+/// Looks for the canary's violation in each fault model. The canary is an engine that makes no promise, a region store
+/// that writes in place, files without a log, or a program that stores without telling redundancy.
+pub fn canary(settings: &Settings) -> Vec<Canary> {
+    (settings.target.explorer().canary)(settings)
 }
 
 /// Runs one case again, named by its token, to its first violation.
@@ -141,121 +168,9 @@ pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
 /// # Errors
 /// The error is a text that says what is wrong with the token.
 pub fn replay(token: &str) -> Result<Option<Violation>, String> {
-    hush();
-    let scripted = [regions::replay, cache::replay, redundancy::replay, covered::replay];
-    if let Some(result) = scripted.iter().find_map(|replay| replay(token)) {
-        return result;
-    }
-    let case: Case = token.parse()?;
-    Ok(case.run(&Shared::new(u64::MAX)))
-}
-
-/// Mutes each barrier of the engine in turn and looks for the violation that convicts the mutant.
-pub fn mutants(settings: &Settings, progress: ProgressFn<'_>) -> Vec<Mutant> {
-    hush();
-    let barriers = untorn::testing::barriers(settings.engine);
-    let next = AtomicU64::new(0);
-    let done = AtomicU64::new(0);
-    let results = Mutex::new(Vec::new());
-    in_parallel(settings.jobs, || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed) as usize;
-            let Some(&barrier) = barriers.get(index) else { break };
-            let mutant = convict(settings, barrier);
-            results.lock().unwrap_or_else(PoisonError::into_inner).push((index, mutant));
-            progress("mutants", done.fetch_add(1, Ordering::Relaxed) + 1, barriers.len() as u64);
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, mutant)| mutant).collect()
-}
-
-fn convict(settings: &Settings, barrier: Barrier) -> Mutant {
-    let configs = Config::all(settings.engine, &settings.media);
-    let seed = mix(settings.seed ^ 0x6d75_7461);
-    let (conviction, reached, cases) = search(settings, &configs, Some(barrier), seed);
-    Mutant { barrier: barrier.name(), conviction, reached, cases }
-}
-
-/// Looks for the canary's violation in each fault model.
-pub fn canary(settings: &Settings) -> Vec<Canary> {
-    hush();
-    settings
-        .media
-        .iter()
-        .map(|&medium| {
-            let configs = Config::all(EngineKind::Passthrough, &[medium]);
-            let (conviction, ..) = search(settings, &configs, None, settings.seed);
-            Canary { medium: config::medium_word(medium), conviction }
-        })
-        .collect()
-}
-
-/// The most crash states of one case that the search for a mutant looks at: a mutant is convicted by many short cases
-/// sooner than by a few long ones.
-const STATES_A_CASE: u64 = 4_000;
-
-/// Runs cases until one is violated or the budget is spent. Returns the violation, whether the muted barrier was
-/// passed, and the number of cases.
-fn search(
-    settings: &Settings,
-    configs: &[Config],
-    muted: Option<Barrier>,
-    seed: u64,
-) -> (Option<Violation>, bool, u64) {
-    let start = Instant::now();
-    let mut reached = false;
-    // For each configuration: runs, and runs that passed the barrier. Configurations that never pass it are seldom
-    // tried again.
-    let mut tried = vec![(0_u64, 0_u64); configs.len()];
-    let mut rng = Rng::derive(seed, 4);
-    let mut cases = 0;
-    for round in 0.. {
-        if cases >= settings.mutant_cases || start.elapsed() > settings.mutant_time {
-            break;
-        }
-        let at = (round % configs.len() as u64) as usize;
-        let (runs, passed) = tried[at];
-        if muted.is_some() && runs >= 3 && passed == 0 && !rng.one_in(8) {
-            continue;
-        }
-        let config = configs[at];
-        // The canary must be convicted of tearing, not of promises about names that it never made: its cases begin
-        // with an existing file.
-        let source = if muted.is_none() {
-            Source::Short(2 + rng.below(Case::shorts(&config) - 2))
-        } else if rng.one_in(3) {
-            Source::Short(rng.below(Case::shorts(&config)))
-        } else {
-            Source::Seed(rng.next_u64() >> 16)
-        };
-        let shared = Shared::new(STATES_A_CASE);
-        let case = Case { config, source, muted };
-        let found = case.run(&shared);
-        cases += 1;
-        let passed = shared.reached.load(Ordering::Relaxed);
-        // A case that never comes by the barrier, or is wrong without the mutation too, says nothing about it.
-        let found = found.filter(|_| muted.is_none() || passed && is_right(&case));
-        reached |= passed;
-        tried[at].0 += 1;
-        tried[at].1 += u64::from(passed);
-        if found.is_some() {
-            return (found, reached, cases);
-        }
-    }
-    (None, reached, cases)
-}
-
-/// Whether a case has no violation when no barrier is muted.
-fn is_right(case: &Case) -> bool {
-    Case { muted: None, ..*case }.run(&Shared::new(STATES_A_CASE)).is_none()
-}
-
-fn in_parallel(jobs: usize, work: impl Fn() + Sync) {
-    std::thread::scope(|scope| {
-        for _ in 0..jobs.max(1) {
-            scope.spawn(&work);
-        }
-    });
+    let files = Target::Files(EngineKind::Reflection);
+    let word = token.split('/').nth(1).unwrap_or_default();
+    let mut targets = Target::WORDS.iter().map(|(_, target)| *target).chain([files]).map(Target::explorer);
+    let explorer = targets.find(|explorer| (explorer.has_mode)(word));
+    (explorer.ok_or_else(|| format!("{token:?} is not the token of a case"))?.replay)(token)
 }

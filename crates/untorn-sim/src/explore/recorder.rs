@@ -27,6 +27,15 @@ impl Point {
     pub(crate) fn decisive(&self) -> bool {
         self.before.is_none_or(|(step, _)| step.persists())
     }
+
+    /// The instant of the crash, in words.
+    pub(crate) fn describe(&self) -> String {
+        match self.before {
+            Some((step, Some(barrier))) => format!("before {step:?} {barrier:?}, change {}", self.call),
+            Some((step, None)) => format!("before {step:?}, change {}", self.call),
+            None => format!("after the operation returned, change {}", self.call),
+        }
+    }
 }
 
 #[derive(Default)]

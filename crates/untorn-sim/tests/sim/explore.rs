@@ -1,41 +1,70 @@
 //! The explorer convicts wrong engines and acquits correct ones.
 
 use untorn::EngineKind;
-use untorn_sim::explore::{self, Settings};
+use untorn_sim::explore::{self, Settings, Target, Violation};
 
 fn quiet(_: &str, _: u64, _: u64) {}
 
-#[test]
-fn the_canary_is_convicted_in_both_fault_models() {
-    let canaries = explore::canary(&Settings::default());
+/// Each canary is convicted in both fault models, and its token finds the same violation again.
+pub(crate) fn canary_is_convicted(target: Target, is_expected: impl Fn(&Violation) -> bool) {
+    let canaries = explore::canary(&Settings { target, ..Settings::default() });
     assert_eq!(canaries.len(), 2);
     for canary in canaries {
-        let violation = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
-        assert!(violation.config.starts_with(canary.medium));
-        assert!(violation.finding.contains("differs from"), "{violation}");
-    }
-}
-
-#[test]
-fn a_violation_is_found_again_by_its_token() {
-    for canary in explore::canary(&Settings::default()) {
-        let first = canary.conviction.unwrap();
+        let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
+        assert!(first.config.starts_with(canary.medium));
+        assert!(is_expected(&first), "{first}");
         let again = explore::replay(&first.replay).unwrap().unwrap();
         assert_eq!(again.to_string(), first.to_string());
     }
 }
 
+/// So many states are explored, and all are right.
+pub(crate) fn survives(target: Target, states: u64, jobs: usize) {
+    let outcome = explore::explore(&Settings { target, states, jobs, ..Settings::default() }, &quiet);
+    for violation in &outcome.violations {
+        eprintln!("{violation}\n");
+    }
+    assert!(outcome.violations.is_empty());
+    assert!(outcome.states >= states);
+}
+
+/// Whether a file holds something else than it may.
+pub(crate) fn differs(violation: &Violation) -> bool {
+    violation.finding.contains("differs from")
+}
+
+#[test]
+fn the_canary_is_convicted_in_both_fault_models() {
+    canary_is_convicted(Target::Files(EngineKind::Reflection), differs);
+}
+
 #[test]
 fn a_token_that_names_nothing_is_refused() {
-    for token in ["", "pmem", "pmem/passthrough/write/one-fence/dense/gather/1:short-9999999", "a/b/c/d/e/f/g:seed-1"] {
+    for token in [
+        "",
+        "pmem",
+        "pmem/passthrough/write/one-fence/dense/gather/1:short-9999999",
+        "a/b/c/d/e/f/g:seed-1",
+        "pmem/snapshot/one-fence",
+        "disk/snapshot/one-fence:seed-1",
+        "pmem/in-place/one-fence:seed-x",
+        "pmem/redundancy/announced",
+        "disk/redundancy/announced/spread:seed-1",
+        "pmem/careless/guessed/spread:seed-1",
+        "pmem/redundancy/tracked/spread:seed-x",
+        "pmem/covered/reflection/write/announced",
+        "disk/covered/reflection/write/announced/spread:seed-1",
+        "pmem/untold/reflection/write/guessed/spread:seed-1",
+        "pmem/covered/hybrid-log/commit/synchronous/spread:seed-x",
+    ] {
         assert!(explore::replay(token).is_err(), "{token}");
     }
 }
 
 #[test]
 fn an_exploration_stops_at_the_first_violations_it_may_report() {
-    let settings =
-        Settings { engine: EngineKind::Passthrough, max_violations: 3, states: 100_000, ..Settings::default() };
+    let target = Target::Files(EngineKind::Passthrough);
+    let settings = Settings { target, max_violations: 3, states: 100_000, ..Settings::default() };
     let outcome = explore::explore(&settings, &quiet);
     assert_eq!(outcome.violations.len(), 3);
     assert!(!outcome.clean());
@@ -43,24 +72,30 @@ fn an_exploration_stops_at_the_first_violations_it_may_report() {
 
 #[test]
 fn the_reflection_engine_survives_a_bounded_exploration() {
-    let states = untorn_testing::cases(1500, 5000);
-    let settings = Settings { states, jobs: 2, ..Settings::default() };
-    let outcome = explore::explore(&settings, &quiet);
-    for violation in &outcome.violations {
-        eprintln!("{violation}\n");
-    }
-    assert!(outcome.violations.is_empty());
-    assert!(outcome.states >= states);
+    survives(Target::Files(EngineKind::Reflection), untorn_testing::cases(1500, 5000), 2);
 }
 
 #[test]
 fn the_hybrid_log_survives_a_bounded_exploration() {
-    let states = untorn_testing::cases(1500, 5000);
-    let settings = Settings { engine: EngineKind::HybridLog, states, jobs: 2, ..Settings::default() };
-    let outcome = explore::explore(&settings, &quiet);
-    for violation in &outcome.violations {
-        eprintln!("{violation}\n");
-    }
-    assert!(outcome.violations.is_empty());
-    assert!(outcome.states >= states);
+    survives(Target::Files(EngineKind::HybridLog), untorn_testing::cases(1500, 5000), 2);
+}
+
+#[test]
+fn unlogged_files_are_convicted_in_both_fault_models() {
+    canary_is_convicted(Target::Cache, differs);
+}
+
+#[test]
+fn the_write_cache_survives_a_bounded_exploration() {
+    survives(Target::Cache, untorn_testing::cases(1000, 3000), 1);
+}
+
+#[test]
+fn stores_past_the_engine_are_convicted_in_both_fault_models() {
+    canary_is_convicted(Target::Covered, |_| true);
+}
+
+#[test]
+fn redundancy_beside_engines_survives_a_bounded_exploration() {
+    survives(Target::Covered, untorn_testing::cases(500, 1000), 2);
 }

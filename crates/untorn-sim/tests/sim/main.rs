@@ -1,7 +1,5 @@
 //! The simulated medium and the crash explorer.
 
-mod cache;
-mod covered;
 mod explore;
 mod fault_model;
 mod faults;

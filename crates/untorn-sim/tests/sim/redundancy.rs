@@ -10,42 +10,21 @@ use std::time::{Duration, Instant};
 use untorn::Error;
 use untorn::redundancy::{ProtectOptions, RepairReport, Tracker};
 use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
-use untorn_sim::explore::{self, Settings, redundancy};
+use untorn_sim::explore::Target;
 use untorn_sim::{CrashState, SimMedium, Step, Verdict};
 
-fn quiet(_: &str, _: u64, _: u64) {}
+use crate::explore::{canary_is_convicted, survives};
 
 #[test]
 fn unannounced_stores_are_convicted_in_both_fault_models() {
-    for canary in redundancy::canary(&Settings::default()) {
-        let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
-        assert!(first.finding.contains("reported as damaged") || first.finding.contains("modified outside"), "{first}");
-        let again = explore::replay(&first.replay).unwrap().unwrap();
-        assert_eq!(again.to_string(), first.to_string());
-    }
+    canary_is_convicted(Target::Redundancy, |first| {
+        first.finding.contains("reported as damaged") || first.finding.contains("modified outside")
+    });
 }
 
 #[test]
 fn redundancy_survives_a_bounded_exploration() {
-    let settings = Settings { states: 2000, jobs: 2, ..Settings::default() };
-    let outcome = redundancy::explore(&settings, &quiet);
-    for violation in &outcome.violations {
-        eprintln!("{violation}\n");
-    }
-    assert!(outcome.violations.is_empty());
-    assert!(outcome.states >= 2000);
-}
-
-#[test]
-fn tokens_that_name_nothing_are_refused() {
-    for token in [
-        "pmem/redundancy/announced",
-        "disk/redundancy/announced/spread:seed-1",
-        "pmem/careless/guessed/spread:seed-1",
-        "pmem/redundancy/tracked/spread:seed-x",
-    ] {
-        assert!(explore::replay(token).is_err(), "{token}");
-    }
+    survives(Target::Redundancy, 2000, 2);
 }
 
 /// A superblock names 64 pages, and a list has 500 in a block.

@@ -9,40 +9,21 @@ use untorn::Error;
 use untorn::options::Order;
 use untorn::region::{Region, RegionStore, StoreOptions};
 use untorn::testing::storage::MediumClass;
-use untorn_sim::explore::{self, Settings, regions};
+use untorn_sim::explore::Target;
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 
-fn quiet(_: &str, _: u64, _: u64) {}
+use crate::explore::{canary_is_convicted, differs, survives};
 
 const BOTH: [MediumClass; 2] = [MediumClass::PersistentMemory, MediumClass::Block];
 
 #[test]
 fn an_in_place_region_store_is_convicted_in_both_models() {
-    for canary in regions::canary(&Settings::default()) {
-        let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
-        assert!(first.finding.contains("differs from"), "{first}");
-        let again = explore::replay(&first.replay).unwrap().unwrap();
-        assert_eq!(again.to_string(), first.to_string());
-    }
+    canary_is_convicted(Target::Regions, differs);
 }
 
 #[test]
 fn region_stores_survive_a_bounded_exploration() {
-    let states = untorn_testing::cases(1500, 4000);
-    let settings = Settings { states, jobs: 2, ..Settings::default() };
-    let outcome = regions::explore(&settings, &quiet);
-    for violation in &outcome.violations {
-        eprintln!("{violation}\n");
-    }
-    assert!(outcome.violations.is_empty());
-    assert!(outcome.states >= states);
-}
-
-#[test]
-fn tokens_of_region_stores_that_name_nothing_are_refused() {
-    for token in ["pmem/snapshot/one-fence", "disk/snapshot/one-fence:seed-1", "pmem/in-place/one-fence:seed-x"] {
-        assert!(explore::replay(token).is_err(), "{token}");
-    }
+    survives(Target::Regions, untorn_testing::cases(1500, 4000), 2);
 }
 
 fn options() -> StoreOptions {

@@ -1,11 +1,11 @@
 //! The states that a crash may leave of files behind a log.
 
-use super::super::shared::digest;
+use super::super::finding::{Found, wrong};
 use super::ops::{Grown, NAMES, State};
 
 /// The states that a crash may leave.
 #[derive(Clone, Debug, Hash)]
-pub(super) struct Allowed {
+pub(in crate::explore) struct Allowed {
     pub(super) states: Vec<State>,
     /// No log at all.
     pub(super) missing: bool,
@@ -28,16 +28,12 @@ impl Allowed {
         Allowed { states, missing: false, torn: None, mixed: false, grown: Grown::new(), direct: false }
     }
 
-    pub(super) fn digest(&self) -> u64 {
-        digest(self)
-    }
-
-    pub(super) fn difference(&self, found: &State) -> Option<String> {
+    pub(super) fn check(&self, when: &str, found: &State) -> Found<()> {
         if self.states.contains(found) || self.may_be_torn(found) || self.mixed && self.may_be_mixed(found) {
-            return None;
+            return Ok(());
         }
         let allowed: Vec<String> = self.states.iter().map(show).collect();
-        Some(format!("differs from every allowed state: {}, not {}", show(found), allowed.join(" or ")))
+        wrong(format!("{when} differs from every allowed state: {}, not {}", show(found), allowed.join(" or ")))
     }
 
     fn may_be_mixed(&self, found: &State) -> bool {

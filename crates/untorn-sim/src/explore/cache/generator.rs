@@ -10,7 +10,7 @@ use crate::rng::Rng;
 const MOST_UNSYNCED: usize = 5;
 
 /// Draws operations that a cache must be able to do.
-pub(super) struct Generator {
+pub(in crate::explore) struct Generator {
     pub(super) rng: Rng,
     fails: bool,
     /// Whether files are written through.

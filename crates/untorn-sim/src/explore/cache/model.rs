@@ -107,7 +107,7 @@ impl Leaving {
 
 /// The content that the files must have.
 #[derive(Clone, Debug)]
-pub(super) struct Model {
+pub(in crate::explore) struct Model {
     pub(super) durability: Durability,
     durable: Files,
     pub(super) unsynced: Vec<Effect>,

@@ -7,29 +7,31 @@ use untorn::AtomicFile;
 use untorn::redundancy::{Damage, ProtectOptions};
 use untorn::report::ProtectionProblem;
 
-use super::super::life::{Finding, Found, guarded};
+use super::super::companion::{self, PAGE, PATH, Superblock};
+use super::super::finding::{Found, guarded, tried, wrong};
 use super::config::Config;
-use super::life::{Expected, PAGE, PATH, wrong};
+use super::life::Expected;
 use crate::medium::SimMedium;
 use crate::rng::Rng;
 
 /// Opens the file with its engine, which must find a state that it may be in.
 pub(super) fn open(config: &Config, medium: &SimMedium, expected: &Expected) -> Found<AtomicFile> {
-    let opened = guarded("opening", || config.options().open_on(medium.clone(), PATH))?;
-    let file = opened.map_err(|error| Finding::new(format!("opening failed: {error}")))?;
+    let file = tried("opening", || config.options().open_on(medium.clone(), PATH))?;
     let held = read(&file)?;
-    if expected.states.contains(&held) {
-        Ok(file)
-    } else {
-        wrong("the file's bytes match no committed state".to_owned())
-    }
+    if expected.states.contains(&held) { Ok(file) } else { wrong("the file's bytes match no committed state") }
 }
 
 pub(super) fn read(file: &AtomicFile) -> Found<Vec<u8>> {
     let mut held = vec![0; file.len() as usize];
-    let done = guarded("reading", || file.read_at(&mut held, 0))?;
-    done.map_err(|error| Finding::new(format!("reading failed: {error}")))?;
+    tried("reading", || file.read_at(&mut held, 0))?;
     Ok(held)
+}
+
+/// Whether the file is empty, so that it has no companion, or its companion is for another length.
+fn is_of_another_length(medium: &SimMedium) -> bool {
+    let len = medium.peek(PATH).map_or(0, |bytes| bytes.len() as u64);
+    let side = companion::path(medium).ok().flatten().and_then(|side| medium.peek(side));
+    len == 0 || side.and_then(|side| Superblock::of(&side)).is_some_and(|superblock| superblock.len != len)
 }
 
 /// Judges what redundancy says of a file that a crash left, and of which nothing was damaged.
@@ -49,8 +51,7 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
         }) if expected.resizing || expected.unprotected => return Ok(()),
         Err(error) => return wrong(format!("opening without changes failed: {error}")),
     };
-    let report = guarded("scrubbing", || looked.scrub())?;
-    let report = report.map_err(|error| Finding::new(format!("scrubbing failed: {error}")))?;
+    let report = tried("scrubbing", || looked.scrub())?;
     for damage in &report.damage {
         match damage {
             Damage::Page(range) => {
@@ -89,8 +90,9 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
     Ok(())
 }
 
-/// Checks the file after a pass, with no other user.
-pub(super) fn is_covered(file: &AtomicFile) -> Found<()> {
+/// Makes a pass over the file, which has no other user, and checks that all of it is covered then.
+pub(super) fn cover(file: &AtomicFile) -> Found<()> {
+    tried("covering", || file.sync_redundancy())?;
     if file.is_empty() {
         return Ok(());
     }
@@ -134,7 +136,7 @@ impl Sidecar {
 /// is torn, or it is not yet durable that the sidecar is open again.
 pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
     let Ok(looked) = ProtectOptions::new().look_on(medium.clone(), PATH) else { return Ok(()) };
-    let coverage = looked.coverage().map_err(|error| Finding::new(format!("reading the coverage failed: {error}")))?;
+    let coverage = tried("reading the coverage", || looked.coverage())?;
     let report = guarded("scrubbing", || looked.scrub())?;
     let is_clean = report.is_ok_and(|report| report.is_clean());
     drop(looked);
@@ -166,8 +168,7 @@ pub(super) fn mend(medium: &SimMedium, file: &AtomicFile, rng: &mut Rng) -> Foun
     if let Some(sidecar) = Sidecar::of(file).filter(|_| rng.one_in(2))
         && let Some(before) = sidecar.rot(medium, rng)
     {
-        let report = guarded("repair", || file.repair())?;
-        let report = report.map_err(|error| Finding::new(format!("repair failed: {error}")))?;
+        let report = tried("repair", || file.repair())?;
         if medium.peek(&sidecar.path).unwrap_or_default() != before {
             return wrong(format!("a byte of the sidecar was reported as covered, but was not restored: {report:?}"));
         }
@@ -182,8 +183,7 @@ pub(super) fn mend(medium: &SimMedium, file: &AtomicFile, rng: &mut Rng) -> Foun
     }
     let at = rng.below(before.len() as u64);
     medium.rot(PATH, at, &[before[at as usize] ^ 1 << rng.below(8)]);
-    let report = guarded("repair", || file.repair())?;
-    let report = report.map_err(|error| Finding::new(format!("repair failed: {error}")))?;
+    let report = tried("repair", || file.repair())?;
     if medium.peek(PATH).unwrap_or_default() != before {
         return wrong(format!("byte {at} was reported as covered, but was not restored: {report:?}"));
     }

@@ -8,19 +8,17 @@ use untorn::redundancy::{ProtectOptions, StripeLayout};
 use untorn::testing::storage::{Barrier, MediumClass};
 use untorn::{Durability, EngineKind, Options};
 
-use super::super::STATES_A_CASE;
-use super::super::config::{medium_of, medium_word};
-use super::super::life::Finding;
-use super::super::scripted::{Case, Scripted};
-use super::super::shared::Shared;
-use super::life;
+use super::super::Target;
+use super::super::companion::PAGE;
+use super::super::search::Configuration;
+use super::super::tokens::{MEDIA, value_of, word_of, words};
 
 /// Data pages of a stripe.
 const STRIPE: u32 = 3;
 
 /// One point of the space of configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Config {
+pub(in crate::explore) struct Config {
     pub(super) medium: MediumClass,
     pub(super) engine: EngineKind,
     pub(super) durability: Durability,
@@ -42,27 +40,29 @@ impl Config {
             .record_area(2, 4)
             .log_size(256 << 10)
             .checkpoint_threads(0)
-            .max_len(16 * life::PAGE as u64)
+            .max_len(16 * PAGE as u64)
             .redundancy(redundancy)
     }
 }
 
-impl Scripted for Config {
-    const WORDS: &'static [&'static str] = &["covered", "untold"];
-    const NOUN: &'static str = "redundancy of an engine's file";
-    const SALT: u64 = 0x636f_7665;
-    const STATES: u64 = STATES_A_CASE;
+/// Whether the program is the canary.
+const MODES: &[(&str, bool)] = &[("covered", false), ("untold", true)];
+/// Whether stores are covered at once.
+const STORES: &[(&str, bool)] = &[("announced", false), ("synchronous", true)];
 
-    fn barriers() -> Vec<Barrier> {
+impl Configuration for Config {
+    const SALT: u64 = 0x636f_7665;
+
+    fn has_mode(word: &str) -> bool {
+        value_of(MODES, word).is_ok()
+    }
+
+    fn barriers(&self) -> Vec<Barrier> {
         // The others that an engine's stores come by belong to redundancy of any file, whose exploration convicts them.
         untorn::testing::sidecar_redundancy_barriers()
     }
 
-    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
-        life::run(case, shared)
-    }
-
-    fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
+    fn all(_: Target, media: &[MediumClass], canary: bool) -> Vec<Config> {
         let engines = [
             (EngineKind::Reflection, Durability::PerWrite),
             (EngineKind::Reflection, Durability::PerCommit),
@@ -83,11 +83,9 @@ impl Scripted for Config {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.canary { "untold" } else { "covered" };
-        let when = if self.synchronous { "synchronous" } else { "announced" };
-        let (medium, engine, durability, layout) =
-            (medium_word(self.medium), self.engine, self.durability, self.layout);
-        write!(f, "{medium}/{what}/{engine}/{durability}/{when}/{layout}")
+        let (medium, mode) = (word_of(MEDIA, &self.medium), word_of(MODES, &self.canary));
+        let (engine, durability, layout) = (self.engine, self.durability, self.layout);
+        write!(f, "{medium}/{mode}/{engine}/{durability}/{}/{layout}", word_of(STORES, &self.synchronous))
     }
 }
 
@@ -95,36 +93,14 @@ impl FromStr for Config {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words: Vec<&str> = text.split('/').collect();
-        let [medium, what, engine, durability, when, layout] = words[..] else {
-            return Err(format!("{text:?} is not a configuration: expected six words separated by slashes"));
-        };
+        let [medium, mode, engine, durability, stores, layout] = words(text)?;
         Ok(Config {
-            medium: medium_of(medium)?,
-            canary: match what {
-                "covered" => false,
-                "untold" => true,
-                other => return Err(format!("{other:?} is not a mode; use covered or untold")),
-            },
+            medium: value_of(MEDIA, medium)?,
+            canary: value_of(MODES, mode)?,
             engine: engine.parse()?,
             durability: durability.parse()?,
-            synchronous: match when {
-                "announced" => false,
-                "synchronous" => true,
-                other => return Err(format!("{other:?} is not a kind of store; use announced or synchronous")),
-            },
+            synchronous: value_of(STORES, stores)?,
             layout: layout.parse()?,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::scripted::tokens_survive;
-    use super::*;
-
-    #[test]
-    fn a_case_survives_its_token() {
-        tokens_survive::<Config>(12, 6);
     }
 }

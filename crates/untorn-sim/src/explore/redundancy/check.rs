@@ -1,24 +1,20 @@
 //! The checks of every machine that a crash leaves.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use twox_hash::XxHash3_64;
 use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, Tracker};
-use untorn::testing::storage::{Access, Medium, MediumFile};
 
-use super::super::life::{Finding, Found, guarded};
+use super::super::companion::{self, PAGE, PATH, Superblock};
+use super::super::finding::{Found, tried, wrong};
 use super::config::Config;
-use super::ops::{LEN, Model, PAGE, PAGES, STRIPE, range};
+use super::ops::{LEN, Model, PAGES, STRIPE, range};
 use crate::medium::SimMedium;
 use crate::rng::Rng;
 
-pub(super) const PATH: &str = "/data";
-
 /// Page tables in little: they record stores, and are forgotten when the process ends.
 #[derive(Default)]
-pub(super) struct Memory(Mutex<BTreeSet<u64>>);
+pub(in crate::explore) struct Memory(Mutex<BTreeSet<u64>>);
 
 impl Memory {
     pub(super) fn note(&self, page: u64) {
@@ -55,13 +51,6 @@ pub(super) fn open(config: &Config, medium: &SimMedium) -> untorn::Result<(Prote
     Ok((protected, memory))
 }
 
-/// The companion file, if there is one.
-pub(super) fn companion(medium: &SimMedium) -> untorn::Result<Option<String>> {
-    let file = medium.open(Path::new(PATH), Access::Read, 0)?;
-    let name = format!("/.untorn/{}.redundancy", file.identity()?.inode);
-    Ok(medium.exists(Path::new(&name))?.then_some(name))
-}
-
 /// All pages of the file, as programs see them.
 pub(super) fn contents(medium: &SimMedium) -> Vec<Vec<u8>> {
     let bytes = medium.peek(PATH).unwrap_or_default();
@@ -70,7 +59,7 @@ pub(super) fn contents(medium: &SimMedium) -> Vec<Vec<u8>> {
 
 /// The properties that a crash image must have.
 #[derive(Clone, Debug)]
-pub(super) struct Expected {
+pub(in crate::explore) struct Expected {
     pub(super) model: Model,
     /// Pages that the operation under way stores to, if any.
     pub(super) stored: BTreeSet<u64>,
@@ -86,34 +75,17 @@ fn page_of(range: &PageRange) -> u64 {
     range.offset / PAGE as u64
 }
 
-/// Whether the newer whole superblock of a companion file says that it was closed, by `docs/format.md`.
-fn says_closed(side: &[u8]) -> bool {
-    let word = |block: &[u8], at: usize| u64::from_le_bytes(block[at..at + 8].try_into().unwrap_or_default());
-    let whole = |block: &&[u8]| word(block, PAGE - 8) == XxHash3_64::oneshot(&block[..PAGE - 8]);
-    let superblocks = side.chunks_exact(PAGE).take(2).filter(whole);
-    superblocks.max_by_key(|block| word(block, 56)).is_some_and(|block| block[116..120] == [1, 0, 0, 0])
-}
-
-fn wrong<T>(what: String) -> Found<T> {
-    Err(Finding::new(what))
-}
-
 /// Scrubs and repairs a machine on which no process has the file open, then protects it again.
 pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rng: &mut Rng) -> Found<()> {
-    let failed = |what: &str, error: untorn::Error| Finding::new(format!("{what} failed: {error}"));
-    let Some(name) = companion(medium).map_err(|error| failed("finding the redundancy file", error))? else {
-        return if expected.unprotected {
-            Ok(())
-        } else {
-            wrong("the redundancy file does not exist after the crash".to_owned())
-        };
+    let Some(side) = tried("finding the redundancy file", || companion::path(medium))? else {
+        return if expected.unprotected { Ok(()) } else { wrong("the redundancy file does not exist after the crash") };
     };
     let before = contents(medium);
     let model = &expected.model;
-    let closed = says_closed(&medium.peek(&name).unwrap_or_default());
-    let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
-    let looked = looked.map_err(|error| failed("looking", error))?;
-    let report = guarded("repair", || looked.repair())?.map_err(|error| failed("repair", error))?;
+    let superblock = Superblock::of(&medium.peek(&side).unwrap_or_default());
+    let closed = superblock.is_some_and(|superblock| superblock.is_closed);
+    let looked = tried("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
+    let report = tried("repair", || looked.repair())?;
     drop(looked);
     let torn = report.scrub.damage.iter().any(|damage| matches!(damage, Damage::Table { offset } if *offset >= 8192));
     for damage in &report.scrub.damage {
@@ -174,14 +146,12 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
 
 /// Protects the file again. Pages that are called covered then must survive damage.
 fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8>], rng: &mut Rng) -> Found<()> {
-    let failed = |what: &str, error: untorn::Error| Finding::new(format!("{what} failed: {error}"));
-    let opened = guarded("opening", || open(config, medium))?;
-    let (protected, _memory) = opened.map_err(|error| failed("opening", error))?;
-    guarded("covering", || protected.sync())?.map_err(|error| failed("covering", error))?;
+    let (protected, _memory) = tried("opening", || open(config, medium))?;
+    tried("covering", || protected.sync())?;
     if !expected.model.hopeless.is_empty() || expected.model.side_rotten {
         return Ok(());
     }
-    let coverage = protected.coverage().map_err(|error| failed("reading the coverage", error))?;
+    let coverage = tried("reading the coverage", || protected.coverage())?;
     if coverage.uncovered > 0 || !coverage.lost.is_empty() {
         return wrong(format!("after a crash and a whole pass, some pages are not covered: {coverage:?}"));
     }
@@ -190,14 +160,14 @@ fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8
     let may_change =
         |page: &u64| expected.model.rotten.contains_key(page) || expected.failed && expected.stored.contains(page);
     if (0..).zip(settled.iter().zip(now)).any(|(page, (is, was))| is != was && !may_change(&page)) {
-        return wrong("covering changed the file's bytes".to_owned());
+        return wrong("covering changed the file's bytes");
     }
     if (0..).zip(&settled).any(|(page, is)| expected.model.rotten.get(&page).is_some_and(|truth| truth != is)) {
         return Ok(());
     }
     let page = rng.below(PAGES);
     damage(medium, page, rng);
-    let report = guarded("repair", || protected.repair())?.map_err(|error| failed("repair", error))?;
+    let report = tried("repair", || protected.repair())?;
     if contents(medium) != settled {
         return wrong(format!("page {page} was reported as covered, but was not restored: {report:?}"));
     }

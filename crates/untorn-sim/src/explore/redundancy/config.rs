@@ -6,12 +6,9 @@ use std::str::FromStr;
 use untorn::redundancy::StripeLayout;
 use untorn::testing::storage::{Barrier, MediumClass};
 
-use super::super::STATES_A_CASE;
-use super::super::config::{medium_of, medium_word};
-use super::super::life::Finding;
-use super::super::scripted::{Case, Scripted};
-use super::super::shared::Shared;
-use super::life;
+use super::super::Target;
+use super::super::search::Configuration;
+use super::super::tokens::{MEDIA, value_of, word_of, words};
 
 /// How stores are found out, and when they are covered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,14 +21,14 @@ pub(super) enum Way {
     Tracked,
 }
 
-impl Way {
-    const WORDS: [(Way, &'static str); 3] =
-        [(Way::Announced, "announced"), (Way::Synchronous, "synchronous"), (Way::Tracked, "tracked")];
-}
+const WAYS: &[(&str, Way)] =
+    &[("announced", Way::Announced), ("synchronous", Way::Synchronous), ("tracked", Way::Tracked)];
+/// Whether the program is the canary.
+const MODES: &[(&str, bool)] = &[("redundancy", false), ("careless", true)];
 
 /// One point of the space of configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Config {
+pub(in crate::explore) struct Config {
     pub(super) medium: MediumClass,
     pub(super) way: Way,
     pub(super) layout: StripeLayout,
@@ -51,21 +48,18 @@ impl Config {
     }
 }
 
-impl Scripted for Config {
-    const WORDS: &'static [&'static str] = &["redundancy", "careless"];
-    const NOUN: &'static str = "redundancy";
+impl Configuration for Config {
     const SALT: u64 = 0x7265_6475;
-    const STATES: u64 = STATES_A_CASE;
 
-    fn barriers() -> Vec<Barrier> {
+    fn has_mode(word: &str) -> bool {
+        value_of(MODES, word).is_ok()
+    }
+
+    fn barriers(&self) -> Vec<Barrier> {
         untorn::testing::redundancy_barriers()
     }
 
-    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
-        life::run(case, shared)
-    }
-
-    fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
+    fn all(_: Target, media: &[MediumClass], canary: bool) -> Vec<Config> {
         let ways: &[Way] = if canary { &[Way::Announced] } else { &[Way::Announced, Way::Tracked, Way::Synchronous] };
         let mut all = Vec::new();
         for &way in ways {
@@ -79,9 +73,8 @@ impl Scripted for Config {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let engine = if self.canary { "careless" } else { "redundancy" };
-        let way = Way::WORDS.iter().find(|(way, _)| *way == self.way).map_or("", |(_, word)| word);
-        write!(f, "{}/{engine}/{way}/{}", medium_word(self.medium), self.layout)
+        let (medium, mode) = (word_of(MEDIA, &self.medium), word_of(MODES, &self.canary));
+        write!(f, "{medium}/{mode}/{}/{}", word_of(WAYS, &self.way), self.layout)
     }
 }
 
@@ -89,32 +82,12 @@ impl FromStr for Config {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words: Vec<&str> = text.split('/').collect();
-        let [medium, engine, way, layout] = words[..] else {
-            return Err(format!("{text:?} is not a configuration: expected four words separated by slashes"));
-        };
+        let [medium, mode, way, layout] = words(text)?;
         Ok(Config {
-            medium: medium_of(medium)?,
-            canary: match engine {
-                "redundancy" => false,
-                "careless" => true,
-                other => return Err(format!("{other:?} is not a mode; use redundancy or careless")),
-            },
-            way: Way::WORDS.iter().find(|(_, word)| *word == way).map(|(way, _)| *way).ok_or_else(|| {
-                format!("{way:?} is not a way to detect stores; use announced, synchronous or tracked")
-            })?,
+            medium: value_of(MEDIA, medium)?,
+            canary: value_of(MODES, mode)?,
+            way: value_of(WAYS, way)?,
             layout: layout.parse()?,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::scripted::tokens_survive;
-    use super::*;
-
-    #[test]
-    fn a_case_survives_its_token() {
-        tokens_survive::<Config>(12, 4);
     }
 }

@@ -1,92 +1,124 @@
-//! One life of a machine with a protected file: a script of operations, crashed everywhere.
+//! A life of a machine with a protected file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use untorn::redundancy::{Damage, ProtectOptions, Protected};
+use untorn::redundancy::{Damage, ProtectOptions, Protected, StripeLayout};
 use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 
-use super::super::life::{Effort, Finding, Found, describe, guarded};
-use super::super::recorder::{Point, Recorder};
-use super::super::scripted::Case;
+use super::super::companion::{self, PATH};
+use super::super::finding::{Finding, Found, guarded, tried, wrong};
+use super::super::life::{Pace, Paced, Plan, Subject};
+use super::super::recorder::Point;
+use super::super::search::Case;
 use super::super::shared::Shared;
-use super::check::{Expected, Memory, PATH, check, companion, contents, damage, open};
+use super::check::{Expected, Memory, check, contents, damage, open};
 use super::config::Config;
 use super::ops::{Generator, LEN, Model, Op, PAGES, bytes_of, range};
-use crate::choice::Choice;
 use crate::file::SimFile;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
 const SYNC: Barrier = Barrier::new("somebody-else.sync");
 
-/// The data that every life of a case shares.
-struct Context<'a> {
-    config: Config,
-    muted: Option<Barrier>,
-    effort: Effort,
-    shared: &'a Shared,
-}
+type Life<'a> = super::super::life::Life<'a, Config>;
 
-struct Life<'a> {
-    context: &'a Context<'a>,
-    medium: SimMedium,
-    recorder: Arc<Recorder>,
-    protected: Option<(Protected, Arc<Memory>)>,
-    model: Model,
-    seed: u64,
-    generation: u32,
-    phases: u64,
-    log: Vec<String>,
-}
+const PACE: Pace = Pace {
+    caps: &[16, 64],
+    samples: &[8, 16, 32],
+    afterlives: &[10, 40],
+    minor_cap: 8,
+    depth: 2,
+    creations: 8,
+    untested: 8,
+    tested: 5,
+};
 
-/// Runs a case to its first violation.
-pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> {
-    let mut rng = Rng::derive(case.seed, 1);
-    let effort = Effort {
-        cap: *rng.pick(&[16, 64]),
-        samples: *rng.pick(&[8, 16, 32]),
-        afterlife: *rng.pick(&[10, 40]),
-        depth: 2,
-    };
-    let context = Context { config: case.config, muted: case.muted, effort, shared };
-    let medium = SimMedium::new(case.config.medium);
-    let bytes: Vec<u8> = (0..PAGES).flat_map(|page| bytes_of(page, 0)).collect();
-    medium.install(PATH, &bytes);
-    let mut life = Life::new(&context, medium, case.seed);
-    let creation = rng.one_in(8);
-    let (before, after) = (rng.below(8), 1 + rng.below(5));
-    let result = life.begin(creation, true).and_then(|()| life.play(rng, before, after));
-    life.report(result).err()
-}
+impl Subject for Config {
+    type Handle = (Protected, Arc<Memory>);
+    type Model = Model;
+    type Expected = Expected;
+    type Script = Generator;
 
-impl<'a> Life<'a> {
-    fn new(context: &'a Context<'a>, medium: SimMedium, seed: u64) -> Self {
-        if let Some(barrier) = context.muted {
-            medium.mutate(barrier);
+    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
+        let medium = SimMedium::new(case.config.medium);
+        let bytes: Vec<u8> = (0..PAGES).flat_map(|page| bytes_of(page, 0)).collect();
+        medium.install(PATH, &bytes);
+        PACE.run(case, shared, medium, Model::default())
+    }
+
+    fn inherit(_: &Life<'_>, expected: &Expected) -> Model {
+        expected.model.clone()
+    }
+
+    /// The file is protected again, unless it is unknown here which pages are still damaged.
+    fn begin(life: &mut Life<'_>, expected: &Expected, _killed: bool, mut rng: Rng) -> Found<Option<Plan<Generator>>> {
+        let certain = expected.stored.is_empty() && expected.foreign.is_empty() && life.model.rotten.is_empty();
+        if !certain || life.model.side_rotten {
+            return check(life.config(), &life.medium, expected, &mut rng).map(|()| None);
         }
-        let recorder = Recorder::attach(&medium);
-        let (protected, model, log) = (None, Model::default(), Vec::new());
-        Life { context, medium, recorder, protected, model, seed, generation: 0, phases: 0, log }
+        let phases = rng.below(4);
+        if rng.one_in(2) {
+            life.look(expected)?;
+        }
+        life.protect(true, expected.unprotected)?;
+        Ok(Some(Plan { script: life.config().script(rng), untested: 0, tested: phases }))
     }
 
-    /// Puts the operations of this life in front of what a finding says already.
-    fn report<T>(&mut self, result: Found<T>) -> Found<T> {
-        result.map_err(|mut finding| {
-            finding.operations.extend(self.log.drain(..).rev());
-            finding
-        })
+    fn step(life: &mut Life<'_>, script: &mut Generator, tested: bool) -> Found<()> {
+        let op = script.next(&life.model);
+        life.operation(&op, script, tested)
     }
 
+    /// An image of the same bytes may differ in the time of its files.
+    fn digest(expected: &Expected, medium: &SimMedium) -> Found<u64> {
+        let modified = tried("opening the file", || companion::modified(medium))?;
+        Ok(expected.model.digest() ^ mix(modified))
+    }
+
+    fn recover(life: &Life<'_>, medium: &SimMedium, expected: &Expected, seed: u64) -> Found<()> {
+        check(life.config(), medium, expected, &mut Rng::new(seed))
+    }
+
+    /// Continues with a tool that looks at the file, or with another life.
+    fn after_kill(life: &Life<'_>, point: &Point, expected: &Expected, rng: &mut Rng) -> Found<()> {
+        if point.decisive() && life.generation == 0 && rng.one_in(3) {
+            let mut next = Life::new(life.context, point.state.killed(), expected.model.clone(), rng.next_u64());
+            next.generation = life.context.effort.depth;
+            return next.live(|life| life.look(expected).map(|()| None));
+        }
+        if !life.lives_on(rng) {
+            return Ok(());
+        }
+        life.next_life(point.state.killed(), expected, true, rng.next_u64())
+    }
+}
+
+impl Paced for Config {
+    fn create(life: &mut Life<'_>, tested: bool) -> Found<()> {
+        life.protect(tested, true)
+    }
+
+    fn script(&self, rng: Rng) -> Generator {
+        Generator {
+            rng,
+            spread: self.layout == StripeLayout::Spread,
+            fails: self.medium == MediumClass::Block && !self.is_tracked() && !self.canary,
+            synchronous: self.is_synchronous(),
+            rots: !self.canary,
+        }
+    }
+}
+
+impl Life<'_> {
     fn expected(&self) -> Expected {
         let model = self.model.clone();
         Expected { model, stored: BTreeSet::new(), failed: false, foreign: BTreeSet::new(), unprotected: false }
     }
 
     /// Opens the file, which may not be protected yet.
-    fn begin(&mut self, tested: bool, unprotected: bool) -> Found<()> {
+    fn protect(&mut self, tested: bool, unprotected: bool) -> Found<()> {
         self.log.push("open".to_owned());
         self.recorder.arm(tested);
         let during = Expected { unprotected, ..self.expected() };
@@ -98,30 +130,25 @@ impl<'a> Life<'a> {
     }
 
     fn open(&mut self) -> Found<()> {
-        let opened = guarded("opening", || open(&self.context.config, &self.medium))?;
-        self.protected = Some(opened.map_err(|error| Finding::new(format!("opening failed: {error}")))?);
+        self.handle = Some(tried("opening", || open(self.config(), &self.medium))?);
         Ok(())
     }
 
     fn protected(&self) -> &Protected {
-        &self.protected.as_ref().expect("the file is protected while a script runs").0
+        &self.handle().0
     }
 
     fn cover(&mut self) -> Found<()> {
-        let covered = guarded("covering", || self.protected().sync())?;
-        covered.map_err(|error| Finding::new(format!("covering failed: {error}")))?;
+        tried("covering", || self.protected().sync())?;
         self.covered()
     }
 
     /// After a pass, the pages that were stored to are covered, except in stripes with damage that cannot be
     /// repaired.
     fn covered(&mut self) -> Found<()> {
-        let coverage = self
-            .protected()
-            .coverage()
-            .map_err(|error| Finding::new(format!("reading the coverage failed: {error}")))?;
+        let coverage = tried("reading the coverage", || self.protected().coverage())?;
         if coverage.uncovered > 0 && self.model.is_repairable() {
-            return Err(Finding::new(format!("after a whole pass, some pages are not covered: {coverage:?}")));
+            return wrong(format!("after a whole pass, some pages are not covered: {coverage:?}"));
         }
         self.model.fresh.clear();
         if coverage.uncovered > 0 {
@@ -140,31 +167,8 @@ impl<'a> Life<'a> {
         self.model.hopeless.retain(|page| rotten.contains_key(page));
     }
 
-    /// Runs random steps, the first of them without crashes.
-    fn play(&mut self, rng: Rng, untested: u64, tested: u64) -> Found<()> {
-        let config = self.context.config;
-        let mut generator = Generator {
-            rng,
-            spread: config.layout == untorn::redundancy::StripeLayout::Spread,
-            fails: config.medium == MediumClass::Block && !config.is_tracked() && !config.canary,
-            synchronous: config.is_synchronous(),
-            rots: !config.canary,
-        };
-        for step in 0..untested + tested {
-            if self.context.shared.stopped() {
-                break;
-            }
-            let op = generator.next(&self.model);
-            self.operation(&op, &mut generator, step >= untested)?;
-        }
-        self.recorder.arm(false);
-        self.protected = None;
-        self.faults(&self.medium)
-    }
-
     fn file(&self) -> Found<SimFile> {
-        let opened = self.medium.open(Path::new(PATH), Access::ReadWrite, LEN as u64);
-        opened.map_err(|error| Finding::new(format!("opening the file failed: {error}")))
+        tried("opening the file", || self.medium.open(Path::new(PATH), Access::ReadWrite, LEN as u64))
     }
 
     fn operation(&mut self, op: &Op, generator: &mut Generator, tested: bool) -> Found<()> {
@@ -185,7 +189,7 @@ impl<'a> Life<'a> {
                 // A damaged page beside a page that is being stored to may already have any content.
                 during.model.hopeless = self.model.hopeless.clone();
                 during.model.hopeless.extend(during.stored.iter().filter(|page| self.model.rotten.contains_key(page)));
-                if self.context.config.is_synchronous() {
+                if self.config().is_synchronous() {
                     // Once it is made, the difference is in the parity, and the damaged page still is too.
                     self.model.hopeless = before;
                 }
@@ -195,20 +199,14 @@ impl<'a> Life<'a> {
                     self.model.hopeless.remove(page);
                     self.model.fresh.insert(*page);
                 }
-                if self.context.config.is_synchronous() {
+                if self.config().is_synchronous() {
                     self.covered()?;
                 }
             }
             Op::Cover => self.cover()?,
             Op::CoverFails(nth) => {
-                self.recorder.trip(*nth, mix(self.seed ^ mix(self.phases)));
-                let result = guarded("covering", || self.protected().sync())?;
-                if result.is_ok() == self.recorder.tripped() {
-                    return Err(Finding::new(format!(
-                        "{op}: the result does not match whether the flush failed: {result:?}"
-                    )));
-                }
-                self.protected = None;
+                self.without_a_flush(op, *nth, |life| guarded("covering", || life.protected().sync()))?;
+                self.let_go()?;
                 // A table block may be torn, and with it what is known of the pages in it.
                 during.model.hopeless.extend(self.model.rotten.keys());
                 self.reopen(false)?;
@@ -216,16 +214,12 @@ impl<'a> Life<'a> {
             Op::StoreFails(nth, page, tag) => {
                 during.stored.insert(*page);
                 during.failed = true;
-                self.recorder.trip(*nth, mix(self.seed ^ mix(self.phases)));
-                let result = guarded("storing", || self.store(&[(*page, *tag)]))?;
-                // The next call reports a failure of covering.
-                let result = result.and_then(|()| self.protected().coverage().map(drop));
-                if result.is_ok() == self.recorder.tripped() {
-                    return Err(Finding::new(format!(
-                        "{op}: the result does not match whether the flush failed: {result:?}"
-                    )));
-                }
-                self.protected = None;
+                self.without_a_flush(op, *nth, |life| {
+                    let result = guarded("storing", || life.store(&[(*page, *tag)]))?;
+                    // The next call reports a failure of covering.
+                    Ok(result.and_then(|()| life.protected().coverage().map(drop)))
+                })?;
+                self.let_go()?;
                 // A table block may be torn, and with it what is known of the pages in it.
                 during.model.hopeless.extend(self.model.rotten.keys());
                 self.model.rotten.remove(page);
@@ -240,7 +234,7 @@ impl<'a> Life<'a> {
                 during = self.expected();
             }
             Op::RotSide(page) => {
-                let name = companion(&self.medium).map_err(failed)?.unwrap_or_default();
+                let name = companion::path(&self.medium).map_err(failed)?.unwrap_or_default();
                 let at = page * 4096 + generator.rng.below(4096);
                 let byte = self.medium.peek(&name).and_then(|bytes| bytes.get(at as usize).copied());
                 if let Some(byte) = byte {
@@ -252,7 +246,7 @@ impl<'a> Life<'a> {
             Op::Scrub => self.scrub()?,
             Op::Repair => self.repair()?,
             Op::Reopen { clean } => {
-                if !clean && self.context.config.is_tracked() {
+                if !clean && self.config().is_tracked() {
                     // From here on it is unknown whether they are damaged.
                     during.model.hopeless.extend(self.model.rotten.keys());
                 }
@@ -273,7 +267,7 @@ impl<'a> Life<'a> {
                 self.model.rotten.insert(*page, truth);
                 self.model.hopeless.insert(*page);
                 during = Expected { stored: BTreeSet::from([*other]), ..self.expected() };
-                if self.context.config.is_synchronous() {
+                if self.config().is_synchronous() {
                     // With synchronous covering, this page is not beyond repair.
                     self.model.hopeless.remove(page);
                 }
@@ -308,9 +302,9 @@ impl<'a> Life<'a> {
     /// Stores as the program does: it announces each store first, except for the canary that must be convicted.
     fn store_bytes(&self, page: u64, bytes: &[u8]) -> untorn::Result<()> {
         let file = self.medium.open(Path::new(PATH), Access::ReadWrite, LEN as u64)?;
-        let (protected, memory) = self.protected.as_ref().expect("the file is protected while a script runs");
+        let (protected, memory) = self.handle();
         let at = range(page);
-        let told = !self.context.config.is_tracked() && !self.context.config.canary;
+        let told = !self.config().is_tracked() && !self.config().canary;
         let stores = if told { Some(protected.announce(at.start as u64..at.end as u64)?) } else { None };
         memory.note(page);
         file.store(at.start as u64, bytes)?;
@@ -319,23 +313,21 @@ impl<'a> Life<'a> {
     }
 
     fn end(&mut self, clean: bool) -> Found<()> {
-        let Some((protected, _)) = self.protected.take() else { return Ok(()) };
-        if clean {
-            let closed = guarded("closing", || protected.close())?;
-            closed.map_err(|error| Finding::new(format!("closing failed: {error}")))?;
-            self.settle();
+        match self.handle.take() {
+            Some((protected, _)) if clean => {
+                tried("closing", || protected.close())?;
+                self.settle();
+            }
+            handle => drop(handle),
         }
         Ok(())
     }
 
     fn reopen(&mut self, clean: bool) -> Found<()> {
-        let forgets = !clean && self.protected.is_some() && self.context.config.is_tracked();
+        let forgets = !clean && self.handle.is_some() && self.config().is_tracked();
         self.end(clean)?;
         self.open()?;
-        let coverage = self
-            .protected()
-            .coverage()
-            .map_err(|error| Finding::new(format!("reading the coverage failed: {error}")))?;
+        let coverage = tried("reading the coverage", || self.protected().coverage())?;
         // They are covered as they are from now on.
         self.model.rotten.retain(|page, _| forgets || !coverage.unknown.contains(page));
         self.model.hopeless.retain(|page| forgets || !coverage.unknown.contains(page));
@@ -343,7 +335,7 @@ impl<'a> Life<'a> {
             if let Some(page) = self.model.rotten.keys().find(|page| !coverage.unknown.contains(page))
                 && self.model.is_repairable()
             {
-                return Err(Finding::new(format!("damaged page {page} was accepted as valid after a crash")));
+                return wrong(format!("damaged page {page} was accepted as valid after a crash"));
             }
             self.model.rotten.clear();
             self.model.hopeless.clear();
@@ -352,45 +344,41 @@ impl<'a> Life<'a> {
     }
 
     fn scrub(&mut self) -> Found<()> {
-        let report = guarded("scrubbing", || self.protected().scrub())?;
-        let report = report.map_err(|error| Finding::new(format!("scrubbing failed: {error}")))?;
+        let report = tried("scrubbing", || self.protected().scrub())?;
         let mut found = BTreeSet::new();
         for damage in &report.damage {
             match damage {
                 Damage::Page(range) => drop(found.insert(range.offset / 4096)),
                 other if !self.model.side_rotten => {
-                    return Err(Finding::new(format!("without a crash, the scrub reported {other:?}")));
+                    return wrong(format!("without a crash, the scrub reported {other:?}"));
                 }
                 _ => {}
             }
         }
         let rotten: BTreeSet<u64> = self.model.rotten.keys().copied().collect();
         if found != rotten && !(self.model.side_rotten && found.is_subset(&rotten)) {
-            return Err(Finding::new(format!(
-                "without a crash, the scrub reported pages {found:?} as damaged, not {rotten:?}"
-            )));
+            return wrong(format!("without a crash, the scrub reported pages {found:?} as damaged, not {rotten:?}"));
         }
         Ok(())
     }
 
     fn repair(&mut self) -> Found<()> {
         let before = contents(&self.medium);
-        let report = guarded("repairing", || self.protected().repair())?;
-        let report = report.map_err(|error| Finding::new(format!("repairing failed: {error}")))?;
+        let report = tried("repairing", || self.protected().repair())?;
         let after = contents(&self.medium);
         let touched = (0..PAGES).filter(|page| before[*page as usize] != after[*page as usize]);
         if touched.clone().any(|page| self.model.rotten.get(&page) != Some(&after[page as usize])) {
-            return Err(Finding::new(format!("without a crash, a repair changed undamaged pages: {report:?}")));
+            return wrong(format!("without a crash, a repair changed undamaged pages: {report:?}"));
         }
         if !report.lost.is_empty() && (touched.count() > 0 || self.model.is_repairable()) {
-            return Err(Finding::new(format!(
+            return wrong(format!(
                 "without a crash, a repair reported lost pages wrongly, or changed pages anyway: {report:?}"
-            )));
+            ));
         }
         self.settle();
         if report.lost.is_empty() {
             if !self.model.rotten.is_empty() && self.model.is_repairable() {
-                return Err(Finding::new(format!("without a crash, a repair left damage: {report:?}")));
+                return wrong(format!("without a crash, a repair left damage: {report:?}"));
             }
             // Skipped pages may still be damaged.
             self.model.side_rotten &= report.scrub.skipped > 0;
@@ -398,132 +386,18 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Crashes the machine at every point recorded since the last call, and checks what is left.
-    fn crash(&mut self, during: &Expected, after: &Expected) -> Found<()> {
-        self.recorder.returned(&self.medium);
-        self.recorder.arm(false);
-        self.note_reached(&self.medium);
-        self.faults(&self.medium)?;
-        self.phases += 1;
-        let Effort { cap, samples, .. } = self.context.effort;
-        for (index, point) in (0_u64..).zip(self.recorder.take()) {
-            let expected = if point.before.is_some() { during } else { after };
-            let mut rng = Rng::new(mix(self.seed ^ mix(self.phases << 32 | index)));
-            let (cap, samples) = if point.decisive() { (cap, samples) } else { (cap.min(8), samples.div_ceil(6)) };
-            let choices: Vec<Choice> = match point.state.choices(cap) {
-                Some(choices) => choices.collect(),
-                None => {
-                    let fixed = [point.state.everything(), point.state.nothing()];
-                    fixed.into_iter().chain((0..samples).map(|_| point.state.sample(&mut rng))).collect()
-                }
-            };
-            for choice in &choices {
-                if self.context.shared.stopped() {
-                    return Ok(());
-                }
-                let afterlife = self.lives_on(&mut rng);
-                self.check(&point, choice, expected, afterlife).map_err(|finding| finding.at(&point, choice))?;
-            }
-            let tool = point.decisive() && self.generation == 0 && rng.one_in(3);
-            if tool || self.lives_on(&mut rng) {
-                let seed = rng.next_u64();
-                self.after_kill(point.state.killed(), expected, seed, tool).map_err(|mut finding| {
-                    finding.operations.push(format!("— all processes killed, {}", describe(&point)));
-                    finding
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether an image lives on; decided before anything is known of it, so that a replay decides alike.
-    fn lives_on(&self, rng: &mut Rng) -> bool {
-        let deep_enough = self.generation < self.context.effort.depth;
-        rng.one_in(self.context.effort.afterlife << (2 * self.generation)) && deep_enough
-    }
-
-    fn check(&self, point: &Point, choice: &Choice, expected: &Expected, afterlife: bool) -> Found<()> {
-        let image = point.state.image(choice);
-        let digest = image.digest();
-        let medium = image.boot();
-        // An image of the same bytes may differ in the time of its files.
-        let modified = self.modified(&medium)?;
-        if !self.context.shared.note(digest, expected.model.digest() ^ mix(modified)) {
-            return Ok(());
-        }
-        self.context.shared.recoveries.fetch_add(1, Ordering::Relaxed);
-        let seed = mix(self.seed ^ choice.digest());
-        if afterlife {
-            return self.next_life(medium, expected, seed);
-        }
-        check(&self.context.config, &medium, expected, &mut Rng::new(seed))?;
-        self.note_reached(&medium);
-        self.faults(&medium)
-    }
-
-    fn modified(&self, medium: &SimMedium) -> Found<u64> {
-        let stamp = medium.open(Path::new(PATH), Access::Read, 0).and_then(|file| file.stamp());
-        stamp.map(|stamp| stamp.modified).map_err(|error| Finding::new(format!("the file cannot be opened: {error}")))
-    }
-
-    /// Continues after all processes were killed: with a tool that looks at the file, or with another life.
-    fn after_kill(&self, medium: SimMedium, expected: &Expected, seed: u64, tool: bool) -> Found<()> {
-        if !tool {
-            return self.next_life(medium, expected, seed);
-        }
-        let mut life = Life::new(self.context, medium, seed);
-        life.generation = self.context.effort.depth;
-        let result = life.look(expected);
-        life.report(result)
-    }
-
-    /// The file is protected again under the eyes of the recorder, so that this is crashed too, then a few more steps.
-    fn next_life(&self, medium: SimMedium, expected: &Expected, seed: u64) -> Found<()> {
-        let mut life = Life::new(self.context, medium, seed);
-        life.generation = self.generation + 1;
-        life.model = expected.model.clone();
-        // Here it is unknown which pages are still damaged.
-        let certain = expected.stored.is_empty() && expected.foreign.is_empty() && life.model.rotten.is_empty();
-        if !certain || life.model.side_rotten {
-            return check(&self.context.config, &life.medium, expected, &mut Rng::new(seed));
-        }
-        let mut rng = Rng::new(seed);
-        let phases = rng.below(4);
-        let looks = rng.one_in(2);
-        let result = if looks { life.look(expected) } else { Ok(()) };
-        let result =
-            result.and_then(|()| life.begin(true, expected.unprotected)).and_then(|()| life.play(rng, 0, phases));
-        life.report(result)
-    }
-
     /// A tool scrubs and repairs the file before a process protects it again.
     fn look(&mut self, expected: &Expected) -> Found<()> {
-        if companion(&self.medium).map_or(true, |found| found.is_none()) {
+        if companion::path(&self.medium).map_or(true, |found| found.is_none()) {
             return Ok(());
         }
         self.log.push("scrub and repair by a tool".to_owned());
         self.recorder.arm(true);
-        let mended = guarded("looking", || {
+        tried("scrubbing and repairing", || {
             let looked = ProtectOptions::new().look_on(self.medium.clone(), PATH)?;
             looked.repair()?;
             looked.scrub()
         })?;
-        mended.map_err(|error| Finding::new(format!("opening without changes failed: {error}")))?;
         self.crash(expected, expected)
-    }
-
-    fn note_reached(&self, medium: &SimMedium) {
-        if let Some(barrier) = self.context.muted
-            && medium.reached().contains(&barrier)
-        {
-            self.context.shared.reached.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn faults(&self, medium: &SimMedium) -> Found<()> {
-        match medium.faults().first() {
-            Some(fault) => Err(Finding::new(format!("{fault}"))),
-            None => Ok(()),
-        }
     }
 }

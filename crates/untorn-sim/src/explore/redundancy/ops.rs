@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::super::companion::PAGE;
 use super::super::shared::digest;
 use crate::rng::{Rng, mix};
 
 /// Bytes of the file: its last page is short.
 pub(super) const LEN: usize = 6 * PAGE + 1000;
-pub(super) const PAGE: usize = 4096;
 pub(super) const PAGES: u64 = 7;
 /// Data pages of a stripe.
 pub(super) const STRIPE: u64 = 3;
@@ -81,7 +81,7 @@ impl fmt::Display for Op {
 
 /// The known state of the file.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Model {
+pub(in crate::explore) struct Model {
     /// Pages that were stored to and are not covered.
     pub(super) fresh: BTreeSet<u64>,
     /// Damaged pages, and what they held when they were covered.
@@ -105,7 +105,7 @@ impl Model {
 }
 
 /// Draws steps.
-pub(super) struct Generator {
+pub(in crate::explore) struct Generator {
     pub(super) rng: Rng,
     pub(super) spread: bool,
     /// Whether flushes may fail.

@@ -6,16 +6,13 @@ use std::str::FromStr;
 use untorn::options::Order;
 use untorn::testing::storage::{Barrier, MediumClass};
 
-use super::super::STATES_A_CASE;
-use super::super::config::{medium_of, medium_word};
-use super::super::life::Finding;
-use super::super::scripted::{Case, Scripted};
-use super::super::shared::Shared;
-use super::life;
+use super::super::Target;
+use super::super::search::Configuration;
+use super::super::tokens::{MEDIA, value_of, word_of, words};
 
 /// One point of the space of configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Config {
+pub(in crate::explore) struct Config {
     pub(super) medium: MediumClass,
     pub(super) order: Order,
     /// Whether pages are stored to in mapped regions, or written by copies.
@@ -24,21 +21,22 @@ pub(super) struct Config {
     pub(super) canary: bool,
 }
 
-impl Scripted for Config {
-    const WORDS: &'static [&'static str] = &["snapshot", "snapshot-mapped", "in-place"];
-    const NOUN: &'static str = "region store";
-    const SALT: u64 = 0x7265_6769;
-    const STATES: u64 = STATES_A_CASE;
+/// Whether a store is the canary, and whether pages are stored to in mapped regions.
+const MODES: &[(&str, (bool, bool))] =
+    &[("snapshot", (false, false)), ("snapshot-mapped", (false, true)), ("in-place", (true, false))];
 
-    fn barriers() -> Vec<Barrier> {
+impl Configuration for Config {
+    const SALT: u64 = 0x7265_6769;
+
+    fn has_mode(word: &str) -> bool {
+        value_of(MODES, word).is_ok()
+    }
+
+    fn barriers(&self) -> Vec<Barrier> {
         untorn::testing::region_barriers()
     }
 
-    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
-        life::run(case, shared)
-    }
-
-    fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
+    fn all(_: Target, media: &[MediumClass], canary: bool) -> Vec<Config> {
         let orders = if canary { vec![Order::OneFence] } else { vec![Order::OneFence, Order::TwoFence] };
         let faces = if canary { &[false][..] } else { &[false, true][..] };
         let on = |order| {
@@ -51,12 +49,8 @@ impl Scripted for Config {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let engine = match (self.canary, self.mapped) {
-            (true, _) => "in-place",
-            (_, true) => "snapshot-mapped",
-            _ => "snapshot",
-        };
-        write!(f, "{}/{engine}/{}", medium_word(self.medium), self.order)
+        let mode = word_of(MODES, &(self.canary, self.mapped));
+        write!(f, "{}/{mode}/{}", word_of(MEDIA, &self.medium), self.order)
     }
 }
 
@@ -64,32 +58,8 @@ impl FromStr for Config {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words: Vec<&str> = text.split('/').collect();
-        let [medium, engine, order] = words[..] else {
-            return Err(format!("{text:?} is not a configuration: expected three words separated by slashes"));
-        };
-        Ok(Config {
-            medium: medium_of(medium)?,
-            canary: match engine {
-                "snapshot" | "snapshot-mapped" => false,
-                "in-place" => true,
-                other => {
-                    return Err(format!("{other:?} is not a region engine; use snapshot, snapshot-mapped or in-place"));
-                }
-            },
-            mapped: engine == "snapshot-mapped",
-            order: order.parse()?,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::scripted::tokens_survive;
-    use super::*;
-
-    #[test]
-    fn a_case_survives_its_token() {
-        tokens_survive::<Config>(8, 2);
+        let [medium, mode, order] = words(text)?;
+        let (canary, mapped) = value_of(MODES, mode)?;
+        Ok(Config { medium: value_of(MEDIA, medium)?, order: order.parse()?, mapped, canary })
     }
 }

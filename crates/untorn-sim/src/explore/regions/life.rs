@@ -1,26 +1,24 @@
-//! One life of a machine with a region store: a script of operations, crashed everywhere; what each crash leaves is
-//! recovered and checked, and now and then lives on, to be crashed again.
+//! A life of a machine with a region store.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use untorn::testing::storage::{Barrier, Medium, MediumClass};
+use untorn::testing::storage::{Medium, MediumClass};
 
-use super::super::life::{Effort, Finding, Found, describe, guarded};
-use super::super::recorder::{Point, Recorder};
-use super::super::scripted::Case;
+use super::super::finding::{Finding, Found, guarded, tried, wrong};
+use super::super::life::{Pace, Paced, Plan, Subject};
+use super::super::search::Case;
 use super::super::shared::{Shared, digest};
 use super::config::Config;
 use super::ops::{Generator, Model, Op, State};
-use super::subject::{PATH, Subject};
-use crate::choice::Choice;
+use super::store::{Opened, PATH};
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
+type Life<'a> = super::super::life::Life<'a, Config>;
+
 /// The states that a crash may leave.
 #[derive(Clone, Debug, Hash)]
-struct Allowed {
+pub(in crate::explore) struct Allowed {
     states: Vec<State>,
     /// No store at all.
     missing: bool,
@@ -31,116 +29,100 @@ impl Allowed {
         Allowed { states: vec![state.clone()], missing: false }
     }
 
-    fn digest(&self) -> u64 {
-        digest(self)
-    }
-
-    fn difference(&self, found: &State) -> Option<String> {
-        (!self.states.contains(found))
-            .then(|| format!("differs from every allowed state: {found:?}, not {:?}", self.states))
-    }
-}
-
-/// The data that every life of a case shares.
-struct Context<'a> {
-    config: Config,
-    muted: Option<Barrier>,
-    effort: Effort,
-    shared: &'a Shared,
-}
-
-struct Life<'a> {
-    context: &'a Context<'a>,
-    medium: SimMedium,
-    recorder: Arc<Recorder>,
-    subject: Option<Subject>,
-    model: Model,
-    seed: u64,
-    generation: u32,
-    phases: u64,
-    log: Vec<String>,
-}
-
-/// Runs a case to its first violation.
-pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> {
-    let mut rng = Rng::derive(case.seed, 1);
-    let effort = Effort {
-        cap: *rng.pick(&[16, 64, 256]),
-        samples: *rng.pick(&[8, 16, 48]),
-        afterlife: *rng.pick(&[10, 40, 150]),
-        depth: 2,
-    };
-    let context = Context { config: case.config, muted: case.muted, effort, shared };
-    let mut life = Life::new(&context, SimMedium::new(case.config.medium), case.seed);
-    let creation = rng.one_in(12);
-    let (before, after) = (rng.below(8), 1 + rng.below(4));
-    let result = life.create(creation).and_then(|()| life.play(rng, before, after));
-    life.report(result).err()
-}
-
-impl<'a> Life<'a> {
-    fn new(context: &'a Context<'a>, medium: SimMedium, seed: u64) -> Self {
-        if let Some(barrier) = context.muted {
-            medium.mutate(barrier);
+    fn check(&self, when: &str, found: &State) -> Found<()> {
+        if self.states.contains(found) {
+            return Ok(());
         }
-        let recorder = Recorder::attach(&medium);
-        let (subject, model, log) = (None, Model::default(), Vec::new());
-        Life { context, medium, recorder, subject, model, seed, generation: 0, phases: 0, log }
+        wrong(format!("{when} differs from every allowed state: {found:?}, not {:?}", self.states))
+    }
+}
+
+const PACE: Pace = Pace {
+    caps: &[16, 64, 256],
+    samples: &[8, 16, 48],
+    afterlives: &[10, 40, 150],
+    minor_cap: 8,
+    depth: 2,
+    creations: 12,
+    untested: 8,
+    tested: 4,
+};
+
+impl Subject for Config {
+    type Handle = Opened;
+    type Model = Model;
+    type Expected = Allowed;
+    type Script = Generator;
+
+    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
+        PACE.run(case, shared, SimMedium::new(case.config.medium), Model::default())
     }
 
-    /// Puts the operations of this life in front of what a finding says already.
-    fn report<T>(&mut self, result: Found<T>) -> Found<T> {
-        result.map_err(|mut finding| {
-            finding.operations.extend(self.log.drain(..).rev());
-            finding
-        })
+    fn inherit(_: &Life<'_>, _: &Allowed) -> Model {
+        Model::default()
     }
 
-    fn create(&mut self, tested: bool) -> Found<()> {
-        self.log.push("create the store".to_owned());
-        self.recorder.arm(tested);
-        let made = guarded("create", || Subject::create(&self.context.config, &self.medium))?;
-        self.subject = Some(made.map_err(|error| Finding::new(format!("creating failed: {error}")))?);
-        self.crash(&Allowed { states: vec![State::new()], missing: true }, &Allowed::one(&State::new()))
+    fn begin(life: &mut Life<'_>, allowed: &Allowed, _killed: bool, mut rng: Rng) -> Found<Option<Plan<Generator>>> {
+        let phases = rng.below(4);
+        life.resume(allowed)?;
+        Ok(Some(Plan { script: life.config().script(rng), untested: 0, tested: phases }))
     }
 
+    /// Runs a random phase.
+    fn step(life: &mut Life<'_>, script: &mut Generator, tested: bool) -> Found<()> {
+        for op in script.phase(&mut life.model.clone()) {
+            life.recorder.arm(tested);
+            life.operation(&op)?;
+        }
+        Ok(())
+    }
+
+    fn digest(allowed: &Allowed, _: &SimMedium) -> Found<u64> {
+        Ok(digest(allowed))
+    }
+
+    fn recover(life: &Life<'_>, medium: &SimMedium, allowed: &Allowed, _seed: u64) -> Found<()> {
+        if !medium.exists(Path::new(PATH)).unwrap_or(false) {
+            return if allowed.missing { Ok(()) } else { wrong("the store does not exist after the crash") };
+        }
+        let mut store = tried("opening after the crash", || Opened::open(life.config(), medium))?;
+        allowed.check("the recovered store", &see(&mut store)?)?;
+        match tried("the audit", || store.audit())? {
+            Some(fault) => wrong(format!("the audit of the recovered store found: {fault}")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Paced for Config {
+    fn create(life: &mut Life<'_>, tested: bool) -> Found<()> {
+        life.log.push("create the store".to_owned());
+        life.recorder.arm(tested);
+        life.handle = Some(tried("creating", || Opened::create(life.config(), &life.medium))?);
+        life.crash(&Allowed { states: vec![State::new()], missing: true }, &Allowed::one(&State::new()))
+    }
+
+    fn script(&self, rng: Rng) -> Generator {
+        Generator::new(rng, self.medium == MediumClass::Block && !self.canary)
+    }
+}
+
+impl Life<'_> {
     /// Opens what an earlier life left, which may be any of these states, and keeps what it sees.
-    fn begin(&mut self, allowed: &Allowed) -> Found<()> {
+    fn resume(&mut self, allowed: &Allowed) -> Found<()> {
         self.recorder.arm(true);
         if !self.medium.exists(Path::new(PATH)).unwrap_or(false) {
             if !allowed.missing {
-                return Err(Finding::new("the store does not exist after the crash".to_owned()));
+                return wrong("the store does not exist after the crash");
             }
-            return self.create(true);
+            return Config::create(self, true);
         }
         self.log.push("open the store".to_owned());
         self.open()?;
         let seen = self.see()?;
-        if let Some(difference) = allowed.difference(&seen) {
-            return Err(Finding::new(format!("after an open, the store {difference}")));
-        }
+        allowed.check("after an open, the store", &seen)?;
         self.model = Model::of(seen.clone());
         self.crash(allowed, &Allowed::one(&seen))
-    }
-
-    /// Runs random phases, the first of them without crashes.
-    fn play(&mut self, rng: Rng, untested: u64, tested: u64) -> Found<()> {
-        let fails = self.context.config.medium == MediumClass::Block && !self.context.config.canary;
-        let mut generator = Generator::new(rng, fails);
-        for phase in 0..untested + tested {
-            if self.context.shared.stopped() {
-                break;
-            }
-            let ops = generator.phase(&mut self.model.clone());
-            for op in &ops {
-                self.recorder.arm(phase >= untested);
-                self.operation(op)?;
-            }
-        }
-        self.recorder.arm(false);
-        let subject = self.subject.take();
-        guarded("dropping the store", || drop(subject))?;
-        self.faults(&self.medium)
     }
 
     fn operation(&mut self, op: &Op) -> Found<()> {
@@ -152,14 +134,16 @@ impl<'a> Life<'a> {
                 self.end(clean)?;
                 self.open()?;
             }
-            Op::PmsyncFails { nth, .. } => self.without_a_flush(op, nth, |life| life.attempt(op))?,
+            Op::PmsyncFails { nth, .. } => {
+                self.without_a_flush(op, nth, |life| life.attempt(op))?;
+                self.open()?;
+            }
             Op::ReopenFails { clean, nth } => {
                 self.end(clean)?;
                 self.without_a_flush(op, nth, Life::try_open)?;
+                self.open()?;
             }
-            _ => {
-                self.attempt(op)?.map_err(|error| Finding::new(format!("{op} failed: {error}")))?;
-            }
+            _ => self.attempt(op)?.map_err(|error| Finding::new(format!("{op} failed: {error}")))?,
         }
         let during = Allowed { states: vec![before, self.model.durable.clone()], missing: false };
         let opened = matches!(op, Op::Reopen { .. } | Op::PmsyncFails { .. } | Op::ReopenFails { .. });
@@ -170,12 +154,10 @@ impl<'a> Life<'a> {
             let unfailing = !matches!(op, Op::PmsyncFails { .. });
             let expected = if opened { &during.states[1] } else { &self.model.all_visible() };
             if unfailing && seen != *expected {
-                return Err(Finding::new(format!("without a crash, the store holds {seen:?}, not {expected:?}")));
+                return wrong(format!("without a crash, the store holds {seen:?}, not {expected:?}"));
             }
             if opened {
-                if let Some(difference) = during.difference(&seen) {
-                    return Err(Finding::new(format!("without a crash, the store {difference}")));
-                }
+                during.check("without a crash, the store", &seen)?;
                 self.model = Model::of(seen);
             }
         }
@@ -184,158 +166,31 @@ impl<'a> Life<'a> {
     }
 
     fn attempt(&mut self, op: &Op) -> Found<untorn::Result<()>> {
-        let subject = self.subject.as_mut().expect("a store is open while a script runs");
-        guarded(&op.to_string(), || subject.perform(op))
+        let store = self.handle.as_mut().expect("a store is open while a script runs");
+        guarded(op, || store.perform(op))
     }
 
     fn end(&mut self, clean: bool) -> Found<()> {
-        let subject = self.subject.take().expect("a store is open while a script runs");
-        let ended = guarded("closing", || subject.end(clean))?;
-        ended.map_err(|error| Finding::new(format!("closing failed: {error}")))
+        let store = self.handle.take();
+        tried("closing", || store.map_or(Ok(()), |store| store.end(clean)))
     }
 
     fn try_open(&mut self) -> Found<untorn::Result<()>> {
-        let opened = guarded("opening", || Subject::open(&self.context.config, &self.medium))?;
-        Ok(opened.map(|subject| self.subject = Some(subject)))
+        self.let_go()?;
+        let opened = guarded("opening", || Opened::open(self.config(), &self.medium))?;
+        Ok(opened.map(|store| self.handle = Some(store)))
     }
 
     fn open(&mut self) -> Found<()> {
         self.try_open()?.map_err(|error| Finding::new(format!("opening failed: {error}")))
     }
 
-    /// Does something during which a flush fails, and opens the store again, on a machine whose page cache holds what
-    /// its disk does not.
-    fn without_a_flush(
-        &mut self,
-        op: &Op,
-        nth: u32,
-        act: impl FnOnce(&mut Self) -> Found<untorn::Result<()>>,
-    ) -> Found<()> {
-        self.recorder.trip(nth, mix(self.seed ^ mix(self.phases)));
-        let result = act(self)?;
-        match (result, self.recorder.tripped()) {
-            (Ok(()), false) | (Err(_), true) => {}
-            (Ok(()), true) => return Err(Finding::new(format!("{op}: succeeded although a flush failed"))),
-            (Err(error), false) => return Err(Finding::new(format!("{op}: failed although no flush failed: {error}"))),
-        }
-        let subject = self.subject.take();
-        guarded("dropping the store", || drop(subject))?;
-        self.open()
-    }
-
     fn see(&mut self) -> Found<State> {
-        let subject = self.subject.as_mut().expect("a store is open while it is read");
-        see(subject)
-    }
-
-    /// Crashes the machine at every point recorded since the last call, and checks what is left: something of
-    /// `during`, and of `after` once the operation has returned.
-    fn crash(&mut self, during: &Allowed, after: &Allowed) -> Found<()> {
-        self.recorder.returned(&self.medium);
-        self.recorder.arm(false);
-        self.note_reached(&self.medium);
-        self.faults(&self.medium)?;
-        self.phases += 1;
-        let Effort { cap, samples, .. } = self.context.effort;
-        for (index, point) in (0_u64..).zip(self.recorder.take()) {
-            let allowed = if point.before.is_some() { during } else { after };
-            let mut rng = Rng::new(mix(self.seed ^ mix(self.phases << 32 | index)));
-            let (cap, samples) = if point.decisive() { (cap, samples) } else { (cap.min(8), samples.div_ceil(6)) };
-            let choices: Vec<Choice> = match point.state.choices(cap) {
-                Some(choices) => choices.collect(),
-                None => {
-                    let fixed = [point.state.everything(), point.state.nothing()];
-                    fixed.into_iter().chain((0..samples).map(|_| point.state.sample(&mut rng))).collect()
-                }
-            };
-            for choice in &choices {
-                if self.context.shared.stopped() {
-                    return Ok(());
-                }
-                let afterlife = self.lives_on(&mut rng);
-                self.check(&point, choice, allowed, afterlife).map_err(|finding| finding.at(&point, choice))?;
-            }
-            if self.lives_on(&mut rng) {
-                let seed = rng.next_u64();
-                self.next_life(point.state.killed(), allowed, seed).map_err(|mut finding| {
-                    finding.operations.push(format!("— all processes killed, {}", describe(&point)));
-                    finding
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether an image lives on; decided before anything is known of it, so that a replay decides alike.
-    fn lives_on(&self, rng: &mut Rng) -> bool {
-        let deep_enough = self.generation < self.context.effort.depth;
-        rng.one_in(self.context.effort.afterlife << (2 * self.generation)) && deep_enough
-    }
-
-    fn check(&self, point: &Point, choice: &Choice, allowed: &Allowed, afterlife: bool) -> Found<()> {
-        let image = point.state.image(choice);
-        if !self.context.shared.note(image.digest(), allowed.digest()) {
-            return Ok(());
-        }
-        self.context.shared.recoveries.fetch_add(1, Ordering::Relaxed);
-        let medium = image.boot();
-        if afterlife {
-            return self.next_life(medium, allowed, mix(self.seed ^ choice.digest()));
-        }
-        self.recover(&medium, allowed)
-    }
-
-    fn recover(&self, medium: &SimMedium, allowed: &Allowed) -> Found<()> {
-        if !medium.exists(Path::new(PATH)).unwrap_or(false) {
-            return if allowed.missing {
-                Ok(())
-            } else {
-                Err(Finding::new("the store does not exist after the crash".to_owned()))
-            };
-        }
-        let opened = guarded("recovery", || Subject::open(&self.context.config, medium))?;
-        let mut subject = opened.map_err(|error| Finding::new(format!("the store does not open: {error}")))?;
-        let seen = see(&mut subject)?;
-        self.note_reached(medium);
-        if let Some(difference) = allowed.difference(&seen) {
-            return Err(Finding::new(format!("the recovered store {difference}")));
-        }
-        let audit = guarded("the audit", || subject.audit())?;
-        let wrong = audit.map_err(|error| Finding::new(format!("the audit failed: {error}")))?;
-        if let Some(wrong) = wrong {
-            return Err(Finding::new(format!("the audit of the recovered store found: {wrong}")));
-        }
-        self.faults(medium)
-    }
-
-    /// Recovery under the eyes of the recorder, so that it is crashed too, then a few more operations.
-    fn next_life(&self, medium: SimMedium, allowed: &Allowed, seed: u64) -> Found<()> {
-        let mut life = Life::new(self.context, medium, seed);
-        life.generation = self.generation + 1;
-        let mut rng = Rng::new(seed);
-        let phases = rng.below(4);
-        let result = life.begin(allowed).and_then(|()| life.play(rng, 0, phases));
-        life.report(result)
-    }
-
-    fn note_reached(&self, medium: &SimMedium) {
-        if let Some(barrier) = self.context.muted
-            && medium.reached().contains(&barrier)
-        {
-            self.context.shared.reached.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn faults(&self, medium: &SimMedium) -> Found<()> {
-        match medium.faults().first() {
-            Some(fault) => Err(Finding::new(format!("{fault}"))),
-            None => Ok(()),
-        }
+        see(self.handle.as_mut().expect("a store is open while it is read"))
     }
 }
 
-fn see(subject: &mut Subject) -> Found<State> {
-    let read = guarded("reading all regions", || subject.read())?;
-    let read = read.map_err(|error| Finding::new(format!("reading all regions failed: {error}")))?;
+fn see(store: &mut Opened) -> Found<State> {
+    let read = tried("reading all regions", || store.read())?;
     read.map_err(|what| Finding::new(format!("the store is damaged: {what}")))
 }

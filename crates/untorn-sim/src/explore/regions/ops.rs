@@ -87,7 +87,7 @@ impl fmt::Display for Op {
 
 /// The content that a store must have: durably, and as its program sees it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Model {
+pub(in crate::explore) struct Model {
     pub(super) durable: State,
     /// Regions with changes that are not committed.
     working: State,
@@ -136,7 +136,7 @@ impl Model {
 }
 
 /// Draws operations that a store must be able to do.
-pub(super) struct Generator {
+pub(in crate::explore) struct Generator {
     pub(super) rng: Rng,
     /// Whether flushes may fail.
     fails: bool,

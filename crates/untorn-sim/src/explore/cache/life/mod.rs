@@ -1,112 +1,127 @@
-//! One life of a machine with files behind a log: a script of operations, crashed everywhere; what each crash leaves is
-//! recovered and checked, and now and then lives on, to be crashed again.
+//! A life of a machine with files behind a log.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use untorn::Durability;
-use untorn::testing::storage::{Barrier, Medium, MediumClass};
+use untorn::testing::storage::{Medium, MediumClass};
 
-use super::super::life::{Effort, Finding, Found, describe, guarded};
-use super::super::recorder::{Point, Recorder};
-use super::super::scripted::Case;
-use super::super::shared::Shared;
+use super::super::finding::{Finding, Found, guarded, tried, wrong};
+use super::super::life::{Pace, Paced, Plan, Subject};
+use super::super::recorder::Point;
+use super::super::search::Case;
+use super::super::shared::{Shared, digest};
 use super::allowed::{Allowed, show};
 use super::config::Config;
 use super::generator::Generator;
 use super::model::Model;
+use super::opened::{DIRECT, LOG, Opened};
 use super::ops::{Op, State};
-use super::subject::{DIRECT, LOG, Subject};
-use crate::choice::Choice;
 use crate::medium::SimMedium;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 
 /// The barrier with which an operation that went past the log syncs the file.
 const PAST: &str = "cache.past";
 
-/// The data that every life of a case shares.
-struct Context<'a> {
-    config: Config,
-    muted: Option<Barrier>,
-    effort: Effort,
-    shared: &'a Shared,
-}
+type Life<'a> = super::super::life::Life<'a, Config>;
 
-struct Life<'a> {
-    context: &'a Context<'a>,
-    medium: SimMedium,
-    recorder: Arc<Recorder>,
-    subject: Option<Subject>,
-    model: Model,
-    seed: u64,
-    generation: u32,
-    phases: u64,
-    log: Vec<String>,
-}
+const PACE: Pace = Pace {
+    caps: &[8, 32, 128],
+    samples: &[4, 12, 32],
+    afterlives: &[10, 40, 150],
+    minor_cap: 8,
+    depth: 2,
+    creations: 12,
+    untested: 24,
+    tested: 8,
+};
 
-/// Runs a case to its first violation.
-pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> {
-    let mut rng = Rng::derive(case.seed, 1);
-    let effort = Effort {
-        cap: *rng.pick(&[8, 32, 128]),
-        samples: *rng.pick(&[4, 12, 32]),
-        afterlife: *rng.pick(&[10, 40, 150]),
-        depth: 2,
-    };
-    let context = Context { config: case.config, muted: case.muted, effort, shared };
-    let mut life = Life::new(&context, SimMedium::new(case.config.medium), case.seed);
-    let creation = rng.one_in(12);
-    let (before, after) = (rng.below(24), 1 + rng.below(8));
-    let result = life.create(creation).and_then(|()| life.play(rng, before, after));
-    life.report(result).err()
-}
+impl Subject for Config {
+    type Handle = Opened;
+    type Model = Model;
+    type Expected = Allowed;
+    type Script = Generator;
 
-impl<'a> Life<'a> {
-    fn new(context: &'a Context<'a>, medium: SimMedium, seed: u64) -> Self {
-        if let Some(barrier) = context.muted {
-            medium.mutate(barrier);
+    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
+        PACE.run(case, shared, SimMedium::new(case.config.medium), Model::new(case.config.durability))
+    }
+
+    fn inherit(life: &Life<'_>, _: &Allowed) -> Model {
+        Model::new(life.config().durability)
+    }
+
+    fn begin(life: &mut Life<'_>, allowed: &Allowed, killed: bool, mut rng: Rng) -> Found<Option<Plan<Generator>>> {
+        let phases = rng.below(4);
+        life.resume(allowed, killed)?;
+        Ok(Some(Plan { script: life.config().script(rng), untested: 0, tested: phases }))
+    }
+
+    fn step(life: &mut Life<'_>, script: &mut Generator, tested: bool) -> Found<()> {
+        let op = script.next(&life.model);
+        life.recorder.arm(tested);
+        life.operation(&op)
+    }
+
+    fn digest(allowed: &Allowed, _: &SimMedium) -> Found<u64> {
+        Ok(digest(allowed))
+    }
+
+    fn recover(life: &Life<'_>, medium: &SimMedium, allowed: &Allowed, _seed: u64) -> Found<()> {
+        if life.is_logless(medium) {
+            return if allowed.missing { Ok(()) } else { wrong("the log does not exist after the crash") };
         }
-        let recorder = Recorder::attach(&medium);
-        let (subject, model, log) = (None, Model::new(context.config.durability), Vec::new());
-        Life { context, medium, recorder, subject, model, seed, generation: 0, phases: 0, log }
+        let opened = tried("opening after the crash", || Opened::open(life.config(), medium))?;
+        allowed.check("the recovered store", &see(&opened)?)
     }
 
-    /// Puts the operations of this life in front of what a finding says already.
-    fn report<T>(&mut self, result: Found<T>) -> Found<T> {
-        result.map_err(|mut finding| {
-            finding.operations.extend(self.log.drain(..).rev());
-            finding
-        })
+    fn after_kill(life: &Life<'_>, point: &Point, allowed: &Allowed, rng: &mut Rng) -> Found<()> {
+        // A killed process may have been writing past the log, or without one. Its bytes are visible, but not
+        // durable before the next sync of the file; the same holds for a name that it was changing.
+        let certain = point.before.is_none() || allowed.torn.is_none() && !allowed.direct;
+        if !life.lives_on(rng) || !certain {
+            return Ok(());
+        }
+        life.next_life(point.state.killed(), allowed, true, rng.next_u64())
     }
+}
 
-    fn create(&mut self, tested: bool) -> Found<()> {
-        self.log.push("create the log".to_owned());
-        self.recorder.arm(tested);
-        let made = guarded("create", || Subject::create(&self.context.config, &self.medium))?;
-        self.subject = Some(made.map_err(|error| Finding::new(format!("creating failed: {error}")))?);
+impl Paced for Config {
+    fn create(life: &mut Life<'_>, tested: bool) -> Found<()> {
+        life.log.push("create the log".to_owned());
+        life.recorder.arm(tested);
+        life.handle = Some(tried("creating", || Opened::create(life.config(), &life.medium))?);
         let nothing = Allowed::one(&State::new());
-        self.crash(&Allowed { missing: true, ..nothing.clone() }, &nothing)
+        life.crash(&Allowed { missing: true, ..nothing.clone() }, &nothing)
+    }
+
+    fn script(&self, rng: Rng) -> Generator {
+        let Config { medium, durability, through, canary } = *self;
+        let fails = medium == MediumClass::Block && !canary;
+        Generator::new(rng, fails, through, through && durability == Durability::PerCommit)
+    }
+}
+
+impl Life<'_> {
+    /// Whether a machine has no log that it should have.
+    fn is_logless(&self, medium: &SimMedium) -> bool {
+        !self.config().canary && !medium.exists(Path::new(LOG)).unwrap_or(false)
     }
 
     /// Opens what an earlier life left, which may be any of these states, and keeps what it sees.
     /// After a kill, what the process did to names may not be durable.
-    fn begin(&mut self, allowed: &Allowed, killed: bool) -> Found<()> {
+    fn resume(&mut self, allowed: &Allowed, killed: bool) -> Found<()> {
         self.recorder.arm(true);
-        if !self.context.config.canary && !self.medium.exists(Path::new(LOG)).unwrap_or(false) {
+        if self.is_logless(&self.medium) {
             if !allowed.missing {
-                return Err(Finding::new("the log does not exist after the crash".to_owned()));
+                return wrong("the log does not exist after the crash");
             }
-            return self.create(true);
+            return Config::create(self, true);
         }
         self.log.push("open the log".to_owned());
         self.open()?;
         self.sync_shown(allowed)?;
         let seen = self.see()?;
-        if let Some(difference) = allowed.difference(&seen) {
-            return Err(Finding::new(format!("after an open, the log {difference}")));
-        }
-        self.model = Model::of(self.context.config.durability, &seen);
+        allowed.check("after an open, the log", &seen)?;
+        self.model = Model::of(self.config().durability, &seen);
         if killed {
             // A removal is durable now if the log had something of the file.
             self.model.may_be_back(&allowed.states);
@@ -117,31 +132,10 @@ impl<'a> Life<'a> {
     /// Files that are written through, with durability left to a sync, may show bytes that a failed log has lost. No
     /// program may rely on these bytes before a sync.
     fn sync_shown(&self, allowed: &Allowed) -> Found<()> {
-        let subject = self.subject.as_ref().expect("the log was just opened");
         if !allowed.mixed {
             return Ok(());
         }
-        let synced = guarded("syncing the files", || subject.sync_shown())?;
-        synced.map_err(|error| Finding::new(format!("syncing the files failed: {error}")))
-    }
-
-    /// Runs random operations, the first of them without crashes.
-    fn play(&mut self, rng: Rng, untested: u64, tested: u64) -> Found<()> {
-        let Config { medium, durability, through, canary } = self.context.config;
-        let fails = medium == MediumClass::Block && !canary;
-        let mut generator = Generator::new(rng, fails, through, through && durability == Durability::PerCommit);
-        for number in 0..untested + tested {
-            if self.context.shared.stopped() {
-                break;
-            }
-            let op = generator.next(&self.model);
-            self.recorder.arm(number >= untested);
-            self.operation(&op)?;
-        }
-        self.recorder.arm(false);
-        let subject = self.subject.take();
-        guarded("dropping the log", || drop(subject))?;
-        self.faults(&self.medium)
+        tried("syncing the files", || self.handle().sync_shown())
     }
 
     fn operation(&mut self, op: &Op) -> Found<()> {
@@ -158,9 +152,7 @@ impl<'a> Life<'a> {
             Op::DrainFails(nth) => self.drain_fails(op, nth)?,
             Op::ReopenFails(nth) => self.reopen_fails(op, nth)?,
             Op::ReopenMissing(name) => self.reopen_missing(name)?,
-            _ => {
-                self.attempt(op)?.map_err(|error| Finding::new(format!("{op} failed: {error}")))?;
-            }
+            _ => self.attempt(op)?.map_err(|error| Finding::new(format!("{op} failed: {error}")))?,
         }
         let seen_past = self.recorder.saw(PAST);
         let torn = op.goes_past(&self.model, seen_past).map(|name| {
@@ -183,7 +175,7 @@ impl<'a> Life<'a> {
         if seen != self.model.visible() {
             let expected = self.model.visible();
             let (seen, expected) = (show(&seen), show(&expected));
-            return Err(Finding::new(format!("without a crash, the log shows {seen}, not {expected}")));
+            return wrong(format!("without a crash, the log shows {seen}, not {expected}"));
         }
         let after = self.allowed();
         self.crash(&during, &after)
@@ -191,7 +183,7 @@ impl<'a> Life<'a> {
 
     /// The states that a crash may leave, given these.
     fn allowed_of(&self, states: Vec<State>) -> Allowed {
-        let Config { through, durability, .. } = self.context.config;
+        let Config { through, durability, .. } = *self.config();
         let mixed = through && durability == Durability::PerCommit;
         Allowed { mixed, grown: self.model.grown(), ..Allowed::of(states) }
     }
@@ -202,15 +194,14 @@ impl<'a> Life<'a> {
     }
 
     fn attempt(&mut self, op: &Op) -> Found<untorn::Result<()>> {
-        let subject = self.subject.as_mut().expect("the log is open while a script runs");
-        guarded(&op.to_string(), || subject.perform(op))
+        let opened = self.handle.as_mut().expect("the log is open while a script runs");
+        guarded(op, || opened.perform(op))
     }
 
     fn try_open(&mut self) -> Found<untorn::Result<()>> {
-        let subject = self.subject.take();
-        guarded("dropping the log", || drop(subject))?;
-        let opened = guarded("opening", || Subject::open(&self.context.config, &self.medium))?;
-        Ok(opened.map(|subject| self.subject = Some(subject)))
+        self.let_go()?;
+        let opened = guarded("opening", || Opened::open(self.config(), &self.medium))?;
+        Ok(opened.map(|opened| self.handle = Some(opened)))
     }
 
     fn open(&mut self) -> Found<()> {
@@ -227,19 +218,11 @@ impl<'a> Life<'a> {
     /// Drains while a flush fails. If it is that of a file, the others go on; if it is the log's, it has to be opened
     /// anew, on a machine whose page cache holds what its disk does not.
     fn drain_fails(&mut self, op: &Op, nth: u32) -> Found<()> {
-        self.recorder.trip(nth, mix(self.seed ^ mix(self.phases)));
-        let result = self.attempt(op)?;
-        match (result, self.recorder.tripped()) {
-            (Ok(()), false) => {
-                self.model.synced();
-                return Ok(());
-            }
-            (Err(_), true) => {}
-            (Ok(()), true) => return Err(Finding::new(format!("{op}: succeeded although a flush failed"))),
-            (Err(error), false) => return Err(Finding::new(format!("{op}: failed although no flush failed: {error}"))),
+        if !self.without_a_flush(op, nth, |life| life.attempt(op))? {
+            self.model.synced();
+            return Ok(());
         }
-        let subject = self.subject.as_ref().expect("the log is open while a script runs");
-        match guarded("listing the failed files", || subject.failed())? {
+        match guarded("listing the failed files", || self.handle().failed())? {
             Some(failed) if !failed.is_empty() => self.model.stuck.extend(failed),
             _ => self.take_what_is_left()?,
         }
@@ -247,11 +230,9 @@ impl<'a> Life<'a> {
     }
 
     fn reopen_fails(&mut self, op: &Op, nth: u32) -> Found<()> {
-        let subject = self.subject.take();
-        guarded("dropping the log", || drop(subject))?;
-        self.recorder.trip(nth, mix(self.seed ^ mix(self.phases)));
-        let (config, medium) = (&self.context.config, &self.medium);
-        let replayed = guarded("replaying", || Subject::replay(config, medium, None))?;
+        self.let_go()?;
+        self.trip(nth);
+        let replayed = guarded("replaying", || Opened::replay(self.config(), &self.medium, None))?;
         if let Ok(Some(name)) = replayed {
             self.recorder.tripped();
             return self.kept(name);
@@ -259,7 +240,7 @@ impl<'a> Life<'a> {
         match (replayed.map(drop).and(self.try_open()?), self.recorder.tripped()) {
             (Ok(()), _) => self.model.synced(),
             (Err(_), true) => self.take_what_is_left()?,
-            (Err(error), false) => return Err(Finding::new(format!("{op}: failed although no flush failed: {error}"))),
+            (Err(error), false) => return wrong(format!("{op}: failed although no flush failed: {error}")),
         }
         self.model.stuck.clear();
         self.model.demoted.clear();
@@ -268,11 +249,8 @@ impl<'a> Life<'a> {
 
     /// Replays while a file is not to be found, then as usual.
     fn reopen_missing(&mut self, missing: u8) -> Found<()> {
-        let subject = self.subject.take();
-        guarded("dropping the log", || drop(subject))?;
-        let (config, medium) = (&self.context.config, &self.medium);
-        let replayed = guarded("replaying", || Subject::replay(config, medium, Some(missing)))?;
-        match replayed.map_err(|error| Finding::new(format!("replaying failed: {error}")))? {
+        self.let_go()?;
+        match tried("replaying", || Opened::replay(self.config(), &self.medium, Some(missing)))? {
             Some(name) => self.kept(name)?,
             None => {
                 self.model.synced();
@@ -292,9 +270,7 @@ impl<'a> Life<'a> {
         let replayed = self.allowed();
         self.crash(&replaying, &replayed)?;
         self.recorder.arm(true);
-        let medium = &self.medium;
-        let written = guarded("writing without the log", || Subject::write_direct(medium, name))?;
-        written.map_err(|error| Finding::new(format!("writing without the log failed: {error}")))?;
+        tried("writing without the log", || Opened::write_direct(&self.medium, name))?;
         let mut state = self.model.visible();
         // Until it has synced its write, a crash may leave a part of it, for instance a length without the byte.
         let torn = state.get_mut(&name).map(|content| {
@@ -318,125 +294,18 @@ impl<'a> Life<'a> {
         self.open()?;
         self.sync_shown(&allowed)?;
         let seen = self.see()?;
-        if let Some(difference) = allowed.difference(&seen) {
-            return Err(Finding::new(format!("after a failed flush, the log {difference}")));
-        }
+        allowed.check("after a failed flush, the log", &seen)?;
         self.model.restart(&seen);
         Ok(())
     }
 
     fn see(&self) -> Found<State> {
-        let subject = self.subject.as_ref().expect("the log is open while it is read");
-        see(subject)
-    }
-
-    /// Crashes the machine at every point recorded since the last call, and checks what is left: something of
-    /// `during`, and of `after` once the operation has returned.
-    fn crash(&mut self, during: &Allowed, after: &Allowed) -> Found<()> {
-        self.recorder.returned(&self.medium);
-        self.recorder.arm(false);
-        self.note_reached(&self.medium);
-        self.faults(&self.medium)?;
-        self.phases += 1;
-        let Effort { cap, samples, .. } = self.context.effort;
-        for (index, point) in (0_u64..).zip(self.recorder.take()) {
-            let allowed = if point.before.is_some() { during } else { after };
-            let mut rng = Rng::new(mix(self.seed ^ mix(self.phases << 32 | index)));
-            let (cap, samples) = if point.decisive() { (cap, samples) } else { (cap.min(8), samples.div_ceil(6)) };
-            let choices: Vec<Choice> = match point.state.choices(cap) {
-                Some(choices) => choices.collect(),
-                None => {
-                    let fixed = [point.state.everything(), point.state.nothing()];
-                    fixed.into_iter().chain((0..samples).map(|_| point.state.sample(&mut rng))).collect()
-                }
-            };
-            for choice in &choices {
-                if self.context.shared.stopped() {
-                    return Ok(());
-                }
-                let afterlife = self.lives_on(&mut rng);
-                self.check(&point, choice, allowed, afterlife).map_err(|finding| finding.at(&point, choice))?;
-            }
-            // A killed process may have been writing past the log, or without one. Its bytes are visible, but not
-            // durable before the next sync of the file; the same holds for a name that it was changing.
-            let certain = point.before.is_none() || during.torn.is_none() && !during.direct;
-            if self.lives_on(&mut rng) && certain {
-                let seed = rng.next_u64();
-                self.next_life(point.state.killed(), allowed, true, seed).map_err(|mut finding| {
-                    finding.operations.push(format!("— all processes killed, {}", describe(&point)));
-                    finding
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether an image lives on; decided before anything is known of it, so that a replay decides alike.
-    fn lives_on(&self, rng: &mut Rng) -> bool {
-        let deep_enough = self.generation < self.context.effort.depth;
-        rng.one_in(self.context.effort.afterlife << (2 * self.generation)) && deep_enough
-    }
-
-    fn check(&self, point: &Point, choice: &Choice, allowed: &Allowed, afterlife: bool) -> Found<()> {
-        let image = point.state.image(choice);
-        if !self.context.shared.note(image.digest(), allowed.digest()) {
-            return Ok(());
-        }
-        self.context.shared.recoveries.fetch_add(1, Ordering::Relaxed);
-        let medium = image.boot();
-        if afterlife {
-            return self.next_life(medium, allowed, false, mix(self.seed ^ choice.digest()));
-        }
-        self.recover(&medium, allowed)
-    }
-
-    fn recover(&self, medium: &SimMedium, allowed: &Allowed) -> Found<()> {
-        if !self.context.config.canary && !medium.exists(Path::new(LOG)).unwrap_or(false) {
-            return if allowed.missing {
-                Ok(())
-            } else {
-                Err(Finding::new("the log does not exist after the crash".to_owned()))
-            };
-        }
-        let opened = guarded("recovery", || Subject::open(&self.context.config, medium))?;
-        let subject = opened.map_err(|error| Finding::new(format!("the log does not open: {error}")))?;
-        let seen = see(&subject)?;
-        self.note_reached(medium);
-        if let Some(difference) = allowed.difference(&seen) {
-            return Err(Finding::new(format!("the recovered store {difference}")));
-        }
-        self.faults(medium)
-    }
-
-    /// Recovery under the eyes of the recorder, so that it is crashed too, then a few more operations.
-    fn next_life(&self, medium: SimMedium, allowed: &Allowed, killed: bool, seed: u64) -> Found<()> {
-        let mut life = Life::new(self.context, medium, seed);
-        life.generation = self.generation + 1;
-        let mut rng = Rng::new(seed);
-        let phases = rng.below(4);
-        let result = life.begin(allowed, killed).and_then(|()| life.play(rng, 0, phases));
-        life.report(result)
-    }
-
-    fn note_reached(&self, medium: &SimMedium) {
-        if let Some(barrier) = self.context.muted
-            && medium.reached().contains(&barrier)
-        {
-            self.context.shared.reached.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn faults(&self, medium: &SimMedium) -> Found<()> {
-        match medium.faults().first() {
-            Some(fault) => Err(Finding::new(format!("{fault}"))),
-            None => Ok(()),
-        }
+        see(self.handle())
     }
 }
 
-fn see(subject: &Subject) -> Found<State> {
-    let read = guarded("reading all files", || subject.read())?;
-    let read = read.map_err(|error| Finding::new(format!("reading all files failed: {error}")))?;
+fn see(opened: &Opened) -> Found<State> {
+    let read = tried("reading all files", || opened.read())?;
     read.map_err(|what| Finding::new(format!("the log is damaged: {what}")))
 }
 

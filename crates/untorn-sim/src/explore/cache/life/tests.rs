@@ -1,5 +1,6 @@
 //! Lives with known events.
 
+use super::super::super::life::{Context, Effort};
 use super::*;
 
 /// Runs this operation on a file of 210 bytes while the log is full of the entries of another file that failed, and
@@ -7,7 +8,7 @@ use super::*;
 fn past_a_full_log(durability: Durability, effort: Effort, op: Op) {
     let config = Config { medium: MediumClass::Block, durability, through: false, canary: false };
     let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
-    let mut life = Life::new(&context, SimMedium::new(config.medium), 1);
+    let medium = SimMedium::new(config.medium);
     // If durability is left to a sync, the log is flushed before the file.
     let flush_of_the_file = if durability == Durability::PerWrite { 1 } else { 2 };
     let full = [
@@ -21,22 +22,28 @@ fn past_a_full_log(durability: Durability, effort: Effort, op: Op) {
         Op::Write(0, 60, 64, 90),
         Op::DrainFails(flush_of_the_file),
     ];
-    let went_past = |life: &Life<'_>| life.medium.reached().iter().any(|barrier| barrier.name() == PAST);
-    let lived = life.create(false).and_then(|()| {
+    let went_past = || medium.reached().iter().any(|barrier| barrier.name() == PAST);
+    let life = Life::new(&context, medium.clone(), Model::new(durability), 1);
+    must_live(life, |life| {
+        Config::create(life, false)?;
         full.iter().try_for_each(|op| life.operation(op))?;
-        assert!(!went_past(&life));
+        assert!(!went_past());
         life.recorder.arm(true);
         life.operation(&op)
     });
-    if let Err(finding) = life.report(lived) {
-        panic!("{}", finding.violation("a test".to_owned(), config.to_string()));
+    assert!(went_past());
+}
+
+fn must_live(life: Life<'_>, script: impl FnOnce(&mut Life<'_>) -> Found<()>) {
+    let config = life.config().to_string();
+    if let Err(finding) = life.live(|life| script(life).map(|()| None)) {
+        panic!("{}", finding.violation("a test".to_owned(), config));
     }
-    assert!(went_past(&life));
 }
 
 #[test]
 fn a_write_for_which_failed_files_leave_no_room_may_be_torn() {
-    let effort = Effort { cap: 8, samples: 8, afterlife: 1, depth: 0 };
+    let effort = Effort { cap: 8, samples: 8, minor_cap: 8, afterlife: 1, depth: 0 };
     for durability in [Durability::PerWrite, Durability::PerCommit] {
         past_a_full_log(durability, effort, Op::Write(1, 60, 200, 175));
         past_a_full_log(durability, effort, Op::Append(1, 70, 33));
@@ -45,7 +52,7 @@ fn a_write_for_which_failed_files_leave_no_room_may_be_torn() {
 
 #[test]
 fn a_length_without_log_room_may_be_lost_after_it_was_seen() {
-    let effort = Effort { cap: 0, samples: 0, afterlife: 1, depth: 1 };
+    let effort = Effort { cap: 0, samples: 0, minor_cap: 8, afterlife: 1, depth: 1 };
     for durability in [Durability::PerWrite, Durability::PerCommit] {
         past_a_full_log(durability, effort, Op::SetLen(1, 60));
     }
@@ -55,19 +62,20 @@ fn a_length_without_log_room_may_be_lost_after_it_was_seen() {
 /// files, and whether the log was ever flushed for names of a directory.
 fn lived(durability: Durability, through: bool, ops: &[Op]) -> (State, bool) {
     let config = Config { medium: MediumClass::Block, durability, through, canary: false };
-    let effort = Effort { cap: 64, samples: 16, afterlife: 1, depth: 0 };
+    let effort = Effort { cap: 64, samples: 16, minor_cap: 8, afterlife: 1, depth: 0 };
     let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
-    let mut life = Life::new(&context, SimMedium::new(config.medium), 1);
-    let operation = |life: &mut Life<'_>, op| {
-        life.recorder.arm(true);
-        life.operation(op)
-    };
-    let lived = life.create(true).and_then(|()| ops.iter().try_for_each(|op| operation(&mut life, op)));
-    if let Err(finding) = life.report(lived) {
-        panic!("{}", finding.violation("a test".to_owned(), config.to_string()));
-    }
-    let flushed = life.medium.reached().iter().any(|barrier| barrier.name() == "cache.names");
-    (life.model.visible(), flushed)
+    let medium = SimMedium::new(config.medium);
+    let mut visible = State::new();
+    must_live(Life::new(&context, medium.clone(), Model::new(durability), 1), |life| {
+        Config::create(life, true)?;
+        for op in ops {
+            life.recorder.arm(true);
+            life.operation(op)?;
+        }
+        visible = life.model.visible();
+        Ok(())
+    });
+    (visible, medium.reached().iter().any(|barrier| barrier.name() == "cache.names"))
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The subject of the exploration: files behind a log, or without one.
+//! What is explored: files behind a log, or without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -88,7 +88,7 @@ fn path(name: u8) -> &'static Path {
 }
 
 /// Files, open.
-pub(super) struct Subject {
+pub(in crate::explore) struct Opened {
     /// `None` for the canary.
     cache: Option<WriteCache>,
     through: bool,
@@ -107,7 +107,7 @@ enum File {
     Plain(Arc<dyn BackingFile>),
 }
 
-impl Subject {
+impl Opened {
     pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
         let place = Arc::new(MediumDir(medium.clone()));
         for dir in [FAST, DIRS[1]] {
@@ -120,11 +120,11 @@ impl Subject {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
         };
-        Ok(Subject::new(config, cache, place, medium))
+        Ok(Opened::new(config, cache, place, medium))
     }
 
     fn new(config: &Config, cache: Option<WriteCache>, place: Arc<MediumDir<SimMedium>>, medium: &SimMedium) -> Self {
-        Subject {
+        Opened {
             cache,
             through: config.through,
             files: BTreeMap::new(),
@@ -142,13 +142,13 @@ impl Subject {
             true => None,
             false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
         };
-        let mut subject = Subject::new(config, cache, place, medium);
+        let mut opened = Opened::new(config, cache, place, medium);
         for name in 0..NAMES.len() as u8 {
-            if let Some(file) = subject.place.open(path(name))? {
-                subject.attach(name, file)?;
+            if let Some(file) = opened.place.open(path(name))? {
+                opened.attach(name, file)?;
             }
         }
-        Ok(subject)
+        Ok(opened)
     }
 
     /// Replays the log. If it is kept, a file that was replayed all the same.

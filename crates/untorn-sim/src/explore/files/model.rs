@@ -15,36 +15,36 @@ use super::ops::{Op, Range};
 use crate::rng::mix;
 
 /// A file's bytes, shared between the states that have them.
-pub(crate) type Bytes = Arc<Vec<u8>>;
+pub(super) type Bytes = Arc<Vec<u8>>;
 
 /// The content that a program sees, and that of the last commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pair {
-    pub(crate) now: Bytes,
-    pub(crate) kept: Bytes,
+pub(super) struct Pair {
+    pub(super) now: Bytes,
+    pub(super) kept: Bytes,
 }
 
 /// An operation as it ran, in model time: the clock ticks when an operation begins and when it returns.
 #[derive(Clone, Debug)]
-pub(crate) struct Event {
-    pub(crate) op: Op,
-    pub(crate) began: u32,
-    pub(crate) returned: Option<u32>,
+pub(super) struct Event {
+    pub(super) op: Op,
+    pub(super) began: u32,
+    pub(super) returned: Option<u32>,
     /// The bytes that a read returned.
-    pub(crate) value: Option<Vec<u8>>,
+    pub(super) value: Option<Vec<u8>>,
 }
 
 /// States a crash may leave.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Allowed {
-    pub(crate) states: Vec<Bytes>,
+pub(in crate::explore) struct Allowed {
+    pub(super) states: Vec<Bytes>,
     /// Whether the file may not exist at all.
-    pub(crate) missing: bool,
+    pub(super) missing: bool,
     digest: u64,
 }
 
 impl Allowed {
-    pub(crate) fn new(states: impl IntoIterator<Item = Bytes>, missing: bool) -> Self {
+    pub(super) fn new(states: impl IntoIterator<Item = Bytes>, missing: bool) -> Self {
         let mut allowed = Allowed { states: Vec::new(), missing, digest: u64::from(missing) };
         for state in states {
             if !allowed.states.contains(&state) {
@@ -56,13 +56,13 @@ impl Allowed {
     }
 
     /// A number that tells this set from others.
-    pub(crate) fn digest(&self) -> u64 {
+    pub(super) fn digest(&self) -> u64 {
         self.digest
     }
 
     /// The difference between the found bytes and the state that they are closest to: `None` if they are one of the
     /// states.
-    pub(crate) fn difference(&self, found: &[u8]) -> Option<String> {
+    pub(super) fn difference(&self, found: &[u8]) -> Option<String> {
         if self.states.iter().any(|state| state.as_slice() == found) {
             return None;
         }
@@ -103,31 +103,31 @@ impl Allowed {
 
 /// The model of one file: every pair of states that what happened so far can have led to.
 #[derive(Clone, Debug)]
-pub(crate) struct Model {
+pub(in crate::explore) struct Model {
     engine: EngineKind,
     durability: Durability,
-    pub(crate) pairs: Vec<Pair>,
+    pub(super) pairs: Vec<Pair>,
 }
 
 impl Model {
-    pub(crate) fn new(config: &Config, states: impl IntoIterator<Item = Bytes>) -> Self {
+    pub(super) fn new(config: &Config, states: impl IntoIterator<Item = Bytes>) -> Self {
         let pairs = states.into_iter().map(|state| Pair { now: state.clone(), kept: state }).collect();
         Model { engine: config.engine, durability: config.durability, pairs }
     }
 
     /// The states that a crash may leave with nothing in flight.
-    pub(crate) fn allowed(&self) -> Allowed {
+    pub(super) fn allowed(&self) -> Allowed {
         Allowed::new(self.pairs.iter().map(|pair| pair.kept.clone()), false)
     }
 
     /// The states that a crash at model time `clock` may leave.
-    pub(crate) fn allowed_at(&self, history: &[Vec<Event>], clock: u32) -> Allowed {
+    pub(super) fn allowed_at(&self, history: &[Vec<Event>], clock: u32) -> Allowed {
         Allowed::new(self.linearize(history, clock).into_iter().map(|pair| pair.kept), false)
     }
 
     /// The pairs that some order of the operations leads to, in which everything that returned before `clock` took
     /// effect, and of what began before it any part.
-    pub(crate) fn linearize(&self, history: &[Vec<Event>], clock: u32) -> Vec<Pair> {
+    pub(super) fn linearize(&self, history: &[Vec<Event>], clock: u32) -> Vec<Pair> {
         let begun: Vec<&[Event]> = history
             .iter()
             .map(|events| {
@@ -217,12 +217,12 @@ impl Model {
     }
 
     /// Keeps the pairs in which a program sees these bytes.
-    pub(crate) fn saw(&mut self, bytes: &[u8]) {
+    pub(super) fn saw(&mut self, bytes: &[u8]) {
         self.pairs.retain(|pair| pair.now.as_slice() == bytes);
     }
 
     /// Every state a program may see now.
-    pub(crate) fn visible(&self) -> Allowed {
+    pub(super) fn visible(&self) -> Allowed {
         Allowed::new(self.pairs.iter().map(|pair| pair.now.clone()), false)
     }
 }

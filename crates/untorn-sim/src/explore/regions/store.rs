@@ -1,4 +1,4 @@
-//! The subject of the exploration: a region store, or one that keeps no promise.
+//! What is explored: a region store, or one that keeps no promise.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,13 +17,13 @@ use crate::medium::SimMedium;
 pub(super) const PATH: &str = "/store";
 
 /// A store, open.
-pub(super) enum Subject {
+pub(in crate::explore) enum Opened {
     Store { store: RegionStore, open: BTreeMap<u8, Open>, mapped: bool },
     Canary(Canary),
 }
 
 /// A region, open in one of two ways.
-pub(super) enum Open {
+pub(in crate::explore) enum Open {
     Copies(Region),
     Mapped(RegionMap),
 }
@@ -33,35 +33,35 @@ fn options(config: &Config) -> StoreOptions {
     StoreOptions::new().max_regions(3).grow_by(3 * 4096).max_len(1 << 20).background_scan(false).order(config.order)
 }
 
-impl Subject {
+impl Opened {
     pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
         if config.canary {
-            return Canary::create(medium).map(Subject::Canary);
+            return Canary::create(medium).map(Opened::Canary);
         }
         let store = options(config).create_on(medium.clone(), PATH)?;
-        Ok(Subject::Store { store, open: BTreeMap::new(), mapped: config.mapped })
+        Ok(Opened::Store { store, open: BTreeMap::new(), mapped: config.mapped })
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
         if config.canary {
-            return Canary::open(medium).map(Subject::Canary);
+            return Canary::open(medium).map(Opened::Canary);
         }
         let store = options(config).open_on(medium.clone(), PATH)?;
-        Ok(Subject::Store { store, open: BTreeMap::new(), mapped: config.mapped })
+        Ok(Opened::Store { store, open: BTreeMap::new(), mapped: config.mapped })
     }
 
     /// Everything but what opens the store again.
     pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
         match self {
-            Subject::Canary(canary) => canary.perform(op),
-            Subject::Store { store, open, mapped } => perform(store, open, *mapped, op),
+            Opened::Canary(canary) => canary.perform(op),
+            Opened::Store { store, open, mapped } => perform(store, open, *mapped, op),
         }
     }
 
     /// Lets the store go in one of the two ways.
     pub(super) fn end(self, clean: bool) -> Result<()> {
         match self {
-            Subject::Store { store, open, .. } if clean => {
+            Opened::Store { store, open, .. } if clean => {
                 drop(open);
                 store.close()
             }
@@ -72,8 +72,8 @@ impl Subject {
     /// All content as a program sees it, or a finding.
     pub(super) fn read(&mut self) -> Result<std::result::Result<State, String>> {
         match self {
-            Subject::Canary(canary) => Ok(Ok(canary.working.clone())),
-            Subject::Store { store, open, .. } => {
+            Opened::Canary(canary) => Ok(Ok(canary.working.clone())),
+            Opened::Store { store, open, .. } => {
                 let mut state = State::new();
                 for info in store.list()? {
                     if let Some(damage) = info.damage {
@@ -98,7 +98,7 @@ impl Subject {
 
     /// The faults of the store as a whole.
     pub(super) fn audit(&mut self) -> Result<Option<String>> {
-        let Subject::Store { store, .. } = self else { return Ok(None) };
+        let Opened::Store { store, .. } = self else { return Ok(None) };
         store.scan()?;
         let audit = store.audit()?;
         let lost = (audit.lost_pages > 0)
@@ -192,7 +192,7 @@ fn perform(store: &RegionStore, open: &mut BTreeMap<u8, Open>, mapped: bool, op:
 
 /// A store as one would write it without much thought: a list of pages, and their bytes, both in place. It must be
 /// convicted.
-pub(super) struct Canary {
+pub(in crate::explore) struct Canary {
     medium: SimMedium,
     file: SimFile,
     working: State,

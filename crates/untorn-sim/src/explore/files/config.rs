@@ -4,45 +4,58 @@ use std::fmt;
 use std::str::FromStr;
 
 use untorn::options::{Layout, LogPolicy, Order, ReadPolicy};
-use untorn::testing::storage::MediumClass;
+use untorn::testing::storage::{Barrier, MediumClass};
 use untorn::{Durability, EngineKind, Options};
 
+use super::super::Target;
+use super::super::search::{Configuration, Source};
+use super::super::tokens::{MEDIA, value_of, word_of, words};
+use super::script::short_count;
 use crate::rng::Rng;
 
 /// The data file of every run.
-pub(crate) const PATH: &str = "/data";
+pub(super) const PATH: &str = "/data";
 
 /// The most a file grows to while open, in bytes.
-pub(crate) const MAX_LEN: u64 = 64 << 10;
+pub(super) const MAX_LEN: u64 = 64 << 10;
 
 /// The most bytes a log may take: so few that it fills all the time, and as many as the longest epoch needs.
 const LOG_SIZE: u64 = 512 << 10;
 
 /// One point of the space of configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub(in crate::explore) struct Config {
     /// The fault model.
-    pub medium: MediumClass,
+    pub(super) medium: MediumClass,
     /// The engine.
-    pub engine: EngineKind,
+    pub(super) engine: EngineKind,
     /// When writes are durable.
-    pub durability: Durability,
+    pub(super) durability: Durability,
     /// Fences of a write.
-    pub order: Order,
+    pub(super) order: Order,
     /// The sidecar's layout.
-    pub layout: Layout,
+    pub(super) layout: Layout,
     /// The policy of reads.
-    pub read_policy: ReadPolicy,
+    pub(super) read_policy: ReadPolicy,
     /// The policy of the hybrid log.
-    pub log_policy: LogPolicy,
+    pub(super) log_policy: LogPolicy,
     /// Virtual threads, 1 or 2.
-    pub threads: u8,
+    pub(super) threads: u8,
 }
 
-impl Config {
-    /// Every configuration of an engine on these media. Neighbours differ in the medium first, so that a short run sees
-    /// all media.
-    pub fn all(engine: EngineKind, media: &[MediumClass]) -> Vec<Config> {
+impl Configuration for Config {
+    const SALT: u64 = 0x6d75_7461;
+
+    fn has_mode(word: &str) -> bool {
+        word.parse::<EngineKind>().is_ok()
+    }
+
+    /// Neighbours differ in the medium first, so that a short run sees all media.
+    fn all(target: Target, media: &[MediumClass], canary: bool) -> Vec<Config> {
+        let engine = match target {
+            Target::Files(engine) if !canary => engine,
+            _ => EngineKind::Passthrough,
+        };
         // An option that an engine ignores is not varied.
         let (layouts, read_policies, log_policies): (&[_], &[_], &[_]) = match engine {
             EngineKind::HybridLog => {
@@ -82,16 +95,38 @@ impl Config {
         all
     }
 
+    fn barriers(&self) -> Vec<Barrier> {
+        untorn::testing::barriers(self.engine)
+    }
+
+    fn shorts(&self) -> u64 {
+        short_count(self)
+    }
+
+    fn pick(&self, canary: bool, rng: &mut Rng) -> Source {
+        // The canary must be convicted of tearing, not of promises about names that it never made: its cases begin
+        // with an existing file.
+        if canary {
+            Source::Short(2 + rng.below(self.shorts() - 2))
+        } else if rng.one_in(3) {
+            Source::Short(rng.below(self.shorts()))
+        } else {
+            Source::Seed(rng.next_u64() >> 16)
+        }
+    }
+}
+
+impl Config {
     /// Whether flushes can fail here and leave the cache and the medium at odds. One thread at a time: the latch that
     /// every handle has blocks outside the medium, where a schedule cannot go on.
-    pub(crate) fn loses_flushes(&self) -> bool {
+    pub(super) fn loses_flushes(&self) -> bool {
         self.medium == MediumClass::Block && self.threads == 1
     }
 
     /// The options to open a file with. The record area is so small that it fills all the time; with the fewest
     /// slots, a commit over many pages does not even fit. `redo_from` is the share of writes from which on the hybrid
     /// policy uses redo.
-    pub(crate) fn options(&self, slots: u32, redo_from: u8) -> Options {
+    pub(super) fn options(&self, slots: u32, redo_from: u8) -> Options {
         Options::new()
             .engine(self.engine)
             .durability(self.durability)
@@ -109,31 +144,16 @@ impl Config {
 
 /// The hybrid policy's threshold of a case. A script has as many writes as reads, more or less, so that with most of
 /// these an epoch now comes out below it and now above, and the policy switches, both ways.
-pub(crate) fn redo_from(seed: u64) -> u8 {
+pub(super) fn redo_from(seed: u64) -> u8 {
     *Rng::derive(seed, 5).pick(&[5, 25, 33, 40, 50, 60, 67, 75, 90, 100])
 }
 
-/// The word for a fault model.
-pub(crate) fn medium_word(medium: MediumClass) -> &'static str {
-    match medium {
-        MediumClass::PersistentMemory => "pmem",
-        MediumClass::Block => "block",
-    }
-}
-
-/// The fault model of a word.
-pub(crate) fn medium_of(word: &str) -> Result<MediumClass, String> {
-    match word {
-        "pmem" => Ok(MediumClass::PersistentMemory),
-        "block" => Ok(MediumClass::Block),
-        other => Err(format!("{other:?} is not a fault model; use pmem or block")),
-    }
-}
+const THREADS: &[(&str, u8)] = &[("1", 1), ("2", 2)];
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Config { medium, engine, durability, order, layout, read_policy, log_policy, threads } = self;
-        let medium = medium_word(*medium);
+        let medium = word_of(MEDIA, medium);
         write!(f, "{medium}/{engine}/{durability}/{order}/{layout}/{read_policy}/{log_policy}/{threads}")
     }
 }
@@ -142,23 +162,16 @@ impl FromStr for Config {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words: Vec<&str> = text.split('/').collect();
-        let [medium, engine, durability, order, layout, read_policy, log_policy, threads] = words[..] else {
-            return Err(format!("{text:?} is not a configuration: expected eight words separated by slashes"));
-        };
+        let [medium, engine, durability, order, layout, read_policy, log_policy, threads] = words(text)?;
         Ok(Config {
-            medium: medium_of(medium)?,
+            medium: value_of(MEDIA, medium)?,
             engine: engine.parse()?,
             durability: durability.parse()?,
             order: order.parse()?,
             layout: layout.parse()?,
             read_policy: read_policy.parse()?,
             log_policy: log_policy.parse()?,
-            threads: match threads {
-                "1" => 1,
-                "2" => 2,
-                other => return Err(format!("{other:?} is not a supported number of threads; use 1 or 2")),
-            },
+            threads: value_of(THREADS, threads)?,
         })
     }
 }
@@ -171,16 +184,5 @@ mod tests {
     fn cases_have_thresholds_of_all_sizes() {
         let found: std::collections::BTreeSet<u8> = (0..500).map(redo_from).collect();
         assert!(found.len() == 10 && found.first() == Some(&5) && found.last() == Some(&100), "{found:?}");
-    }
-
-    #[test]
-    fn a_configuration_survives_its_name() {
-        let all = Config::all(EngineKind::Reflection, &[MediumClass::PersistentMemory, MediumClass::Block]);
-        assert_eq!(all.len(), 64);
-        let log = Config::all(EngineKind::HybridLog, &[MediumClass::PersistentMemory, MediumClass::Block]);
-        assert_eq!(log.len(), 2 * 4 * (3 + 1));
-        for config in all.into_iter().chain(log) {
-            assert_eq!(config.to_string().parse(), Ok(config));
-        }
     }
 }

@@ -9,7 +9,7 @@ use crate::rng::Rng;
 
 /// One operation of a program on its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Op {
+pub(super) enum Op {
     /// Opens the data file, which exists.
     Open,
     /// Creates it.
@@ -50,14 +50,14 @@ pub(crate) enum Op {
 
 /// The target of a write, and the seed of its bytes; seed 0 writes zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) seed: u64,
+pub(super) struct Range {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) seed: u64,
 }
 
 impl Range {
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len as usize];
         if self.seed != 0 {
             Rng::new(self.seed).fill(&mut bytes);
@@ -76,7 +76,7 @@ impl Range {
 
 impl Op {
     /// The same operation, moved into a file of this length.
-    pub(crate) fn fit(self, file: u64) -> Self {
+    pub(super) fn fit(self, file: u64) -> Self {
         let stretch = |offset: u64, len: u64| {
             let fitted = Range { offset, len, seed: 0 }.fit(file);
             (fitted.offset, fitted.len)
@@ -127,7 +127,7 @@ impl fmt::Display for Op {
 }
 
 /// Runs an operation that needs no more than the open file. Returns what a read returned.
-pub(crate) fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
+pub(super) fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
     match op {
         Op::Write(range) => file.write_at(&range.bytes(), range.offset)?,
         Op::Eager(range) => file.write_at_eager(&range.bytes(), range.offset)?,
@@ -156,22 +156,22 @@ pub(crate) fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
 
 /// A step of a script: one operation, or two threads with a few each.
 #[derive(Clone, Debug)]
-pub(crate) struct Phase {
+pub(in crate::explore) struct Phase {
     /// The operations of each thread; a single thread is the one that runs the script.
-    pub(crate) threads: Vec<Vec<Op>>,
+    pub(super) threads: Vec<Vec<Op>>,
     /// Whether crashes are tried during it. Warming up goes without.
-    pub(crate) tested: bool,
+    pub(super) tested: bool,
 }
 
 impl Phase {
-    pub(crate) fn one(op: Op, tested: bool) -> Self {
+    pub(super) fn one(op: Op, tested: bool) -> Self {
         Phase { threads: vec![vec![op]], tested }
     }
 }
 
 /// The operations of which every short sequence is tried, on a file of this length. The bytes that are written differ
 /// with the `place` in the sequence, so that a second write to the same offset is a change.
-pub(crate) fn alphabet(config: &Config, len: u64, place: u64) -> Vec<Op> {
+pub(super) fn alphabet(config: &Config, len: u64, place: u64) -> Vec<Op> {
     let write = |offset: u64, len: u64, seed: u64| Range { offset, len, seed: seed + 100 * place };
     let mut ops = vec![
         Op::Write(write(30, 20, 1)),
@@ -202,16 +202,16 @@ pub(crate) fn alphabet(config: &Config, len: u64, place: u64) -> Vec<Op> {
 }
 
 /// Makes random operations for a file whose length it keeps track of.
-pub(crate) struct Generator {
-    pub(crate) rng: Rng,
-    pub(crate) len: u64,
+pub(in crate::explore) struct Generator {
+    pub(super) rng: Rng,
+    pub(super) len: u64,
     next_seed: u64,
     /// Whether flushes may fail.
     faults: bool,
 }
 
 impl Generator {
-    pub(crate) fn new(config: &Config, rng: Rng, len: u64, first_seed: u64) -> Self {
+    pub(super) fn new(config: &Config, rng: Rng, len: u64, first_seed: u64) -> Self {
         Generator { rng, len, next_seed: first_seed, faults: config.loses_flushes() }
     }
 
@@ -260,7 +260,7 @@ impl Generator {
     }
 
     /// An operation that two threads may run at once.
-    pub(crate) fn shared(&mut self) -> Op {
+    pub(super) fn shared(&mut self) -> Op {
         if self.len > 8 * 4096 && self.rng.one_in(3) {
             return self.wide();
         }
@@ -285,7 +285,7 @@ impl Generator {
     }
 
     /// Any operation.
-    pub(crate) fn any(&mut self) -> Op {
+    pub(super) fn any(&mut self) -> Op {
         if self.faults && self.rng.one_in(4) {
             return self.flush_fails();
         }
@@ -325,7 +325,7 @@ impl Generator {
     }
 
     /// A script of up to `phases` tested phases after up to `warm` untested writes.
-    pub(crate) fn script(&mut self, threads: u8, warm: u64, phases: u64) -> Vec<Phase> {
+    pub(super) fn script(&mut self, threads: u8, warm: u64, phases: u64) -> Vec<Phase> {
         let mut script = Vec::new();
         for _ in 0..self.rng.below(warm + 1) {
             let op = match self.rng.below(8) {

@@ -1,0 +1,41 @@
+//! The redundancy file of the one file that a run has, read as `docs/format.md` describes it.
+
+use std::path::Path;
+
+use twox_hash::XxHash3_64;
+use untorn::testing::storage::{Access, Medium, MediumFile};
+
+use crate::medium::SimMedium;
+
+/// The data file of every run.
+pub(super) const PATH: &str = "/data";
+
+pub(super) const PAGE: usize = 4096;
+
+/// The path of the redundancy file, if there is one.
+pub(super) fn path(medium: &SimMedium) -> untorn::Result<Option<String>> {
+    let file = medium.open(Path::new(PATH), Access::Read, 0)?;
+    let path = format!("/.untorn/{}.redundancy", file.identity()?.inode);
+    Ok(medium.exists(Path::new(&path))?.then_some(path))
+}
+
+/// The modification time of the data file, which the digest of an image leaves out.
+pub(super) fn modified(medium: &SimMedium) -> untorn::Result<u64> {
+    Ok(medium.open(Path::new(PATH), Access::Read, 0)?.stamp()?.modified)
+}
+
+/// The newer whole superblock.
+pub(super) struct Superblock {
+    /// The length of the data file.
+    pub(super) len: u64,
+    pub(super) is_closed: bool,
+}
+
+impl Superblock {
+    pub(super) fn of(side: &[u8]) -> Option<Self> {
+        let word = |block: &[u8], at: usize| u64::from_le_bytes(block[at..at + 8].try_into().unwrap_or_default());
+        let whole = |block: &&[u8]| word(block, PAGE - 8) == XxHash3_64::oneshot(&block[..PAGE - 8]);
+        let newer = side.chunks_exact(PAGE).take(2).filter(whole).max_by_key(|block| word(block, 56))?;
+        Some(Superblock { len: word(newer, 96), is_closed: newer[116..120] == [1, 0, 0, 0] })
+    }
+}

@@ -1,0 +1,266 @@
+//! A life of a machine with one file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::vec::IntoIter;
+
+use untorn::options::{Order, ReadPolicy};
+use untorn::testing::storage::{Latched, Medium};
+use untorn::{AtomicFile, Options};
+
+use super::super::finding::{Finding, Found, guarded, tried, wrong};
+use super::super::life::{Plan, Subject};
+use super::super::recorder::Point;
+use super::super::search::Case;
+use super::super::shared::Shared;
+use super::config::{Config, PATH, redo_from};
+use super::model::{Allowed, Bytes, Event, Model};
+use super::ops::{Generator, Op, Phase, perform};
+use super::script;
+use crate::medium::SimMedium;
+use crate::rng::{Rng, mix};
+use crate::schedule;
+
+type Life<'a> = super::super::life::Life<'a, Config>;
+
+/// The file as it must be, and how it is opened.
+pub(in crate::explore) struct File {
+    pub(super) options: Options,
+    pub(super) states: Model,
+}
+
+impl Subject for Config {
+    type Handle = AtomicFile;
+    type Model = File;
+    type Expected = Allowed;
+    type Script = IntoIter<Phase>;
+
+    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
+        script::run(case, shared)
+    }
+
+    fn inherit(life: &Life<'_>, allowed: &Allowed) -> File {
+        File { options: life.model.options.clone(), states: Model::new(life.config(), allowed.states.clone()) }
+    }
+
+    fn begin(
+        life: &mut Life<'_>,
+        allowed: &Allowed,
+        _killed: bool,
+        mut rng: Rng,
+    ) -> Found<Option<Plan<IntoIter<Phase>>>> {
+        // The file stores none of these choices, so it must be recoverable under any.
+        let options = life.model.options.clone();
+        life.model.options = options
+            .order(*rng.pick(&[Order::OneFence, Order::TwoFence]))
+            .read_policy(*rng.pick(&[ReadPolicy::Gather, ReadPolicy::Deploy]))
+            .redo_threshold_percent(redo_from(life.seed));
+        life.start(&Op::Open, allowed.missing, true)?;
+        let Some(len) = life.handle.as_ref().map(AtomicFile::len).filter(|len| *len >= 100) else { return Ok(None) };
+        let mut generator = Generator::new(life.config(), rng, len, life.seed | 1 << 63);
+        let phases = generator.rng.below(4);
+        Ok(Some(Plan::all(generator.script(life.config().threads, 1, phases))))
+    }
+
+    fn step(life: &mut Life<'_>, script: &mut IntoIter<Phase>, _tested: bool) -> Found<()> {
+        script.next().map_or(Ok(()), |phase| life.phase(&phase))
+    }
+
+    fn digest(allowed: &Allowed, _medium: &SimMedium) -> Found<u64> {
+        Ok(allowed.digest())
+    }
+
+    fn recover(life: &Life<'_>, medium: &SimMedium, allowed: &Allowed, _seed: u64) -> Found<()> {
+        if !medium.exists(Path::new(PATH)).unwrap_or(false) {
+            return if allowed.missing { Ok(()) } else { wrong("the file does not exist after the crash") };
+        }
+        let file = tried("opening after the crash", || life.open(medium))?;
+        let bytes = read_all(&file)?;
+        guarded("dropping the handle", || drop(file))?;
+        allowed.difference(&bytes).map_or(Ok(()), |difference| wrong(format!("the recovered file {difference}")))
+    }
+}
+
+impl Life<'_> {
+    /// Opens or creates the file.
+    pub(super) fn start(&mut self, op: &Op, missing: bool, tested: bool) -> Found<()> {
+        self.log.push(op.to_string());
+        self.recorder.arm(tested);
+        let before = match op {
+            // A file that is being created may be missing or still empty.
+            Op::Create { len } => Allowed::new([Bytes::default(), Arc::new(vec![0; *len as usize])], true),
+            _ => Allowed::new(self.model.states.pairs.iter().map(|pair| pair.kept.clone()), missing),
+        };
+        self.recorder.tick();
+        let opened = self.medium.exists(Path::new(PATH)).unwrap_or(false);
+        if !opened && missing && *op == Op::Open {
+            return Ok(());
+        }
+        let file = tried(op, || match op {
+            Op::Create { len } => self.model.options.create_on(self.medium.clone(), PATH, *len),
+            _ => self.open(&self.medium),
+        })?;
+        let points = self.recorder.take();
+        if let Op::Create { len } = op {
+            self.model.states = Model::new(self.config(), [Arc::new(vec![0; *len as usize])]);
+        }
+        self.handle = Some(file);
+        // The program keeps the content that it sees now, whatever was allowed before.
+        self.recorder.arm(false);
+        self.see(&format!("after {op}"))?;
+        self.crash_at(&points, 0, |_| &before)?;
+        self.phases = 1;
+        if tested {
+            self.recorder.arm(true);
+            self.recorder.returned(&self.medium);
+            let after = self.model.states.allowed();
+            self.crash_at(&self.recorder.take(), self.phases, |_| &after)?;
+        }
+        Ok(())
+    }
+
+    fn phase(&mut self, phase: &Phase) -> Found<()> {
+        self.phases += 1;
+        self.recorder.arm(phase.tested);
+        for (thread, ops) in phase.threads.iter().enumerate() {
+            for op in ops {
+                let name =
+                    if phase.threads.len() > 1 { format!("thread {}: {op}", thread + 1) } else { op.to_string() };
+                self.log.push(name);
+            }
+        }
+        let history = match &phase.threads[..] {
+            [ops] if matches!(ops[..], [Op::Close | Op::Settle | Op::Drop]) => vec![vec![self.reopen(&ops[0])?]],
+            [ops] => match &ops[..] {
+                [Op::FlushFails { op, nth }] => vec![self.flush_fails(op, *nth)?],
+                ops => vec![self.alone(ops)?],
+            },
+            _ => self.together(&phase.threads, mix(self.seed ^ self.phases))?,
+        };
+        self.recorder.arm(false);
+        self.faults(&self.medium)?;
+        let points = self.recorder.take();
+        let after = self.model.states.linearize(&history, self.recorder.clock());
+        if after.is_empty() {
+            return wrong("the results of the reads fit no order of the operations");
+        }
+        let mut allowed = BTreeMap::new();
+        for Point { clock, .. } in &points {
+            allowed.entry(*clock).or_insert_with(|| self.model.states.allowed_at(&history, *clock));
+        }
+        self.crash_at(&points, self.phases, |point| &allowed[&point.clock])?;
+        self.model.states.pairs = after;
+        // A look at the file settles which order it was.
+        if self.model.states.pairs.len() > 1 { self.see("without a crash") } else { Ok(()) }
+    }
+
+    /// Looks at the file, which must be as it may be, and keeps what is seen.
+    fn see(&mut self, when: &str) -> Found<()> {
+        let seen = read_all(self.handle())?;
+        if let Some(difference) = self.model.states.visible().difference(&seen) {
+            return wrong(format!("{when}, the file {difference}"));
+        }
+        self.model.states.saw(&seen);
+        Ok(())
+    }
+
+    fn event(&self, op: &Op) -> Found<Event> {
+        let began = self.recorder.tick();
+        let value = tried(op, || perform(op, self.handle()))?;
+        let returned = Some(self.recorder.tick());
+        self.recorder.returned(&self.medium);
+        Ok(Event { op: op.clone(), began, returned, value })
+    }
+
+    fn alone(&self, ops: &[Op]) -> Found<Vec<Event>> {
+        ops.iter().map(|op| self.event(op)).collect()
+    }
+
+    fn together(&self, threads: &[Vec<Op>], seed: u64) -> Found<Vec<Vec<Event>>> {
+        let tasks = threads
+            .iter()
+            .map(|ops| -> Box<dyn FnOnce() -> Found<Vec<Event>> + Send + '_> { Box::new(|| self.alone(ops)) })
+            .collect();
+        guarded("the schedule", || schedule::run(seed, tasks))?.into_iter().collect()
+    }
+
+    /// Ends the handle and opens the file again.
+    fn reopen(&mut self, op: &Op) -> Found<Event> {
+        let began = self.recorder.tick();
+        let file = self.handle.take();
+        tried(op, || end(op, file))?;
+        if *op == Op::Settle {
+            self.settled()?;
+        }
+        self.open_again(op, began)
+    }
+
+    /// Runs an operation during which a flush fails, then drops the handle and opens the file again, on a machine whose
+    /// page cache holds what its disk does not.
+    fn flush_fails(&mut self, op: &Op, nth: u32) -> Found<Vec<Event>> {
+        let began = self.recorder.tick();
+        let failed = self.without_a_flush(op, nth, |life| {
+            if *op == Op::Close {
+                let file = life.handle.take();
+                guarded(op, || end(op, file))
+            } else {
+                Ok(guarded(op, || perform(op, life.handle()))?.map(drop))
+            }
+        })?;
+        let returned = (!failed).then(|| self.recorder.tick());
+        let failed = Event { op: op.clone(), began, returned, value: None };
+        let began = self.recorder.tick();
+        self.let_go()?;
+        Ok(vec![failed, self.open_again(&Op::Drop, began)?])
+    }
+
+    fn open_again(&mut self, op: &Op, began: u32) -> Found<Event> {
+        self.handle = Some(tried("opening again", || self.open(&self.medium))?);
+        let returned = Some(self.recorder.tick());
+        self.recorder.returned(&self.medium);
+        Ok(Event { op: op.clone(), began, returned, value: None })
+    }
+
+    /// Opens the file as programs do, where no schedule stands against it.
+    fn open(&self, medium: &SimMedium) -> untorn::Result<AtomicFile> {
+        if self.config().loses_flushes() {
+            self.model.options.open_on(Latched::new(medium.clone()), PATH)
+        } else {
+            self.model.options.open_on(medium.clone(), PATH)
+        }
+    }
+
+    /// A settled file is a plain one: its own bytes are the state, now and after a crash, and no sidecar is left.
+    fn settled(&self) -> Found<()> {
+        let state = self.medium.crash_state();
+        let visible = self.model.states.visible();
+        let mut machines = vec![self.medium.clone()];
+        for choice in [state.nothing(), state.everything()] {
+            machines.push(state.image(&choice).boot());
+        }
+        for (index, medium) in machines.iter().enumerate() {
+            let bytes = medium.peek(PATH).unwrap_or_default();
+            if let Some(difference) = visible.difference(&bytes) {
+                let when = ["", " and a crash that loses all pending writes", " and a crash that loses nothing"][index];
+                return wrong(format!("after settle{when}, the plain file {difference}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lets a file go in one of the ways there are.
+fn end(op: &Op, file: Option<AtomicFile>) -> untorn::Result<()> {
+    match (op, file) {
+        (Op::Close, Some(file)) => file.close(),
+        (Op::Settle, Some(file)) => file.settle(),
+        _ => Ok(()),
+    }
+}
+
+fn read_all(file: &AtomicFile) -> Found<Vec<u8>> {
+    let mut bytes = vec![0; file.len() as usize];
+    tried("reading the whole file", || file.read_at(&mut bytes, 0))?;
+    Ok(bytes)
+}
