@@ -22,6 +22,7 @@ mod names;
 mod pmem;
 mod rng;
 pub mod schedule;
+pub mod script;
 mod world;
 
 pub use choice::{Choice, Choices};

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use untorn::options::LogPolicy;
-use untorn::testing::storage::MediumClass;
-use untorn::{AtomicFile, EngineKind, Error, Options};
+use untorn::{AtomicFile, EngineKind, Options};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
+
+use crate::common::{BOTH, errno};
 
 const PATH: &str = "/data";
 const PAGE: u64 = 4096;
@@ -27,7 +28,7 @@ fn read(file: &AtomicFile) -> Vec<u8> {
 /// recovery finds the committed content, whatever a crash kept of the growth.
 #[test]
 fn a_log_that_could_not_grow_opens_after_a_crash() {
-    for class in [MediumClass::PersistentMemory, MediumClass::Block] {
+    for class in BOTH {
         let medium = SimMedium::new(class);
         let file = options().create_on(medium.clone(), Path::new(PATH), BLOCKS * PAGE).unwrap();
         // The first write makes the log.
@@ -42,8 +43,7 @@ fn a_log_that_could_not_grow_opens_after_a_crash() {
             is_longer |= sidecar && instant.step == Step::SetLen;
             if sidecar && instant.step == Step::Allocate && std::mem::take(&mut is_longer) {
                 *count += 1;
-                let full = std::io::Error::from_raw_os_error(28);
-                return Verdict::Refuse(Error::io("allocate space in", instant.path, full));
+                return Verdict::Refuse(errno(instant, 28));
             }
             if *count > 0 && instant.step.persists() {
                 seen.lock().unwrap().push(instant.crash_state());

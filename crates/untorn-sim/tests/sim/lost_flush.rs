@@ -6,6 +6,8 @@ use std::path::Path;
 use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 use untorn_sim::{SimFile, SimMedium, Step, Verdict};
 
+use crate::common::errno;
+
 const B: Barrier = Barrier::new("test.barrier");
 
 fn block(bytes: &[u8]) -> (SimMedium, SimFile) {
@@ -18,10 +20,7 @@ fn block(bytes: &[u8]) -> (SimMedium, SimFile) {
 /// Fails the next flush as writeback does, on sectors that the seed loses.
 fn fail_flush(medium: &SimMedium, file: &SimFile, seed: u64) {
     medium.set_hook(Box::new(move |instant| match instant.step {
-        Step::Fence => {
-            let error = untorn::Error::io("flush", instant.path, std::io::Error::from_raw_os_error(5));
-            Verdict::LoseDirty { seed, error }
-        }
+        Step::Fence => Verdict::LoseDirty { seed, error: errno(instant, 5) },
         _ => Verdict::Allow,
     }));
     assert!(medium.fence(B, &[file]).is_err());

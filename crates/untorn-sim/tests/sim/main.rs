@@ -1,5 +1,6 @@
 //! The simulated medium and the crash explorer.
 
+mod common;
 mod explore;
 mod fault_model;
 mod faults;

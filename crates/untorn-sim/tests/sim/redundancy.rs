@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use untorn::Error;
 use untorn::redundancy::{ProtectOptions, RepairReport, Tracker};
 use untorn::testing::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 use untorn_sim::explore::Target;
 use untorn_sim::{CrashState, SimMedium, Step, Verdict};
 
+use crate::common::{errno, power_cuts, watched};
 use crate::explore::{canary_is_convicted, survives};
 
 #[test]
@@ -42,27 +42,15 @@ fn a_large_repair_cut_short_anywhere_is_resumed() {
         for page in (0..PAGES).step_by(2).take(damaged) {
             medium.rot("/data", (page * PAGE + 100) as u64, &[!bytes[page * PAGE + 100]]);
         }
-        let seen: Arc<Mutex<Vec<CrashState>>> = Arc::default();
-        let states = Arc::clone(&seen);
-        medium.set_hook(Box::new(move |instant| {
-            if instant.step.persists() {
-                states.lock().unwrap().push(instant.crash_state());
-            }
-            Verdict::Allow
-        }));
-        let looked = options.look_on(medium.clone(), "/data").unwrap();
-        let report = looked.repair().unwrap();
+        let repair = || options.look_on(medium.clone(), "/data").unwrap().repair().unwrap();
+        let (report, seen) = watched(&medium, Step::persists, repair);
         assert_eq!((report.repaired.len(), report.unknown.len()), (damaged, 0));
-        drop(looked);
-        medium.clear_hook();
         assert!(medium.peek("/data").unwrap() == bytes);
-        let seen = std::mem::take(&mut *seen.lock().unwrap());
         assert!(seen.len() > 2 * damaged / 64);
         // A sample, the last of them.
-        for state in seen.iter().step_by(seen.len().div_ceil(24)).chain(seen.last()) {
-            let images =
-                [state.killed(), state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()];
-            for (nth, left) in images.into_iter().enumerate() {
+        for (_, state) in seen.iter().step_by(seen.len().div_ceil(24)).chain(seen.last()) {
+            let [kept, lost] = power_cuts(state);
+            for (nth, left) in [state.killed(), kept, lost].into_iter().enumerate() {
                 // Others may have it for a moment.
                 if nth == 1 {
                     options.open_on(left.clone(), "/data").unwrap().close().unwrap();
@@ -111,19 +99,8 @@ impl ManyDamaged {
     }
 
     fn watched(&self, medium: &SimMedium) -> (RepairReport, Vec<(&'static str, CrashState)>) {
-        let seen: Arc<Mutex<Vec<_>>> = Arc::default();
-        let states = Arc::clone(&seen);
         let looked = self.options.look_on(medium.clone(), "/data").unwrap();
-        medium.set_hook(Box::new(move |instant| {
-            if instant.step.persists() {
-                let name = instant.barrier.map_or("", |barrier| barrier.name());
-                states.lock().unwrap().push((name, instant.crash_state()));
-            }
-            Verdict::Allow
-        }));
-        let report = looked.repair().unwrap();
-        medium.clear_hook();
-        (report, std::mem::take(&mut *seen.lock().unwrap()))
+        watched(medium, Step::persists, || looked.repair().unwrap())
     }
 
     /// Another program writes to a page without notice.
@@ -143,7 +120,7 @@ fn a_repair_that_carries_another_on_may_be_killed_as_well() {
     assert!(first.len() > 5);
     for (_, state) in first.iter().step_by(2) {
         for (_, state) in file.repair_watched(&state.image(&state.nothing()).boot()) {
-            for left in [state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()] {
+            for left in power_cuts(&state) {
                 let report = file.repair(&left);
                 assert_eq!((&report.lost[..], &report.unknown[..]), (&[][..], &[][..]));
                 assert!(left.peek("/data").unwrap() == file.bytes);
@@ -195,7 +172,7 @@ fn a_repair_beside_an_unknown_page_survives_a_kill() {
     let states = done(&states);
     assert!(states.len() > 3);
     for state in &states {
-        for left in [state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()] {
+        for left in power_cuts(state) {
             let report = file.repair(&left);
             assert_eq!((report.unknown.len(), report.unknown[0].offset), (1, at(untouched)));
             assert!(left.peek("/data").unwrap() == expected);
@@ -215,10 +192,7 @@ fn a_repair_of_many_pages_needs_no_room_for_a_list() {
     let (medium, file) = ManyDamaged::new();
     let looked = file.options.look_on(medium.clone(), "/data").unwrap();
     medium.set_hook(Box::new(|instant| match instant.step {
-        Step::SetLen | Step::Allocate => {
-            let full = std::io::Error::from_raw_os_error(28);
-            Verdict::Refuse(Error::io("resize", instant.path, full))
-        }
+        Step::SetLen | Step::Allocate => Verdict::Refuse(errno(instant, 28)),
         _ => Verdict::Allow,
     }));
     let report = looked.repair().unwrap();

@@ -2,7 +2,6 @@
 //! allocation with crashes.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use untorn::Error;
@@ -10,11 +9,10 @@ use untorn::options::Order;
 use untorn::region::{Region, RegionStore, StoreOptions};
 use untorn::testing::storage::MediumClass;
 use untorn_sim::explore::Target;
-use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
+use untorn_sim::{Rng, SimMedium, Step, Verdict};
 
+use crate::common::{BOTH, errno, watched};
 use crate::explore::{canary_is_convicted, differs, survives};
-
-const BOTH: [MediumClass; 2] = [MediumClass::PersistentMemory, MediumClass::Block];
 
 #[test]
 fn an_in_place_region_store_is_convicted_in_both_models() {
@@ -103,7 +101,6 @@ fn storm(class: MediumClass, order: Order, seed: u64) {
     let store = options.create_on(medium.clone(), "/store").unwrap();
     let region = store.create_region_of("r", 1000).unwrap();
     let (mut now, mut committed) = (Stamps::new(), Stamps::new());
-    let points: Arc<Mutex<Vec<CrashState>>> = Arc::default();
     let mut checked = 0;
     for step in 0..untorn_testing::cases(1000, 4000_u64) {
         if now.is_empty() || now.len() < 150 && rng.below(100) < 55 {
@@ -119,16 +116,9 @@ fn storm(class: MediumClass, order: Order, seed: u64) {
         if !rng.one_in(100) {
             continue;
         }
-        let hooked = points.clone();
-        medium.set_hook(Box::new(move |instant| {
-            if matches!(instant.step, Step::Fence | Step::Sync) {
-                hooked.lock().unwrap().push(instant.crash_state());
-            }
-            Verdict::Allow
-        }));
-        region.pmsync().unwrap();
-        medium.clear_hook();
-        for state in points.lock().unwrap().drain(..) {
+        let flushes = |step| matches!(step, Step::Fence | Step::Sync);
+        let (_, states) = watched(&medium, flushes, || region.pmsync().unwrap());
+        for (_, state) in states {
             let choices = [state.everything(), state.nothing(), state.sample(&mut rng), state.sample(&mut rng)];
             for choice in choices {
                 let store = options.open_on(state.image(&choice).boot(), "/store").unwrap();
@@ -189,7 +179,7 @@ fn about_to_commit(medium: &SimMedium, options: StoreOptions) -> (RegionStore, R
 }
 
 /// Fails the `nth` call of a commit that changes something, in whole or after `bytes` of it.
-fn fail(medium: &SimMedium, nth: u32, errno: i32, bytes: Option<usize>) -> Arc<Mutex<Option<Step>>> {
+fn fail(medium: &SimMedium, nth: u32, code: i32, bytes: Option<usize>) -> Arc<Mutex<Option<Step>>> {
     let failed: Arc<Mutex<Option<Step>>> = Arc::default();
     let (theirs, mut calls) = (failed.clone(), 0);
     medium.set_hook(Box::new(move |instant| {
@@ -198,7 +188,7 @@ fn fail(medium: &SimMedium, nth: u32, errno: i32, bytes: Option<usize>) -> Arc<M
             return Verdict::Allow;
         }
         *theirs.lock().unwrap() = Some(instant.step);
-        let error = Error::io("fail in", Path::new("/store"), std::io::Error::from_raw_os_error(errno));
+        let error = errno(instant, code);
         match bytes {
             Some(bytes) if instant.step == Step::Write => Verdict::WriteSome { bytes, error },
             _ => Verdict::Refuse(error),
@@ -213,12 +203,12 @@ fn any_call_of_a_commit_may_fail_and_nothing_is_torn_or_lost() {
     let mut tried = 0;
     for class in BOTH {
         for order in [Order::OneFence, Order::TwoFence] {
-            for (errno, bytes) in [(5, None), (28, None), (28, Some(24)), (5, Some(1000))] {
+            for (code, bytes) in [(5, None), (28, None), (28, Some(24)), (5, Some(1000))] {
                 for nth in 1.. {
                     let medium = SimMedium::new(class);
                     let options = options().order(order).grow_by(4096);
                     let (store, region, committed, now) = about_to_commit(&medium, options);
-                    let failed = fail(&medium, nth, errno, bytes);
+                    let failed = fail(&medium, nth, code, bytes);
                     let result = region.pmsync();
                     medium.clear_hook();
                     let Some(step) = *failed.lock().unwrap() else {
@@ -226,7 +216,7 @@ fn any_call_of_a_commit_may_fail_and_nothing_is_torn_or_lost() {
                         break;
                     };
                     tried += 1;
-                    let what = format!("{class:?} {order:?}: {step:?}, call {nth}, errno {errno}, {bytes:?}");
+                    let what = format!("{class:?} {order:?}: {step:?}, call {nth}, errno {code}, {bytes:?}");
                     // A file that cannot grow amply may still grow enough.
                     let got_over = matches!(step, Step::SetLen | Step::Allocate) && result.is_ok();
                     assert!(got_over || result.is_err(), "{what}: the commit succeeded");

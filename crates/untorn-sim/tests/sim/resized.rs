@@ -1,5 +1,6 @@
 //! Files with redundancy that get another length: covered pages stay covered, and damage never becomes the truth.
 
+use std::iter;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 use untorn::redundancy::{Damage, PageRange, ProtectOptions, StripeLayout};
 use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn::{AtomicFile, Durability, EngineKind, Options};
-use untorn_sim::{SimMedium, Step};
+use untorn_sim::{SimMedium, Step, Verdict};
+
+use crate::common::{BOTH, power_cuts, watched};
 
 const PAGE: usize = 4096;
 const PATH: &str = "/data";
@@ -37,7 +40,7 @@ struct Setup {
 impl Setup {
     fn all() -> Vec<Setup> {
         let mut all = Vec::new();
-        for class in [MediumClass::Block, MediumClass::PersistentMemory] {
+        for class in BOTH {
             for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
                 for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
                     all.extend([false, true].map(|synchronous| Setup { class, engine, layout, synchronous }));
@@ -162,23 +165,13 @@ fn a_crash_amid_it_leaves_damage_known_too() {
             let file = setup.open(&medium);
             file.sync_redundancy().unwrap();
             flip(&medium, 33);
-            let states = std::sync::Arc::<std::sync::Mutex<Vec<untorn_sim::CrashState>>>::default();
-            let seen = states.clone();
-            medium.set_hook(Box::new(move |instant| {
-                if instant.step.changes() {
-                    seen.lock().unwrap().push(instant.crash_state());
-                }
-                untorn_sim::Verdict::Allow
-            }));
-            file.resize(len as u64).unwrap();
-            file.sync().unwrap();
-            medium.clear_hook();
-            let states = std::mem::take(&mut *states.lock().unwrap());
+            let (_, states) = watched(&medium, Step::changes, || {
+                file.resize(len as u64).unwrap();
+                file.sync().unwrap();
+            });
             assert!(!states.is_empty());
-            for state in states {
-                for left in
-                    [state.killed(), state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()]
-                {
+            for (_, state) in states {
+                for left in iter::once(state.killed()).chain(power_cuts(&state)) {
                     let file = setup.open(&left);
                     file.sync_redundancy().unwrap();
                     let report = file.repair().unwrap();
@@ -230,7 +223,7 @@ fn sync_redundancy_covers_its_pages_beside_a_resize() {
                     thread::sleep(Duration::from_millis(20));
                 }
             }
-            untorn_sim::Verdict::Allow
+            Verdict::Allow
         }));
         let len = 4 * (STRIPES as u64 + round) * PAGE as u64;
         let covered = thread::scope(|scope| {
@@ -318,7 +311,7 @@ fn scrub_and_repair_beside_a_resize_look_at_every_page() {
                         if instant.step == Step::Read && thread::current().id() == caller {
                             tell();
                         }
-                        untorn_sim::Verdict::Allow
+                        Verdict::Allow
                     }));
                     let report = file.scrub().unwrap();
                     medium.clear_hook();

@@ -11,10 +11,11 @@ use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_sim::{SimMedium, Step, Verdict};
 
+use crate::common::{BOTH, errno};
+
 const PAGE: usize = 4096;
 const PAGES: usize = 12;
 const PATH: &str = "/data";
-const CLASSES: [MediumClass; 2] = [MediumClass::Block, MediumClass::PersistentMemory];
 
 fn bytes() -> Vec<u8> {
     (0..PAGES * PAGE - 1000).map(|at| (at / 7 + at / PAGE) as u8).collect()
@@ -28,6 +29,48 @@ fn installed(class: MediumClass) -> SimMedium {
     let medium = SimMedium::new(class);
     medium.install(PATH, &bytes());
     medium
+}
+
+/// A protected file, all of which is covered.
+fn covered(class: MediumClass, options: &ProtectOptions) -> (SimMedium, Protected) {
+    let medium = installed(class);
+    let protected = options.open_on(medium.clone(), PATH).unwrap();
+    protected.sync().unwrap();
+    (medium, protected)
+}
+
+/// Each class, with stores that are covered when asked for, or at once.
+fn both_ways() -> impl Iterator<Item = (MediumClass, ProtectOptions)> {
+    let ways = |class| [(class, by_hand()), (class, by_hand().period(Duration::ZERO))];
+    BOTH.into_iter().flat_map(ways)
+}
+
+/// Each class with each engine.
+fn engines() -> impl Iterator<Item = (MediumClass, EngineKind)> {
+    BOTH.into_iter().flat_map(|class| [(class, EngineKind::Reflection), (class, EngineKind::HybridLog)])
+}
+
+/// So many pages are not covered, and these are lost.
+#[track_caller]
+fn is_uncovered(protected: &Protected, uncovered: u64, lost: &[u64]) {
+    let coverage = protected.coverage().unwrap();
+    assert_eq!((coverage.uncovered, &coverage.lost[..]), (uncovered, lost));
+}
+
+/// A repair gives back these pages, and reports those as lost.
+#[track_caller]
+fn repair_is(protected: &Protected, repaired: &[usize], lost: &[usize]) {
+    let ranges = |pages: &[usize]| pages.iter().map(|page| range(*page)).collect::<Vec<_>>();
+    let report = protected.repair().unwrap();
+    assert_eq!((report.repaired, report.lost), (ranges(repaired), ranges(lost)));
+}
+
+fn open_with(options: &Options, medium: &SimMedium) -> AtomicFile {
+    options.open_on(medium.clone(), PATH).unwrap()
+}
+
+fn look(medium: &SimMedium) -> Protected {
+    by_hand().look_on(medium.clone(), PATH).unwrap()
 }
 
 fn lose(medium: &SimMedium, page: usize) {
@@ -60,52 +103,41 @@ fn read(medium: &SimMedium, path: &Path) -> Vec<u8> {
 
 #[test]
 fn an_unreadable_page_is_repaired_and_other_stripes_go_on() {
-    for class in CLASSES {
-        for period in [None, Some(Duration::ZERO)] {
-            for page in 0..PAGES {
-                let medium = installed(class);
-                let options = period.map_or(by_hand(), |period| by_hand().period(period));
-                let protected = options.open_on(medium.clone(), PATH).unwrap();
-                protected.sync().unwrap();
-                lose(&medium, page);
-                assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(page))]);
-                // Another stripe works as before.
-                let other = (page + 4) % PAGES;
-                store(&medium, &protected, other * PAGE + 5, b"stored");
-                protected.sync().unwrap();
-                assert_eq!(protected.coverage().unwrap().uncovered, 0);
-                let report = protected.repair().unwrap();
-                assert_eq!((&report.repaired[..], &report.lost[..]), (&[range(page)][..], &[][..]));
-                let mut expected = bytes();
-                expected[other * PAGE + 5..][..6].copy_from_slice(b"stored");
-                assert!(read(&medium, Path::new(PATH)) == expected);
-                assert!(protected.scrub().unwrap().is_clean());
-                protected.close().unwrap();
-            }
+    for (class, options) in both_ways() {
+        for page in 0..PAGES {
+            let (medium, protected) = covered(class, &options);
+            lose(&medium, page);
+            assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(page))]);
+            // Another stripe works as before.
+            let other = (page + 4) % PAGES;
+            store(&medium, &protected, other * PAGE + 5, b"stored");
+            protected.sync().unwrap();
+            assert_eq!(protected.coverage().unwrap().uncovered, 0);
+            repair_is(&protected, &[page], &[]);
+            let mut expected = bytes();
+            expected[other * PAGE + 5..][..6].copy_from_slice(b"stored");
+            assert!(read(&medium, Path::new(PATH)) == expected);
+            assert!(protected.scrub().unwrap().is_clean());
+            protected.close().unwrap();
         }
     }
 }
 
 #[test]
 fn an_unreadable_page_beside_a_store_is_repaired_or_reported() {
-    for class in CLASSES {
-        let medium = installed(class);
-        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
-        protected.sync().unwrap();
+    for class in BOTH {
+        let (medium, protected) = covered(class, &by_hand());
         lose(&medium, 1);
         store(&medium, &protected, 2 * PAGE, b"beside");
         store(&medium, &protected, 9 * PAGE, b"elsewhere");
         // Parity speaks of what page 2 held.
         protected.sync().unwrap();
-        let coverage = protected.coverage().unwrap();
-        assert_eq!((coverage.uncovered, &coverage.lost[..]), (1, &[1][..]));
-        let report = protected.repair().unwrap();
-        assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[range(1)][..]));
+        is_uncovered(&protected, 1, &[1]);
+        repair_is(&protected, &[], &[1]);
         // A store is not refused: it writes the whole page, which can be read from then on.
         store(&medium, &protected, PAGE, &[3; PAGE]);
         protected.sync().unwrap();
-        let coverage = protected.coverage().unwrap();
-        assert_eq!((coverage.uncovered, &coverage.lost[..]), (0, &[][..]));
+        is_uncovered(&protected, 0, &[]);
         assert!(protected.scrub().unwrap().is_clean());
         protected.close().unwrap();
     }
@@ -113,17 +145,13 @@ fn an_unreadable_page_beside_a_store_is_repaired_or_reported() {
 
 #[test]
 fn an_unreadable_new_store_is_reported_and_never_undone() {
-    for class in CLASSES {
-        let medium = installed(class);
-        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
-        protected.sync().unwrap();
+    for class in BOTH {
+        let (medium, protected) = covered(class, &by_hand());
         store(&medium, &protected, 6 * PAGE, b"newer");
         lose(&medium, 6);
         protected.sync().unwrap();
-        let coverage = protected.coverage().unwrap();
-        assert_eq!((coverage.uncovered, &coverage.lost[..]), (1, &[6][..]));
-        let report = protected.repair().unwrap();
-        assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[range(6)][..]));
+        is_uncovered(&protected, 1, &[6]);
+        repair_is(&protected, &[], &[6]);
         protected.close().unwrap();
         // A later open does not cover it either.
         let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
@@ -135,7 +163,7 @@ fn an_unreadable_new_store_is_reported_and_never_undone() {
 
 #[test]
 fn every_page_of_the_companion_may_be_lost_and_is_written_anew() {
-    for class in CLASSES {
+    for class in BOTH {
         let pages = {
             let medium = installed(class);
             by_hand().open_on(medium.clone(), PATH).unwrap().close().unwrap();
@@ -144,9 +172,7 @@ fn every_page_of_the_companion_may_be_lost_and_is_written_anew() {
         assert_eq!(pages, 2 + 2 * 2 + PAGES / 4);
         for lost in 0..pages {
             for closed in [false, true] {
-                let medium = installed(class);
-                let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
-                protected.sync().unwrap();
+                let (medium, protected) = covered(class, &by_hand());
                 let side = companion(&medium, "redundancy");
                 let protected = if closed {
                     protected.close().unwrap();
@@ -183,82 +209,78 @@ fn with_engine(engine: EngineKind) -> Options {
 
 #[test]
 fn an_engine_keeps_writing_beside_unreadable_pages() {
-    for class in CLASSES {
-        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-            let medium = installed(class);
-            let file: AtomicFile = with_engine(engine).open_on(medium.clone(), PATH).unwrap();
-            file.sync_redundancy().unwrap();
-            // One page can be given back, and two pages of a stripe cannot.
-            [1, 4, 5].iter().for_each(|page| lose(&medium, *page));
-            for round in 0..4_u8 {
-                file.write_at(&[round; 100], (10 * PAGE) as u64 + 100 * u64::from(round)).unwrap();
-                file.sync().unwrap();
-                file.sync_redundancy().unwrap();
-                assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
-            }
-            let report = file.repair().unwrap();
-            assert_eq!(report.lost, [range(4), range(5)], "{engine}");
-            for page in [4, 5] {
-                file.write_at(&bytes()[page * PAGE..][..PAGE], (page * PAGE) as u64).unwrap();
-            }
+    for (class, engine) in engines() {
+        let medium = installed(class);
+        let file = open_with(&with_engine(engine), &medium);
+        file.sync_redundancy().unwrap();
+        // One page can be given back, and two pages of a stripe cannot.
+        [1, 4, 5].iter().for_each(|page| lose(&medium, *page));
+        for round in 0..4_u8 {
+            file.write_at(&[round; 100], (10 * PAGE) as u64 + 100 * u64::from(round)).unwrap();
             file.sync().unwrap();
             file.sync_redundancy().unwrap();
-            if engine == EngineKind::Reflection {
-                // The new bytes may be in the sidecar, where they are covered.
-                file.settle().unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
-            } else {
-                file.close().unwrap();
-            }
-            let looked = by_hand().look_on(medium.clone(), PATH).unwrap();
-            let damage = looked.scrub().unwrap().damage;
-            assert_eq!(damage, [Damage::Page(range(1))], "{engine} on {class:?}");
+            assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
         }
+        let report = file.repair().unwrap();
+        assert_eq!(report.lost, [range(4), range(5)], "{engine}");
+        for page in [4, 5] {
+            file.write_at(&bytes()[page * PAGE..][..PAGE], (page * PAGE) as u64).unwrap();
+        }
+        file.sync().unwrap();
+        file.sync_redundancy().unwrap();
+        if engine == EngineKind::Reflection {
+            // The new bytes may be in the sidecar, where they are covered.
+            file.settle().unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
+        } else {
+            file.close().unwrap();
+        }
+        let looked = look(&medium);
+        let damage = looked.scrub().unwrap().damage;
+        assert_eq!(damage, [Damage::Page(range(1))], "{engine} on {class:?}");
     }
 }
 
 /// A store to a part of a page reads it, so it fails as long as the page cannot be read.
 #[test]
 fn a_partly_stored_page_is_repaired_first_even_by_recovery() {
-    for class in CLASSES {
-        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-            for is_killed in [false, true] {
-                let medium = installed(class);
-                // With redo, written bytes wait in the sidecar.
-                let options = with_engine(engine).log_policy(LogPolicy::Redo);
-                let file: AtomicFile = options.open_on(medium.clone(), PATH).unwrap();
-                file.sync_redundancy().unwrap();
-                file.write_at(b"a part", (PAGE + 700) as u64).unwrap();
-                file.sync().unwrap();
-                let mut expected = bytes();
-                expected[PAGE + 700..][..6].copy_from_slice(b"a part");
-                let (medium, file) = if is_killed {
-                    let killed = medium.crash_state().killed();
-                    lose(&killed, 1);
-                    let opened = options.open_on(killed.clone(), PATH);
-                    (killed, opened.unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}")))
-                } else {
-                    lose(&medium, 1);
-                    (medium, file)
-                };
-                // Some lines of the page.
-                file.deploy(PAGE as u64, PAGE as u64).unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
-                file.sync_redundancy().unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
-                assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0, "{engine} on {class:?}");
-                let report = file.repair().unwrap();
-                assert!(report.is_whole(), "{engine} on {class:?}: {report:?}");
-                let mut held = vec![0; expected.len()];
-                file.read_at(&mut held, 0).unwrap();
-                assert!(held == expected);
-                file.close().unwrap();
-                assert!(by_hand().look_on(medium, PATH).unwrap().scrub().unwrap().is_clean());
-            }
+    for (class, engine) in engines() {
+        for is_killed in [false, true] {
+            let medium = installed(class);
+            // With redo, written bytes wait in the sidecar.
+            let options = with_engine(engine).log_policy(LogPolicy::Redo);
+            let file = open_with(&options, &medium);
+            file.sync_redundancy().unwrap();
+            file.write_at(b"a part", (PAGE + 700) as u64).unwrap();
+            file.sync().unwrap();
+            let mut expected = bytes();
+            expected[PAGE + 700..][..6].copy_from_slice(b"a part");
+            let (medium, file) = if is_killed {
+                let killed = medium.crash_state().killed();
+                lose(&killed, 1);
+                let opened = options.open_on(killed.clone(), PATH);
+                (killed, opened.unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}")))
+            } else {
+                lose(&medium, 1);
+                (medium, file)
+            };
+            // Some lines of the page.
+            file.deploy(PAGE as u64, PAGE as u64).unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
+            file.sync_redundancy().unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
+            assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0, "{engine} on {class:?}");
+            let report = file.repair().unwrap();
+            assert!(report.is_whole(), "{engine} on {class:?}: {report:?}");
+            let mut held = vec![0; expected.len()];
+            file.read_at(&mut held, 0).unwrap();
+            assert!(held == expected);
+            file.close().unwrap();
+            assert!(look(&medium).scrub().unwrap().is_clean());
         }
     }
 }
 
 #[test]
 fn a_page_that_cannot_be_deployed_leaves_one_stripe_uncovered() {
-    for class in CLASSES {
+    for class in BOTH {
         let medium = installed(class);
         let file: AtomicFile =
             with_engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).open_on(medium.clone(), PATH).unwrap();
@@ -274,14 +296,14 @@ fn a_page_that_cannot_be_deployed_leaves_one_stripe_uncovered() {
 /// A read that fails once, between the look at a stripe and the making of its parity.
 #[test]
 fn parity_is_never_made_of_bytes_that_could_not_be_read() {
-    for class in CLASSES {
+    for class in BOTH {
         let parity = (2 + 2 * 2) * PAGE as u64;
         let mut outcomes = Vec::new();
         for failing in 0.. {
             let medium = installed(class);
             by_hand().open_on(medium.clone(), PATH).unwrap().close().unwrap();
             medium.rot(companion(&medium, "redundancy"), parity + 9, &[0x5a; 7]);
-            let looked = by_hand().look_on(medium.clone(), PATH).unwrap();
+            let looked = look(&medium);
             let (mut reads, is_over) = (0, Arc::new(AtomicBool::new(true)));
             let over = Arc::clone(&is_over);
             medium.set_hook(Box::new(move |instant| {
@@ -293,7 +315,7 @@ fn parity_is_never_made_of_bytes_that_could_not_be_read() {
                     return Verdict::Allow;
                 }
                 over.store(false, Ordering::Relaxed);
-                Verdict::Refuse(Error::io("read from", instant.path, std::io::Error::from_raw_os_error(5)))
+                Verdict::Refuse(errno(instant, 5))
             }));
             let report = looked.repair().unwrap();
             // A page that parity would have to give back is told of instead.
@@ -304,10 +326,10 @@ fn parity_is_never_made_of_bytes_that_could_not_be_read() {
             drop(looked);
             if report.rebuilt == 0 {
                 // The parity is damaged as before, and can be rebuilt now.
-                assert_eq!(by_hand().look_on(medium.clone(), PATH).unwrap().repair().unwrap().rebuilt, 1);
+                assert_eq!(look(&medium).repair().unwrap().rebuilt, 1);
             }
             lose(&medium, 2);
-            let report = by_hand().look_on(medium.clone(), PATH).unwrap().repair().unwrap();
+            let report = look(&medium).repair().unwrap();
             assert_eq!(report.repaired, [range(2)], "{class:?}, read {failing}");
             assert!(read(&medium, Path::new(PATH)) == bytes());
             if is_over.load(Ordering::Relaxed) {
@@ -320,54 +342,44 @@ fn parity_is_never_made_of_bytes_that_could_not_be_read() {
 
 #[test]
 fn a_dead_page_is_reported_and_other_stripes_go_on() {
-    for class in CLASSES {
-        for period in [None, Some(Duration::ZERO)] {
-            let medium = installed(class);
-            let options = period.map_or(by_hand(), |period| by_hand().period(period));
-            let protected = options.open_on(medium.clone(), PATH).unwrap();
-            protected.sync().unwrap();
-            lose(&medium, 1);
-            medium.refuse(PATH, PAGE as u64);
-            medium.rot(PATH, 6 * PAGE as u64 + 9, &[!bytes()[6 * PAGE + 9]]);
-            let report = protected.repair().unwrap();
-            assert_eq!((&report.repaired[..], &report.lost[..]), (&[range(6)][..], &[range(1)][..]), "{class:?}");
-            // Beside it and elsewhere.
-            store(&medium, &protected, 2 * PAGE, b"beside");
-            store(&medium, &protected, 9 * PAGE, b"elsewhere");
-            protected.sync().unwrap();
-            let coverage = protected.coverage().unwrap();
-            assert_eq!(coverage.lost, [1], "{class:?}");
-            assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(1))], "{class:?}");
-            protected.close().unwrap();
-        }
+    for (class, options) in both_ways() {
+        let (medium, protected) = covered(class, &options);
+        lose(&medium, 1);
+        medium.refuse(PATH, PAGE as u64);
+        medium.rot(PATH, 6 * PAGE as u64 + 9, &[!bytes()[6 * PAGE + 9]]);
+        repair_is(&protected, &[6], &[1]);
+        // Beside it and elsewhere.
+        store(&medium, &protected, 2 * PAGE, b"beside");
+        store(&medium, &protected, 9 * PAGE, b"elsewhere");
+        protected.sync().unwrap();
+        let coverage = protected.coverage().unwrap();
+        assert_eq!(coverage.lost, [1], "{class:?}");
+        assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(1))], "{class:?}");
+        protected.close().unwrap();
     }
 }
 
 #[test]
 fn an_engine_goes_on_beside_a_dead_page() {
-    for class in CLASSES {
-        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-            let medium = installed(class);
-            let file: AtomicFile = with_engine(engine).open_on(medium.clone(), PATH).unwrap();
-            file.sync_redundancy().unwrap();
-            lose(&medium, 1);
-            medium.refuse(PATH, PAGE as u64);
-            assert_eq!(file.repair().unwrap().lost, [range(1)], "{engine} on {class:?}");
-            file.write_at(b"elsewhere", 9 * PAGE as u64).unwrap();
-            file.sync().unwrap();
-            file.sync_redundancy().unwrap();
-            assert_eq!(file.repair().unwrap().lost, [range(1)], "{engine} on {class:?}");
-            file.close().unwrap();
-        }
+    for (class, engine) in engines() {
+        let medium = installed(class);
+        let file = open_with(&with_engine(engine), &medium);
+        file.sync_redundancy().unwrap();
+        lose(&medium, 1);
+        medium.refuse(PATH, PAGE as u64);
+        assert_eq!(file.repair().unwrap().lost, [range(1)], "{engine} on {class:?}");
+        file.write_at(b"elsewhere", 9 * PAGE as u64).unwrap();
+        file.sync().unwrap();
+        file.sync_redundancy().unwrap();
+        assert_eq!(file.repair().unwrap().lost, [range(1)], "{engine} on {class:?}");
+        file.close().unwrap();
     }
 }
 
 #[test]
 fn dead_parity_is_reported_and_other_stripes_go_on() {
-    for class in CLASSES {
-        let medium = installed(class);
-        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
-        protected.sync().unwrap();
+    for class in BOTH {
+        let (medium, protected) = covered(class, &by_hand());
         let side = companion(&medium, "redundancy");
         medium.lose(&side, 6 * PAGE as u64);
         medium.refuse(&side, 6 * PAGE as u64);
@@ -384,7 +396,7 @@ fn dead_parity_is_reported_and_other_stripes_go_on() {
 
 #[test]
 fn redundancy_that_the_device_loses_is_not_called_rebuilt() {
-    for class in CLASSES {
+    for class in BOTH {
         // Tables, then parity; of both copies of a table, too.
         let pages: [&[usize]; 4] = [&[2], &[5], &[6], &[2, 4]];
         for (damaged, is_open) in pages.into_iter().flat_map(|pages| [(pages, false), (pages, true)]) {
@@ -392,15 +404,13 @@ fn redundancy_that_the_device_loses_is_not_called_rebuilt() {
                 // After a close, no process would know what they held.
                 continue;
             }
-            let medium = installed(class);
-            let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
-            protected.sync().unwrap();
+            let (medium, protected) = covered(class, &by_hand());
             let side = companion(&medium, "redundancy");
             let open = if is_open { Some(protected) } else { protected.close().map(|()| None).unwrap() };
             let rot = |page: usize| medium.rot(&side, (page * PAGE + 100) as u64, &[0x5a; 7]);
             damaged.iter().for_each(|page| rot(*page));
             medium.wear(&side, (damaged[0] * PAGE) as u64);
-            let handle = open.unwrap_or_else(|| by_hand().look_on(medium.clone(), PATH).unwrap());
+            let handle = open.unwrap_or_else(|| look(&medium));
             let report = handle.repair().unwrap();
             let what = match damaged[0] {
                 6 => Damage::Parity { stripe: 0 },
@@ -416,10 +426,8 @@ fn redundancy_that_the_device_loses_is_not_called_rebuilt() {
 /// The count has each copy that was written: both copies of a table, if both are damaged.
 #[test]
 fn both_copies_of_a_table_are_rebuilt_while_the_file_is_open() {
-    for class in CLASSES {
-        let medium = installed(class);
-        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
-        protected.sync().unwrap();
+    for class in BOTH {
+        let (medium, protected) = covered(class, &by_hand());
         let side = companion(&medium, "redundancy");
         [2, 4].iter().for_each(|page| medium.rot(&side, (page * PAGE + 100) as u64, &[0x5a; 7]));
         let report = protected.repair().unwrap();
@@ -431,10 +439,10 @@ fn both_copies_of_a_table_are_rebuilt_while_the_file_is_open() {
 
 #[test]
 fn an_engine_opens_an_unreadable_sidecar_from_redundancy() {
-    for class in CLASSES {
+    for class in BOTH {
         let medium = installed(class);
         let options = with_engine(EngineKind::Reflection);
-        let file: AtomicFile = options.open_on(medium.clone(), PATH).unwrap();
+        let file = open_with(&options, &medium);
         let mut expected = bytes();
         for page in 0..PAGES {
             file.write_at(b"only in the sidecar", (page * PAGE + 64) as u64).unwrap();
@@ -480,28 +488,23 @@ fn the_covering_thread_survives_bad_pages_and_backs_off() {
 
 #[test]
 fn a_repair_that_the_device_loses_is_not_called_done() {
-    for class in CLASSES {
-        for period in [None, Some(Duration::ZERO)] {
-            let medium = installed(class);
-            let options = period.map_or(by_hand(), |period| by_hand().period(period));
-            let protected = options.open_on(medium.clone(), PATH).unwrap();
-            protected.sync().unwrap();
-            // One in each of two stripes; the last page, which is short, among them. The device keeps no new bytes of
-            // the first.
-            for page in [1, PAGES - 1] {
-                let at = page * PAGE + 7;
-                medium.rot(PATH, at as u64, &[!bytes()[at]]);
-            }
-            medium.wear(PATH, PAGE as u64);
-            for _ in 0..2 {
-                let report = protected.repair().unwrap();
-                assert_eq!(report.lost, [range(1)]);
-                assert!(!report.is_whole() && !report.repaired.contains(&range(1)), "{report:?}");
-                assert_eq!(protected.coverage().unwrap().lost, [1]);
-                assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(1))]);
-            }
-            assert_eq!(protected.coverage().unwrap().history.repaired, 1);
-            protected.close().unwrap();
+    for (class, options) in both_ways() {
+        let (medium, protected) = covered(class, &options);
+        // One in each of two stripes; the last page, which is short, among them. The device keeps no new bytes of
+        // the first.
+        for page in [1, PAGES - 1] {
+            let at = page * PAGE + 7;
+            medium.rot(PATH, at as u64, &[!bytes()[at]]);
         }
+        medium.wear(PATH, PAGE as u64);
+        for _ in 0..2 {
+            let report = protected.repair().unwrap();
+            assert_eq!(report.lost, [range(1)]);
+            assert!(!report.is_whole() && !report.repaired.contains(&range(1)), "{report:?}");
+            assert_eq!(protected.coverage().unwrap().lost, [1]);
+            assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(1))]);
+        }
+        assert_eq!(protected.coverage().unwrap().history.repaired, 1);
+        protected.close().unwrap();
     }
 }

@@ -15,12 +15,13 @@ use super::super::recorder::Point;
 use super::super::search::Case;
 use super::super::shared::Shared;
 use super::config::{Config, PATH, redo_from};
-use super::model::{Allowed, Bytes, Event, Model};
-use super::ops::{Generator, Op, Phase, perform};
-use super::script;
+use super::model::{Allowed, Event, Model};
+use super::ops::{Generator, Phase};
+use super::script::run;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 use crate::schedule;
+use crate::script::{Bytes, Op, perform};
 
 type Life<'a> = super::super::life::Life<'a, Config>;
 
@@ -37,7 +38,7 @@ impl Subject for Config {
     type Script = IntoIter<Phase>;
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
-        script::run(case, shared)
+        run(case, shared)
     }
 
     fn inherit(life: &Life<'_>, allowed: &Allowed) -> File {

@@ -5,24 +5,12 @@
 //! that a read returned. Each operation in flight at the crash took effect or not. Under per-write durability a crash
 //! leaves the state after the last effect; under per-commit durability, the state at the last commit among them.
 
-use std::sync::Arc;
-
 use twox_hash::XxHash3_64;
 use untorn::{Durability, EngineKind};
 
 use super::config::Config;
-use super::ops::{Op, Range};
 use crate::rng::mix;
-
-/// A file's bytes, shared between the states that have them.
-pub(super) type Bytes = Arc<Vec<u8>>;
-
-/// The content that a program sees, and that of the last commit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pair {
-    pub(super) now: Bytes,
-    pub(super) kept: Bytes,
-}
+use crate::script::{Bytes, Content, Op};
 
 /// An operation as it ran, in model time: the clock ticks when an operation begins and when it returns.
 #[derive(Clone, Debug)]
@@ -106,12 +94,12 @@ impl Allowed {
 pub(in crate::explore) struct Model {
     engine: EngineKind,
     durability: Durability,
-    pub(super) pairs: Vec<Pair>,
+    pub(super) pairs: Vec<Content>,
 }
 
 impl Model {
     pub(super) fn new(config: &Config, states: impl IntoIterator<Item = Bytes>) -> Self {
-        let pairs = states.into_iter().map(|state| Pair { now: state.clone(), kept: state }).collect();
+        let pairs = states.into_iter().map(Content::committed).collect();
         Model { engine: config.engine, durability: config.durability, pairs }
     }
 
@@ -127,7 +115,7 @@ impl Model {
 
     /// The pairs that some order of the operations leads to, in which everything that returned before `clock` took
     /// effect, and of what began before it any part.
-    pub(super) fn linearize(&self, history: &[Vec<Event>], clock: u32) -> Vec<Pair> {
+    pub(super) fn linearize(&self, history: &[Vec<Event>], clock: u32) -> Vec<Content> {
         let begun: Vec<&[Event]> = history
             .iter()
             .map(|events| {
@@ -142,7 +130,7 @@ impl Model {
         found
     }
 
-    fn extend(&self, begun: &[&[Event]], clock: u32, next: &mut Vec<usize>, pair: Pair, found: &mut Vec<Pair>) {
+    fn extend(&self, begun: &[&[Event]], clock: u32, next: &mut Vec<usize>, pair: Content, found: &mut Vec<Content>) {
         let returned = |event: &Event| event.returned.filter(|&at| at < clock);
         let done = begun
             .iter()
@@ -172,47 +160,9 @@ impl Model {
             if event.returned.is_none() {
                 self.extend(begun, clock, next, pair.clone(), found);
             }
-            let after = self.apply(&event.op, &pair);
+            let after = pair.after(&event.op, self.engine, self.durability);
             self.extend(begun, clock, next, after, found);
             next[thread] -= 1;
-        }
-    }
-
-    fn apply(&self, op: &Op, pair: &Pair) -> Pair {
-        let commit = |now: Bytes| Pair { kept: now.clone(), now };
-        let wrote = |ranges: &[Range]| {
-            let mut bytes = pair.now.as_ref().clone();
-            for range in ranges {
-                // Some orders of operations in flight beside a resize make no sense; the engine refuses those writes.
-                let (start, end) = (range.offset as usize, (range.offset + range.len) as usize);
-                if let Some(target) = bytes.get_mut(start..end) {
-                    target.copy_from_slice(&range.bytes());
-                }
-            }
-            let now = Arc::new(bytes);
-            match self.durability {
-                Durability::PerWrite => commit(now),
-                Durability::PerCommit => Pair { now, kept: pair.kept.clone() },
-            }
-        };
-        match op {
-            Op::Write(range) | Op::Eager(range) => wrote(std::slice::from_ref(range)),
-            Op::Transaction(ranges) => wrote(ranges),
-            Op::Sync | Op::Close | Op::Settle => commit(pair.now.clone()),
-            Op::Resize { len } => {
-                let mut bytes = pair.now.as_ref().clone();
-                bytes.resize(*len as usize, 0);
-                let now = Arc::new(bytes);
-                match (self.engine, self.durability) {
-                    // Under the hybrid log the length belongs to the epoch.
-                    (EngineKind::HybridLog, Durability::PerCommit) => Pair { now, kept: pair.kept.clone() },
-                    _ => commit(now),
-                }
-            }
-            Op::Drop => commit(pair.kept.clone()),
-            Op::Read { .. } | Op::Deploy { .. } | Op::Reclaim | Op::Open | Op::Create { .. } => pair.clone(),
-            // It is two events: the operation, which never returned, and the drop.
-            Op::FlushFails { .. } => pair.clone(),
         }
     }
 

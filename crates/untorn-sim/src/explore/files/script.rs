@@ -11,9 +11,10 @@ use super::super::shared::Shared;
 use super::config::{Config, PATH, redo_from};
 use super::life::File;
 use super::model::Model;
-use super::ops::{Generator, Op, Phase, alphabet};
+use super::ops::{Generator, Phase, alphabet};
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
+use crate::script::Op;
 
 /// Bytes of the data file of the short sequences: three pages, the last one short, and no multiple of a slice.
 const SHORT_LEN: u64 = 2 * 4096 + 1300;

@@ -18,9 +18,11 @@ use std::sync::{Arc, Mutex};
 use untorn::options::{Layout, LogPolicy, Order};
 use untorn::testing::storage::{Latched, Medium, MediumClass};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
-use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
+use untorn_sim::script::{Bytes, Content, Op, perform};
+use untorn_sim::{CrashState, Instant, Rng, SimMedium, Step, Verdict};
 
-use script::{Bytes, Model, Op, perform, script};
+use crate::common::errno;
+use script::script;
 
 const PATH: &str = "/data";
 const EIO: i32 = 5;
@@ -82,9 +84,13 @@ impl Setup {
         }
     }
 
-    /// Whether a change of length is part of the epoch.
-    fn resizes_in_epoch(&self) -> bool {
-        matches!(self.engine, Engine::HybridLog(_)) && self.durability == Durability::PerCommit
+    /// The content of the file after an operation that succeeded.
+    fn after(&self, before: &Content, op: &Op) -> Content {
+        let engine = match self.engine {
+            Engine::Reflection(_) => EngineKind::Reflection,
+            Engine::HybridLog(_) => EngineKind::HybridLog,
+        };
+        before.after(op, engine, self.durability)
     }
 }
 
@@ -137,8 +143,8 @@ impl How {
         }
     }
 
-    fn verdict(self, path: &Path) -> Verdict {
-        let error = Error::io("do as asked with", path, std::io::Error::from_raw_os_error(self.errno()));
+    fn verdict(self, instant: &Instant<'_>) -> Verdict {
+        let error = errno(instant, self.errno());
         match self {
             How::Refused(_) => Verdict::Refuse(error),
             How::Partly(bytes) => Verdict::WriteSome { bytes, error },
@@ -185,7 +191,7 @@ struct Run {
     tap: Arc<Mutex<Tap>>,
     file: Option<AtomicFile>,
     /// `None` as long as there is no file.
-    model: Option<Model>,
+    model: Option<Content>,
     rng: Rng,
 }
 
@@ -219,7 +225,7 @@ impl Run {
             match tap.fails {
                 Some((at, how)) if at == call => {
                     tap.failed = Some(instant.step);
-                    how.verdict(instant.path)
+                    how.verdict(instant)
                 }
                 _ => Verdict::Allow,
             }
@@ -237,9 +243,9 @@ impl Run {
     }
 
     /// Runs an operation; whatever becomes of it, `file` holds the handle if there still is one.
-    fn operate(&mut self, op: &Op, number: usize) -> Result<()> {
+    fn operate(&mut self, op: &Op) -> Result<()> {
         match op {
-            Op::Create(len) => {
+            Op::Create { len } => {
                 let medium = Latched::new(self.medium.clone());
                 self.file = Some(self.setup.options().create_on(medium, PATH, *len)?);
             }
@@ -251,7 +257,9 @@ impl Run {
                 }
                 self.file = Some(self.open(&self.medium)?);
             }
-            op => perform(self.file.as_ref().expect("opened by the operation before"), op, number)?,
+            op => {
+                perform(op, self.file.as_ref().expect("opened by the operation before"))?;
+            }
         }
         Ok(())
     }
@@ -260,17 +268,19 @@ impl Run {
     /// count too.
     fn play(&mut self, case: Option<&Case>, checked: bool) -> Check<()> {
         let mut since = None;
-        for (number, op) in script().iter().enumerate() {
+        for (number, op) in script().into_iter().enumerate() {
             let before = self.model.clone();
-            let empty = Model { now: Bytes::default(), kept: Bytes::default() };
-            let after = before.as_ref().unwrap_or(&empty).after(op, number, &self.setup);
+            let empty = Content::committed(Bytes::default());
+            let known = before.as_ref().unwrap_or(&empty);
+            let op = op.fit(known.now.len() as u64);
+            let after = self.setup.after(known, &op);
             let failed_before = self.failed();
-            let result = self.operate(op, number);
+            let result = self.operate(&op);
             let place = |what: String| format!("operation {number}, {op:?}: {what}");
             if self.failed().is_some() && failed_before.is_none() {
                 let case = case.expect("only a case makes a call fail");
                 since = Some(number);
-                self.after_failure(case, op, before, after, result).map_err(place)?;
+                self.after_failure(case, &op, before, after, result).map_err(place)?;
             } else {
                 result.map_err(|error| place(format!("fails although no call does: {error}")))?;
                 self.model = Some(after);
@@ -303,8 +313,8 @@ impl Run {
         &mut self,
         case: &Case,
         op: &Op,
-        before: Option<Model>,
-        after: Model,
+        before: Option<Content>,
+        after: Content,
         result: Result<()>,
     ) -> Check<()> {
         assert_eq!(self.failed(), Some(case.step), "the script does not repeat itself");
@@ -346,7 +356,7 @@ impl Run {
                 match file.write_at(again, 0) {
                     Ok(()) if flush => return Err("a write succeeds after a failed flush".to_owned()),
                     Ok(()) => {
-                        if took_effect && !matches!(op, Op::Eager(..) | Op::Resize(_)) {
+                        if took_effect && !matches!(op, Op::Eager(_) | Op::Resize { .. }) {
                             return Err("it takes effect, and the handle is good".to_owned());
                         }
                         allowed = vec![now.kept.clone()];
@@ -374,14 +384,13 @@ impl Run {
     fn start_over(&mut self, allowed: &[Bytes], op: &Op, missing: bool) -> Check<()> {
         drop(self.file.take());
         if missing && !self.medium.exists(Path::new(PATH)).unwrap_or(false) {
-            self.operate(op, 0).map_err(|error| format!("created again: {error}"))?;
+            self.operate(op).map_err(|error| format!("created again: {error}"))?;
         } else {
             self.file = Some(self.open(&self.medium).map_err(|error| format!("opened again: {error}"))?);
         }
         let found = read_all(self.file.as_ref().expect("just opened"))?;
         is_one_of("opened again, it shows", &found, allowed)?;
-        let found = Arc::new(found);
-        self.model = Some(Model { now: found.clone(), kept: found });
+        self.model = Some(Content::committed(Arc::new(found)));
         Ok(())
     }
 
@@ -416,9 +425,9 @@ impl Run {
     /// A clean end: the plain file is what the program saw.
     fn end(&mut self) -> Check<()> {
         let model = self.model.clone().expect("there is a file by now");
-        self.operate(&Op::Close, 0).map_err(|error| format!("the last close: {error}"))?;
+        self.operate(&Op::Close).map_err(|error| format!("the last close: {error}"))?;
         self.look(true)?;
-        self.operate(&Op::Settle, 0).map_err(|error| format!("the last settle: {error}"))?;
+        self.operate(&Op::Settle).map_err(|error| format!("the last settle: {error}"))?;
         is_one_of("settled, it holds", &self.medium.peek(PATH).unwrap_or_default(), &[model.now])
     }
 }
