@@ -169,7 +169,7 @@ impl CrashState {
                 files.push((*number, Inode::durable(content, inode.generation, inode.birth, modified)));
             }
         }
-        Image::new(self.class, self.muted, self.clock, self.next_dir, tree, files)
+        Image { class: self.class, muted: self.muted, clock: self.clock, next_dir: self.next_dir, tree, files }
     }
 
     /// The changes of names that a choice keeps.

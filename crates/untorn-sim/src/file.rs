@@ -182,16 +182,8 @@ impl MediumFile for SimFile {
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
         let (mut world, verdict) = self.medium.admit(Step::Sync, Some(barrier), &self.path);
-        match verdict {
-            Verdict::Allow if world.inode(self.number).fails_to_flush() => {
-                world.lose_dirty(&[self.number], 0);
-                return Err(errno("flush", &self.path, EIO));
-            }
-            Verdict::Allow => world.sync(self.number, schedule::thread(), barrier),
-            Verdict::LoseDirty { seed, .. } => world.lose_dirty(&[self.number], seed),
-            _ => {}
-        }
-        verdict.plain()
+        let sync = |world: &mut World| world.sync(self.number, schedule::thread(), barrier);
+        world.flush_files(verdict, &self.path, &[self.number], sync)
     }
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {

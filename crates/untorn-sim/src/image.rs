@@ -12,26 +12,15 @@ use crate::world::{Inode, World};
 
 /// The durable files after one crash. It shares all unchanged pages with the machine it came from.
 pub struct Image {
-    class: MediumClass,
-    muted: Option<Barrier>,
-    clock: u64,
-    next_dir: u64,
-    tree: Arc<Tree>,
-    files: Vec<(u64, Inode)>,
+    pub(crate) class: MediumClass,
+    pub(crate) muted: Option<Barrier>,
+    pub(crate) clock: u64,
+    pub(crate) next_dir: u64,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) files: Vec<(u64, Inode)>,
 }
 
 impl Image {
-    pub(crate) fn new(
-        class: MediumClass,
-        muted: Option<Barrier>,
-        clock: u64,
-        next_dir: u64,
-        tree: Arc<Tree>,
-        files: Vec<(u64, Inode)>,
-    ) -> Self {
-        Image { class, muted, clock, next_dir, tree, files }
-    }
-
     /// A hash of all names, bytes, lengths and marks; modification times and holes are left out.
     pub fn digest(&self) -> u64 {
         let mut sum = self.class as u64;
@@ -51,12 +40,9 @@ impl Image {
 
     /// A machine started from these files, with nothing pending.
     pub fn boot(self) -> SimMedium {
-        let mut world = World::new(self.class);
-        world.muted = self.muted;
-        world.clock = self.clock;
-        world.next_dir = self.next_dir;
-        world.names = Names { volatile: self.tree.clone(), durable: self.tree, log: Vec::new() };
-        world.files = self.files.into_iter().collect();
-        SimMedium::of(world)
+        let names = Names { volatile: self.tree.clone(), durable: self.tree, log: Vec::new() };
+        let files = self.files.into_iter().collect();
+        let Image { class, muted, clock, next_dir, .. } = self;
+        SimMedium::of(World { muted, clock, next_dir, names, files, ..World::new(class) })
     }
 }

@@ -136,42 +136,25 @@ impl SimMedium {
     /// Damages a file at rest: its bytes are others from now on, in every crash too, and its time stays. No such
     /// file, no damage. Pending stores there are left as they are.
     pub fn rot(&self, path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
-        self.damage(path.as_ref(), |inode| {
+        self.damage(path, |inode| {
             inode.volatile.write(offset, bytes);
             inode.durable.write(offset, bytes);
         });
-        self.lock().version += 1;
-    }
-
-    fn damage<T>(&self, path: &Path, damage: impl FnOnce(&mut Inode) -> T) {
-        let mut world = self.lock();
-        let Some(Node::File(number)) = world.names.volatile.find(path) else { return };
-        damage(world.inode(number));
-    }
-
-    /// The first byte of the page that has this byte, and the bytes of the file there.
-    fn page_around(&self, path: &Path, offset: u64) -> Option<(u64, Vec<u8>)> {
-        let from = offset / PAGE * PAGE;
-        let bytes = self.peek(path)?;
-        let end = bytes.len().min((from + PAGE) as usize);
-        Some((from, bytes.get(from as usize..end).unwrap_or_default().to_vec()))
     }
 
     /// Makes the medium lose the page of a file that has this byte. From now on the page cannot be read until it is
     /// written whole, which gives it another place, or until a power cut, after which it reads as garbage. No such
     /// file, no loss.
     pub fn lose(&self, path: impl AsRef<Path>, offset: u64) {
-        let path = path.as_ref();
-        let Some((from, bytes)) = self.page_around(path, offset) else { return };
-        let garbage: Vec<u8> = bytes.iter().map(|byte| byte ^ 0x5a).collect();
-        self.rot(path, from, &garbage);
-        self.damage(path, |inode| inode.bad.insert(from / PAGE));
+        let garbage: Vec<u8> = self.page(&path, offset).iter().map(|byte| byte ^ 0x5a).collect();
+        self.rot(&path, offset / PAGE * PAGE, &garbage);
+        self.damage(path, |inode| inode.bad.extend([offset / PAGE]));
     }
 
     /// Has the device take nothing for the page of a file that has this byte: on a disk the cache takes it, and each
     /// flush of it fails. A power cut forgets it. No such file, no refusal.
     pub fn refuse(&self, path: impl AsRef<Path>, offset: u64) {
-        self.damage(path.as_ref(), |inode| inode.refused.insert(offset / PAGE));
+        self.damage(path, |inode| inode.refused.extend([offset / PAGE]));
     }
 
     /// Makes the device write nothing more to the page of a file that has this byte, and report success. The cache
@@ -179,9 +162,24 @@ impl SimMedium {
     /// present bytes. Memory, which has no such cache, shows that to all. A power cut forgets it. No such file, no
     /// wear.
     pub fn wear(&self, path: impl AsRef<Path>, offset: u64) {
-        let path = path.as_ref();
-        let Some((from, held)) = self.page_around(path, offset) else { return };
-        self.damage(path, |inode| inode.worn.insert(from / PAGE, held));
+        let held = self.page(&path, offset);
+        self.damage(path, |inode| inode.worn.extend([(offset / PAGE, held)]));
+    }
+
+    /// Changes a file at rest, if there is one.
+    fn damage(&self, path: impl AsRef<Path>, change: impl FnOnce(&mut Inode)) {
+        let mut world = self.lock();
+        if let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) {
+            change(world.inode(number));
+            world.version += 1;
+        }
+    }
+
+    /// The page of a file that has this byte, as far as there is one.
+    fn page(&self, path: impl AsRef<Path>, offset: u64) -> Vec<u8> {
+        let bytes = self.peek(path).unwrap_or_default();
+        let page = bytes.chunks(PAGE as usize).nth((offset / PAGE) as usize);
+        page.unwrap_or_default().to_vec()
     }
 
     /// The bytes of a file as programs see them, without passing through [`Medium`]; `None` if there is no such file.
@@ -252,16 +250,7 @@ impl Medium for SimMedium {
         let path = files.first().map_or(PathBuf::new(), |file| file.path().to_owned());
         let (mut world, verdict) = self.admit(Step::Fence, Some(barrier), &path);
         let numbers: Vec<u64> = files.iter().map(|file| file.number()).collect();
-        match verdict {
-            Verdict::Allow if numbers.iter().any(|number| world.inode(*number).fails_to_flush()) => {
-                world.lose_dirty(&numbers, 0);
-                return Err(errno("flush", &path, EIO));
-            }
-            Verdict::Allow => world.fence(schedule::thread(), barrier, &numbers),
-            Verdict::LoseDirty { seed, .. } => world.lose_dirty(&numbers, seed),
-            _ => {}
-        }
-        verdict.plain()
+        world.flush_files(verdict, &path, &numbers, |world| world.fence(schedule::thread(), barrier, &numbers))
     }
 
     fn order(&self) {

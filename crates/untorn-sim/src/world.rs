@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use untorn::Result;
 use untorn::testing::storage::{Barrier, LockKind, Mark, MediumClass};
 
 use crate::block;
 use crate::content::{Content, PAGE};
 use crate::effects::{Effect, Log, What};
 use crate::instant::{Hook, Instant, Step, Verdict};
+use crate::medium::{EIO, errno};
 use crate::names::{Names, Node};
 use crate::pmem::{self, Flush};
 use crate::rng::mix;
@@ -310,8 +312,28 @@ impl World {
         }
     }
 
+    /// Flushes these files, unless the verdict or the device lets that fail.
+    pub(crate) fn flush_files(
+        &mut self,
+        verdict: Verdict,
+        path: &Path,
+        numbers: &[u64],
+        flush: impl FnOnce(&mut Self),
+    ) -> Result<()> {
+        match verdict {
+            Verdict::Allow if numbers.iter().any(|number| self.inode(*number).fails_to_flush()) => {
+                self.lose_dirty(numbers, 0);
+                return Err(errno("flush", path, EIO));
+            }
+            Verdict::Allow => flush(self),
+            Verdict::LoseDirty { seed, .. } => self.lose_dirty(numbers, seed),
+            _ => {}
+        }
+        verdict.plain()
+    }
+
     /// A failed flush of these files.
-    pub(crate) fn lose_dirty(&mut self, numbers: &[u64], seed: u64) {
+    fn lose_dirty(&mut self, numbers: &[u64], seed: u64) {
         if self.class == MediumClass::PersistentMemory {
             return;
         }

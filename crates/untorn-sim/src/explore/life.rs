@@ -123,6 +123,17 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    pub(super) const USUAL: Pace = Pace {
+        caps: &[16, 64, 256],
+        samples: &[8, 16, 48],
+        afterlives: &[10, 40, 150],
+        minor_cap: 8,
+        depth: 2,
+        creations: 12,
+        untested: 8,
+        tested: 4,
+    };
+
     /// Runs a case of a subject that begins on this machine, and is to be created there.
     pub(super) fn run<C: Paced>(
         &self,

@@ -27,13 +27,6 @@ pub(super) fn read(file: &AtomicFile) -> Found<Vec<u8>> {
     Ok(held)
 }
 
-/// Whether the file is empty, so that it has no companion, or its companion is for another length.
-fn is_of_another_length(medium: &SimMedium) -> bool {
-    let len = medium.peek(PATH).map_or(0, |bytes| bytes.len() as u64);
-    let side = companion::path(medium).ok().flatten().and_then(|side| medium.peek(side));
-    len == 0 || side.and_then(|side| Superblock::of(&side)).is_some_and(|superblock| superblock.len != len)
-}
-
 /// Judges what redundancy says of a file that a crash left, and of which nothing was damaged.
 pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
     let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;

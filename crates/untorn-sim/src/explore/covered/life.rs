@@ -84,16 +84,8 @@ fn bytes_of(offset: usize, len: usize, tag: u64) -> Vec<u8> {
     (offset..offset + len).map(|at| (word(at) >> (8 * (at % 8))) as u8).collect()
 }
 
-const PACE: Pace = Pace {
-    caps: &[8, 32],
-    samples: &[4, 8, 16],
-    afterlives: &[10, 40],
-    minor_cap: 4,
-    depth: 2,
-    creations: 6,
-    untested: 8,
-    tested: 4,
-};
+const PACE: Pace =
+    Pace { caps: &[8, 32], samples: &[4, 8, 16], afterlives: &[10, 40], minor_cap: 4, creations: 6, ..Pace::USUAL };
 
 impl Subject for Config {
     type Handle = AtomicFile;

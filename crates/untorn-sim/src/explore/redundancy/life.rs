@@ -24,16 +24,8 @@ const SYNC: Barrier = Barrier::new("somebody-else.sync");
 
 type Life<'a> = super::super::life::Life<'a, Config>;
 
-const PACE: Pace = Pace {
-    caps: &[16, 64],
-    samples: &[8, 16, 32],
-    afterlives: &[10, 40],
-    minor_cap: 8,
-    depth: 2,
-    creations: 8,
-    untested: 8,
-    tested: 5,
-};
+const PACE: Pace =
+    Pace { caps: &[16, 64], samples: &[8, 16, 32], afterlives: &[10, 40], creations: 8, tested: 5, ..Pace::USUAL };
 
 impl Subject for Config {
     type Handle = (Protected, Arc<Memory>);

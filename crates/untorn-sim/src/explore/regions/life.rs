@@ -37,17 +37,6 @@ impl Allowed {
     }
 }
 
-const PACE: Pace = Pace {
-    caps: &[16, 64, 256],
-    samples: &[8, 16, 48],
-    afterlives: &[10, 40, 150],
-    minor_cap: 8,
-    depth: 2,
-    creations: 12,
-    untested: 8,
-    tested: 4,
-};
-
 impl Subject for Config {
     type Handle = Opened;
     type Model = Model;
@@ -55,7 +44,7 @@ impl Subject for Config {
     type Script = Generator;
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
-        PACE.run(case, shared, SimMedium::new(case.config.medium), Model::default())
+        Pace::USUAL.run(case, shared, SimMedium::new(case.config.medium), Model::default())
     }
 
     fn inherit(_: &Life<'_>, _: &Allowed) -> Model {

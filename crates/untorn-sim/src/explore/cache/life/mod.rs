@@ -24,16 +24,7 @@ const PAST: &str = "cache.past";
 
 type Life<'a> = super::super::life::Life<'a, Config>;
 
-const PACE: Pace = Pace {
-    caps: &[8, 32, 128],
-    samples: &[4, 12, 32],
-    afterlives: &[10, 40, 150],
-    minor_cap: 8,
-    depth: 2,
-    creations: 12,
-    untested: 24,
-    tested: 8,
-};
+const PACE: Pace = Pace { caps: &[8, 32, 128], samples: &[4, 12, 32], untested: 24, tested: 8, ..Pace::USUAL };
 
 impl Subject for Config {
     type Handle = Opened;
