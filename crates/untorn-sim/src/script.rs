@@ -90,7 +90,38 @@ impl Range {
     }
 }
 
+/// Makes the writes of a script, each with bytes of its own.
+#[derive(Debug, Default)]
+pub struct Writes(u64);
+
+impl Writes {
+    fn range(&mut self, (offset, len): (u64, u64)) -> Range {
+        self.0 += 1;
+        Range { offset, len, seed: self.0 }
+    }
+
+    /// A write.
+    pub fn write(&mut self, offset: u64, len: u64) -> Op {
+        Op::Write(self.range((offset, len)))
+    }
+
+    /// A write that deploys what it wrote.
+    pub fn eager(&mut self, offset: u64, len: u64) -> Op {
+        Op::Eager(self.range((offset, len)))
+    }
+
+    /// Writes at these offsets, of these lengths, that commit as one.
+    pub fn transaction(&mut self, ranges: &[(u64, u64)]) -> Op {
+        Op::Transaction(ranges.iter().map(|range| self.range(*range)).collect())
+    }
+}
+
 impl Op {
+    /// All of the file.
+    pub const READ_ALL: Op = Op::Read { offset: 0, len: u64::MAX };
+    /// All of the file.
+    pub const DEPLOY_ALL: Op = Op::Deploy { offset: 0, len: u64::MAX };
+
     /// The same operation, moved into a file of this length.
     #[must_use]
     pub fn fit(self, file: u64) -> Self {

@@ -1,11 +1,14 @@
 //! The redundancy file of the one file that a run has, read as `docs/format.md` describes it.
 
+use std::ops::Range;
 use std::path::Path;
 
 use twox_hash::XxHash3_64;
+use untorn::redundancy::PageRange;
 use untorn::testing::storage::{Access, Medium, MediumFile};
 
 use crate::medium::SimMedium;
+use crate::rng::mix;
 
 /// The data file of every run.
 pub(super) const PATH: &str = "/data";
@@ -22,6 +25,17 @@ pub(super) fn path(medium: &SimMedium) -> untorn::Result<Option<String>> {
 /// The modification time of the data file, which the digest of an image leaves out.
 pub(super) fn modified(medium: &SimMedium) -> untorn::Result<u64> {
     Ok(medium.open(Path::new(PATH), Access::Read, 0)?.stamp()?.modified)
+}
+
+/// The page that a range is about.
+pub(super) fn page_of(range: &PageRange) -> u64 {
+    range.offset / PAGE as u64
+}
+
+/// The bytes at these offsets that follow from a tag.
+pub(super) fn bytes_of(tag: u64, offsets: Range<usize>) -> Vec<u8> {
+    let word = |at: usize| mix(tag | (at as u64 / 8));
+    offsets.map(|at| (word(at) >> (8 * (at % 8))) as u8).collect()
 }
 
 /// The newer whole superblock.

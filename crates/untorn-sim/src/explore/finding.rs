@@ -5,13 +5,17 @@ use std::fmt::Display;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+use untorn::redundancy::Damage;
+
+use super::companion::page_of;
 use super::recorder::Point;
-use super::report::Violation;
+use super::report::{Breach, Violation};
 use crate::choice::Choice;
 use crate::schedule;
 
 /// A wrong state, on its way up to the case that reports it.
 pub(super) struct Finding {
+    breach: Breach,
     what: String,
     /// Operations and crashes, from the last to the first.
     pub(super) operations: Vec<String>,
@@ -23,7 +27,11 @@ pub(super) type Found<T> = Result<T, Box<Finding>>;
 
 impl Finding {
     pub(super) fn new(what: String) -> Box<Self> {
-        Box::new(Finding { what, operations: Vec::new(), instant: String::new(), choice: String::new() })
+        Finding::of(Breach::Other, what)
+    }
+
+    fn of(breach: Breach, what: String) -> Box<Self> {
+        Box::new(Finding { breach, what, operations: Vec::new(), instant: String::new(), choice: String::new() })
     }
 
     /// The same finding, in the image that this choice leaves of a crash at this point.
@@ -50,14 +58,45 @@ impl Finding {
 
     /// The parts that a report shows of it.
     pub(super) fn violation(self, replay: String, config: String) -> Violation {
-        let operations = self.operations.into_iter().rev().collect();
-        Violation { replay, config, operations, instant: self.instant, choice: self.choice, finding: self.what }
+        let Finding { breach, what: finding, operations, instant, choice } = self;
+        let operations = operations.into_iter().rev().collect();
+        Violation { replay, config, operations, instant, choice, breach, finding }
     }
 }
 
 /// The finding that says this.
 pub(super) fn wrong<T>(what: impl Into<String>) -> Found<T> {
     Err(Finding::new(what.into()))
+}
+
+/// The finding that a content is none that is allowed.
+pub(super) fn differs<T>(what: String) -> Found<T> {
+    Err(Finding::of(Breach::Content, what))
+}
+
+/// The finding that redundancy accuses what is as it should be.
+pub(super) fn accused<T>(damage: &Damage) -> Found<T> {
+    let what = match damage {
+        Damage::Page(range) => format!("page {} is reported as damaged, but was never damaged", page_of(range)),
+        Damage::Unknown(range) => {
+            let page = page_of(range);
+            format!("page {page} is reported as modified outside untorn, but all stores were announced")
+        }
+        Damage::Table { offset } => {
+            format!("the table at offset {offset} is reported as damaged, but the file was closed cleanly")
+        }
+        Damage::Parity { stripe } => {
+            format!("the parity of stripe {stripe} does not match its pages, which are reported as covered")
+        }
+        Damage::SidecarPage(range) | Damage::SidecarUnknown(range) => {
+            format!("byte {} of the sidecar is reported as damaged, but was never damaged", range.offset)
+        }
+        Damage::SidecarParity { stripe } => format!(
+            "the parity of stripe {stripe} of the sidecar does not match its pages, which are reported as covered"
+        ),
+        other => format!("{other:?} is reported, but nothing was damaged"),
+    };
+    Err(Finding::of(Breach::Accusation, what))
 }
 
 thread_local! {

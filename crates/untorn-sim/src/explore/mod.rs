@@ -32,7 +32,7 @@ mod shared;
 mod tokens;
 
 use life::Subject;
-pub use report::{Canary, Mutant, Outcome, Violation};
+pub use report::{Breach, Canary, Mutant, Outcome, Violation};
 
 /// What is explored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

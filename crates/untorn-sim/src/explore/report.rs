@@ -2,6 +2,18 @@
 
 use std::fmt;
 
+/// What a violation breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Breach {
+    /// The content is none that is allowed.
+    Content,
+    /// Redundancy reports damage, or a write of others, where there was none.
+    Accusation,
+    /// Anything else: an error, a panic, a rule of the medium.
+    Other,
+}
+
 /// A state after a crash that breaks the contract, with all that is needed to see it again.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -16,6 +28,8 @@ pub struct Violation {
     pub instant: String,
     /// The pending effects that survived, one line for each call.
     pub choice: String,
+    /// What it breaks.
+    pub breach: Breach,
     /// The difference: expected and found.
     pub finding: String,
 }

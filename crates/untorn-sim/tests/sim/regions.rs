@@ -8,15 +8,15 @@ use untorn::Error;
 use untorn::options::Order;
 use untorn::region::{Region, RegionStore, StoreOptions};
 use untorn::testing::storage::MediumClass;
-use untorn_sim::explore::Target;
+use untorn_sim::explore::{Breach, Target};
 use untorn_sim::{Rng, SimMedium, Step, Verdict};
 
 use crate::common::{BOTH, errno, watched};
-use crate::explore::{canary_is_convicted, differs, survives};
+use crate::explore::{canary_is_convicted, survives};
 
 #[test]
 fn an_in_place_region_store_is_convicted_in_both_models() {
-    canary_is_convicted(Target::Regions, differs);
+    canary_is_convicted(Target::Regions, Breach::Content);
 }
 
 #[test]

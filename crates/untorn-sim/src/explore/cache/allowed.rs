@@ -1,6 +1,6 @@
 //! The states that a crash may leave of files behind a log.
 
-use super::super::finding::{Found, wrong};
+use super::super::finding::{Found, differs};
 use super::ops::{Grown, NAMES, State};
 
 /// The states that a crash may leave.
@@ -33,7 +33,7 @@ impl Allowed {
             return Ok(());
         }
         let allowed: Vec<String> = self.states.iter().map(show).collect();
-        wrong(format!("{when} differs from every allowed state: {}, not {}", show(found), allowed.join(" or ")))
+        differs(format!("{when} differs from every allowed state: {}, not {}", show(found), allowed.join(" or ")))
     }
 
     fn may_be_mixed(&self, found: &State) -> bool {

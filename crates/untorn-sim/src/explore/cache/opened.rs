@@ -201,16 +201,12 @@ impl Opened {
     pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
         self.changed.extend(op.names());
         match *op {
-            Op::Create(name, len, tag) => {
+            Op::Create(name, len, tag) | Op::Make(name, len, tag) => {
                 drop(self.medium.create(path(name), 0, 1 << 20)?);
                 let file = self.place.open(path(name))?.expect("it was just made");
-                file.write(0, &[BEFORE.0; BEFORE.1 as usize])?;
-                self.attach(name, file)?;
-                self.served(name, |file| file.append(&vec![tag; len as usize]))
-            }
-            Op::Make(name, len, tag) => {
-                drop(self.medium.create(path(name), 0, 1 << 20)?);
-                let file = self.place.open(path(name))?.expect("it was just made");
+                if matches!(op, Op::Create(..)) {
+                    file.write(0, &[BEFORE.0; BEFORE.1 as usize])?;
+                }
                 self.attach(name, file)?;
                 self.served(name, |file| file.append(&vec![tag; len as usize]))
             }

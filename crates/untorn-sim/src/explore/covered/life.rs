@@ -80,8 +80,7 @@ impl Expected {
 }
 
 fn bytes_of(offset: usize, len: usize, tag: u64) -> Vec<u8> {
-    let word = |at: usize| mix((tag << 32) | (at as u64 / 8));
-    (offset..offset + len).map(|at| (word(at) >> (8 * (at % 8))) as u8).collect()
+    companion::bytes_of(tag << 32, offset..offset + len)
 }
 
 const PACE: Pace =

@@ -9,7 +9,7 @@ use untorn::options::{Order, ReadPolicy};
 use untorn::testing::storage::{Latched, Medium};
 use untorn::{AtomicFile, Options};
 
-use super::super::finding::{Finding, Found, guarded, tried, wrong};
+use super::super::finding::{Finding, Found, differs, guarded, tried, wrong};
 use super::super::life::{Plan, Subject};
 use super::super::recorder::Point;
 use super::super::search::Case;
@@ -79,7 +79,7 @@ impl Subject for Config {
         let file = tried("opening after the crash", || life.open(medium))?;
         let bytes = read_all(&file)?;
         guarded("dropping the handle", || drop(file))?;
-        allowed.difference(&bytes).map_or(Ok(()), |difference| wrong(format!("the recovered file {difference}")))
+        allowed.difference(&bytes).map_or(Ok(()), |difference| differs(format!("the recovered file {difference}")))
     }
 }
 
@@ -160,7 +160,7 @@ impl Life<'_> {
     fn see(&mut self, when: &str) -> Found<()> {
         let seen = read_all(self.handle())?;
         if let Some(difference) = self.model.states.visible().difference(&seen) {
-            return wrong(format!("{when}, the file {difference}"));
+            return differs(format!("{when}, the file {difference}"));
         }
         self.model.states.saw(&seen);
         Ok(())
@@ -244,7 +244,7 @@ impl Life<'_> {
             let bytes = medium.peek(PATH).unwrap_or_default();
             if let Some(difference) = visible.difference(&bytes) {
                 let when = ["", " and a crash that loses all pending writes", " and a crash that loses nothing"][index];
-                return wrong(format!("after settle{when}, the plain file {difference}"));
+                return differs(format!("after settle{when}, the plain file {difference}"));
             }
         }
         Ok(())

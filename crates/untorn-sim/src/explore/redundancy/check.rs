@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, Tracker};
+use untorn::redundancy::{Damage, ProtectOptions, Protected, Tracker};
 
-use super::super::companion::{self, PAGE, PATH, Superblock};
-use super::super::finding::{Found, tried, wrong};
+use super::super::companion::{self, PATH, Superblock, page_of};
+use super::super::finding::{Found, accused, tried, wrong};
 use super::config::Config;
 use super::ops::{LEN, Model, PAGES, STRIPE, range};
 use crate::medium::SimMedium;
@@ -71,10 +71,6 @@ pub(in crate::explore) struct Expected {
     pub(super) unprotected: bool,
 }
 
-fn page_of(range: &PageRange) -> u64 {
-    range.offset / PAGE as u64
-}
-
 /// Scrubs and repairs a machine on which no process has the file open, then protects it again.
 pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rng: &mut Rng) -> Found<()> {
     let Some(side) = tried("finding the redundancy file", || companion::path(medium))? else {
@@ -90,9 +86,7 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
     let torn = report.scrub.damage.iter().any(|damage| matches!(damage, Damage::Table { offset } if *offset >= 8192));
     for damage in &report.scrub.damage {
         match damage {
-            Damage::Page(range) if !model.rotten.contains_key(&page_of(range)) => {
-                return wrong(format!("page {} is reported as damaged, but was never damaged", page_of(range)));
-            }
+            Damage::Page(range) if !model.rotten.contains_key(&page_of(range)) => return accused(damage),
             Damage::Unknown(range) => {
                 let page = page_of(range);
                 let told = config.is_tracked() || expected.foreign.contains(&page) || model.side_rotten;
@@ -100,23 +94,15 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
                 // shows a write.
                 let doubted = torn || !expected.foreign.is_empty();
                 if !(told || doubted && model.rotten.contains_key(&page)) {
-                    return wrong(format!(
-                        "page {page} is reported as modified outside untorn, but all stores were announced"
-                    ));
+                    return accused(damage);
                 }
             }
             Damage::Table { offset }
                 if *offset >= 8192 && closed && !model.side_rotten && expected.foreign.is_empty() =>
             {
-                return wrong(format!(
-                    "the table at offset {offset} is reported as damaged, but the file was closed cleanly"
-                ));
+                return accused(damage);
             }
-            Damage::Parity { stripe } if !model.side_rotten => {
-                return wrong(format!(
-                    "the parity of stripe {stripe} does not match its pages, which are reported as covered"
-                ));
-            }
+            Damage::Parity { .. } if !model.side_rotten => return accused(damage),
             _ => {}
         }
     }

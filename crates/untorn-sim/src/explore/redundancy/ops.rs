@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::super::companion::PAGE;
+use super::super::companion::{self, PAGE};
 use super::super::shared::digest;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 
 /// Bytes of the file: its last page is short.
 pub(super) const LEN: usize = 6 * PAGE + 1000;
@@ -22,8 +22,7 @@ pub(super) fn range(page: u64) -> std::ops::Range<usize> {
 
 /// The content of a page that was given this tag.
 pub(super) fn bytes_of(page: u64, tag: u64) -> Vec<u8> {
-    let word = |at: usize| mix((tag << 32) | (page << 16) | (at as u64 / 8));
-    (0..range(page).len()).map(|at| (word(at) >> (8 * (at % 8))) as u8).collect()
+    companion::bytes_of((tag << 32) | (page << 16), 0..range(page).len())
 }
 
 /// One step.

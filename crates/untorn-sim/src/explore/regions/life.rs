@@ -4,7 +4,7 @@ use std::path::Path;
 
 use untorn::testing::storage::{Medium, MediumClass};
 
-use super::super::finding::{Finding, Found, guarded, tried, wrong};
+use super::super::finding::{Finding, Found, differs, guarded, tried, wrong};
 use super::super::life::{Pace, Paced, Plan, Subject};
 use super::super::search::Case;
 use super::super::shared::{Shared, digest};
@@ -33,7 +33,7 @@ impl Allowed {
         if self.states.contains(found) {
             return Ok(());
         }
-        wrong(format!("{when} differs from every allowed state: {found:?}, not {:?}", self.states))
+        differs(format!("{when} differs from every allowed state: {found:?}, not {:?}", self.states))
     }
 }
 
