@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use untorn_sim::script::{Bytes, Content, Op};
+
 use super::calls::{Duty, How};
 use super::report::{Handle, Report};
-use super::script::{Bytes, Model, Op, SCRIPT, Setup, digest};
+use super::script::{Setup, digest, script};
 
 /// A result of the judge, or a description of the violation.
 pub(super) type Check<T> = std::result::Result<T, String>;
@@ -68,16 +70,16 @@ struct Judge<'a> {
     failure: Option<Failure>,
     reports: std::iter::Enumerate<std::slice::Iter<'a, Report>>,
     /// `None` until the file exists.
-    model: Option<Model>,
+    model: Option<Content>,
 }
 
 /// Judges the reports of a process that ran the script, and returns the states that the disk may hold afterwards.
 /// Without a failure every operation must succeed. With `stops`, the process exits after its first failed operation.
 pub(super) fn judge(setup: Setup, failure: Option<Failure>, reports: &[Report], stops: bool) -> Check<Allowed> {
     let mut judge = Judge { setup, failure, reports: reports.iter().enumerate(), model: None };
-    for (number, op) in SCRIPT.iter().enumerate() {
+    for (number, op) in script().into_iter().enumerate() {
         let place = |what: String| format!("operation {number}, {op:?}: {what}");
-        if let Some(allowed) = judge.operation(*op, number).map_err(place)?
+        if let Some(allowed) = judge.operation(&op).map_err(place)?
             && stops
         {
             return judge.ends(allowed);
@@ -139,18 +141,17 @@ impl<'a> Judge<'a> {
     }
 
     /// Judges one operation. If it failed, returns the states that the disk may hold after a kill.
-    fn operation(&mut self, op: Op, number: usize) -> Check<Option<Allowed>> {
-        let setup = self.setup;
+    fn operation(&mut self, op: &Op) -> Check<Option<Allowed>> {
         let before = self.model.clone();
-        let empty = Model::settled(Bytes::default());
-        let after = before.as_ref().unwrap_or(&empty).after(op, number, setup);
+        let known = before.clone().unwrap_or_else(|| Content::committed(Bytes::default()));
+        let after = self.setup.after(&known, &op.clone().fit(known.now.len() as u64));
         let Some((at, report)) = self.next() else { return Err("the report is missing".to_owned()) };
         let report = report.clone();
         match report {
             Report::Done | Report::Saw(_) => {
                 if let Some(failure) = self.fails(at)
                     && failure.must_tell()
-                    && op != Op::Drop
+                    && *op != Op::Drop
                 {
                     // Dropping a handle cannot report an error.
                     return Err("it returned success although its system call failed".to_owned());
@@ -174,10 +175,10 @@ impl<'a> Judge<'a> {
     fn failed(
         &mut self,
         failure: Failure,
-        op: Op,
+        op: &Op,
         handle: Handle,
-        before: Option<Model>,
-        after: Model,
+        before: Option<Content>,
+        after: Content,
     ) -> Check<Allowed> {
         let mut allowed = Allowed { states: vec![after.kept.clone()], missing: before.is_none() };
         // A file under creation may be missing or still empty.
@@ -198,7 +199,7 @@ impl<'a> Judge<'a> {
             return Err("a write succeeded after a failed flush".to_owned());
         }
         let took_effect = after.now != before.now && seen == after.now;
-        if took_effect && !matches!(op, Op::Eager(..) | Op::Resize(_)) {
+        if took_effect && !matches!(op, Op::Eager(_) | Op::Resize { .. }) {
             return Err("it failed but took effect, and the handle is not poisoned".to_owned());
         }
         let now = if took_effect { after } else { before };
@@ -209,12 +210,12 @@ impl<'a> Judge<'a> {
 
     /// Judges how the process reopens the file, or creates it again if it is missing. A process that stops makes no
     /// such report.
-    fn opened_anew(&mut self, allowed: Allowed, after: Model) -> Check<Allowed> {
+    fn opened_anew(&mut self, allowed: Allowed, after: Content) -> Check<Allowed> {
         let Some((_, report)) = self.next() else { return Ok(allowed) };
         match report.clone() {
             Report::Reopened(shows) => {
                 let found = allowed.find("when reopened, the file shows", shows)?;
-                self.model = Some(Model::settled(Arc::clone(&found)));
+                self.model = Some(Content::committed(Arc::clone(&found)));
             }
             Report::Absent if allowed.missing => {
                 if !matches!(self.next(), Some((_, Report::Done))) {
@@ -237,15 +238,16 @@ mod tests {
     }
 
     /// The reports of a correct process.
-    fn honest() -> (Vec<Report>, Vec<Model>) {
-        let mut models = vec![Model::settled(Bytes::default())];
+    fn honest() -> (Vec<Report>, Vec<Content>) {
+        let mut models = vec![Content::committed(Bytes::default())];
         let mut reports = Vec::new();
-        for (number, op) in SCRIPT.iter().enumerate() {
-            let model = models[number].after(*op, number, setup());
-            reports.push(if *op == Op::Read { Report::Saw(digest(&model.now)) } else { Report::Done });
+        for (number, op) in script().iter().enumerate() {
+            let before = &models[number];
+            let model = setup().after(before, &op.clone().fit(before.now.len() as u64));
+            reports.push(if *op == Op::READ_ALL { Report::Saw(digest(&model.now)) } else { Report::Done });
             models.push(model);
         }
-        let shows = digest(&models[SCRIPT.len()].now);
+        let shows = digest(&models[reports.len()].now);
         reports.extend([
             Report::Done,
             Report::Inspected(String::new()),
@@ -264,8 +266,8 @@ mod tests {
     }
 
     /// The first operation of a kind.
-    fn find(op: Op) -> usize {
-        SCRIPT.iter().position(|one| *one == op).expect("it is in the script")
+    fn find(op: &Op) -> usize {
+        script().iter().position(|one| one == op).expect("it is in the script")
     }
 
     #[test]
@@ -279,7 +281,7 @@ mod tests {
         assert!(allowed.examine(&examined(shows, 1)).is_err());
         assert!(allowed.examine(&examined(1, 1)).is_err());
         assert!(allowed.examine(&[Report::Absent]).is_err());
-        let sync = find(Op::Sync);
+        let sync = find(&Op::Sync);
         assert!(judge(setup(), failure(Duty::Either, sync), &reports, false).is_ok());
         assert!(judge(setup(), failure(Duty::Poison, sync), &reports, false).is_err());
         assert!(judge(setup(), failure(Duty::Tell, sync), &reports, false).is_err());
@@ -289,7 +291,7 @@ mod tests {
     #[test]
     fn a_failed_flush_must_poison_and_an_error_must_have_a_cause() {
         let (reports, models) = honest();
-        let sync = find(Op::Sync);
+        let sync = find(&Op::Sync);
         let shows = Some(digest(&models[sync].now));
         let said = |handle| [&reports[..sync], &[error(handle)]].concat();
         let verdict = |duty, at, handle| judge(setup(), failure(duty, at), &said(handle), true);

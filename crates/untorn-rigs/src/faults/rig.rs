@@ -15,7 +15,7 @@ use nix::libc;
 use super::calls::{CALLS, Call, How};
 use super::judge::{Allowed, Check, Failure, judge};
 use super::report::Report;
-use super::script::{Place, SCRIPT, Setup};
+use super::script::{Place, Setup, script};
 use super::tracer::{Action, End, Entry, trace};
 use super::victim::{HANGS, READY, Role};
 use crate::error::{Error, Result};
@@ -251,7 +251,7 @@ fn attempt_as(program: &Program, case: &Case, role: Role) -> Result<Check<Course
         Ok(life) => life,
         Err(what) => return Ok(Err(what)),
     };
-    if life.failed_at.is_some_and(|at| at > SCRIPT.len()) {
+    if life.failed_at.is_some_and(|at| at > script().len()) {
         // This time the script made fewer such calls, and the failed call belongs to the final examination.
         return Ok(Ok(Course::Unmet));
     }
@@ -313,7 +313,8 @@ fn live(program: &Program, setup: Setup, role: Role, dir: &Lodging, case: Option
     let lines = |bytes: u64| said.bytes().take(bytes as usize).filter(|byte| *byte == b'\n').count();
     let (mut counts, mut spared) = (vec![0; CALLS.len()], BTreeMap::new());
     // The final examination is not part of the script.
-    for (entry, _) in calls.iter().filter(|(_, said)| lines(*said) <= SCRIPT.len()) {
+    let len = script().len();
+    for (entry, _) in calls.iter().filter(|(_, said)| lines(*said) <= len) {
         match Call::row(entry) {
             Some(row) => counts[row] += 1,
             None => *spared.entry(entry.number).or_default() += 1,

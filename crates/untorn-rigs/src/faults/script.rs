@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 use std::hash::{DefaultHasher, Hasher};
 use std::str::FromStr;
-use std::sync::Arc;
 
 use nix::libc;
 use untorn::options::{Layout, LogPolicy};
 use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
-use untorn_sim::Rng;
+use untorn_sim::script::{Content, Op, Writes};
 
 use super::tracer::Filter;
 
@@ -108,6 +107,15 @@ impl Setup {
         matches!(self.engine, Engine::HybridLog(_))
     }
 
+    /// The content of the file after an operation that succeeded.
+    pub(super) fn after(&self, before: &Content, op: &Op) -> Content {
+        let engine = match self.engine {
+            Engine::Reflection(_) => EngineKind::Reflection,
+            Engine::HybridLog(_) => EngineKind::HybridLog,
+        };
+        before.after(op, engine, self.durability)
+    }
+
     /// The minimum number of slots, so that checkpoints are frequent and a wide commit spills.
     pub(super) fn options(&self) -> Options {
         let options = Options::new().durability(self.durability).record_area(2, 4).max_len(64 << 10);
@@ -136,89 +144,51 @@ impl FromStr for Setup {
     }
 }
 
-/// One operation. Offsets and lengths are adjusted to a shorter file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Op {
-    Create(u64),
-    Write(u64, u64),
-    Eager(u64, u64),
-    Transaction(&'static [(u64, u64)]),
-    Read,
-    Sync,
-    Resize(u64),
-    Deploy,
-    Reclaim,
-    /// Each of these ends the handle and opens the file again.
-    Close,
-    Drop,
-    Settle,
-}
-
-/// More pages than a lane has slots.
-const WIDE: &[(u64, u64)] = &[
-    (40, 90),
-    (4136, 90),
-    (8232, 90),
-    (12328, 90),
-    (16424, 90),
-    (20520, 90),
-    (24616, 90),
-    (28712, 90),
-    (32808, 90),
-    (36904, 90),
-];
-
 /// The script: each operation, on fresh and on written pages, within an epoch and across commits.
-pub(super) const SCRIPT: &[Op] = &[
-    Op::Create(2 * 4096 + 1300),
-    Op::Write(64, 64),
-    Op::Write(4096, 128),
-    Op::Sync,
-    Op::Write(30, 300),
-    Op::Write(50, 100),
-    Op::Transaction(&[(100, 60), (4000, 500), (9400, 92)]),
-    Op::Read,
-    Op::Sync,
-    Op::Write(0, 4096),
-    Op::Write(10, 4000),
-    Op::Eager(50, 100),
-    Op::Reclaim,
-    Op::Sync,
-    Op::Deploy,
-    Op::Sync,
-    Op::Reclaim,
-    Op::Resize(4150),
-    Op::Resize(3 * 4096 + 100),
-    Op::Write(4100, 200),
-    Op::Close,
-    Op::Write(1000, 700),
-    Op::Drop,
-    Op::Read,
-    Op::Resize(10 * 4096 + 77),
-    Op::Transaction(WIDE),
-    Op::Transaction(WIDE),
-    Op::Sync,
-    Op::Deploy,
-    Op::Transaction(WIDE),
-    Op::Resize(2 * 4096 + 10),
-    Op::Write(4000, 4000),
-    Op::Sync,
-    Op::Settle,
-    Op::Read,
-    Op::Write(70, 90),
-    Op::Sync,
-    Op::Read,
-];
-
-/// The pieces that operation `number` writes, adjusted to a file of this length: offsets and bytes, without overlap.
-pub(super) fn pieces(ranges: &[(u64, u64)], number: usize, file: u64) -> Vec<(u64, Vec<u8>)> {
-    let mut all = Vec::new();
-    for (&(offset, len), index) in ranges.iter().zip(0..) {
-        let mut bytes = vec![0; len.min(file.saturating_sub(offset)) as usize];
-        Rng::derive(number as u64 + 1, index).fill(&mut bytes);
-        all.push((offset.min(file), bytes));
-    }
-    all
+pub(super) fn script() -> Vec<Op> {
+    let mut some = Writes::default();
+    // More pages than a lane has slots.
+    let wide: Vec<(u64, u64)> = (0..10).map(|page| (page * 4096 + 40, 90)).collect();
+    vec![
+        Op::Create { len: 2 * 4096 + 1300 },
+        some.write(64, 64),
+        some.write(4096, 128),
+        Op::Sync,
+        some.write(30, 300),
+        some.write(50, 100),
+        some.transaction(&[(100, 60), (4000, 500), (9400, 92)]),
+        Op::READ_ALL,
+        Op::Sync,
+        some.write(0, 4096),
+        some.write(10, 4000),
+        some.eager(50, 100),
+        Op::Reclaim,
+        Op::Sync,
+        Op::DEPLOY_ALL,
+        Op::Sync,
+        Op::Reclaim,
+        Op::Resize { len: 4150 },
+        Op::Resize { len: 3 * 4096 + 100 },
+        some.write(4100, 200),
+        Op::Close,
+        some.write(1000, 700),
+        Op::Drop,
+        Op::READ_ALL,
+        Op::Resize { len: 10 * 4096 + 77 },
+        some.transaction(&wide),
+        some.transaction(&wide),
+        Op::Sync,
+        Op::DEPLOY_ALL,
+        some.transaction(&wide),
+        Op::Resize { len: 2 * 4096 + 10 },
+        some.write(4000, 4000),
+        Op::Sync,
+        Op::Settle,
+        Op::READ_ALL,
+        some.write(70, 90),
+        Op::Sync,
+        Op::READ_ALL,
+    ]
 }
 
 /// The bytes of the file as the handle shows them.
@@ -234,55 +204,4 @@ pub(super) fn digest(bytes: &[u8]) -> u64 {
     hasher.write_usize(bytes.len());
     hasher.write(bytes);
     hasher.finish()
-}
-
-/// The bytes of a file, which many models share.
-pub(super) type Bytes = Arc<Vec<u8>>;
-
-/// The bytes that a program sees, and those of the last commit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Model {
-    pub(super) now: Bytes,
-    pub(super) kept: Bytes,
-}
-
-impl Model {
-    /// The model of a file with these bytes, all committed.
-    pub(super) fn settled(bytes: Bytes) -> Self {
-        Model { kept: bytes.clone(), now: bytes }
-    }
-
-    /// The state after an operation that succeeded.
-    pub(super) fn after(&self, op: Op, number: usize, setup: Setup) -> Model {
-        let wrote = |ranges: &[(u64, u64)]| {
-            let mut bytes = self.now.to_vec();
-            for (offset, new) in pieces(ranges, number, self.now.len() as u64) {
-                bytes[offset as usize..][..new.len()].copy_from_slice(&new);
-            }
-            match setup.durability {
-                Durability::PerWrite => Model::settled(Arc::new(bytes)),
-                Durability::PerCommit => Model { now: Arc::new(bytes), kept: self.kept.clone() },
-            }
-        };
-        let resized = |len: u64| {
-            let mut bytes = self.now.to_vec();
-            bytes.resize(len as usize, 0);
-            Model::settled(Arc::new(bytes))
-        };
-        match op {
-            Op::Create(len) => resized(len),
-            Op::Write(offset, len) | Op::Eager(offset, len) => wrote(&[(offset, len)]),
-            Op::Transaction(ranges) => wrote(ranges),
-            Op::Sync | Op::Close | Op::Settle => Model::settled(self.now.clone()),
-            Op::Drop => Model::settled(self.kept.clone()),
-            Op::Resize(len) => match (setup.engine, setup.durability) {
-                // With this durability the length belongs to the epoch.
-                (Engine::HybridLog(_), Durability::PerCommit) => {
-                    Model { now: resized(len).now, kept: self.kept.clone() }
-                }
-                _ => resized(len),
-            },
-            Op::Read | Op::Deploy | Op::Reclaim => self.clone(),
-        }
-    }
 }

@@ -7,9 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use untorn::{AtomicFile, Error};
+use untorn_sim::script::{Op, perform};
 
 use super::report::{Handle, Report};
-use super::script::{Op, SCRIPT, Setup, digest, pieces, read_all};
+use super::script::{Setup, digest, read_all, script};
 
 /// Its time limit. Without failures, an idle machine needs a thousandth of it.
 const VICTIM_TIMEOUT: Duration = Duration::from_secs(180);
@@ -100,8 +101,8 @@ struct Victim {
 
 impl Victim {
     fn play(mut self, stop: bool) -> io::Result<()> {
-        for (number, op) in SCRIPT.iter().enumerate() {
-            let error = match self.operate(*op, number) {
+        for (number, op) in script().into_iter().enumerate() {
+            let error = match self.operate(&op) {
                 Ok(None) => {
                     say(&Report::Done)?;
                     continue;
@@ -133,9 +134,9 @@ impl Victim {
 
     /// Runs an operation. Afterwards `file` holds the handle, if there still is one. A read returns the digest of its
     /// bytes.
-    fn operate(&mut self, op: Op, number: usize) -> untorn::Result<Option<u64>> {
+    fn operate(&mut self, op: &Op) -> untorn::Result<Option<u64>> {
         match (op, self.file.take()) {
-            (Op::Create(len), _) => self.file = Some(self.setup.options().create(&self.path, len)?),
+            (Op::Create { len }, _) => self.file = Some(self.setup.options().create(&self.path, *len)?),
             (Op::Close, Some(file)) => {
                 file.close()?;
                 self.file = Some(self.open()?);
@@ -150,10 +151,8 @@ impl Victim {
             }
             (op, Some(file)) => {
                 let file = self.file.insert(file);
-                if op == Op::Read {
-                    return read_all(file).map(|bytes| Some(digest(&bytes)));
-                }
-                perform(file, op, number)?;
+                let op = op.clone().fit(file.len());
+                return Ok(perform(&op, file)?.map(|bytes| digest(&bytes)));
             }
             (_, None) => unreachable!("opened by the operation before"),
         }
@@ -182,7 +181,7 @@ impl Victim {
         drop(self.file.take());
         if number == 0 && !self.path.exists() {
             say(&Report::Absent)?;
-            return match self.operate(SCRIPT[0], 0) {
+            return match self.operate(&script()[0]) {
                 Ok(_) => say(&Report::Done).map(|()| true),
                 Err(error) => say(&Report::Stuck(error.to_string())).map(|()| false),
             };
@@ -221,29 +220,4 @@ impl Victim {
 /// The bytes as any other program reads them.
 fn plain(path: &Path) -> untorn::Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| Error::io("read", path, error))
-}
-
-/// Runs an operation that leaves the handle open.
-fn perform(file: &AtomicFile, op: Op, number: usize) -> untorn::Result<()> {
-    let len = file.len();
-    match op {
-        Op::Write(offset, range) => {
-            pieces(&[(offset, range)], number, len).iter().try_for_each(|(offset, bytes)| file.write_at(bytes, *offset))
-        }
-        Op::Eager(offset, range) => pieces(&[(offset, range)], number, len)
-            .iter()
-            .try_for_each(|(offset, bytes)| file.write_at_eager(bytes, *offset)),
-        Op::Transaction(ranges) => {
-            let mut transaction = file.transaction();
-            for (offset, bytes) in pieces(ranges, number, len) {
-                transaction.write_at(&bytes, offset)?;
-            }
-            transaction.commit()
-        }
-        Op::Sync => file.sync().map(drop),
-        Op::Resize(len) => file.resize(len),
-        Op::Deploy => file.deploy(0, len),
-        Op::Reclaim => file.reclaim().map(drop),
-        Op::Create(_) | Op::Read | Op::Close | Op::Drop | Op::Settle => unreachable!("the caller's own"),
-    }
 }
