@@ -31,6 +31,13 @@
 //! # Ok(()) }
 //! ```
 #![deny(unsafe_code)]
+// The lower floors serve every product. Without one of them some items there have no user; the default features have
+// all users, so a warning of theirs is true.
+#![cfg_attr(not(all(feature = "regions", feature = "write-cache")), allow(dead_code, unused_imports))]
+
+// Gives the macros of `no_tracing`, at the root of this crate, the names that those of the crate `tracing` have.
+#[cfg(not(feature = "tracing"))]
+extern crate self as tracing;
 
 mod doctor;
 mod engine;
@@ -38,9 +45,12 @@ mod error;
 mod file;
 mod format;
 mod ipc;
+#[cfg(not(feature = "tracing"))]
+mod no_tracing;
 mod open;
 pub mod options;
 pub mod redundancy;
+#[cfg(feature = "regions")]
 pub mod region;
 pub mod shared;
 mod simd;
@@ -49,6 +59,7 @@ mod sync;
 mod sys;
 #[doc(hidden)]
 pub mod testing;
+#[cfg(feature = "write-cache")]
 pub mod write_cache;
 
 pub use doctor::doctor;
@@ -58,6 +69,10 @@ pub use open::recover;
 pub use open::redundancy::{protect, repair};
 pub use options::{Durability, EngineKind, Options};
 pub use redundancy::protect::{coverage, scrub, unprotect};
+
+#[cfg(not(feature = "tracing"))]
+#[allow(unused_imports, reason = "which levels are used depends on the other features")]
+pub(crate) use no_tracing::{event as debug, event as error, event as info, event as trace, event as warn};
 
 /// What is told of a file and of where it lies.
 pub mod report {

@@ -1,10 +1,15 @@
 //! For tests, simulators and the other crates of this repository: nothing here is promised to stay.
 
 use crate::options::EngineKind;
+#[cfg(feature = "regions")]
+use crate::region;
 use crate::storage::Barrier;
 pub use crate::sys::{FirstUse, Heard, OnceForAll, PerProcess, StoreWatch, in_forked_child, incarnation};
+#[cfg(feature = "write-cache")]
+use crate::write_cache;
+#[cfg(feature = "write-cache")]
 pub use crate::write_cache::backing::MediumDir;
-use crate::{file, format, redundancy, region, write_cache};
+use crate::{file, format, redundancy};
 
 /// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
 pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
@@ -18,11 +23,13 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
 }
 
 /// Every barrier that a region store passes: the list the mutation tests must convict whole.
+#[cfg(feature = "regions")]
 pub fn region_barriers() -> Vec<Barrier> {
     region::engine::barriers::ALL.to_vec()
 }
 
 /// The barriers of the write cache: for the mutation tests.
+#[cfg(feature = "write-cache")]
 pub fn cache_barriers() -> Vec<Barrier> {
     write_cache::engine::barriers::ALL.to_vec()
 }

@@ -16,6 +16,7 @@ const HERE: &str = "xtask/src/tidy/layers.rs";
 const FLOORS: &[(&str, &[&str])] = &[
     // The ground: words that every floor speaks, the system, what threads share, where bytes become durable, what
     // they look like there, and what processes share.
+    ("events", &["no_tracing"]),
     ("error", &["error"]),
     ("options", &["options"]),
     ("system", &["sys"]),

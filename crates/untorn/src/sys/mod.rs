@@ -13,6 +13,7 @@ pub(crate) mod lease;
 pub(crate) mod locks;
 pub(crate) mod map;
 pub(crate) mod mappings;
+#[cfg(feature = "regions")]
 pub(crate) mod paged;
 mod per_process;
 mod process;

@@ -7,10 +7,13 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+#[cfg(feature = "io-uring")]
+use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+#[cfg(feature = "io-uring")]
 use io_uring::{IoUring, Probe, opcode, types};
 use rustix::io::Errno;
 
@@ -50,6 +53,7 @@ trait Queue {
     fn done(&mut self) -> Option<(u64, i32)>;
 }
 
+#[cfg(feature = "io-uring")]
 impl Queue for IoUring {
     fn push(&mut self, number: u64, file: BorrowedFd<'_>) -> bool {
         let fd = types::Fd(file.as_raw_fd());
@@ -75,11 +79,18 @@ impl Queue for IoUring {
 }
 
 /// A ring whose kernel knows how to flush, if this process is given one.
-fn open_ring() -> io::Result<IoUring> {
+#[cfg(feature = "io-uring")]
+fn open_ring() -> io::Result<Box<dyn Queue + Send>> {
     let ring = IoUring::new(ENTRIES)?;
     let mut known = Probe::new();
     ring.submitter().register_probe(&mut known)?;
-    if known.is_supported(opcode::Fsync::CODE) { Ok(ring) } else { Err(Errno::OPNOTSUPP.into()) }
+    if known.is_supported(opcode::Fsync::CODE) { Ok(Box::new(ring)) } else { Err(Errno::OPNOTSUPP.into()) }
+}
+
+/// This build has none.
+#[cfg(not(feature = "io-uring"))]
+fn open_ring() -> io::Result<Box<dyn Queue + Send>> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "this build of untorn lacks the feature `io-uring`"))
 }
 
 impl Flusher {
@@ -95,7 +106,7 @@ impl Flusher {
         let mut results: Vec<Option<io::Result<()>>> = files.iter().map(|_| None).collect();
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*ring, Ring::Unborn) {
-            *ring = open_ring().map_or(Ring::Refused, |ring| Ring::Open(Box::new(ring)));
+            *ring = open_ring().map_or(Ring::Refused, Ring::Open);
         }
         if let Ring::Open(open) = &mut *ring {
             let mut rounds = files.chunks(ENTRIES as usize).zip(results.chunks_mut(ENTRIES as usize));
