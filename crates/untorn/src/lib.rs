@@ -33,7 +33,10 @@
 #![deny(unsafe_code)]
 // The lower floors serve every product. Without one of them some items there have no user; the default features have
 // all users, so a warning of theirs is true.
-#![cfg_attr(not(all(feature = "regions", feature = "write-cache")), allow(dead_code, unused_imports))]
+#![cfg_attr(
+    not(all(feature = "regions", feature = "write-cache", feature = "redundancy")),
+    allow(dead_code, unused_imports, unreachable_pub)
+)]
 
 // Gives the macros of `no_tracing`, at the root of this crate, the names that those of the crate `tracing` have.
 #[cfg(not(feature = "tracing"))]
@@ -49,6 +52,7 @@ mod ipc;
 mod no_tracing;
 mod open;
 pub mod options;
+#[cfg(feature = "redundancy")]
 pub mod redundancy;
 #[cfg(feature = "regions")]
 pub mod region;
@@ -66,8 +70,10 @@ pub use doctor::doctor;
 pub use error::{Error, Result};
 pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
 pub use open::recover;
+#[cfg(feature = "redundancy")]
 pub use open::redundancy::{protect, repair};
 pub use options::{Durability, EngineKind, Options};
+#[cfg(feature = "redundancy")]
 pub use redundancy::protect::{coverage, scrub, unprotect};
 
 #[cfg(not(feature = "tracing"))]

@@ -1,15 +1,11 @@
 //! For tests, simulators and the other crates of this repository: nothing here is promised to stay.
 
 use crate::options::EngineKind;
-#[cfg(feature = "regions")]
-use crate::region;
 use crate::storage::Barrier;
 pub use crate::sys::{FirstUse, Heard, OnceForAll, PerProcess, StoreWatch, in_forked_child, incarnation};
 #[cfg(feature = "write-cache")]
-use crate::write_cache;
-#[cfg(feature = "write-cache")]
 pub use crate::write_cache::backing::MediumDir;
-use crate::{file, format, redundancy};
+use crate::{file, format};
 
 /// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
 pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
@@ -25,23 +21,25 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
 /// Every barrier that a region store passes: the list the mutation tests must convict whole.
 #[cfg(feature = "regions")]
 pub fn region_barriers() -> Vec<Barrier> {
-    region::engine::barriers::ALL.to_vec()
+    crate::region::engine::barriers::ALL.to_vec()
 }
 
 /// The barriers of the write cache: for the mutation tests.
 #[cfg(feature = "write-cache")]
 pub fn cache_barriers() -> Vec<Barrier> {
-    write_cache::engine::barriers::ALL.to_vec()
+    crate::write_cache::engine::barriers::ALL.to_vec()
 }
 
 /// The barriers that only the redundancy of a sidecar passes: for the mutation tests.
+#[cfg(feature = "redundancy")]
 pub fn sidecar_redundancy_barriers() -> Vec<Barrier> {
-    redundancy::sidecar_barriers::ALL.to_vec()
+    crate::redundancy::sidecar_barriers::ALL.to_vec()
 }
 
 /// Every barrier that the redundancy of a file passes: the list the mutation tests must convict whole.
+#[cfg(feature = "redundancy")]
 pub fn redundancy_barriers() -> Vec<Barrier> {
-    redundancy::barriers::ALL.to_vec()
+    crate::redundancy::barriers::ALL.to_vec()
 }
 
 /// Media: the traits that a simulator implements, and the real ones.

@@ -23,16 +23,17 @@ use crate::file::passthrough::Passthrough;
 use crate::file::reflection::Reflection;
 use crate::format::sidecar::attach::engine_of;
 use crate::options::{ExclusionCheck, Options};
-use crate::redundancy::{self as redundant, TICK};
 use crate::shared;
 use crate::storage::{self, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
 use crate::sys::sync;
 
 mod map;
 mod recover;
+#[cfg_attr(not(feature = "redundancy"), path = "no_redundancy.rs")]
 pub(crate) mod redundancy;
 
 pub use self::recover::recover;
+use self::redundancy::{TICK, engine_on};
 
 impl AtomicFile {
     /// Opens an existing file with default [`Options`].
@@ -196,21 +197,7 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
     open_on(medium, path, options)
 }
 
-/// The engine of a file, with its redundancy if it has any or is to.
-fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options, tick: Duration) -> Result<Box<dyn Engine>> {
-    match redundant::engine::watch(&medium, path, options)? {
-        None if options.verify_reads.is_some() => {
-            let what = "reads cannot be verified because the file has no redundancy; protect it (`untorn protect`), or \
-                        open it with `Options::redundancy`";
-            Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
-        }
-        None => bare_engine_on(medium, path, options),
-        Some(watched) => {
-            redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, options)).map(boxed)
-        }
-    }
-}
-
+/// The engine of a file, whatever redundancy it has.
 fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path, options)? };
     // A reader takes the file as it is, whatever engine it asked for.

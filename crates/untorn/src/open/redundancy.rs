@@ -1,15 +1,41 @@
 //! The redundancy of files that are open with an engine: the operations that need both a file and its redundancy.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use super::{bare_engine_on, boxed};
 use crate::engine::{Engine, Shared, State};
 use crate::error::{Error, Result};
 use crate::file::{AtomicFile, AtomicMap, inspect};
 use crate::format::sidecar;
 use crate::options::{Options, ProtectOptions};
+pub(super) use crate::redundancy::TICK;
 use crate::redundancy::protect::{coverage as coverage_of, look};
-use crate::redundancy::{Coverage, Mode, RedundancyService, RepairReport, Scrub, ScrubReport, scrub_and_note};
-use crate::storage;
+use crate::redundancy::{
+    self as redundant, Coverage, Mode, RedundancyService, RepairReport, Scrub, ScrubReport, scrub_and_note,
+};
+use crate::storage::{self, Medium};
+
+/// The engine of a file, with its redundancy if it has any or is to.
+pub(super) fn engine_on<M: Medium>(
+    medium: Arc<M>,
+    path: &Path,
+    options: &Options,
+    tick: Duration,
+) -> Result<Box<dyn Engine>> {
+    match redundant::engine::watch(&medium, path, options)? {
+        None if options.verify_reads.is_some() => {
+            let what = "reads cannot be verified because the file has no redundancy; protect it (`untorn protect`), or \
+                        open it with `Options::redundancy`";
+            Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
+        }
+        None => bare_engine_on(medium, path, options),
+        Some(watched) => {
+            redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, options)).map(boxed)
+        }
+    }
+}
 
 /// The redundancy of an open file.
 fn kept(shared: &Shared) -> Result<&dyn RedundancyService> {

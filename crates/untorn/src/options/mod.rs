@@ -13,7 +13,10 @@ pub use self::choices::{
     DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Order, Prefer, ReadPolicy,
 };
 pub(crate) use self::exclusion::ExclusionCheck;
+#[cfg(feature = "redundancy")]
 pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
+#[cfg(not(feature = "redundancy"))]
+pub(crate) use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
 pub(crate) use self::redundancy::{DamageFn, Settings, as_kept};
 use crate::error::{Error, Result};
 

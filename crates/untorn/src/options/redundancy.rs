@@ -333,6 +333,7 @@ impl ProtectOptions {
     }
 }
 
+#[cfg(feature = "redundancy")]
 impl Options {
     /// Keeps checksums and parity of the data file up to date behind the engine. [`scrub`](crate::AtomicFile::scrub)
     /// finds damage, and [`repair`](crate::AtomicFile::repair) rebuilds damaged pages.

@@ -14,14 +14,10 @@ use super::table::Tables;
 use super::{Mode, barriers};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::attach::{is_named, take_lock};
+pub(crate) use crate::format::sidecar::redundancy_file;
 use crate::format::sidecar::{directory, parent, path as sidecar_path, uuid_text};
 use crate::options::Settings;
 use crate::storage::{Access, LockKind, Medium, MediumFile};
-
-/// The redundancy file of the data file with this inode number.
-pub(crate) fn redundancy_file(data: &Path, inode: u64) -> PathBuf {
-    sidecar_path(data, inode).with_extension("redundancy")
-}
 
 /// The redundancy file of the sidecar of the data file with this inode number.
 pub(super) fn sidecar_redundancy_file(data: &Path, inode: u64) -> PathBuf {

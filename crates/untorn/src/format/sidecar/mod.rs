@@ -113,6 +113,11 @@ pub(crate) fn path(data: &Path, inode: u64) -> PathBuf {
     directory(data).join(inode.to_string())
 }
 
+/// The redundancy file of the data file with this inode number.
+pub(crate) fn redundancy_file(data: &Path, inode: u64) -> PathBuf {
+    path(data, inode).with_extension("redundancy")
+}
+
 /// Where the processes meet that share a file in the way that `kind` says. An inode number may come to another file
 /// while some of those are left that shared the one before, so the time of the file's birth is in the name, or its
 /// generation.

@@ -1,0 +1,47 @@
+//! Opening a file in a build without the feature `redundancy`: it refuses a file that has redundancy, because its
+//! stores would make checksums and parity wrong.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::bare_engine_on;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::sidecar::redundancy_file;
+use crate::options::Options;
+use crate::storage::{Access, Medium, MediumFile};
+
+/// Only redundancy records the file's time.
+pub(super) const TICK: Duration = Duration::ZERO;
+
+/// The engine of a file that has no redundancy.
+pub(super) fn engine_on<M: Medium>(
+    medium: Arc<M>,
+    path: &Path,
+    options: &Options,
+    _: Duration,
+) -> Result<Box<dyn Engine>> {
+    if options.read_only {
+        return bare_engine_on(medium, path, options);
+    }
+    refuse_redundancy(&*medium, path)?;
+    let engine = bare_engine_on(Arc::clone(&medium), path, options)?;
+    // Another process may have protected the file before the engine had it.
+    refuse_redundancy(&*medium, path)?;
+    Ok(engine)
+}
+
+fn refuse_redundancy<M: Medium>(medium: &M, path: &Path) -> Result<()> {
+    let redundancy = redundancy_file(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
+    if !medium.exists(&redundancy)? {
+        return Ok(());
+    }
+    let what = format!(
+        "the file has redundancy, in {}, and this build of untorn cannot keep it because it lacks the feature \
+         `redundancy`; use a build with the feature, open the file read-only, or give its redundancy up (`untorn \
+         unprotect`)",
+        redundancy.display()
+    );
+    Err(Error::Invalid { path: path.to_owned(), what })
+}
