@@ -19,7 +19,7 @@ pub(crate) fn manifest_dir() -> &'static Path {
 }
 
 pub(crate) fn include_dir() -> PathBuf {
-    manifest_dir().join("../../include")
+    manifest_dir().join("include")
 }
 
 /// Runs a command that must succeed and returns what it wrote to stdout.
