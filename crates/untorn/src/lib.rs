@@ -20,6 +20,23 @@
 //!
 //! What a commit promises, and against which faults, is in `docs/fault-model.md`; the bytes are in `docs/format.md`.
 //!
+//! # Features
+//!
+//! All are on by default. Each can be left out, in any combination.
+//!
+//! | feature | gives | without it |
+//! |---|---|---|
+//! | `tracing` | events for what no error reports, such as a failed close in a drop | no events |
+//! | `io-uring` | one system call that flushes a file and its sidecar | a helper thread flushes the sidecar |
+//! | `regions` | the module [`region`] | no region stores |
+//! | `write-cache` | the module [`write_cache`] | no logs in front of files |
+//! | `redundancy` | the module [`redundancy`], [`Options::redundancy`], [`protect`] and its like | see below |
+//!
+//! Without `redundancy` a file that has redundancy opens only [`read_only`](Options::read_only). Any other open of it
+//! fails with [`Error::Invalid`], since its stores would make the checksums wrong.
+//!
+//! # Example
+//!
 //! ```
 //! # fn main() -> untorn::Result<()> {
 //! # let dir = tempfile::tempdir().unwrap();
@@ -31,6 +48,7 @@
 //! # Ok(()) }
 //! ```
 #![deny(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // The lower floors serve every product. Without one of them some items there have no user; the default features have
 // all users, so a warning of theirs is true.
 #![cfg_attr(

@@ -5,6 +5,8 @@
 //! has the functions of [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::shared::SharedMap)
 //! that open a file, and those that need both a file and its redundancy ([`redundancy`]).
 //!
+//! Without the feature `redundancy`, `no_redundancy.rs` stands in for `redundancy.rs`: it refuses a file that has any.
+//!
 //! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine),
 //! [`bare_engine_on`] (which engine); then [`map`], [`redundancy`], [`recover`].
 //!
