@@ -4,11 +4,10 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use clap::Args;
-use untorn_fuzz::TARGETS;
 
 use crate::nightly;
 
@@ -22,7 +21,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u32,
     /// Run only this target
-    #[arg(long, value_parser = TARGETS.map(|target| target.name))]
+    #[arg(long, value_name = "NAME")]
     target: Option<String>,
     /// Plant a bug and start without a corpus; the fuzzer must find the bug
     #[arg(long)]
@@ -43,7 +42,7 @@ const RSS: u64 = 2048;
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     let fuzz = root.join("fuzz");
     if arguments.seed_corpus {
-        return done(seed_corpus(&fuzz.join("corpus")).map(|()| true));
+        return done(seed_corpus(root, &fuzz.join("corpus")));
     }
     if let Err(missing) = tools() {
         eprintln!("fuzz: {missing}");
@@ -63,15 +62,28 @@ fn done(result: io::Result<bool>) -> ExitCode {
     }
 }
 
-fn seed_corpus(corpus: &Path) -> io::Result<()> {
-    for target in TARGETS {
-        let dir = corpus.join(target.name);
-        fs::create_dir_all(&dir)?;
-        for (n, seed) in (target.seeds)().iter().enumerate() {
-            fs::write(dir.join(format!("seed-{n:02}")), seed)?;
-        }
+/// Has the crate of the targets write the initial inputs of each.
+fn seed_corpus(root: &Path, corpus: &Path) -> io::Result<bool> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).env_remove("CARGO_MANIFEST_DIR");
+    command.args(["run", "--quiet", "--package", "untorn-fuzz", "--example", "seed_corpus", "--"]).arg(corpus);
+    Ok(command.status()?.success())
+}
+
+/// The targets: each is a file in `fuzz_targets`.
+///
+/// # Errors
+/// Those of reading the directory, and for a target that does not exist.
+fn targets(fuzz: &Path, only: Option<&str>) -> io::Result<Vec<String>> {
+    let entries: Vec<_> = fs::read_dir(fuzz.join("fuzz_targets"))?.collect::<io::Result<_>>()?;
+    let stem = |entry: &fs::DirEntry| Some(entry.path().file_stem()?.to_str()?.to_owned());
+    let mut names: Vec<_> = entries.iter().filter_map(stem).collect();
+    names.sort_unstable();
+    let Some(only) = only else { return Ok(names) };
+    if names.iter().any(|name| name == only) {
+        return Ok(vec![only.to_owned()]);
     }
-    Ok(())
+    Err(io::Error::other(format!("there is no target {only}; the targets are {}", names.join(", "))))
 }
 
 /// Checks for the needed tools.
@@ -90,12 +102,12 @@ fn tools() -> Result<(), &'static str> {
 
 /// Runs the targets. Returns whether the result is as required.
 fn run_targets(fuzz: &Path, arguments: &Arguments) -> io::Result<bool> {
+    let targets = targets(fuzz, arguments.target.as_deref())?;
     let dir = fuzz.join("target").join(if arguments.plant { "planted" } else { "fuzz" });
     build(fuzz, &dir, arguments.plant)?;
-    let chosen = |name: &str| arguments.target.as_deref().is_none_or(|only| only == name);
     let mut findings = 0;
-    for target in TARGETS.iter().filter(|target| chosen(target.name)) {
-        let outcome = fuzz_one(fuzz, &dir, target.name, arguments)?;
+    for target in &targets {
+        let outcome = fuzz_one(fuzz, &dir, target, arguments)?;
         println!("{outcome}");
         findings += u64::from(outcome.finding.is_some());
     }

@@ -30,6 +30,16 @@ fn every_committed_input_is_judged() {
 }
 
 #[test]
+fn each_target_has_its_file() {
+    let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets")).unwrap();
+    let mut files: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    files.sort_unstable();
+    let mut targets = TARGETS.map(|target| format!("{}.rs", target.name));
+    targets.sort_unstable();
+    assert_eq!(files, targets);
+}
+
+#[test]
 fn the_seeds_are_those_that_the_command_writes() {
     for target in TARGETS {
         let corpus = corpus(&target);
