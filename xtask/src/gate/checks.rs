@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use super::packages::undeclared_symbols;
 use super::runner::{Context, Outcome, TOOL, finish};
 
 fn failed(reason: impl Into<String>) -> io::Result<Outcome> {
@@ -69,6 +70,10 @@ pub(super) fn release(context: &Context<'_>) -> io::Result<Outcome> {
         if !directory.join(name).is_file() {
             return failed(format!("cargo build --release gave no {}", directory.join(name).display()));
         }
+    }
+    let wrong = undeclared_symbols(context.root, &directory.join("libuntorn.so"))?;
+    if !wrong.is_empty() {
+        return failed(format!("the headers and the symbols of the release libuntorn.so differ in {wrong:?}"));
     }
     let doctor = said(Command::new(directory.join("untorn")).args(["doctor", "--json"]))?;
     let doctor: Value = serde_json::from_str(&doctor).map_err(io::Error::other)?;

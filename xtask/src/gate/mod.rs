@@ -3,6 +3,7 @@
 //! - [`steps`] is the table: each step's name, the commands it runs, and the loops it belongs to.
 //! - [`runner`] runs steps, and reports which passed, failed or were skipped, and why.
 //! - [`checks`] has the steps that are more than commands.
+//! - [`packages`] has those that look at the crates as others get them.
 //! - [`touched`] finds the engines that a change touches, for `quick`.
 
 use std::path::Path;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use clap::Args;
 
 mod checks;
+mod packages;
 mod runner;
 mod steps;
 mod touched;

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::checks;
+use super::packages;
 use super::runner::{Context, Outcome};
 
 /// A loop of checks.
@@ -112,8 +113,22 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Call(checks::minimum_rust)],
     },
     Step {
+        name: "features",
+        does: "the library without features, and with each alone",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Call(packages::features)],
+    },
+    Step {
+        name: "feature-combinations",
+        does: "the library with every combination of its features",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Call(packages::feature_combinations)],
+    },
+    Step {
         name: "release",
-        does: "cargo build --release gives the tool and the libraries",
+        does: "cargo build --release gives the tool and the libraries, and the C library has the headers' symbols",
         loops: &[Ci],
         needs: &[],
         work: &[Call(checks::release)],
@@ -387,34 +402,27 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "package",
-        does: "each published crate packs",
+        does: "each crate packs",
         loops: &[Ci],
         needs: &[],
-        work: &[Cargo(&[
-            "package",
-            "--workspace",
-            "--exclude=xtask",
-            "--exclude=untorn-fuzz",
-            "--exclude=untorn-testing",
-            "--no-verify",
-            "--allow-dirty",
-            "--quiet",
-        ])],
+        work: &[Cargo(&["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"])],
     },
     Step {
         name: "package-builds",
-        does: "each published crate builds from its package alone",
+        does: "each crate builds from its package alone",
         loops: &[Nightly],
         needs: &[],
-        work: &[Cargo(&[
-            "package",
-            "--workspace",
-            "--exclude=xtask",
-            "--exclude=untorn-fuzz",
-            "--exclude=untorn-testing",
-            "--allow-dirty",
-            "--quiet",
-        ])],
+        work: &[Cargo(&["package", "--workspace", "--allow-dirty", "--quiet"])],
+    },
+    Step {
+        name: "package-use",
+        does: "a program outside the repository uses the packaged library, with and without features",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[
+            Cargo(&["package", "--package", "untorn-ring", "--package", "untorn", "--no-verify", "--allow-dirty"]),
+            Call(packages::outside_program),
+        ],
     },
     Step {
         name: "bare-machine",

@@ -1,6 +1,6 @@
 //! The C headers declare exactly the functions that the C library defines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{File, identifier_at, in_identifier, matching, occurrences, words};
 use super::{Finding, Tree};
@@ -49,6 +49,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// The names of all functions that the headers declare.
+pub(super) fn declared(tree: &Tree) -> BTreeSet<String> {
+    let headers = tree.files.iter().filter(|file| file.path.starts_with(HEADERS) && file.path.ends_with(".h"));
+    headers.flat_map(declarations).map(|(name, _)| name).collect()
 }
 
 /// Every `#[unsafe(no_mangle)] extern "C" fn`.

@@ -3,6 +3,7 @@
 //! Each module holds one family of rules and tests that plant a violation of each. A rule sees the repository as a
 //! [`Tree`] in memory and returns [`Finding`]s.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -116,6 +117,11 @@ impl fmt::Display for Finding {
         let weight = if self.fails { "" } else { "warning: " };
         write!(f, "{}:{}: {weight}{}", self.path, self.line, self.message)
     }
+}
+
+/// The functions of the C library, as its headers declare them.
+pub(crate) fn declared_functions(root: &Path) -> io::Result<BTreeSet<String>> {
+    Ok(headers::declared(&Tree::read(root)?))
 }
 
 /// Checks the repository at `root` and prints the findings.
