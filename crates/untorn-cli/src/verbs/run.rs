@@ -114,14 +114,22 @@ fn layer(told: Option<&Path>) -> Result<PathBuf> {
         return told.canonicalize().map_err(|error| Failure::io_at("find the preload layer", told, &error));
     }
     let tool = std::env::current_exe().map_err(|error| Failure::io("cannot find the path of this program", &error))?;
-    let beside = tool.parent().map(Path::to_owned).unwrap_or_default();
-    let candidates = [beside.join(LAYER), beside.join("../lib").join(LAYER)];
+    installed_layer(tool.parent().unwrap_or(Path::new("/")))
+}
+
+/// The layer of a tool in this directory.
+fn installed_layer(programs: &Path) -> Result<PathBuf> {
+    let library = programs.parent().unwrap_or(programs).join("lib");
+    let candidates = [programs.join(LAYER), library.join(LAYER)];
     candidates.iter().find_map(|candidate| candidate.canonicalize().ok()).ok_or_else(|| {
         Failure::usage(format!(
-            "{LAYER} is neither in {} nor in ../lib; build it with `cargo build --release`, or give its path with \
-             --layer \
-             or UNTORN_PRELOAD_LIBRARY",
-            beside.display()
+            "cannot find the preload layer {LAYER}, which `untorn run` loads into the program: it is neither in {} nor \
+             in {}. `cargo install` installs the tool alone. In the source of untorn {}, run `cargo build --release \
+             --package untorn-preload` and copy target/release/{LAYER} to one of these directories, or give its path \
+             with --layer or UNTORN_PRELOAD_LIBRARY",
+            programs.display(),
+            library.display(),
+            env!("CARGO_PKG_VERSION")
         ))
     })
 }
@@ -166,4 +174,24 @@ fn words(report: &Report, mode: RunMode) -> String {
         let _ = writeln!(text, "  left to the kernel {count} times: {} ({})", demoted.path.display(), demoted.why);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_layer_is_reported_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let (programs, library) = (dir.path().join("bin"), dir.path().join("lib"));
+        let said = installed_layer(&programs).unwrap_err().to_string();
+        for word in [programs.to_str().unwrap(), library.to_str().unwrap(), "--package untorn-preload", "--layer"] {
+            assert!(said.contains(word), "{said}");
+        }
+        for directory in [library, programs.clone()] {
+            std::fs::create_dir(&directory).unwrap();
+            std::fs::write(directory.join(LAYER), "").unwrap();
+            assert_eq!(installed_layer(&programs).unwrap(), directory.join(LAYER).canonicalize().unwrap());
+        }
+    }
 }
