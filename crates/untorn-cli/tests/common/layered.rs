@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 use untorn_testing::programs::assert_same_as_bare;
-pub use untorn_testing::programs::{compile, files, program, succeed, text};
+pub use untorn_testing::programs::{files, succeed, text};
 use untorn_testing::{built, built_oracle};
 
 use super::UNTORN;

@@ -10,8 +10,9 @@ use untorn_testing::programs::{GIT, REDIRECTIONS, TRANSACTIONS, USUAL_TOOLS, Vic
 
 use crate::common::UNTORN;
 use crate::common::layered::{
-    assert_left, by_nobody, compile, ended, files, layer, program, run_in, same_as_bare, shell, succeed, text, under,
+    assert_left, by_nobody, ended, files, layer, run_in, same_as_bare, shell, succeed, text, under,
 };
+use untorn_testing::programs::{compile, program};
 
 #[test]
 fn every_call_does_what_it_does_bare() {

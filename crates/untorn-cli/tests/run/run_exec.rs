@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::common::layered::{assert_left, compile, ended, layer, run_in, shell, succeed, text, under};
+use crate::common::layered::{assert_left, ended, layer, run_in, shell, succeed, text, under};
+use untorn_testing::programs::compile;
 
 /// The start of another program closes the last descriptor: of one that loads the layer, and of one that does not and
 /// ends silently.

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use untorn_wire::{Hello, Operation, PLAIN, Reopen, Share, VERSION};
 
 use crate::common::boosted::Place;
-use crate::common::layered::{by_nobody, compile, files, layer, succeed, text, under};
+use crate::common::layered::{by_nobody, files, layer, succeed, text, under};
+use untorn_testing::programs::compile;
 
 /// Files by name, with what is in them.
 type Left = Vec<(String, Vec<u8>)>;

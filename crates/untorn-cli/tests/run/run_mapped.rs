@@ -11,7 +11,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::common::UNTORN;
-use crate::common::layered::{compile, ended, files, layer, run_in, same_as_bare, succeed, text, under};
+use crate::common::layered::{ended, files, layer, run_in, same_as_bare, succeed, text, under};
+use untorn_testing::programs::compile;
 
 const PAGE: usize = 4096;
 const PLACES: usize = 64;

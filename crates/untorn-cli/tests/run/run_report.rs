@@ -8,8 +8,9 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::common::layered::{compile, layer, run_in, succeed, text, under};
+use crate::common::layered::{layer, run_in, succeed, text, under};
 use crate::common::{Run, UNTORN};
+use untorn_testing::programs::compile;
 
 #[test]
 fn the_report_says_what_was_served_and_what_was_refused() {

@@ -5,7 +5,8 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::layered::{compile, files, layer, same_as_bare, shell, succeed, text, under};
+use crate::common::layered::{files, layer, same_as_bare, shell, succeed, text, under};
+use untorn_testing::programs::compile;
 
 #[test]
 fn listings_and_directory_removal_do_what_they_do_bare() {

@@ -180,11 +180,13 @@ fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
     widest.side_len() + widest.list_len()
 }
 
+/// Changes tables in which every page is marked uncovered, and writes parity.
+type Fill<'a, F> = &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>;
+
 /// What a new redundancy file says.
 pub(super) struct Filling<'a, F> {
     pub(super) left: Left,
-    /// Changes tables in which every page is marked uncovered, and writes parity.
-    pub(super) fill: Option<&'a mut dyn FnMut(&F, &mut Tables) -> Result<()>>,
+    pub(super) fill: Option<Fill<'a, F>>,
 }
 
 impl<F> Filling<'_, F> {

@@ -140,7 +140,7 @@ fn damage(pair: &Pair, flips: &[(usize, u8)], lengths: &[usize], judge: impl Fn(
     let mut try_out = |n: usize, bytes: &[u8], what: String| {
         pair.data.restore();
         pair.side.restore_as(bytes);
-        if let Err(why) = judge(n % 3 == 0) {
+        if let Err(why) = judge(n.is_multiple_of(3)) {
             failures.add(format!("{what}: {why}"));
         }
     };

@@ -28,7 +28,7 @@ fn dirty(file: &AtomicFile, blocks: u64, fill: u8) {
 }
 
 fn costs_of_syncs<M: Medium>(medium: &Counting<M>, options: &Options, expected: u64) {
-    let (_dir, file) = create_on(medium.clone(), &options, BLOCKS * PAGE as u64);
+    let (_dir, file) = create_on(medium.clone(), options, BLOCKS * PAGE as u64);
     dirty(&file, BLOCKS, 1);
     file.sync().unwrap();
     for blocks in [1, 10, BLOCKS, 10] {

@@ -77,7 +77,7 @@ fn a_hole_that_a_log_was_found_with_is_not_stored_into() {
     }
     each(|block, kind| match block {
         true => go(PageCache::new, kind),
-        false => go(|| pmem(), kind),
+        false => go(pmem, kind),
     });
 }
 
@@ -126,7 +126,7 @@ fn a_log_that_was_found_gives_its_space_back() {
         expect(&file, 1, 2, 1);
     }
     go(PageCache::new);
-    go(|| pmem());
+    go(pmem);
 }
 
 /// A file system that finds out about its space only when it is written to: what stored nothing has nothing to be taken

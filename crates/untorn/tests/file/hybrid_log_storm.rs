@@ -142,12 +142,12 @@ fn storms<M: Medium>(medium: impl Fn() -> M, durability: Durability, policies: &
 
 #[test]
 fn no_torn_read_on_persistent_memory() {
-    storms(|| pmem(), Durability::PerCommit, &[LogPolicy::Hybrid, LogPolicy::Undo, LogPolicy::Redo]);
+    storms(pmem, Durability::PerCommit, &[LogPolicy::Hybrid, LogPolicy::Undo, LogPolicy::Redo]);
 }
 
 #[test]
 fn no_torn_read_on_persistent_memory_per_write() {
-    storms(|| pmem(), Durability::PerWrite, &[LogPolicy::Undo, LogPolicy::Redo]);
+    storms(pmem, Durability::PerWrite, &[LogPolicy::Undo, LogPolicy::Redo]);
 }
 
 #[test]

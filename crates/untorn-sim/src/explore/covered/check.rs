@@ -41,7 +41,7 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
         Err(untorn::Error::Protection {
             problem: ProtectionProblem::OtherLength { .. } | ProtectionProblem::Empty,
             ..
-        }) if expected.resizing || expected.unprotected => return Ok(()),
+        }) if (expected.resizing || expected.unprotected) && is_of_another_length(medium) => return Ok(()),
         Err(error) => return wrong(format!("opening without changes failed: {error}")),
     };
     let report = tried("scrubbing", || looked.scrub())?;
@@ -61,6 +61,13 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
 }
 
 /// Makes a pass over the file, which has no other user, and checks that all of it is covered then.
+/// Whether the file is empty, so that it has no companion, or its companion is for another length.
+fn is_of_another_length(medium: &SimMedium) -> bool {
+    let len = medium.peek(PATH).map_or(0, |bytes| bytes.len() as u64);
+    let side = companion::path(medium).ok().flatten().and_then(|side| medium.peek(side));
+    len == 0 || side.and_then(|side| Superblock::of(&side)).is_some_and(|superblock| superblock.len != len)
+}
+
 pub(super) fn cover(file: &AtomicFile) -> Found<()> {
     tried("covering", || file.sync_redundancy())?;
     if file.is_empty() {
