@@ -6,10 +6,11 @@ use std::ops::Sub;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use untorn::Result;
+use untorn::testing::storage::forward;
 use untorn::testing::storage::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
 };
-use untorn::{Result, forward};
 
 /// Bytes of a cache line, the unit of a flush instruction.
 const LINE: u64 = 64;

@@ -170,8 +170,8 @@ fn check_with(tree: &Tree, spread: &[Spread]) -> Vec<Finding> {
             }
             let fields: Vec<&str> = fields.into_iter().collect();
             let message = format!(
-                "touches private fields of `{name}` ({}), which is declared in {path}; call a method of it, or name this \
-                 file in SPREAD in {HERE}",
+                "touches private fields of `{name}` ({}), which is declared in {path}; call a method of it, or name \
+                 this file in SPREAD in {HERE}",
                 fields.join(", ")
             );
             findings.push(Finding::new(file, file.line_of(at), message));
@@ -300,8 +300,9 @@ fn after_generics(header: &str) -> &str {
 mod tests {
     use super::*;
 
-    const LOG: &str = "struct Log<M: Medium> {\n    medium: Arc<M>,\n    pub(super) open: u64,\n    #[doc(hidden)]\n    \
-                       done: BTreeMap<u64, u64>,\n}\nimpl<M: Medium> Log<M> { fn done(&self) -> u64 { self.done.len() } }\n";
+    const LOG: &str = "struct Log<M: Medium> {\n    medium: Arc<M>,\n    pub(super) open: u64,\n    \
+                       #[doc(hidden)]\n    done: BTreeMap<u64, u64>,\n}\n\
+                       impl<M: Medium> Log<M> { fn done(&self) -> u64 { self.done.len() } }\n";
 
     fn messages(spread: &[Spread], files: &[(&str, &str)]) -> Vec<String> {
         check_with(&Tree::of(files), spread).iter().map(ToString::to_string).collect()

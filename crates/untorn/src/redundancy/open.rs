@@ -204,7 +204,7 @@ impl<M: Medium> Redundancy<M> {
         Ok(before)
     }
 
-    /// That of a data file that has an engine, covered in batches of one page: what differs is for the caller to change.
+    /// The redundancy of a data file that has an engine, covered in batches of one page. The caller changes the rest.
     fn assembled(
         medium: Arc<M>,
         path: &Path,

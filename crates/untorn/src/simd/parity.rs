@@ -137,7 +137,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_way_to_fold_is_the_plain_one(pairs in proptest::collection::vec(any::<(u8, u8)>(), 0..600), skip in 0..7_usize) {
+        fn every_way_to_fold_is_the_plain_one(
+            pairs in proptest::collection::vec(any::<(u8, u8)>(), 0..600),
+            skip in 0..7_usize,
+        ) {
             let skip = skip.min(pairs.len());
             let (a, b): (Vec<u8>, Vec<u8>) = pairs.into_iter().unzip();
             let expected: Vec<u8> = a.iter().zip(&b).skip(skip).map(|(a, b)| a ^ b).collect();

@@ -39,7 +39,10 @@ impl fmt::Debug for Barrier {
 /// The reason is the constant's documentation: a barrier without one does not compile.
 macro_rules! barriers {
     ($($(#[doc = $reason:literal])+ $name:ident = $text:literal;)+) => {
-        $($(#[doc = $reason])+ pub(crate) const $name: $crate::storage::Barrier = $crate::storage::Barrier::new($text);)+
+        $(
+            $(#[doc = $reason])+
+            pub(crate) const $name: $crate::storage::Barrier = $crate::storage::Barrier::new($text);
+        )+
         /// Every barrier of this module, for the mutation tests.
         pub(crate) const ALL: &[$crate::storage::Barrier] = &[$($name),+];
     };

@@ -8,6 +8,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use super::forward::forward;
 use super::mapping::MappedFile;
 use super::names::{self, Directories};
 use super::{
@@ -15,7 +16,6 @@ use super::{
     is_bad_place,
 };
 use crate::error::{Error, Result};
-use crate::forward;
 use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::MapKind;

@@ -7,62 +7,62 @@
 /// types of the signatures.
 #[doc(hidden)]
 #[macro_export]
-macro_rules! forward {
-    ($to:ident: $($method:ident),+) => { $crate::forward!(@each [$to] $($method),+); };
+macro_rules! __forward {
+    ($to:ident: $($method:ident),+) => { $crate::__forward!(@each [$to] $($method),+); };
     ($to:ident after $($check:ident).+: $($method:ident),+) => {
-        $crate::forward!(@each [$to $($check).+] $($method),+);
+        $crate::__forward!(@each [$to $($check).+] $($method),+);
     };
-    (@each $by:tt $($method:ident),+) => { $($crate::forward!(@$method $by);)+ };
+    (@each $by:tt $($method:ident),+) => { $($crate::__forward!(@$method $by);)+ };
 
-    (@class $by:tt) => { $crate::forward!(@fn $by class() -> MediumClass); };
-    (@order $by:tt) => { $crate::forward!(@fn $by order() -> ()); };
-    (@unique $by:tt) => { $crate::forward!(@fn $by unique() -> Result<[u8; 16]>); };
-    (@relax $by:tt) => { $crate::forward!(@fn $by relax(round: u32) -> ()); };
+    (@class $by:tt) => { $crate::__forward!(@fn $by class() -> MediumClass); };
+    (@order $by:tt) => { $crate::__forward!(@fn $by order() -> ()); };
+    (@unique $by:tt) => { $crate::__forward!(@fn $by unique() -> Result<[u8; 16]>); };
+    (@relax $by:tt) => { $crate::__forward!(@fn $by relax(round: u32) -> ()); };
 
-    (@exists $by:tt) => { $crate::forward!(@fn $by exists(path: &Path) -> Result<bool>); };
-    (@list $by:tt) => { $crate::forward!(@fn $by list(dir: &Path) -> Result<Vec<OsString>>); };
+    (@exists $by:tt) => { $crate::__forward!(@fn $by exists(path: &Path) -> Result<bool>); };
+    (@list $by:tt) => { $crate::__forward!(@fn $by list(dir: &Path) -> Result<Vec<OsString>>); };
 
-    (@len $by:tt) => { $crate::forward!(@fn $by len() -> u64); };
-    (@identity $by:tt) => { $crate::forward!(@fn $by identity() -> Result<Identity>); };
-    (@descriptor $by:tt) => { $crate::forward!(@fn $by descriptor() -> Option<BorrowedFd<'_>>); };
-    (@changed_by_others $by:tt) => { $crate::forward!(@fn $by changed_by_others() -> ()); };
-    (@stamp $by:tt) => { $crate::forward!(@fn $by stamp() -> Result<Stamp>); };
-    (@notes_stores $by:tt) => { $crate::forward!(@fn $by notes_stores() -> bool); };
-    (@mark $by:tt) => { $crate::forward!(@fn $by mark() -> Result<MarkState>); };
-    (@set_mark $by:tt) => { $crate::forward!(@fn $by set_mark(mark: Option<Mark>) -> Result<()>); };
-    (@try_lock $by:tt) => { $crate::forward!(@fn $by try_lock(kind: LockKind) -> Result<bool>); };
+    (@len $by:tt) => { $crate::__forward!(@fn $by len() -> u64); };
+    (@identity $by:tt) => { $crate::__forward!(@fn $by identity() -> Result<Identity>); };
+    (@descriptor $by:tt) => { $crate::__forward!(@fn $by descriptor() -> Option<BorrowedFd<'_>>); };
+    (@changed_by_others $by:tt) => { $crate::__forward!(@fn $by changed_by_others() -> ()); };
+    (@stamp $by:tt) => { $crate::__forward!(@fn $by stamp() -> Result<Stamp>); };
+    (@notes_stores $by:tt) => { $crate::__forward!(@fn $by notes_stores() -> bool); };
+    (@mark $by:tt) => { $crate::__forward!(@fn $by mark() -> Result<MarkState>); };
+    (@set_mark $by:tt) => { $crate::__forward!(@fn $by set_mark(mark: Option<Mark>) -> Result<()>); };
+    (@try_lock $by:tt) => { $crate::__forward!(@fn $by try_lock(kind: LockKind) -> Result<bool>); };
 
-    (@read $by:tt) => { $crate::forward!(@reads $by read -> Result<()>); };
-    (@try_read $by:tt) => { $crate::forward!(@reads $by try_read -> bool); };
-    (@read_stored $by:tt) => { $crate::forward!(@reads $by read_stored -> Result<()>); };
-    (@read_unless_bad $by:tt) => { $crate::forward!(@reads $by read_unless_bad -> Result<bool>); };
-    (@read_stored_unless_bad $by:tt) => { $crate::forward!(@reads $by read_stored_unless_bad -> Result<bool>); };
+    (@read $by:tt) => { $crate::__forward!(@reads $by read -> Result<()>); };
+    (@try_read $by:tt) => { $crate::__forward!(@reads $by try_read -> bool); };
+    (@read_stored $by:tt) => { $crate::__forward!(@reads $by read_stored -> Result<()>); };
+    (@read_unless_bad $by:tt) => { $crate::__forward!(@reads $by read_unless_bad -> Result<bool>); };
+    (@read_stored_unless_bad $by:tt) => { $crate::__forward!(@reads $by read_stored_unless_bad -> Result<bool>); };
 
-    (@write $by:tt) => { $crate::forward!(@writes $by write -> Result<()>); };
-    (@store $by:tt) => { $crate::forward!(@writes $by store -> Result<()>); };
-    (@write_anew $by:tt) => { $crate::forward!(@writes $by write_anew -> Result<()>); };
-    (@write_anew_unless_bad $by:tt) => { $crate::forward!(@writes $by write_anew_unless_bad -> Result<bool>); };
-    (@write_parts $by:tt) => { $crate::forward!(@fn $by write_parts(offset: u64, parts: &[&[u8]]) -> Result<()>); };
+    (@write $by:tt) => { $crate::__forward!(@writes $by write -> Result<()>); };
+    (@store $by:tt) => { $crate::__forward!(@writes $by store -> Result<()>); };
+    (@write_anew $by:tt) => { $crate::__forward!(@writes $by write_anew -> Result<()>); };
+    (@write_anew_unless_bad $by:tt) => { $crate::__forward!(@writes $by write_anew_unless_bad -> Result<bool>); };
+    (@write_parts $by:tt) => { $crate::__forward!(@fn $by write_parts(offset: u64, parts: &[&[u8]]) -> Result<()>); };
     (@write_lines $by:tt) => {
-        $crate::forward!(@fn $by write_lines(offset: u64, src: &[u8], lines: u64) -> Result<()>);
+        $crate::__forward!(@fn $by write_lines(offset: u64, src: &[u8], lines: u64) -> Result<()>);
     };
-    (@prefetch $by:tt) => { $crate::forward!(@fn $by prefetch(offset: u64) -> ()); };
-    (@prefetch_to_store $by:tt) => { $crate::forward!(@fn $by prefetch_to_store(offset: u64) -> ()); };
-    (@flush $by:tt) => { $crate::forward!(@fn $by flush(barrier: Barrier, offset: u64, len: u64) -> ()); };
+    (@prefetch $by:tt) => { $crate::__forward!(@fn $by prefetch(offset: u64) -> ()); };
+    (@prefetch_to_store $by:tt) => { $crate::__forward!(@fn $by prefetch_to_store(offset: u64) -> ()); };
+    (@flush $by:tt) => { $crate::__forward!(@fn $by flush(barrier: Barrier, offset: u64, len: u64) -> ()); };
 
-    (@set_len $by:tt) => { $crate::forward!(@fn $by set_len(len: u64) -> Result<()>); };
-    (@allocate $by:tt) => { $crate::forward!(@fn $by allocate(offset: u64, len: u64) -> Result<()>); };
-    (@punch $by:tt) => { $crate::forward!(@fn $by punch(offset: u64, len: u64) -> Result<()>); };
-    (@sync $by:tt) => { $crate::forward!(@fn $by sync(barrier: Barrier) -> Result<()>); };
+    (@set_len $by:tt) => { $crate::__forward!(@fn $by set_len(len: u64) -> Result<()>); };
+    (@allocate $by:tt) => { $crate::__forward!(@fn $by allocate(offset: u64, len: u64) -> Result<()>); };
+    (@punch $by:tt) => { $crate::__forward!(@fn $by punch(offset: u64, len: u64) -> Result<()>); };
+    (@sync $by:tt) => { $crate::__forward!(@fn $by sync(barrier: Barrier) -> Result<()>); };
     (@distrust_cache $by:tt) => {
-        $crate::forward!(@fn $by distrust_cache(barrier: Barrier, offset: u64, len: u64) -> Result<()>);
+        $crate::__forward!(@fn $by distrust_cache(barrier: Barrier, offset: u64, len: u64) -> Result<()>);
     };
 
     (@reads $by:tt $method:ident -> $gives:ty) => {
-        $crate::forward!(@fn $by $method(offset: u64, dst: &mut [u8]) -> $gives);
+        $crate::__forward!(@fn $by $method(offset: u64, dst: &mut [u8]) -> $gives);
     };
     (@writes $by:tt $method:ident -> $gives:ty) => {
-        $crate::forward!(@fn $by $method(offset: u64, src: &[u8]) -> $gives);
+        $crate::__forward!(@fn $by $method(offset: u64, src: &[u8]) -> $gives);
     };
     (@fn [$to:ident $($($check:ident).+)?] $method:ident($($given:ident: $of:ty),*) -> $gives:ty) => {
         #[inline(always)]
@@ -72,3 +72,5 @@ macro_rules! forward {
         }
     };
 }
+
+pub use __forward as forward;

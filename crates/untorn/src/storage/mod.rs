@@ -32,6 +32,7 @@ mod whole;
 pub use barrier::Barrier;
 pub use dax::{Dax, DaxFile};
 pub use detect::{Detected, MediumKind, detect, explain};
+pub use forward::forward;
 pub use latch::{Latched, LatchedFile};
 pub(crate) use mapping::identity as identity_of;
 pub use names::CreateAttrs;

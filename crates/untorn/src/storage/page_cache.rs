@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::forward::forward;
 use super::mapping::MappedFile;
 use super::names::{self, Directories};
 use super::{
@@ -17,7 +18,6 @@ use super::{
     unless_bad,
 };
 use crate::error::{Error, Result};
-use crate::forward;
 use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::MapKind;

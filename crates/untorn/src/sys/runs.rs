@@ -114,8 +114,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_sets(a in proptest::collection::vec(any::<bool>(), 24), b in proptest::collection::vec(any::<bool>(), 24)) {
-            let both = |with: fn(bool, bool) -> bool| of(&a.iter().zip(&b).map(|(a, b)| with(*a, *b)).collect::<Vec<_>>());
+        fn they_are_sets(
+            a in proptest::collection::vec(any::<bool>(), 24),
+            b in proptest::collection::vec(any::<bool>(), 24),
+        ) {
+            let pairs = || a.iter().zip(&b);
+            let both = |with: fn(bool, bool) -> bool| of(&pairs().map(|(a, b)| with(*a, *b)).collect::<Vec<_>>());
             prop_assert_eq!(of(&a).union(&of(&b)), both(|a, b| a || b));
             prop_assert_eq!(of(&a).without(&of(&b)), both(|a, b| a && !b));
             prop_assert_eq!(of(&a).bytes(), a.iter().filter(|member| **member).count() as u64);

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use untorn::testing::storage::forward;
 use untorn::testing::storage::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
 };
-use untorn::{Error, Result, forward};
+use untorn::{Error, Result};
 
 /// Counts at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

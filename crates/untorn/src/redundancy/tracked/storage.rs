@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::TrackedPages;
 use crate::error::Result;
-use crate::forward;
+use crate::storage::forward;
 use crate::storage::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
 };

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
+use super::forward::forward;
 use super::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
 };
 use crate::error::{Error, Result};
-use crate::forward;
 
 /// Any medium, with a latch for its first failed flush.
 ///

@@ -5,7 +5,7 @@
 //! many at a time, and frees them once the files are synced. Reads see the slow file with the entries laid over it.
 //!
 //! ```text
-//!  write ─► claim room ─► locks of its pages ─► entries, each certified ─► one fence ─► laid over the pages: seen by reads
+//!  write ─► claim room ─► locks of its pages ─► entries, each certified ─► one fence ─► over the pages: seen by reads
 //!                                                                                                  │
 //!  slow files ◄── sync, once a batch ◄── pwrite, one for what many wrote ◄── drain, in order ◄─────┘
 //!       └─► the tail, durably ─► entries are free

@@ -87,8 +87,9 @@ impl<M: Medium> Cache<M> {
             in_vain = shared_state.settled() == before;
             if let Err(error) = drained {
                 // Poisoned: every call says so, and the log is left to a replay.
-                tracing::error!(path = %self.handle_state.path().display(), %error, "draining failed and has ended; the \
-                                                                                 log keeps its writes until a replay");
+                let path = self.handle_state.path().display();
+                let what = "draining failed and has ended; the log keeps its writes until a replay";
+                tracing::error!(%path, %error, "{what}");
                 return;
             }
         }

@@ -339,9 +339,9 @@ impl Run {
         assert!(judged.iter().copied().eq(1..=last), "seed {seed}: not every image was judged");
         let longest = |index: usize| seen_in(index) as f64 / 1000.0;
         println!(
-            "cuts of a {}: {processes} processes{}, {last} commits in {:.1} s, {} tickets, {kills} kills ({kills_of_server} of \
-             the server, {kills_while_joining} of one about to join), {} torn {:?}; longest store {:.1} ms, commit {:.1} ms, \
-             gap between commits {:.1} ms, death {:.1} ms",
+            "cuts of a {}: {processes} processes{}, {last} commits in {:.1} s, {} tickets, {kills} kills \
+             ({kills_of_server} of the server, {kills_while_joining} of one about to join), {} torn {:?}; longest \
+             store {:.1} ms, commit {:.1} ms, gap between commits {:.1} ms, death {:.1} ms",
             S::WHAT,
             self.bug.map_or(String::new(), |bug| format!(" with the bug {bug:?}")),
             began.elapsed().as_secs_f64(),
