@@ -113,7 +113,7 @@ fn share(what: Shared) -> Option<c_int> {
     Some(fd)
 }
 
-/// Asks for something shared and maps it: so many bytes of it, or all. Where, and how many.
+/// Asks for something shared and maps `len` bytes of it, or all. Returns the address and the number of bytes.
 fn map(what: Shared, protection: c_int, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
     let fd = share(what)?;
     let mapped = raw::fstat(fd).ok().and_then(|status| {

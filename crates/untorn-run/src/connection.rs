@@ -69,7 +69,7 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Calle
     Ok(())
 }
 
-/// What a program is told whose layer sent a frame that is none.
+/// The errno for a program whose layer sent a malformed frame.
 fn errno_of(malformed: Malformed) -> Errno {
     libc_errno(if matches!(malformed, Malformed::Operation(_)) { Sys::NOSYS } else { Sys::PROTO })
 }
@@ -211,7 +211,7 @@ impl Call<'_> {
         String::from_utf8_lossy(self.words().next().unwrap_or_default()).into_owned()
     }
 
-    /// What follows a refusal: the call, why, the path.
+    /// Receives the bytes after a refusal: the call, why, the path.
     fn refused(&self) {
         let mut words = self.words();
         let mut next = || words.next().unwrap_or_default();

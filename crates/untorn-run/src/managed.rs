@@ -76,8 +76,10 @@ impl Mode for Atomic {
 
     fn manage(&self, path: &Path) -> Result<Box<dyn Managed>, i32> {
         let file = options().open(path).map_err(|error| match error {
-            // It has a sidecar of another engine, of which an epoch is not all that is written between two syncs.
-            Error::Invalid { .. } | Error::OtherEngine { .. } => libc_errno(rustix::io::Errno::OPNOTSUPP),
+            // Its sidecar is of another engine, whose epochs are shorter, or its redundancy file does not fit it.
+            Error::Invalid { .. } | Error::OtherEngine { .. } | Error::Protection { .. } => {
+                libc_errno(rustix::io::Errno::OPNOTSUPP)
+            }
             error => errno(&error),
         })?;
         Ok(Box::new(Epochs { file }))
@@ -95,7 +97,7 @@ fn errno(error: &Error) -> Errno {
     tracing::warn!(%error, "an operation on a managed file failed");
     match error {
         // Longer than the engine, or than its log, can hold.
-        Error::Invalid { .. } => libc_errno(rustix::io::Errno::FBIG),
+        Error::Invalid { .. } | Error::Protection { .. } => libc_errno(rustix::io::Errno::FBIG),
         other => other.errno(),
     }
 }

@@ -5,12 +5,12 @@
 //! struct for its request and one for its reply ([`Operation`]); both lie in the frame.
 //!
 //! If the operation is on a descriptor, the first byte of the request carries the program's descriptor (`SCM_RIGHTS`).
-//! So the descriptor itself tells the file and its offset: neither side keeps a table of descriptors that a `dup`, a
+//! The descriptor itself tells the file and its offset: neither side keeps a table of descriptors that a `dup`, a
 //! `fork` or an `exec` could make wrong. The first byte of some replies carries a descriptor too.
 //!
 //! Both ends are of one build and run on one machine, so numbers are in native byte order, and any build may change the
-//! payloads. [`VERSION`] is a hash of all of them. It stands first in each request, and the server closes a connection
-//! on which it reads another one.
+//! payloads. [`VERSION`] is a hash of their sources. It stands first in each request, and the server closes a
+//! connection on which it reads another one.
 #![forbid(unsafe_code)]
 
 mod frame;

@@ -70,16 +70,9 @@ macro_rules! operations {
     };
 }
 
-/// Hashes the table of operations before it becomes code.
-macro_rules! protocol {
-    ($($all:tt)*) => {
-        /// The version of the protocol: a hash of the version of the program and of all operations, with the fields of
-        /// their payloads.
-        pub const VERSION: u32 = hash(concat!(env!("CARGO_PKG_VERSION"), stringify!($($all)*)));
-
-        operations! { $($all)* }
-    };
-}
+/// The version of the protocol: a hash of the version of the program, and of the sources of all payloads and frames.
+pub const VERSION: u32 =
+    hash(concat!(env!("CARGO_PKG_VERSION"), include_str!("operations.rs"), include_str!("frame.rs")));
 
 payload! {
     /// A file, as the kernel names it.
@@ -108,7 +101,7 @@ payload! {
 }
 
 payload! {
-    /// Where in the file a call reads or writes: [`at`](Position::at) an offset, or at the descriptor's
+    /// The place in the file that a call reads or writes: [`at`](Position::at) an offset, or at the descriptor's
     /// [`OWN`](Position::OWN).
     Position 9 {
         /// The next field counts.
@@ -153,7 +146,7 @@ pub enum Shared {
     OpenedLog = 2,
 }
 
-protocol! {
+operations! {
     /// The layer is in the process that says so.
     1 Hello 0 {} => HelloReply 1 {
         /// The layer was in the program that the process ran before, and asked for something there.
@@ -382,7 +375,7 @@ protocol! {
     } => MapAgainReply 14 {
         /// There is one. Otherwise the rest means nothing.
         found: bool,
-        /// Where in the file it begins.
+        /// The offset in the file at which it begins.
         offset: u64,
         /// `PROT_READ` and so on.
         protection: i32,

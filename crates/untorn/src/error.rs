@@ -211,7 +211,7 @@ pub enum ProtectionProblem {
     },
     /// The kernel does not tell untorn of stores to the mapping.
     Untrackable {
-        /// What the kernel says.
+        /// The kernel's reason.
         cause: String,
     },
 }

@@ -7,10 +7,10 @@
 //! 2. A copy is *whole* if its magic and its checksum are right. Anything else is torn, or of another kind of file.
 //! 3. A whole copy is *refused* if it has another format version, a feature that this program does not know, or a field
 //!    with an impossible value.
-//! 4. Of the whole copies that are not refused the one with the higher `seq` counts.
+//! 4. The copy with the higher `seq` counts, among whole copies that are not refused.
 //! 5. The reader reports a refused copy if no copy counts. A format may say ([`DualCopy::EITHER_REFUSES`]) that it does
 //!    so beside a copy that counts too.
-//! 6. Of two refused copies the reader reports the one that it cannot understand rather than the impossible one.
+//! 6. If both copies are refused, the reader reports the one that it cannot understand rather than the impossible one.
 
 use std::path::Path;
 
@@ -36,16 +36,16 @@ pub(crate) trait DualCopy: Sized {
     /// Features that a program without knowledge of them may at most read. No format has any yet, and until one does,
     /// a file with any of them is refused altogether.
     const KNOWN_RO_COMPAT: u64 = 0;
-    /// What errors call the file.
+    /// The name of the file in errors.
     const FILE: &'static str;
-    /// What an error says if no copy is whole.
+    /// The error text if no copy is whole.
     const NEITHER: &'static str = "neither superblock is valid";
     /// Whether a refused copy refuses the file even if the other copy counts.
     const EITHER_REFUSES: bool = true;
 
     /// The sequence number.
     fn seq(&mut self) -> &mut u64;
-    /// What a program must know to use this copy.
+    /// The abilities that a program needs to use this copy.
     fn needs(raw: &Self::Raw) -> Needs {
         let (head, _) = Head::read_from_prefix(raw.as_bytes()).expect("a copy begins with its head");
         Needs { version: head.version.get(), ro_compat: head.ro_compat.get(), incompat: head.incompat.get() }
@@ -78,7 +78,7 @@ pub(crate) trait DualCopy: Sized {
     }
 }
 
-/// What a program must know to use a file.
+/// The abilities that a program needs to use a file.
 pub(crate) struct Needs {
     pub(crate) version: u32,
     pub(crate) ro_compat: u64,
@@ -159,7 +159,7 @@ pub(crate) fn neither<S: DualCopy>(path: &Path) -> Error {
     Error::Corrupt { path: path.to_owned(), offset: Some(0), what: S::NEITHER.to_owned() }
 }
 
-/// Of two copies the one with the higher number.
+/// The copy with the higher number.
 pub(crate) fn newest<T>(mut copies: [Option<T>; 2], seq: impl Fn(&mut T) -> u64) -> Option<T> {
     let [first, second] = copies.each_mut().map(|copy| copy.as_mut().map(&seq));
     copies[usize::from(second > first)].take()
@@ -314,7 +314,7 @@ mod tests {
         }
     }
 
-    /// What may be in the place of a copy.
+    /// The bytes in the place of a copy.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Held {
         Nothing,
@@ -333,7 +333,7 @@ mod tests {
     const ALL: [Held; 9] =
         [Nothing, Torn, Foreign, Older, Newer, FutureVersion, UnknownFeature, OtherPageSize, ImpossibleNumber];
 
-    /// What a reader makes of two copies.
+    /// The outcome of reading two copies.
     #[derive(Debug, PartialEq, Eq)]
     enum Outcome {
         Counts(u64),
@@ -359,7 +359,7 @@ mod tests {
             raw
         }
 
-        /// What it is by itself, at this offset: the rules 2 and 3, told once more.
+        /// The outcome of this copy alone, at this offset: rules 2 and 3, told once more.
         fn alone(self, at: u64) -> Option<Outcome> {
             match self {
                 Nothing | Torn | Foreign => None,

@@ -20,7 +20,7 @@ pub(super) fn spin(rounds: u32, come: impl Fn() -> bool) -> bool {
     }) || come()
 }
 
-/// Looks for a while whether something has come about, of which the other side may take long.
+/// Spins for a while for an event that the other side may be slow to cause.
 ///
 /// That pays where the other side runs on another processor (2 µs for a call), and is worse than nothing where it
 /// waits for this one (57 µs, of 25 µs at either side). Nobody can tell which it is, so a waiter remembers how it

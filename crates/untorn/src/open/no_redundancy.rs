@@ -12,7 +12,7 @@ use crate::format::sidecar::redundancy_file;
 use crate::options::Options;
 use crate::storage::{Access, Medium, MediumFile};
 
-/// Only redundancy records the file's time.
+/// Only handles with redundancy wait after they record the file's time.
 pub(super) const TICK: Duration = Duration::ZERO;
 
 /// The engine of a file that has no redundancy.
@@ -40,7 +40,8 @@ fn refuse_redundancy<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     let what = format!(
         "the file has redundancy, in {}, and this build of untorn cannot keep it because it lacks the feature \
          `redundancy`; use a build with the feature, open the file read-only, or give its redundancy up (`untorn \
-         unprotect`)",
+         unprotect`). If it belonged to a removed file with the same inode number, a build with the feature moves \
+         it aside",
         redundancy.display()
     );
     Err(Error::Invalid { path: path.to_owned(), what })

@@ -217,7 +217,7 @@ pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool
     let file = Options::new().redundancy(ProtectOptions::new().on_demand()).open(path)?;
     let report = file.repair_with(progress)?;
     if !report.is_whole() {
-        // What is damaged stays so when the file is closed.
+        // Closing the file leaves damaged pages as they are.
         kept(file.shared())?.leave_damage();
     }
     file.close()?;

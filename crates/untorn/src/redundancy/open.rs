@@ -97,8 +97,8 @@ impl<M: Medium> Redundancy<M> {
     /// The same for a file that is being opened with an engine, before that writes to it, and for its sidecar, whose
     /// redundancy file there is, or was made just now. Nothing is changed that is there, until the first announcement
     /// or until it [begins](Redundancy::begin): the engine may refuse the file. Only if it is for another length it is
-    /// made anew at once, and what it says is carried over. Where the file is `trusted`, because somebody says so who
-    /// knows that others wrote to it, no page that differs is taken for damaged.
+    /// made anew at once, and what it says is carried over. A caller who knows that others wrote to the
+    /// file says that it is `trusted`: then no page that differs is taken for damaged.
     ///
     /// # Errors
     /// As there.
@@ -344,8 +344,8 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// [Begins](Redundancy::begin). Where stores are covered at once, what nobody is storing to is covered from the
-    /// beginning.
+    /// [Begins](Redundancy::begin). If stores are covered at once, pages without a store under way are covered from
+    /// the beginning.
     ///
     /// # Errors
     /// Those of beginning and of covering.

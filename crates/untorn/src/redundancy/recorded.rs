@@ -73,7 +73,7 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
     }
 }
 
-/// What a redundancy file that says this of itself covers, but these pages. It does not have what only the owner knows.
+/// The coverage that this superblock records, with these pages uncovered. Fields that only the owner knows are empty.
 pub(super) fn coverage_of(superblock: &Superblock, redundancy_file: PathBuf, uncovered: &BTreeSet<u64>) -> Coverage {
     let geometry = superblock.geometry;
     let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| geometry.stripe_of(*page)).collect();

@@ -74,9 +74,9 @@ impl Userfault {
         Self::with(FEATURE_PAGEFAULT_FLAG_WP | FEATURE_WP_HUGETLBFS_SHMEM, "a write-protected page of shared memory")
     }
 
-    /// One for ranges whose write protection the kernel takes away by itself at the next store. So faults of the kernel
-    /// itself need no privilege either: nobody has to wait for an asynchronous one. Pages that are not in memory can be
-    /// protected too.
+    /// One for ranges whose write protection the kernel takes away by itself at the next store. Faults of the kernel
+    /// itself need no privilege either, because nobody has to wait for an asynchronous one. Pages that are not in
+    /// memory can be protected too.
     ///
     /// # Errors
     /// ENOSYS, EPERM as for [`signalling`](Userfault::signalling), EINVAL before Linux 6.7.

@@ -29,13 +29,13 @@ impl Drop for Peer {
     }
 }
 
-/// What there is to do.
+/// The work that a wait found.
 pub(crate) struct Ready {
     /// The process is to stop serving.
     pub(crate) stopped: bool,
     /// Somebody may have connected.
     pub(crate) called: bool,
-    /// What else the server waits for has happened.
+    /// The server's own event has happened.
     pub(crate) event: bool,
     /// The connections with messages, by their tokens.
     pub(crate) heard: Vec<u64>,
@@ -48,6 +48,8 @@ pub(crate) struct Connections {
     listener: Listener,
     peers: Vec<Peer>,
     next_token: u64,
+    /// The last connection of each process that takes part, also one that has ended.
+    last: [Option<u64>; MEMBERS],
     /// A connection could not be accepted just now.
     deaf: bool,
     /// Something was wanting to let a process in, or to hear it.
@@ -56,7 +58,7 @@ pub(crate) struct Connections {
 
 impl Connections {
     pub(crate) fn new(listener: Listener) -> Self {
-        Connections { listener, peers: Vec::new(), next_token: 0, deaf: false, short: false }
+        Connections { listener, peers: Vec::new(), next_token: 0, last: [None; MEMBERS], deaf: false, short: false }
     }
 
     /// Waits for something to do, not longer than the limit.
@@ -160,7 +162,7 @@ impl Connections {
         match pidfd_open(getpid(), PidfdFlags::empty()) {
             Ok(handle) => self.send(token, &ready, &[handle.as_fd()]),
             Err(error) if is_shortage_number(error.raw_os_error()) => self.end_for_want(token),
-            // That there are no handles of processes at all is told by there being none.
+            // This kernel has no handles of processes: a message without one says so.
             Err(_) => self.send(token, &ready, &[]),
         }
     }
@@ -175,17 +177,18 @@ impl Connections {
         self.peers.iter().any(|peer| peer.slot == Some(slot) && !peer.ended)
     }
 
-    /// Notes the process behind a connection; the connection that it had before.
+    /// Notes the process behind a connection. Returns the connection that it had before, which may have ended.
     fn seat(&mut self, token: u64, slot: usize) -> Option<u64> {
-        let before = self.peers.iter_mut().find(|peer| peer.slot == Some(slot));
-        let before = before.map(|peer| {
-            peer.slot = None;
-            peer.token
-        });
+        self.peers.iter_mut().filter(|peer| peer.slot == Some(slot)).for_each(|peer| peer.slot = None);
         if let Some(peer) = self.peer(token) {
             peer.slot = Some(slot);
         }
-        before
+        self.last[slot].replace(token)
+    }
+
+    /// Notes that the process of a slot takes part no more.
+    pub(crate) fn unseat(&mut self, slot: usize) {
+        self.last[slot] = None;
     }
 }
 
@@ -211,7 +214,7 @@ pub(crate) trait Host {
     /// # Errors
     /// In words.
     fn admit_member(&mut self, slot: usize, message: &Message, fds: Vec<OwnedFd>) -> std::result::Result<(), String>;
-    /// Gives up what a process had that is gone.
+    /// Gives up what a process had that is gone, and [unseats](Connections::unseat) it.
     fn release(&mut self, slot: usize);
     /// Does what a process asks for beyond the handshake.
     fn handle(&mut self, token: u64, message: Message);
@@ -298,4 +301,32 @@ fn slot_of(message: &Message) -> std::result::Result<usize, String> {
 
 fn refusal(why: String) -> Message {
     Message::new(Kind::Refused, 0, 1, 0).text(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::ipc::rendezvous::Rendezvous;
+
+    #[test]
+    fn a_returning_process_names_its_last_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let rendezvous = Arc::new(Rendezvous::open(&dir.path().join("data"), dir.path(), "meeting").unwrap());
+        assert!(rendezvous.try_own().unwrap());
+        let mut connections = Connections::new(Listener::new(&rendezvous).unwrap());
+        let clients: Vec<OwnedFd> = (0..3).map(|_| rendezvous.connect().unwrap()).collect();
+        connections.accept();
+        let tokens: Vec<u64> = connections.peers.iter().map(|peer| peer.token).collect();
+        assert_eq!(tokens.len(), clients.len());
+        assert_eq!(connections.seat(tokens[0], 5), None);
+        assert_eq!(connections.seat(tokens[1], 5), Some(tokens[0]), "the process replaced its connection");
+        assert_eq!((connections.slot_of(tokens[0]), connections.slot_of(tokens[1])), (None, Some(5)));
+        connections.end(tokens[1]);
+        connections.remove_ended();
+        assert_eq!(connections.seat(tokens[2], 5), Some(tokens[1]), "the server ended the connection");
+        connections.unseat(5);
+        assert_eq!(connections.seat(tokens[0], 5), None, "another process has the slot");
+    }
 }

@@ -120,7 +120,7 @@ pub(crate) fn join<M>(
     }
 }
 
-/// What a server sent to a process that said Hello.
+/// The server's answer to Hello.
 pub(crate) struct Invitation {
     socket: OwnedFd,
     /// How much there is room for.
@@ -176,7 +176,7 @@ impl Invitation {
 
 /// A process's own part, which its thread lives through from the joining on.
 pub(crate) trait Member {
-    /// What a process has that takes part: a connection that it watches, or the serving itself.
+    /// The part that a process takes: a connection that it watches, or the serving itself.
     type Part;
 
     fn rendezvous(&self) -> &Rendezvous;
@@ -198,7 +198,8 @@ pub(crate) trait Member {
     /// # Errors
     /// Why it does not.
     fn come_back(&self) -> std::result::Result<Self::Part, ConnectError>;
-    /// Ends this process's part, and last the lock that says that it takes part.
+    /// Ends this process's part: its calls fail, it gives the ownership up, and last it releases the lock that says
+    /// that it takes part. A process that is leaving may keep that lock until it has left.
     fn evict(&self, why: String);
 
     /// What the thread of a process does until the process leaves, or is evicted.
@@ -222,20 +223,19 @@ pub(crate) trait Member {
                 match self.take_over() {
                     Ok(Some(part)) => return Some(part),
                     Ok(None) => {}
-                    Err(failure) => {
-                        let verdict = search.cannot_take_over(failure.patience, Instant::now());
-                        if verdict == Verdict::Evict {
+                    Err(failure) => match search.cannot_take_over(failure.patience, Instant::now()) {
+                        Verdict::Evict => {
                             self.evict(format!(
                                 "the process that served it ended, and this process cannot take over: {}",
                                 failure.why
                             ));
+                            return None;
                         }
-                        self.rendezvous().give_up_ownership();
-                        match verdict {
-                            Verdict::Evict => return None,
-                            Verdict::Retry(pause) => rest = pause,
+                        Verdict::Retry(pause) => {
+                            self.rendezvous().give_up_ownership();
+                            rest = pause;
                         }
-                    }
+                    },
                 }
             }
             match self.come_back() {

@@ -34,7 +34,7 @@ impl Failure {
     }
 }
 
-/// What becomes of a process after an attempt that failed.
+/// The decision after an attempt that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Evict,
@@ -54,7 +54,7 @@ impl Row {
     fn is_enough(&mut self, patience: Duration, now: Instant) -> bool {
         self.count += 1;
         let since = now.duration_since(*self.since.get_or_insert(now));
-        // Of a file that is kept each attempt takes long, and all others wait for it.
+        // Each attempt to open a file that a killed process keeps takes long, and all others wait for it.
         let often = patience == KILLED_OWNER_TIMEOUT || self.count >= EVICTION_ATTEMPTS;
         patience.is_zero() || since >= patience && often
     }

@@ -1,4 +1,4 @@
-//! What the tests of those that use this floor have a server do: let nobody in, or leak its sockets.
+//! Hooks of tests: a server that lets nobody in, or leaks its sockets. Tests set them in child processes only.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -172,10 +172,10 @@ impl membership::Member for Member {
     fn may_serve(&self) -> bool {
         // The process that serves may be this one, and it may not even have let itself in.
         let ended = lock(&self.owner).take_if(|owner| owner.has_ended());
-        let mut resigned = lock(&self.resigned);
         if ended.is_some_and(|owner| owner.resigned()) {
-            *resigned = Some(Instant::now());
+            *lock(&self.resigned) = Some(Instant::now());
         }
+        let resigned = *lock(&self.resigned);
         let abstains = resigned.is_some_and(|since| since.elapsed() < ABSTENTION) && self.rendezvous.has_others();
         #[cfg(test)]
         let abstains = abstains || super::tests::ABSTAINS.load(Ordering::SeqCst);

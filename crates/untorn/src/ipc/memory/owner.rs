@@ -18,8 +18,8 @@ use crate::ipc::message::is_shortage_number;
 use crate::ipc::rendezvous::Rendezvous;
 use crate::sys::shared::SharedPages;
 
-/// How long the backing may say that it is in use when a process that had it may have just died. Where one has died for
-/// certain it is [`KILLED_OWNER_TIMEOUT`]: to take a file for lost that will be free would poison it for all.
+/// How long the backing may say that it is in use when a process that had it may have just died. After a
+/// certain death the limit is [`KILLED_OWNER_TIMEOUT`]: a file that is taken for lost is poisoned for all.
 const CLOSING_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A serving thread of this process; dropping it ends the serving in good order.

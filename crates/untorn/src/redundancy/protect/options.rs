@@ -151,8 +151,8 @@ fn refuse_own<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The redundancy of a file that no engine has open. Whoever only looks at it looks at its sidecar too, if that has
-/// redundancy.
+/// The redundancy of a file that no engine has open. A caller that only looks at it looks at its sidecar too,
+/// if that has redundancy.
 fn redundancy_of<M: Medium>(
     medium: Arc<M>,
     path: &Path,

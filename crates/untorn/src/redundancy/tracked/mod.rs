@@ -2,8 +2,8 @@
 //!
 //! An engine reaches storage only through its [`Medium`]. [`TrackedStorage`] sits between the engine and the real
 //! medium, and handles only these pages. It announces every change before it is made, and releases it when it is made
-//! and visible to other threads. So for every page it is known, without the engine's help, whether it may differ from
-//! its covered bytes. [`data`] says how the redundancy of a data file follows the file's length, and [`sidecar`] which
+//! and visible to other threads. Every page that may differ from its covered bytes is therefore known without the
+//! engine's help. [`data`] says how the redundancy of a data file follows the file's length, and [`sidecar`] which
 //! pages of a sidecar are tracked.
 //!
 //! A plain file has no engine: its program announces the stores, or page tables tell of them.
@@ -13,8 +13,8 @@
 //! 1. Existing redundancy is open before the engine writes its first byte, and so before recovery writes. New
 //!    redundancy is created when the engine has the file open, and so when no other process has.
 //! 2. All stores to the pages are between an announcement and its release. Only [`TrackedPages::resize`] and a sidecar
-//!    that grows change the redundancy file to another length, and both exclude all stores. So invariants 1 and 2 of
-//!    [`redundancy`](super) are those of announced stores.
+//!    that grows change the redundancy file to another length, and both exclude all stores. Invariants 1 and 2 of
+//!    [`redundancy`](super) are therefore those of announced stores.
 //! 3. Bytes that stores past the cache leave in CPU buffers are not visible to other readers yet. They are ordered
 //!    before the release; otherwise a page would be covered with its old bytes.
 
@@ -45,12 +45,12 @@ pub(crate) struct TrackedPages<M: Medium> {
     of: Of,
     mode: Mode,
     settings: Settings,
-    /// Of whatever redundancy they have.
+    /// It outlives each redundancy of the pages.
     notifier: Arc<DamageNotifier>,
     kept: RwLock<Kept<M>>,
 }
 
-/// Whose pages they are.
+/// The kind of file that has the pages.
 enum Of {
     Data {
         /// Whether the file counts as it is, whatever checksums say.
@@ -59,7 +59,7 @@ enum Of {
     Sidecar(Sidecar),
 }
 
-/// What is kept of the pages.
+/// The redundancy of the pages.
 enum Kept<M: Medium> {
     /// Nothing: they have no redundancy file, or none yet.
     Nothing,
@@ -98,7 +98,7 @@ impl<M: Medium> TrackedPages<M> {
         &self.path
     }
 
-    /// Where the pages begin in the file: behind its end, if it is a sidecar and has no redundancy.
+    /// The offset of the pages in the file: behind its end, if it is a sidecar and has no redundancy.
     pub(crate) fn begins_at(&self) -> u64 {
         match &self.of {
             Of::Data { .. } => 0,
@@ -111,7 +111,7 @@ impl<M: Medium> TrackedPages<M> {
         !matches!(&*self.read(), Kept::Nothing)
     }
 
-    /// Where damage is told that is come upon by the way.
+    /// Sets the listener that hears of damage found by reads and stores.
     pub(crate) fn set_listener(&self, listener: Option<DamageSender>) {
         self.notifier.set_listener(listener);
     }

@@ -41,7 +41,7 @@ use crate::storage::{Access, Medium, MediumFile};
 /// Nothing begins here.
 const NOWHERE: u64 = u64::MAX;
 
-/// What is known of a sidecar whose pages are tracked.
+/// A sidecar whose pages are tracked.
 pub(super) struct Sidecar {
     /// The data file.
     data: PathBuf,

@@ -66,7 +66,7 @@ impl<M: Medium> Names for TrackedStorage<M> {
 /// A file of an engine whose data file is tracked.
 pub(crate) struct TrackedFile<M: Medium> {
     file: M::File,
-    /// What hears of stores: of the data file, and of the sidecar, if it is open for writing.
+    /// The pages that hear of stores: those of the data file or the sidecar, if it is open for writing.
     pages: Option<Arc<TrackedPages<M>>>,
 }
 

@@ -182,6 +182,7 @@ impl Host for Server {
 
     fn release(&mut self, slot: usize) {
         self.crews[slot] = None;
+        self.connections.unseat(slot);
         self.rpc_area.clear(slot);
     }
 

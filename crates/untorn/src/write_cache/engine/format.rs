@@ -23,7 +23,7 @@ const SECTOR: u64 = 512;
 /// The longest path that the file table can hold, in bytes; where a file has two, both together.
 pub(super) const MAX_PATH: usize = 3912;
 
-/// Where the lines of a file in the file table are.
+/// The offsets of a file's two lines in the file table.
 fn table_at(slot: u32) -> [u64; 2] {
     [0, 1].map(|copy| TABLE_AT + (2 * u64::from(slot) + copy) * PAGE)
 }
@@ -170,7 +170,7 @@ pub(super) fn is_log(start: &[u8]) -> bool {
     has_superblock(start, &Superblock::MAGIC)
 }
 
-/// Where the two lines of the tail are.
+/// The offsets of the two lines of the tail.
 const TAILS_AT: [u64; 2] = [TAIL_AT, TAIL_AT + SECTOR];
 
 /// Stores one of the two lines of the tail.

@@ -87,6 +87,7 @@ impl Host for Server {
     /// Gives a member slot up whose process is gone, or stores no more.
     fn release(&mut self, slot: usize) {
         self.seats[slot] = None;
+        self.connections.unseat(slot);
         self.control.active(slot).store(0, std::sync::atomic::Ordering::SeqCst);
         self.control.set_attached(slot, false);
     }

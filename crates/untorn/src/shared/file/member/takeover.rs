@@ -69,7 +69,8 @@ impl membership::Member for Member {
         self.rpc_area.lose_epoch();
         #[cfg(test)]
         tests::reach(tests::Point::Lost);
-        // First what may fail for want of something, for opening the file may take long. Who connects meanwhile waits.
+        // The listener first, which may fail for a shortage: opening the file may take long. Processes that connect
+        // meanwhile wait.
         let listener = Listener::new(&self.rendezvous).map_err(Failure::shortage)?;
         let service = self.reopen()?;
         #[cfg(test)]
@@ -107,6 +108,7 @@ impl membership::Member for Member {
         let _ = self.evicted.set(why);
         self.freed.notify_all();
         drop(pool);
+        self.rendezvous.give_up_ownership();
         // Last: what stands in its request slots may be taken away from now on.
         self.rendezvous.detach();
     }
@@ -135,8 +137,7 @@ impl Member {
     /// After a panic. All that a panic unwinds leaves in order what the other processes see.
     fn go_on(&self) {
         let Some(service) = self.service.get() else {
-            self.evict(PANICKED.to_owned());
-            return self.rendezvous.give_up_ownership();
+            return self.evict(PANICKED.to_owned());
         };
         // It has the file open, and as long as it has handles of it nobody else can: it goes on serving.
         while !self.is_leaving(LONGEST_RETRY_PAUSE) {

@@ -146,7 +146,7 @@ fn the_log_size_of_the_first_process_counts_for_all() {
     });
 }
 
-/// Who takes over and dies before anybody knows of it keeps no other from taking over.
+/// A process that takes over and dies before any other knows of it does not keep the next one from taking over.
 #[test]
 fn sessions_that_heirs_began_are_no_strangers() {
     let copy = block([7, 8], 5);
