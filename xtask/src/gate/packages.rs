@@ -16,18 +16,6 @@ fn all_features(context: &Context<'_>) -> io::Result<Vec<String>> {
     Ok(default.split(", ").map(|name| name.trim_matches('"').to_owned()).collect())
 }
 
-/// Lints the crate with no feature and with each alone. The step `lints` has all.
-pub(super) fn features(context: &Context<'_>) -> io::Result<Outcome> {
-    let alone = all_features(context)?;
-    for features in [String::new()].iter().chain(&alone) {
-        let mut command = context.cargo();
-        command.args(["clippy", "--quiet", "--package", "untorn", "--lib", "--no-default-features"]);
-        let outcome = finish(command.args(["--features", features, "--", "-D", "warnings"]), 0);
-        let Outcome::Passed = outcome else { return Ok(outcome) };
-    }
-    Ok(Outcome::Passed)
-}
-
 /// Compiles the crate with every combination of its features. A warning fails.
 pub(super) fn feature_combinations(context: &Context<'_>) -> io::Result<Outcome> {
     let all = all_features(context)?;
