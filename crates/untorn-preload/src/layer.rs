@@ -92,7 +92,7 @@ pub(crate) fn boosts() -> bool {
 pub(crate) fn demote(call: &CStr, fd: c_int) -> Result<(), c_int> {
     if managed(fd) {
         let name = named(call);
-        // Whoever was handed one that is managed has to have it demoted.
+        // A process that was handed a managed one has to have it demoted.
         ask_with(&DemoteDescriptor {}, Some(fd), whole(&name), Memory::NONE)?;
         // The C library may close it without us from now on, and the number be another file's.
         known::forget(fd);

@@ -143,12 +143,12 @@ impl Place {
         self.dir.path().to_str().expect("the path is text")
     }
 
-    /// What is in the directory.
+    /// The names in the directory.
     pub fn entries(&self) -> Vec<OsString> {
         std::fs::read_dir(&self.dir).expect("readable").map(|entry| entry.expect("readable").file_name()).collect()
     }
 
-    /// What a program without untorn reads of the file.
+    /// The bytes that a program without untorn reads.
     pub fn bytes(&self) -> Vec<u8> {
         std::fs::read(&self.file).expect("readable")
     }

@@ -233,7 +233,7 @@ impl Files {
         outcome
     }
 
-    /// What is needed to make the first mapping in a range of addresses once more, and its twin; `None` without one.
+    /// The arguments that make the first mapping in a range of addresses once more, and its twin; `None` without one.
     pub(crate) fn map_again(&self, process: u32, at: Addresses) -> Result<Option<(MapAgainReply, OwnedFd)>, Errno> {
         let (start, len) = (address(at.start)?, address(at.len)?);
         let within = |area: Area| area.within(start, start.saturating_add(len));

@@ -25,7 +25,7 @@ pub(super) trait Subject: Configuration {
     type Handle;
     /// The content that it must have.
     type Model;
-    /// What a crash may leave.
+    /// The states that a crash may leave.
     type Expected;
     /// The operations to come.
     type Script;
@@ -33,7 +33,7 @@ pub(super) trait Subject: Configuration {
     /// Runs a case to its first violation.
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>>;
 
-    /// What a life begins with that goes on with one of these states.
+    /// The start of a life that goes on with one of these states.
     fn inherit(life: &Life<'_, Self>, expected: &Self::Expected) -> Self::Model;
 
     /// Opens what an earlier life left, by a crash or because all processes were `killed`. It may be any of what is

@@ -34,7 +34,7 @@ mod tokens;
 use life::Subject;
 pub use report::{Breach, Canary, Mutant, Outcome, Violation};
 
-/// What is explored.
+/// The subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// One file with an engine.
@@ -115,7 +115,7 @@ pub struct Settings {
     pub seed: u64,
     /// The fault models.
     pub media: Vec<MediumClass>,
-    /// What is explored.
+    /// The subject.
     pub target: Target,
     /// Threads to work with.
     pub jobs: usize,

@@ -1,4 +1,4 @@
-//! What is explored: files behind a log, or without one.
+//! The subject: files behind a log, or without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;

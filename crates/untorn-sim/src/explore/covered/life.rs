@@ -97,7 +97,7 @@ impl Subject for Config {
         let bytes = bytes_of(0, LENS[0], 0);
         medium.install(PATH, &bytes);
         let expected = Expected { states: vec![bytes], unprotected: true, resizing: false };
-        // What the canary leaves is judged, and no more.
+        // The explorer judges the file that the canary leaves, and no more.
         let depth = if case.config.canary { 0 } else { PACE.depth };
         Pace { depth, ..PACE }.run(case, shared, medium, expected)
     }

@@ -37,7 +37,7 @@ pub(super) fn short_count(config: &Config) -> u64 {
     if config.threads == 1 { 2 + letters + letters * letters } else { letters * letters }
 }
 
-/// What a short sequence begins with, whether that is tested, and the rest of it.
+/// The start of a short sequence, whether that is tested, and the rest of it.
 fn short_script(config: &Config, index: u64) -> (Op, bool, Vec<Phase>) {
     let letters = [1, 2, 3].map(|place| alphabet(config, SHORT_LEN, place));
     let count = letters[0].len() as u64;

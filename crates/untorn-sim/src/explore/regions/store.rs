@@ -1,4 +1,4 @@
-//! What is explored: a region store, or one that keeps no promise.
+//! The subject: a region store, or one that keeps no promise.
 
 use std::collections::BTreeMap;
 use std::path::Path;

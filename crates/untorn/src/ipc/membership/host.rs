@@ -48,8 +48,8 @@ pub(crate) struct Connections {
     listener: Listener,
     peers: Vec<Peer>,
     next_token: u64,
-    /// The last connection of each process that takes part, also one that has ended.
-    last: [Option<u64>; MEMBERS],
+    /// By slot, the last connection of each process that takes part, also one that has ended.
+    last: Vec<Option<u64>>,
     /// A connection could not be accepted just now.
     deaf: bool,
     /// Something was wanting to let a process in, or to hear it.
@@ -58,7 +58,7 @@ pub(crate) struct Connections {
 
 impl Connections {
     pub(crate) fn new(listener: Listener) -> Self {
-        Connections { listener, peers: Vec::new(), next_token: 0, last: [None; MEMBERS], deaf: false, short: false }
+        Connections { listener, peers: Vec::new(), next_token: 0, last: vec![None; MEMBERS], deaf: false, short: false }
     }
 
     /// Waits for something to do, not longer than the limit.
