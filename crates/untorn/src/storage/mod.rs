@@ -38,6 +38,7 @@ pub(crate) use mapping::identity as identity_of;
 pub use names::CreateAttrs;
 pub use page_cache::{PageCache, PageCacheFile};
 pub(crate) use whole::create_whole;
+pub use whole::is_unfinished;
 
 pub use crate::sys::lease::{give_lease_back, has_lease, mark_description, take_lease, unblock};
 

@@ -1,13 +1,33 @@
 //! Files that come to be whole: made under another name, and renamed when they are.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::io::Errno;
 
 use super::{Access, LockKind, Medium, MediumFile};
 use crate::error::{Error, Result};
+
+/// The end of the name of a file in the making. It says whose file that is, because one that a crash left is removed:
+/// a program may well have a file `store.new` beside its `store`.
+const UNFINISHED: &str = ".untorn-new";
+
+/// The longest part of a name that the name of a file in the making has: a name has 255 bytes at most.
+const KEPT: usize = 200;
+
+fn unfinished_name(name: &OsStr) -> OsString {
+    let mut unfinished = OsString::from(".");
+    unfinished.push(OsStr::from_bytes(&name.as_bytes()[..name.len().min(KEPT)]));
+    unfinished.push(UNFINISHED);
+    unfinished
+}
+
+/// Whether a file of this name is still being made, or was left so by a crash.
+pub fn is_unfinished(name: &OsStr) -> bool {
+    name.as_bytes().ends_with(UNFINISHED.as_bytes())
+}
 
 /// Makes a file so that a crash leaves all of it or no file of this name. `fill` gets it empty, and makes durable
 /// what it stores; it may grow to `reserve` bytes. The name is to be made durable by whoever opens the file.
@@ -25,9 +45,7 @@ pub(crate) fn create_whole<M: Medium>(
     if medium.exists(path)? {
         return taken();
     }
-    let mut name = path.file_name().map_or_else(OsString::new, OsString::from);
-    name.push(".new");
-    let unfinished = path.with_file_name(name);
+    let unfinished = path.with_file_name(unfinished_name(path.file_name().unwrap_or_default()));
     let file = claim(medium, path, &unfinished, reserve)?;
     let made = || {
         fill(&file)?;
@@ -85,6 +103,27 @@ mod tests {
 
     use super::super::{Dax, MediumKind};
     use super::*;
+
+    #[test]
+    fn a_file_of_the_program_with_a_similar_name_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = Dax::new(MediumKind::AssumedPmem);
+        for name in ["store", &"s".repeat(255)] {
+            let path = dir.path().join(name);
+            let others =
+                [".new", ".tmp", "~"].map(|end| dir.path().join(format!("{}{end}", &name[..name.len().min(9)])));
+            others.iter().for_each(|other| std::fs::write(other, "mine").unwrap());
+            create_whole(&medium, &path, 4096, |file| file.set_len(4096)).unwrap();
+            assert!(others.iter().all(|other| std::fs::read(other).unwrap() == b"mine"));
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 4096);
+            // What a crash left under the other name does not stand in the way.
+            std::fs::remove_file(&path).unwrap();
+            let left = dir.path().join(unfinished_name(OsStr::new(name)));
+            std::fs::write(&left, "left").unwrap();
+            create_whole(&medium, &path, 4096, |_| Ok(())).unwrap();
+            assert!(!left.exists() && is_unfinished(left.file_name().unwrap()));
+        }
+    }
 
     #[test]
     fn one_of_many_creators_of_a_name_wins_with_a_whole_file() {

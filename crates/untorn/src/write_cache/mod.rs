@@ -215,8 +215,8 @@ impl fmt::Debug for WriteCache {
 pub fn find_logs(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
     for name in PageCache::new().list(dir)? {
+        let unfinished = storage::is_unfinished(&name);
         let path = dir.join(name);
-        let unfinished = path.extension().is_some_and(|extension| extension == "new");
         // What may not be opened is no log of ours.
         if !unfinished && engine::is_log(&path).unwrap_or(false) {
             logs.push(path);

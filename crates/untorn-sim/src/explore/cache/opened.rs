@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use untorn::testing::MediumDir;
-use untorn::testing::storage::{Barrier, Identity, Medium};
+use untorn::testing::storage::{Barrier, Identity, Medium, is_unfinished};
 use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Named};
 use untorn::write_cache::{CacheOptions, CachedFile, ReplayOutcome, Step, WriteCache};
 use untorn::{Error, Result};
@@ -364,7 +364,7 @@ impl Opened {
             for name in self.medium.list(Path::new(dir))? {
                 let path = Path::new(dir).join(&name);
                 let known = [LOG, FAST, DIRS[1]].iter().chain(&NAMES).any(|known| path == Path::new(known));
-                if !known && !name.to_string_lossy().ends_with(".new") {
+                if !known && !is_unfinished(&name) {
                     return Ok(Err(format!("a file {name:?} was left behind")));
                 }
             }
