@@ -213,7 +213,8 @@ typedef struct untorn_tx untorn_tx;
 /* untorn_options.flags. */
 /* Open read-only: change nothing, not even by recovery. */
 #define UNTORN_READ_ONLY 1
-/* If the file does not exist, create one of untorn_options.length zero bytes. */
+/* If the file does not exist, create one of untorn_options.length zero bytes.
+ * An empty file grows to that length; any other file keeps its own. */
 #define UNTORN_CREATE 2
 /* With UNTORN_CREATE: fail with UNTORN_EEXIST if the file exists. */
 #define UNTORN_EXCL 4
@@ -331,7 +332,8 @@ typedef struct untorn_options {
 untorn_t *untorn_open(const char *path, const untorn_options *opts, untorn_error *err);
 
 /* Fills `dst` with the `n` bytes at `off`, atomically: a write by another thread
- * is seen whole or not at all. There are no short reads.
+ * is seen whole or not at all. There are no short reads. If n is 0, dst may be
+ * NULL, as src of every call that writes.
  * Errors: UNTORN_EFAULT unless all bytes are within the file; UNTORN_EIO.
  * The content of dst is then unspecified. */
 int untorn_read(untorn_t *file, uint64_t off, void *dst, size_t n);

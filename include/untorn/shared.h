@@ -3,13 +3,12 @@
  * with one commit for the stores of all.
  *
  *     #include <untorn/shared.h>
- *     #include <fcntl.h>
- *     #include <unistd.h>
  *
- *     close(open("journal", O_RDWR | O_CREAT, 0600));   in each process:
- *     uint64_t *journal = untorn_share("journal", NULL, NULL, NULL);
+ *     untorn_options options = UNTORN_OPTIONS_INIT;     in each process:
+ *     options.flags = UNTORN_CREATE;
+ *     options.length = 1 << 20;
+ *     uint64_t *journal = untorn_share("journal", &options, NULL, NULL);
  *     if (!journal) ...
- *     if (untorn_share_grow(journal, 1 << 20)) ...      unless it is as long already
  *     ... load and store, seen by all ...
  *     if (untorn_share_commit(journal, NULL)) ...
  *     int left = untorn_share_leave(journal);
@@ -61,9 +60,9 @@ extern "C" {
  * meet in the directory .untorn beside the file, so each must be able to see it
  * and write to it.
  *
- * opts: NULL for the defaults; as for untorn_map, but without UNTORN_CREATE (a
- * file of length 0 can be shared and grown) and without UNTORN_READ_ONLY. The
- * first process's max_len and log options apply to all. Address space is
+ * opts: NULL for the defaults; as for untorn_map, but without UNTORN_READ_ONLY.
+ * Each of several processes may pass UNTORN_CREATE at once: all of them share
+ * one file. The first process's max_len and log options apply to all. Address space is
  * reserved for max_len; if it is 0, for 64 GiB or twice the length, whichever
  * is larger.
  * len: NULL, or where to store the length in bytes.

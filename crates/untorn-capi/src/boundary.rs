@@ -100,22 +100,28 @@ pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &str) -> Result<&'a
     unsafe { pointer.as_mut() }.ok_or_else(|| null(name))
 }
 
-/// The `n` bytes at `pointer`.
+/// The `n` bytes at `pointer`, which may be null if `n` is 0.
 ///
 /// # Safety
 /// `pointer` is null or the bytes may be read, and no thread changes them during `'a`.
 pub(crate) unsafe fn source<'a>(pointer: *const c_void, n: usize, name: &str) -> Result<&'a [u8]> {
+    if n == 0 {
+        return Ok(&[]);
+    }
     check(pointer, n, name)?;
     // SAFETY: not null, not longer than a slice may be, and the caller vouches that the bytes are there and stay. Any
     // value is a byte; memory of a C program holds some value even where the program never set it.
     Ok(unsafe { slice::from_raw_parts(pointer.cast(), n) })
 }
 
-/// The `n` bytes at `pointer`, to fill.
+/// The `n` bytes at `pointer`, to fill; it may be null if `n` is 0.
 ///
 /// # Safety
 /// `pointer` is null or the bytes may be written, and no other code uses them during `'a`.
 pub(crate) unsafe fn target<'a>(pointer: *mut c_void, n: usize, name: &str) -> Result<&'a mut [u8]> {
+    if n == 0 {
+        return Ok(&mut []);
+    }
     check(pointer, n, name)?;
     // SAFETY: as in `source`, and the caller vouches that no other code uses the bytes.
     Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), n) })

@@ -174,33 +174,43 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
-    create_or_open(c, |options| options.create(path, c.length), |options| options.open(path))
+    let (options, creation) = checked(c)?;
+    Ok(match creation {
+        Creation::Never => options.open(path),
+        Creation::IfAbsent => options.open_or_create(path, c.length),
+        Creation::Always => options.create(path, c.length),
+    }?)
 }
 
 /// Opens or creates the file as plain memory, as the options say.
 pub(crate) fn map(path: &Path, c: &untorn_options) -> Result<AtomicMap> {
-    create_or_open(c, |options| options.create_map(path, c.length), |options| options.map(path))
+    let (options, creation) = checked(c)?;
+    Ok(match creation {
+        Creation::Never => options.map(path),
+        Creation::IfAbsent => options.open_or_create_map(path, c.length),
+        Creation::Always => options.create_map(path, c.length),
+    }?)
 }
 
-/// Opens the file as plain memory that other processes share, as the options say.
+/// Opens or creates the file as plain memory that other processes share, as the options say.
 pub(crate) fn share(path: &Path, c: &untorn_options) -> Result<SharedMap> {
-    let flags = i64::from(c.flags);
-    if flags & !FLAGS != 0 {
-        return unknown("flags", c.flags);
-    }
-    if flags & (abi::UNTORN_CREATE | abi::UNTORN_EXCL) != 0 {
-        return Err(Failure::invalid(
-            "untorn_share does not create files; create an empty one with open(2) and call untorn_share_grow",
-        ));
-    }
-    Ok(translate(c)?.share_map(path)?)
+    let (options, creation) = checked(c)?;
+    Ok(match creation {
+        Creation::Never => options.share_map(path),
+        Creation::IfAbsent => options.open_or_create_shared_map(path, c.length),
+        Creation::Always => options.create_shared_map(path, c.length),
+    }?)
 }
 
-fn create_or_open<T>(
-    c: &untorn_options,
-    make: impl FnOnce(&Options) -> untorn_core::Result<T>,
-    open: impl FnOnce(&Options) -> untorn_core::Result<T>,
-) -> Result<T> {
+/// When a file is created.
+enum Creation {
+    Never,
+    IfAbsent,
+    Always,
+}
+
+/// The options in terms of the core, and whether the file is to be created.
+fn checked(c: &untorn_options) -> Result<(Options, Creation)> {
     let flags = i64::from(c.flags);
     if flags & !FLAGS != 0 {
         return unknown("flags", c.flags);
@@ -209,18 +219,13 @@ fn create_or_open<T>(
     if create && flags & abi::UNTORN_READ_ONLY != 0 {
         return Err(Failure::invalid("UNTORN_CREATE cannot be combined with UNTORN_READ_ONLY"));
     }
-    if excl && !create {
-        return Err(Failure::invalid("UNTORN_EXCL needs UNTORN_CREATE"));
-    }
-    let options = translate(c)?;
-    if create {
-        match make(&options) {
-            // As with open(2), a file that is there already is opened.
-            Err(error) if error.errno() == libc::EEXIST && !excl => {}
-            result => return Ok(result?),
-        }
-    }
-    Ok(open(&options)?)
+    let creation = match (create, excl) {
+        (false, true) => return Err(Failure::invalid("UNTORN_EXCL needs UNTORN_CREATE")),
+        (false, false) => Creation::Never,
+        (true, false) => Creation::IfAbsent,
+        (true, true) => Creation::Always,
+    };
+    Ok((translate(c)?, creation))
 }
 
 #[cfg(test)]

@@ -338,6 +338,20 @@ impl Error {
     }
 }
 
+/// Keeps the text. The kind is that of [`Error::errno`]; `into_inner` gives the [`enum@Error`] back.
+///
+/// ```
+/// fn length(path: &str) -> std::io::Result<u64> {
+///     Ok(untorn::AtomicFile::open(path)?.len())
+/// }
+/// assert_eq!(length("/nonexistent/file").unwrap_err().kind(), std::io::ErrorKind::NotFound);
+/// ```
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        io::Error::new(io::Error::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
 /// The source of an error that another process met and told of.
 #[derive(Debug)]
 struct RemoteError {

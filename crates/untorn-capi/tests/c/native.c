@@ -42,6 +42,8 @@ static void null_arguments(const char *dir) {
     CHECK(untorn_read(file, 0, NULL, 1) == UNTORN_EINVAL);
     CHECK(untorn_write(NULL, 0, &byte, 1) == UNTORN_EINVAL);
     CHECK(untorn_write(file, 0, NULL, 1) == UNTORN_EINVAL);
+    CHECK(untorn_read(file, 100, NULL, 0) == 0 && untorn_write(file, 4096, NULL, 0) == 0);
+    CHECK(untorn_read(file, 4097, NULL, 0) == UNTORN_EFAULT);
     CHECK(untorn_begin(NULL) == NULL);
     CHECK(untorn_tx_write(NULL, 0, &byte, 1) == UNTORN_EINVAL);
     CHECK(untorn_tx_commit(NULL) == UNTORN_EINVAL);

@@ -107,9 +107,9 @@ static void refusals(const char *dir) {
     untorn_options options = UNTORN_OPTIONS_INIT;
     CHECK(refused(path, NULL, path) == UNTORN_ENOENT);
     CHECK(refused(NULL, NULL, "path") == UNTORN_EINVAL);
-    options.flags = UNTORN_CREATE;
-    CHECK(refused(path, &options, "untorn_share_grow") == UNTORN_EINVAL && access(path, F_OK) != 0);
     empty(path);
+    options.flags = UNTORN_CREATE | UNTORN_EXCL;
+    CHECK(refused(path, &options, path) == UNTORN_EEXIST);
     options.flags = UNTORN_READ_ONLY;
     CHECK(refused(path, &options, path) == UNTORN_EINVAL);
     options.flags = 1u << 31;

@@ -12,6 +12,7 @@
 //!
 //! Lock order: the file's place in the registry, then the exclusion check, then the sidecar's lock.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +54,32 @@ impl AtomicFile {
     pub fn create(path: impl AsRef<Path>, len: u64) -> Result<Self> {
         Options::new().create(path, len)
     }
+
+    /// Opens a file with default [`Options`], and creates it with `len` zero bytes first if it does not exist.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("ledger");
+    /// use untorn::AtomicFile;
+    ///
+    /// for run in 1..=2_u8 {
+    ///     let file = AtomicFile::open_or_create(&path, 4096)?;
+    ///     let mut count = [0];
+    ///     file.read_at(&mut count, 0)?;
+    ///     assert_eq!(count, [run - 1]);
+    ///     file.write_at(&[run], 0)?;
+    ///     file.sync()?;
+    ///     file.close()?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Options::open_or_create`].
+    pub fn open_or_create(path: impl AsRef<Path>, len: u64) -> Result<Self> {
+        Options::new().open_or_create(path, len)
+    }
 }
 
 impl Options {
@@ -70,6 +97,21 @@ impl Options {
     /// As for [`open`](Options::open), and [`Error::Io`] with EEXIST if the file exists.
     pub fn create(&self, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
         create(path.as_ref(), len, self).map(AtomicFile::new)
+    }
+
+    /// Opens a file, and creates it with `len` zero bytes first if it does not exist. An empty file grows to `len`, as
+    /// one that another process is just creating; any other file keeps its length.
+    ///
+    /// # Errors
+    /// As for [`open`](Options::open) and [`create`](Options::create); never EEXIST for a regular file.
+    pub fn open_or_create(&self, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
+        let path = path.as_ref();
+        let file = open_or_create(path, || self.open(path), || self.create(path, len))?;
+        if file.is_empty() && len > 0 {
+            file.resize(len)?;
+            file.sync()?;
+        }
+        Ok(file)
     }
 
     /// Like [`open`](Options::open), on a custom medium such as a simulated one.
@@ -166,6 +208,24 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<sync::A
         // fails too, the first error is the one that helps.
         let _ = medium.unlink(path);
     })
+}
+
+/// Opens what there is at a path, or creates it. Another process may create or remove the file between two steps; each
+/// time round this looks anew.
+fn open_or_create<T>(path: &Path, open: impl Fn() -> Result<T>, create: impl Fn() -> Result<T>) -> Result<T> {
+    let is = |error: &Error, kind| matches!(error, Error::Io { source, .. } if source.kind() == kind);
+    for _ in 0..16 {
+        match open() {
+            // A symbolic link to nothing is a name that is taken.
+            Err(error) if is(&error, ErrorKind::NotFound) && !PageCache::new().exists(path)? => {}
+            opened => return opened,
+        }
+        match create() {
+            Err(error) if is(&error, ErrorKind::AlreadyExists) => {}
+            created => return created,
+        }
+    }
+    Err(in_flux(path))
 }
 
 /// Removes a file that was just created and cannot be used after all because of this error. The caller's is its only

@@ -1,5 +1,6 @@
 //! Opening: who may, at the same time as whom, and what stands under the name meanwhile.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use crate::common::{
 };
 use untorn::report::State;
 use untorn::testing::storage::PageCache;
-use untorn::{Durability, EngineKind, Error, Options};
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
 
 const LEN: usize = 3 * PAGE;
@@ -424,4 +425,56 @@ fn a_refused_thread_does_not_keep_a_file_from_settling() {
         }
         eprintln!("settled {settled} times");
     });
+}
+
+#[test]
+fn open_or_create_opens_what_is_there_and_creates_the_rest() {
+    let dir = memory_dir();
+    let path = dir.path().join("data");
+    let file = AtomicFile::open_or_create(&path, 5000).unwrap();
+    assert_eq!(file.len(), 5000);
+    file.write_at(b"kept", 0).unwrap();
+    file.sync().unwrap();
+    file.close().unwrap();
+    let file = AtomicFile::open_or_create(&path, 1 << 20).unwrap();
+    assert_eq!((file.len(), read(&file)[..4].to_vec()), (5000, b"kept".to_vec()));
+    file.close().unwrap();
+
+    // An empty file has no bytes to keep: it is what another process has not finished to create.
+    let empty = dir.path().join("empty");
+    std::fs::File::create(&empty).unwrap();
+    AtomicFile::open_or_create(&empty, 4096).unwrap().close().unwrap();
+    assert_eq!(std::fs::metadata(&empty).unwrap().len(), 4096);
+    let map = AtomicMap::open_or_create(dir.path().join("map"), 8192).unwrap();
+    assert_eq!(map.len(), 8192);
+    map.close().unwrap();
+
+    let dangling = dir.path().join("dangling");
+    std::os::unix::fs::symlink("nothing", &dangling).unwrap();
+    let refused = AtomicFile::open_or_create(&dangling, 4096).unwrap_err();
+    assert!(matches!(&refused, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound), "{refused}");
+    assert!(matches!(AtomicFile::open_or_create(dir.path(), 4096), Err(Error::NotAFile { .. })));
+    assert!(AtomicFile::open_or_create(dir.path().join("none/data"), 4096).is_err());
+}
+
+#[test]
+fn threads_that_create_one_file_at_once_share_it() {
+    let dir = memory_dir();
+    for round in 0..20 {
+        let path = dir.path().join(format!("data-{round}"));
+        let start = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for number in 0..4_u8 {
+                let (path, start) = (&path, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let file = AtomicFile::open_or_create(path, 4096).unwrap();
+                    assert_eq!(file.len(), 4096);
+                    file.write_at(&[number + 1], number.into()).unwrap();
+                    file.sync().unwrap();
+                });
+            }
+        });
+        assert_eq!(read(&AtomicFile::open(&path).unwrap())[..4], [1, 2, 3, 4]);
+    }
 }

@@ -272,3 +272,32 @@ fn other_uses_of_the_file_are_refused_meanwhile() {
     assert!(error.to_string().contains("settle"), "{error}");
     assert!(SharedMap::open(dir.path().join("none")).is_err());
 }
+
+/// Not a test of its own: creates the file or joins those who have, draws a ticket, and commits.
+#[test]
+fn a_process_that_creates_or_joins() {
+    let Some(path) = role() else { return };
+    let map = SharedMap::open_or_create(path, LEN).unwrap();
+    assert_eq!(map.len() as u64, LEN);
+    map.words(0, 1).unwrap()[0].fetch_add(1, Ordering::SeqCst);
+    map.commit().unwrap();
+    map.close().unwrap();
+}
+
+#[test]
+fn processes_that_create_one_map_at_once_share_it() {
+    let dir = memory_dir();
+    let path = dir.path().join("created");
+    let Some(map) = unless_forbidden(SharedMap::create(&path, LEN)) else { return };
+    assert!(matches!(SharedMap::create(&path, LEN), Err(error) if error.errno() == libc::EEXIST));
+    map.close().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let path = dir.path().join("joined");
+    let processes: Vec<Child> =
+        (0..4).map(|_| start(sibling!("a_process_that_creates_or_joins"), path.display().to_string())).collect();
+    for mut process in processes {
+        assert!(process.wait().unwrap().success());
+    }
+    let map = SharedMap::open(&path).unwrap();
+    assert_eq!(map.words(0, 1).unwrap()[0].load(Ordering::SeqCst), 4);
+}
