@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::engine::EngineKind;
 use crate::error::Result;
 use crate::options::{DirtyTracking, Durability, LostPage};
-use crate::storage::{MediumKind, explain};
+use crate::storage::{Explained, MediumKind, explain};
 use crate::sys::map::{FileMap, MapKind};
 use crate::sys::page_size;
 use crate::sys::tracking::Tracking;
@@ -22,6 +22,9 @@ pub struct Diagnosis {
     pub medium: MediumKind,
     /// Whether a commit there survives a power cut.
     pub durable: bool,
+    /// Why this process cannot create or change files there, in a sentence, if so: a read-only mount, missing
+    /// permission, or an interface of the kernel such as `/proc`.
+    pub obstacle: Option<String>,
     /// The engine that [`EngineKind::Auto`] chooses there.
     pub engine: EngineKind,
     /// The default durability there.
@@ -49,7 +52,7 @@ pub struct Diagnosis {
 /// [`crate::Error::Io`] if the path cannot be examined.
 pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
     let path = path.as_ref();
-    let (found, mut reasons) = explain(path)?;
+    let Explained { detected: found, obstacle, mut reasons } = explain(path)?;
     let pmem = matches!(found.kind, MediumKind::PersistentMemory | MediumKind::AssumedPmem);
     let durability = if pmem { Durability::PerWrite } else { Durability::PerCommit };
     reasons.push(format!(
@@ -96,6 +99,7 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         path: path.to_owned(),
         medium: found.kind,
         durable: found.durable,
+        obstacle,
         engine: EngineKind::Reflection,
         durability,
         dirty_tracking,

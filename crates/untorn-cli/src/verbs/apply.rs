@@ -49,16 +49,19 @@ pub(crate) fn run(args: &Apply) -> Result<Exit> {
         transaction.commit()?;
         Ok(file.sync()?)
     })?;
+    let durable = change::durable(&args.file)?;
     let bytes: u64 = writes.iter().map(|write| write.bytes.len() as u64).sum();
     let object = json!({
         "path": args.file.display().to_string(),
         "writes": writes.len(),
         "bytes": bytes,
         "commit": commit,
+        "durable": durable,
     });
     output::report(args.form.json, &object, || {
         let writes = output::count(writes.len() as u64, "write", "writes");
-        format!("commit {commit}: {writes}, {}\n", output::count(bytes, "byte", "bytes"))
+        let (bytes, note) = (output::count(bytes, "byte", "bytes"), change::durability_note(durable));
+        format!("commit {commit}: {writes}, {bytes}{note}\n")
     })?;
     Ok(Exit::Clean)
 }

@@ -21,21 +21,24 @@ pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
     let file = options.create(&args.file, args.len)?;
     let info = file.info();
     file.close()?;
+    let durable = durable(&args.file)?;
     let object = json!({
         "path": args.file.display().to_string(),
         "engine": info.engine.as_str(),
         "len": info.len,
         "commit": info.commit,
         "durability": info.durability.as_str(),
+        "durable": durable,
         "layout": info.layout.map(untorn::options::Layout::as_str),
     });
     output::report(args.form.json, &object, || {
+        let (path, len, engine, each) = (args.file.display(), size::show(info.len), info.engine, info.durability);
+        if durable {
+            return format!("created {path}: {len}, engine {engine}, durable at each {each}\n");
+        }
         format!(
-            "created {}: {}, engine {}, durable at each {}\n",
-            args.file.display(),
-            size::show(info.len),
-            info.engine,
-            info.durability
+            "created {path}: {len}, engine {engine}, NOT durable: each {each} survives a killed process, not a power \
+             cut (`untorn doctor` says why)\n"
         )
     })?;
     Ok(Exit::Clean)
@@ -70,15 +73,17 @@ pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
         file.write_at(&bytes, args.offset)?;
         Ok(file.sync()?)
     })?;
+    let durable = durable(&args.file)?;
     let object = json!({
         "path": args.file.display().to_string(),
         "offset": args.offset,
         "bytes": bytes.len(),
         "commit": commit,
+        "durable": durable,
     });
     output::report(args.form.json, &object, || {
         let count = output::count(bytes.len() as u64, "byte", "bytes");
-        format!("commit {commit}: {count} at offset {}\n", args.offset)
+        format!("commit {commit}: {count} at offset {}{}\n", args.offset, durability_note(durable))
     })?;
     Ok(Exit::Clean)
 }
@@ -90,16 +95,29 @@ pub(crate) fn resize(args: &cli::Resize) -> Result<Exit> {
         file.resize(args.len)?;
         Ok((old, file.info()))
     })?;
+    let durable = durable(&args.file)?;
     let object = json!({
         "path": args.file.display().to_string(),
         "old_len": old,
         "len": info.len,
         "commit": info.commit,
+        "durable": durable,
     });
     output::report(args.form.json, &object, || {
-        format!("{}: from {} to {}\n", args.file.display(), size::show(old), size::show(info.len))
+        let (old, new) = (size::show(old), size::show(info.len));
+        format!("{}: from {old} to {new}{}\n", args.file.display(), durability_note(durable))
     })?;
     Ok(Exit::Clean)
+}
+
+/// Whether commits to a file survive a power cut.
+pub(crate) fn durable(path: &Path) -> Result<bool> {
+    Ok(untorn::testing::storage::is_durable(path)?)
+}
+
+/// What the line about a commit adds if a power cut takes it.
+pub(crate) fn durability_note(durable: bool) -> &'static str {
+    if durable { "" } else { " (NOT durable: it survives a killed process, not a power cut)" }
 }
 
 /// Opens a file for writing, with a progress bar if it needs recovery first.

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Look) -> Result<Exit> {
     let report = untorn::inspect(&args.file)?;
     if report.state == State::InUse {
         // A file that changes during the check cannot be verified, and a partial answer would mislead.
-        let holder = "another process".to_owned();
+        let holder = report.holder.unwrap_or_else(|| "another process".to_owned());
         return Err(Error::InUse { path: args.file.clone(), holder }.into());
     }
     let mut verified = Vec::new();

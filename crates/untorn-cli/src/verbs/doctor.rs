@@ -18,13 +18,14 @@ pub(crate) fn run(args: &Doctor) -> Result<Exit> {
         "path": found.path.display().to_string(),
         "medium": found.medium.as_str(),
         "durable": found.durable,
+        "obstacle": found.obstacle,
         "engine": found.engine.as_str(),
         "durability": found.durability.as_str(),
         "dirty_tracking": found.dirty_tracking,
         "reasons": found.reasons,
     });
     output::report(args.form.json, &object, || words(&found))?;
-    Ok(Exit::Clean)
+    Ok(if found.durable && found.obstacle.is_none() { Exit::Clean } else { Exit::Attention })
 }
 
 fn words(found: &Diagnosis) -> String {
@@ -34,7 +35,9 @@ fn words(found: &Diagnosis) -> String {
         MediumKind::AssumedPmem => "memory that UNTORN_ASSUME_PMEM=1 declares persistent",
         MediumKind::Volatile => "volatile memory",
     };
-    let verdict = if found.durable {
+    let verdict = if found.obstacle.is_some() {
+        paint(Colour::Bad, "untorn can create or change no file here")
+    } else if found.durable {
         paint(Colour::Good, "commits survive program crashes and power cuts")
     } else {
         paint(Colour::Bad, "commits survive program crashes, but NOT a power cut")

@@ -39,6 +39,9 @@ pub(crate) fn verdict(report: &Report) -> Exit {
     }
 }
 
+/// What the text of a report says of a file whose commits a power cut takes; `untorn doctor` gives the reason.
+pub(crate) const NOT_DURABLE: &str = "no: commits survive a killed process, not a power cut";
+
 /// The name of a state in JSON.
 pub(crate) fn state_word(state: State) -> &'static str {
     match state {
@@ -66,6 +69,8 @@ pub(crate) fn object(report: &Report) -> Value {
         "len": report.len,
         "commit": report.commit,
         "state": state_word(report.state),
+        "holder": report.holder,
+        "durable": report.durable,
         "sidecar": sidecar,
         "redundancy": protect::summary(&report.path),
         "findings": report.findings,
@@ -76,7 +81,7 @@ pub(crate) fn object(report: &Report) -> Value {
 pub(crate) fn words(report: &Report) -> String {
     let state = match report.state {
         State::Clean => paint(Colour::Good, "clean"),
-        State::InUse => "in use by another process".to_owned(),
+        State::InUse => format!("in use by {}", report.holder.as_deref().unwrap_or("another process")),
         State::NeedsRecovery => paint(Colour::Bad, "needs recovery") + ": not closed cleanly; run `untorn recover`",
         State::Corrupt => paint(Colour::Bad, "corrupt"),
     };
@@ -84,6 +89,9 @@ pub(crate) fn words(report: &Report) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{}", paint(Colour::Strong, &report.path.display().to_string()));
     let _ = writeln!(text, "  state       {state}");
+    if !report.durable {
+        let _ = writeln!(text, "  durable     {}", paint(Colour::Bad, NOT_DURABLE));
+    }
     let _ = writeln!(text, "  engine      {}", report.engine.map_or("none (a plain file)", |engine| engine.as_str()));
     let _ = writeln!(text, "  length      {}", size::show(report.len));
     let _ = writeln!(text, "  commit      {}", report.commit);

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use untorn::Error;
 use untorn::region::{Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 
+use super::change;
 use crate::cli::{CreateRegion as Create, ListRegions as List, NamedRegion as Named, RegionVerb};
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, count, paint};
@@ -49,8 +50,10 @@ fn create(args: &Create) -> Result<Exit> {
     let info = region.info()?;
     drop(region);
     store.close()?;
-    let words = || format!("{}: created region {name} of {}\n", path.display(), count(info.pages, "page", "pages"));
-    output::report(args.named.form.json, &object(&path, &info), words)?;
+    let note = change::durability_note(change::durable(&path)?);
+    let words =
+        || format!("{}: created region {name} of {}{note}\n", path.display(), count(info.pages, "page", "pages"));
+    output::report(args.named.form.json, &object(&path, &info)?, words)?;
     Ok(Exit::Clean)
 }
 
@@ -68,7 +71,8 @@ fn list(args: &List) -> Result<Exit> {
         "used_pages": info.used_pages,
         "free_pages": info.free_pages,
         "max_regions": info.max_regions,
-        "regions": regions.iter().map(|region| object(&path, region)).collect::<Vec<_>>(),
+        "durable": change::durable(&path)?,
+        "regions": regions.iter().map(|region| object(&path, region)).collect::<Result<Vec<_>>>()?,
         "damage": info.damage,
     });
     output::report(args.form.json, &value, || table(&path, &regions, &info))?;
@@ -85,7 +89,7 @@ fn info(args: &Named) -> Result<Exit> {
         return Err(store.open_region(name).map_or_else(Failure::from, |_| Failure::usage("it was just created")));
     };
     store.close()?;
-    output::report(args.form.json, &object(&path, &region), || words(&path, &region))?;
+    output::report(args.form.json, &object(&path, &region)?, || words(&path, &region))?;
     Ok(if region.damage.is_none() { Exit::Clean } else { Exit::Corrupt })
 }
 
@@ -100,8 +104,8 @@ fn delete(args: &Named) -> Result<Exit> {
 }
 
 /// The JSON form of a region.
-fn object(store: &Path, region: &RegionInfo) -> Value {
-    json!({
+fn object(store: &Path, region: &RegionInfo) -> Result<Value> {
+    Ok(json!({
         "store": store.display().to_string(),
         "name": region.name,
         "pages": region.pages,
@@ -110,7 +114,8 @@ fn object(store: &Path, region: &RegionInfo) -> Value {
         "commit": region.commit,
         "state": if region.damage.is_none() { "clean" } else { "corrupt" },
         "damage": region.damage,
-    })
+        "durable": change::durable(store)?,
+    }))
 }
 
 /// The text form of one region.

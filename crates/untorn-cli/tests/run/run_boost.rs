@@ -336,7 +336,7 @@ fn help_completions_and_man_page_have_the_options() {
 #[test]
 fn the_doctor_says_what_a_log_would_promise() {
     let place = Place::new();
-    let found = untorn(&["doctor", place.aside.path().to_str().unwrap(), "--json"]).expect(0).json();
+    let found = untorn(&["doctor", place.aside.path().to_str().unwrap(), "--json"]).json();
     let reasons: Vec<_> = found["reasons"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     let of_log: Vec<_> = reasons.iter().filter(|reason| reason.contains("`untorn run --mode boost`")).collect();
     assert_eq!(of_log.len(), 1, "{reasons:?}");

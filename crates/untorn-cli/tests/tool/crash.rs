@@ -99,7 +99,7 @@ fn a_marked_file_without_its_sidecar_is_refused() {
 
 /// Whether the file system of the tests keeps user attributes.
 fn marks_are_kept(place: &Place) -> bool {
-    let found = untorn(&["doctor", place.dir(), "--json"]).expect(0).json();
+    let found = untorn(&["doctor", place.dir(), "--json"]).json();
     found["medium"] != "volatile"
 }
 

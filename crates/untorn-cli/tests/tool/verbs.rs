@@ -1,5 +1,7 @@
 //! Every verb does what it says, with the exit code and the JSON that scripts bind to.
 
+use serde_json::Value;
+
 use crate::common::{Place, untorn, untorn_with};
 
 #[test]
@@ -161,16 +163,71 @@ fn reading_and_looking_change_nothing() {
 fn doctor_explains_itself() {
     let place = Place::plain(b"x");
     for path in [place.name(), place.dir()] {
-        let found = untorn(&["doctor", path, "--json"]).expect(0).json();
-        assert_eq!(found["path"], path);
+        let said = untorn(&["doctor", path, "--json"]);
+        let found = said.json();
+        // In memory nothing is durable.
+        let exit = if found["durable"] == true { 0 } else { 1 };
+        said.expect(exit);
+        assert_eq!((&found["path"], &found["obstacle"]), (&path.into(), &Value::Null));
         assert!(["pmem", "block", "assumed-pmem", "volatile"].map(Into::into).contains(&found["medium"]), "{found}");
         assert!(found["durable"].is_boolean() && found["engine"].is_string() && found["durability"].is_string());
         assert!(found["dirty_tracking"].is_string());
         assert!(found["reasons"].as_array().is_some_and(|reasons| !reasons.is_empty()), "{found}");
-        let text = untorn(&["doctor", path]).expect(0).text();
+        let text = untorn(&["doctor", path]).expect(exit).text();
         assert!(text.starts_with(path) && text.contains("why:\n  - "), "{text}");
     }
-    assert_eq!(untorn(&["doctor", "--json"]).expect(0).json()["path"], ".");
+    assert_eq!(untorn(&["doctor", "--json"]).json()["path"], ".");
+}
+
+#[test]
+fn doctor_names_what_keeps_files_from_being_written() {
+    for path in ["/proc", "/proc/self/maps"] {
+        let said = untorn(&["doctor", path, "--json"]).expect(1);
+        let obstacle = said.json()["obstacle"].as_str().expect("an obstacle").to_owned();
+        assert!(obstacle.starts_with("proc "), "{obstacle}");
+        let text = untorn(&["doctor", path]).expect(1).text();
+        assert!(text.contains("no file here") && text.contains(&obstacle), "{text}");
+    }
+}
+
+#[test]
+fn a_file_in_memory_is_never_called_durable() {
+    let memory = std::path::Path::new("/dev/shm");
+    if !memory.is_dir() || untorn(&["doctor", "/dev/shm", "--json"]).json()["medium"] != "volatile" {
+        untorn_testing::skipped!("/dev/shm is not a tmpfs here");
+        return;
+    }
+    let dir = tempfile::tempdir_in(memory).expect("a directory in memory");
+    let path = dir.path().join("ledger").display().to_string();
+    untorn(&["doctor", "/dev/shm"]).expect(1);
+    let said = untorn(&["create", &path, "--len", "64K"]).expect(0).text();
+    assert!(said.contains("NOT durable") && !said.contains("durable at each"), "{said}");
+    let said = untorn_with(&["write", &path, "--json"], b"x").expect(0);
+    assert_eq!(said.json()["durable"], false);
+    let said = untorn_with(&["apply", &path], b"{\"offset\":0,\"hex\":\"ff\"}\n").expect(0).text();
+    assert!(said.contains("NOT durable"), "{said}");
+    for verb in [&["resize", &path, "--len", "128K", "--json"][..], &["info", &path, "--json"]] {
+        assert_eq!(untorn(verb).expect(0).json()["durable"], false, "{verb:?}");
+    }
+    assert!(untorn(&["info", &path]).expect(0).text().contains("durable     no"));
+}
+
+#[test]
+fn a_file_in_use_is_refused_with_the_name_of_its_holder() {
+    let place = Place::created(10_000);
+    let file = untorn::AtomicFile::open(place.name()).expect("opens");
+    let me = format!("process {} (", std::process::id());
+    for said in [
+        untorn_with(&["write", place.name()], b"x").expect(74),
+        untorn(&["check", place.name()]).expect(74),
+        untorn(&["settle", place.name()]).expect(74),
+    ] {
+        said.names(&me);
+    }
+    let info = untorn(&["info", place.name(), "--json"]).expect(0).json();
+    assert!(info["holder"].as_str().is_some_and(|holder| holder.starts_with(&me)), "{info}");
+    file.close().expect("closes");
+    assert_eq!(untorn(&["info", place.name(), "--json"]).expect(0).json()["holder"], Value::Null);
 }
 
 #[test]

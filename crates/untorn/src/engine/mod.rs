@@ -123,6 +123,11 @@ pub struct Report {
     pub commit: u64,
     /// Its state.
     pub state: State,
+    /// The process that has it open, as errors name it, if the state is [`State::InUse`]: "process 4711 (sqlite3)", or
+    /// "another process" if the kernel does not tell which.
+    pub holder: Option<String>,
+    /// Whether a commit to it survives a power cut.
+    pub durable: bool,
     /// Its sidecar.
     pub sidecar: Option<SidecarReport>,
     /// What is wrong or worth knowing, in sentences.

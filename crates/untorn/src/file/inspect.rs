@@ -13,7 +13,7 @@ use crate::format::sidecar::retirement::Retirement;
 use crate::format::sidecar::superblock::{Left, Superblock};
 use crate::format::sidecar::{path as sidecar_path, uuid_text};
 use crate::options::Options;
-use crate::storage::{Access, Medium, MediumFile, PageCache, resolve};
+use crate::storage::{Access, Medium, MediumFile, PageCache, is_durable, lock_holder, resolve};
 
 /// Reports on a file, its mark and its sidecar, and changes nothing. If another process has the file open for writing,
 /// the report says so. Other processes can open the file at any time meanwhile.
@@ -33,7 +33,9 @@ use crate::storage::{Access, Medium, MediumFile, PageCache, resolve};
 pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
     // Records are replayed in memory only. The page cache shows the same bytes as a DAX mapping, so reading goes
     // through it whatever the medium.
-    inspect_on(&Arc::new(PageCache::reading_by_call()), &resolve(path.as_ref())?)
+    let path = resolve(path.as_ref())?;
+    let report = inspect_on(&Arc::new(PageCache::reading_by_call()), &path)?;
+    Ok(Report { durable: is_durable(&path)?, ..report })
 }
 
 fn inspect_on<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Report> {
@@ -58,6 +60,8 @@ fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
         len: data.len(),
         commit: 0,
         state: State::Clean,
+        holder: None,
+        durable: true,
         sidecar: None,
         findings: Vec::new(),
     }
@@ -127,12 +131,11 @@ fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report
 fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
     let mut report = plain(path, data);
     report.state = State::InUse;
-    let what =
-        "another process has the file open; this report shows the last state it recorded, not its current changes";
-    report.findings.push(what.to_owned());
-    let written = || {
+    let mut holder = "another process".to_owned();
+    let mut written = || {
         let place = sidecar_path(path, data.identity()?.inode);
         let side = medium.open(&place, Access::Read, 0)?;
+        holder = lock_holder(&side);
         let superblock = Superblock::read(&side, &place)?;
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
         Ok::<_, Error>((sidecar_report(&place, &side, &superblock), superblock.engine, retirement))
@@ -144,6 +147,9 @@ fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
         report.len = retirement.len;
         report.commit = retirement.checkpoint;
     }
+    let (said, not) = ("this report shows the last state it recorded", "not its current changes");
+    report.findings.push(format!("{holder} has the file open; {said}, {not}"));
+    report.holder = Some(holder);
     report
 }
 

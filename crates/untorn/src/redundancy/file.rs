@@ -17,7 +17,7 @@ use crate::format::sidecar::attach::{is_named, take_lock};
 pub(crate) use crate::format::sidecar::redundancy_file;
 use crate::format::sidecar::{directory, parent, path as sidecar_path, uuid_text};
 use crate::options::Settings;
-use crate::storage::{Access, LockKind, Medium, MediumFile};
+use crate::storage::{Access, LockKind, Medium, MediumFile, lock_holder};
 
 /// The redundancy file of the sidecar of the data file with this inode number.
 pub(super) fn sidecar_redundancy_file(data: &Path, inode: u64) -> PathBuf {
@@ -41,7 +41,7 @@ pub(super) fn remove_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<bo
     }
     // Held until it is gone.
     let side = medium.open(&place, Access::ReadWrite, 0)?;
-    if take_lock(&side, LockKind::Exclusive)? { remove_at(medium, &place) } else { Err(in_use(path)) }
+    if take_lock(&side, LockKind::Exclusive)? { remove_at(medium, &place) } else { Err(locked(path, &side)) }
 }
 
 /// Removes a redundancy file, durably; false if there is none.
@@ -65,7 +65,7 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
     }
     let side = medium.open(&place, Access::ReadWrite, 0)?;
     if !take_lock(&side, LockKind::Exclusive)? {
-        return Err(in_use(path));
+        return Err(locked(path, &side));
     }
     // That of the sidecar first: it speaks of nothing without this one.
     remove_of_sidecar(medium, path)?;
@@ -103,7 +103,7 @@ pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
         return Ok(if differs { Found::OfAnotherLength } else { Found::ItsOwn });
     }
     if !take_lock(&side, LockKind::Exclusive)? {
-        return Err(in_use(path));
+        return Err(locked(path, &side));
     }
     if is_named(medium, &place, &side)? {
         let orphan = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
@@ -135,6 +135,11 @@ fn in_use(path: &Path) -> Error {
     Error::InUse { path: path.to_owned(), holder }
 }
 
+fn locked<F: MediumFile>(path: &Path, side: &F) -> Error {
+    let holder = format!("{}, which protects the file", lock_holder(side));
+    Error::InUse { path: path.to_owned(), holder }
+}
+
 /// Opens and locks the redundancy file, making it if need be. Whether it was made.
 pub(super) fn attach<M: Medium>(
     medium: &M,
@@ -159,7 +164,7 @@ pub(super) fn attach<M: Medium>(
             other => other?,
         };
         if !take_lock(&side, LockKind::Exclusive)? {
-            return Err(in_use(path));
+            return Err(locked(path, &side));
         }
         if is_named(medium, place, &side)? {
             if created {
@@ -222,11 +227,11 @@ pub(super) fn create<M: Medium>(
     let side = loop {
         match medium.create_like(&unfinished, 0, geometry.side_len(), data) {
             Ok(side) if take_lock(&side, LockKind::Exclusive)? => break side,
-            Ok(_) => return Err(in_use(path)),
+            Ok(side) => return Err(locked(path, &side)),
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
                 let left = medium.open(&unfinished, Access::ReadWrite, 0)?;
                 if !take_lock(&left, LockKind::Exclusive)? {
-                    return Err(in_use(path));
+                    return Err(locked(path, &left));
                 }
                 medium.unlink(&unfinished)?;
             }

@@ -8,10 +8,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::{Access, Identity, mapping, names};
+use super::{Identity, mapping, names};
 use crate::error::{Error, FileKind, Result};
 use crate::options::LostPage;
 use crate::sys;
@@ -87,23 +87,41 @@ pub fn detect(path: &Path) -> Result<Detected> {
     Probe::new(path).map(|probe| probe.detected())
 }
 
-/// Like [`detect`], and returns the reasons in sentences.
+/// Whether a commit to the file at `path` survives a power cut: its medium keeps bytes, and the file system does not
+/// lie about flushes.
 ///
 /// # Errors
 /// As for [`detect`].
-pub fn explain(path: &Path) -> Result<(Detected, Vec<String>)> {
+pub fn is_durable(path: &Path) -> Result<bool> {
+    let probe = Probe::new(path)?;
+    let lossy = || Mount::of(probe.examined()).and_then(|mount| mount.lossy_option());
+    Ok(probe.detected().durable && lossy().is_none())
+}
+
+/// The result of [`explain`].
+#[derive(Clone, Debug)]
+pub struct Explained {
+    /// What was found.
+    pub detected: Detected,
+    /// Why this process cannot create or change files there, in a sentence, if so.
+    pub obstacle: Option<String>,
+    /// The reasons for all of it, in sentences.
+    pub reasons: Vec<String>,
+}
+
+/// Like [`detect`], and gives the reasons.
+///
+/// # Errors
+/// As for [`detect`].
+pub fn explain(path: &Path) -> Result<Explained> {
     let probe = Probe::new(path)?;
     let mut detected = probe.detected();
+    let obstacle = probe.obstacle(path);
     let mut reasons = Vec::new();
     let mount = Mount::of(probe.examined());
     let name = mount.as_ref().map_or_else(|| file_system_name(probe.file_system), |mount| mount.kind.clone());
     reasons.push(format!("The file system is {name}."));
-    if let Some(error) = &probe.unprobed {
-        reasons.push(format!(
-            "This process cannot create files in this directory ({error}): the medium is judged by the file system \
-             type alone, and untorn cannot create files or sidecars here."
-        ));
-    }
+    reasons.extend(obstacle.clone());
     reasons.push(probe.map_sync_sentence());
     match detected.kind {
         MediumKind::AssumedPmem => reasons.push(format!(
@@ -128,7 +146,7 @@ pub fn explain(path: &Path) -> Result<(Detected, Vec<String>)> {
         reasons.push(mark_sentence(file.as_fd()));
     }
     reasons.extend(machine_sentences(detected.kind));
-    Ok((detected, reasons))
+    Ok(Explained { detected, obstacle, reasons })
 }
 
 /// The open file, and what the kernel said about it.
@@ -149,7 +167,7 @@ struct Probe {
 
 impl Probe {
     fn new(path: &Path) -> Result<Self> {
-        let (file, directory, unprobed) = match names::open_regular(path, Access::Read) {
+        let (file, directory, unprobed) = match names::open_regular(path, super::Access::Read) {
             Ok(file) => (Some(file), None, None),
             Err(Error::NotAFile { found: FileKind::Directory, .. }) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -194,6 +212,30 @@ impl Probe {
     fn detected(&self) -> Detected {
         let kind = self.kind();
         Detected { kind, identity: self.identity, durable: kind.durable() }
+    }
+
+    /// Why this process cannot create or change files there.
+    fn obstacle(&self, path: &Path) -> Option<String> {
+        let read_only = |flags: StatVfsMountFlags| flags.contains(StatVfsMountFlags::RDONLY);
+        if KERNEL_INTERFACES.iter().any(|&(magic, _)| magic == self.file_system) {
+            let name = file_system_name(self.file_system);
+            return Some(format!("{name} shows the kernel's state and keeps no files: untorn cannot be used here."));
+        }
+        if rustix::fs::fstatvfs(self.examined()).is_ok_and(|found| read_only(found.f_flag)) {
+            return Some(
+                "The file system is mounted read-only: untorn can read files that were closed cleanly, and cannot \
+                 create, change or recover any."
+                    .to_owned(),
+            );
+        }
+        if let Some(error) = &self.unprobed {
+            return Some(format!(
+                "This process cannot create files in this directory ({error}): the medium is judged by the file \
+                 system type alone, and untorn cannot create files or sidecars here."
+            ));
+        }
+        let denied = rustix::fs::accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).err()?;
+        Some(format!("This process may not write to this file ({denied}): untorn can only read it."))
     }
 
     fn map_sync_sentence(&self) -> String {
@@ -318,6 +360,24 @@ fn machine_sentences(kind: MediumKind) -> Vec<String> {
     }
 }
 
+/// File systems that are interfaces of the kernel, and keep no files. Source: `linux/magic.h`.
+const KERNEL_INTERFACES: [(u64, &str); 14] = [
+    (0x9fa0, "proc"),
+    (0x6265_6572, "sysfs"),
+    (0x0027_e0eb, "cgroup"),
+    (0x6367_7270, "cgroup2"),
+    (0x6462_6720, "debugfs"),
+    (0x7472_6163, "tracefs"),
+    (0x7363_6673, "securityfs"),
+    (0xcafe_4a11, "bpf"),
+    (0x1cd1, "devpts"),
+    (0x6165_676c, "pstorefs"),
+    (0xf97c_ff8c, "selinuxfs"),
+    (0x6265_6570, "configfs"),
+    (0xde5e_81e4, "efivarfs"),
+    (0x1980_0202, "mqueue"),
+];
+
 /// The name of a file system type. Source: `statfs(2)`, `linux/magic.h`.
 fn file_system_name(magic: u64) -> String {
     let name = match magic {
@@ -342,7 +402,10 @@ fn file_system_name(magic: u64) -> String {
         0x3434 => "nilfs2",
         0x3153_464a => "jfs",
         0x9584_58f6 => "hugetlbfs",
-        _ => return format!("of an unknown type ({magic:#x})"),
+        _ => match KERNEL_INTERFACES.iter().find(|&&(known, _)| known == magic) {
+            Some(&(_, name)) => name,
+            None => return format!("unknown (type {magic:#x})"),
+        },
     };
     name.to_owned()
 }
@@ -370,7 +433,7 @@ mod tests {
             Ok(found) if file_system_name(rustix::fs::statfs(shm).unwrap().f_type as u64) == "tmpfs" => {
                 assert!(!found.durable);
                 assert!(matches!(found.kind, MediumKind::Volatile | MediumKind::AssumedPmem), "{found:?}");
-                let (_, reasons) = explain(shm).unwrap();
+                let Explained { reasons, .. } = explain(shm).unwrap();
                 assert!(reasons.iter().any(|reason| reason.contains("tmpfs")), "{reasons:?}");
             }
             other => untorn_testing::skipped!("/dev/shm is not a tmpfs here: {other:?}"),
@@ -380,11 +443,20 @@ mod tests {
     #[test]
     fn explain_agrees_with_detect_and_speaks_in_sentences() {
         let dir = tempfile::tempdir().unwrap();
-        let (explained, reasons) = explain(dir.path()).unwrap();
-        assert_eq!(explained.kind, detect(dir.path()).unwrap().kind);
+        let Explained { detected, obstacle, reasons } = explain(dir.path()).unwrap();
+        assert_eq!(detected.kind, detect(dir.path()).unwrap().kind);
+        assert_eq!(obstacle, None);
         assert!(reasons.len() >= 4, "{reasons:?}");
         assert!(reasons.iter().all(|reason| reason.ends_with('.')), "{reasons:?}");
         assert!(reasons.iter().any(|reason| reason.contains("ersistent memory")), "{reasons:?}");
+    }
+
+    #[test]
+    fn interfaces_of_the_kernel_are_no_place_for_files() {
+        for path in ["/proc", "/proc/self/maps"] {
+            let obstacle = explain(Path::new(path)).unwrap().obstacle.unwrap();
+            assert!(obstacle.starts_with("proc shows the kernel's state"), "{obstacle}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod whole;
 
 pub use barrier::Barrier;
 pub use dax::{Dax, DaxFile};
-pub use detect::{Detected, MediumKind, detect, explain};
+pub use detect::{Detected, Explained, MediumKind, detect, explain, is_durable};
 pub use forward::forward;
 pub use latch::{Latched, LatchedFile};
 pub(crate) use mapping::identity as identity_of;
@@ -236,6 +236,12 @@ pub trait Medium: Send + Sync + 'static {
 
     /// Waits a moment for another thread to make progress. `round` counts the calls of one wait from 0.
     fn relax(&self, round: u32);
+}
+
+/// The process that has the lock of a file, as errors name it.
+pub(crate) fn lock_holder<F: MediumFile>(file: &F) -> String {
+    let holder = file.descriptor().and_then(|file| crate::sys::locks::flock_holder(file).ok().flatten());
+    holder.map_or_else(|| "another process".to_owned(), crate::sys::locks::process_name)
 }
 
 /// One open file of a [`Medium`]. Offsets and lengths are in bytes.

@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
 
 /// Takes the lock of byte `at`; false if another process has it.
 ///
@@ -52,28 +53,73 @@ fn request(file: BorrowedFd<'_>, request: i32, kind: i32, at: u64, count: u64) -
     Err(io::Error::last_os_error())
 }
 
-/// The process that has the advisory lock of `flock(2)` on the file of this name, where the kernel tells. Source:
-/// `proc_locks(5)`.
+/// The process that has the advisory lock of `flock(2)` on an open file, if the kernel tells. Source: `proc_locks(5)`.
 ///
 /// # Errors
-/// Those of looking at the file.
-pub(crate) fn flock_holder(path: &std::path::Path) -> io::Result<Option<u32>> {
-    use std::os::unix::fs::MetadataExt;
-    let file = std::fs::metadata(path)?;
+/// Errors of looking at the file.
+pub(crate) fn flock_holder(file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let file = rustix::fs::fstat(file)?;
     let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return Ok(None) };
-    // What the kernel calls the device of a file is not what file systems with several call it, so the process is
-    // asked.
+    let device = format!("{:02x}:{:02x}", rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+    // A file system with several devices, such as btrfs, gives the kernel another device than it tells programs. The
+    // descriptors of the process say then whether it has the file.
     let has_it = |process: u32| {
         let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
-        open.filter_map(|open| std::fs::metadata(open.path()).ok())
-            .any(|open| (open.dev(), open.ino()) == (file.dev(), file.ino()))
+        open.filter_map(|open| rustix::fs::stat(open.path()).ok())
+            .any(|open| (open.st_dev, open.st_ino) == (file.st_dev, file.st_ino))
     };
-    let holders = locks.lines().filter_map(|line| {
-        // 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF
-        let mut fields = line.split_whitespace().skip(1);
-        let (kind, process) = (fields.next()?, fields.nth(2)?.parse().ok()?);
-        let inode: u64 = fields.next()?.rsplit(':').next()?.parse().ok()?;
-        (kind == "FLOCK" && inode == file.ino()).then_some(process)
-    });
-    Ok(holders.into_iter().find(|process| has_it(*process)))
+    Ok(locks.lines().filter_map(|line| flock_of(line, file.st_ino)).find_map(|(process, on)| {
+        // A process that has ended may have left its lock to a child, which has another number.
+        let alive = Path::new("/proc").join(process.to_string()).exists();
+        (alive && (on == device || has_it(process))).then_some(process)
+    }))
+}
+
+/// The process and the device of a line of `/proc/locks` that has a lock of `flock(2)` on the file with this inode.
+fn flock_of(line: &str, inode: u64) -> Option<(u32, &str)> {
+    // 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF
+    let mut fields = line.split_whitespace().skip(1);
+    let (kind, process) = (fields.next()?, fields.nth(2)?.parse().ok()?);
+    let (device, of) = fields.next()?.rsplit_once(':')?;
+    (kind == "FLOCK" && of.parse() == Ok(inode)).then_some((process, device))
+}
+
+/// A process as errors name it: by its number, and by its program if the kernel tells.
+pub(crate) fn process_name(process: u32) -> String {
+    if process == std::process::id() {
+        return "this process".to_owned();
+    }
+    match std::fs::read_to_string(format!("/proc/{process}/comm")) {
+        Ok(program) => format!("process {process} ({})", program.trim_end()),
+        Err(_) => format!("process {process}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_lock_is_named() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(flock_holder(file.as_fd()).unwrap(), None);
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let holder = flock_holder(file.as_fd()).unwrap();
+        assert!(holder.is_none_or(|holder| holder == std::process::id()), "{holder:?}");
+        assert_eq!(process_name(std::process::id()), "this process");
+        assert!(process_name(1).starts_with("process 1"));
+    }
+
+    #[test]
+    fn lines_of_other_locks_are_skipped() {
+        let of = |line| flock_of(line, 1234);
+        assert_eq!(of("1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF"), Some((4711, "08:01")));
+        assert_eq!(of("2: POSIX  ADVISORY  WRITE 4711 08:01:1234 0 EOF"), None);
+        assert_eq!(of("3: FLOCK  ADVISORY  WRITE 4711 08:01:1235 0 EOF"), None);
+        assert_eq!(of("3: -> FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF"), None, "it waits for the lock");
+        assert_eq!(of("garbage"), None);
+        assert_eq!(of(""), None);
+    }
 }

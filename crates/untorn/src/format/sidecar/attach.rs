@@ -11,7 +11,7 @@ use super::{Geometry, PAGE, barriers, candidates, directory, parent, path as sid
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
-use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp};
+use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp, lock_holder};
 
 /// A sidecar that belongs to its data file, locked by this handle.
 pub(crate) struct Attached<F> {
@@ -99,7 +99,7 @@ pub(crate) fn attach<M: Medium>(
             continue;
         };
         if !take_lock(&side, LockKind::Exclusive)? {
-            return Err(in_use(path));
+            return Err(locked(path, &side));
         }
         // It may have been settled, and another one created, while we waited for the lock.
         if !is_named(medium, &place, &side)? {
@@ -202,7 +202,7 @@ pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Resul
             }
         };
         if !take_lock(&side, LockKind::Shared)? {
-            return Err(in_use(path));
+            return Err(locked(path, &side));
         }
         if is_named(medium, &place, &side)? {
             return judge(path, place, data, side);
@@ -269,6 +269,10 @@ fn missing(path: &Path, place: &Path, mark: &[u8; 16]) -> Error {
 
 fn in_use(path: &Path) -> Error {
     Error::InUse { path: path.to_owned(), holder: "another process".to_owned() }
+}
+
+fn locked<F: MediumFile>(path: &Path, side: &F) -> Error {
+    Error::InUse { path: path.to_owned(), holder: lock_holder(side) }
 }
 
 /// Whether a sidecar was made for an earlier file that had the same inode number.
@@ -371,7 +375,7 @@ fn create<M: Medium>(
     };
     // The lock decides between two processes that create at once.
     if !take_lock(&side, LockKind::Exclusive)? {
-        return Err(in_use(path));
+        return Err(locked(path, &side));
     }
     // Whoever had it gave it its final name, or failed and removed it: what is filled now must be what is named.
     if !is_named(medium, &temporary, &side)? || medium.exists(place)? {

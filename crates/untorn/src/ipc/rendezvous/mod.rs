@@ -271,7 +271,11 @@ pub(crate) fn find_participant(dir: &Path, name: &str) -> io::Result<Option<Stri
         file => file?,
     };
     let holder = locks::holder(file.as_fd(), ATTACHED, MEMBERS as u64)?;
-    Ok(holder.map(|process| if process > 0 { format!("process {process}") } else { "another process".to_owned() }))
+    let name = |process: i32| match u32::try_from(process) {
+        Ok(process) if process > 0 => locks::process_name(process),
+        _ => "another process".to_owned(),
+    };
+    Ok(holder.map(name))
 }
 
 impl Drop for Rendezvous {

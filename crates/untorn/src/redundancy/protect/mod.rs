@@ -4,6 +4,7 @@ mod options;
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -267,7 +268,8 @@ pub struct Record {
 pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     let path = &storage::resolve(path.as_ref())?;
     let Some(coverage) = recorded_on(&PageCache::new(), path)? else { return Ok(None) };
-    let holder = crate::sys::locks::flock_holder(&coverage.redundancy_file).unwrap_or_default();
+    let file = std::fs::File::open(&coverage.redundancy_file);
+    let holder = file.and_then(|file| crate::sys::locks::flock_holder(file.as_fd())).unwrap_or_default();
     Ok(Some(Record { coverage, holder }))
 }
 

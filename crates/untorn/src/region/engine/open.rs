@@ -59,7 +59,7 @@ impl<M: Medium> Store<M> {
         };
         let file = medium.open(path, access, settings.max_len)?;
         if !file.try_lock(lock)? {
-            return Err(Error::InUse { path: path.to_owned(), holder: "another process, or this one".to_owned() });
+            return Err(Error::InUse { path: path.to_owned(), holder: storage::lock_holder(&file) });
         }
         exclusion.map_or(Ok(()), ExclusionCheck::check_exclusion)?;
         file.sync(barriers::ATTACH_FILE)?;

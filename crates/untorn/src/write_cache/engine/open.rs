@@ -78,7 +78,7 @@ pub(super) struct Found<M: Medium> {
 pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
     let file = medium.open(path, Access::ReadWrite, 0)?;
     if !file.try_lock(LockKind::Exclusive)? {
-        return Err(Error::InUse { path: path.to_owned(), holder: "another process, or this one".to_owned() });
+        return Err(Error::InUse { path: path.to_owned(), holder: storage::lock_holder(&file) });
     }
     file.sync(barriers::ATTACH_LOG)?;
     medium.sync_dir(barriers::ATTACH_NAME, &parent(path))?;
