@@ -68,7 +68,7 @@ pub(crate) enum Verb {
     Demo(Demo),
     /// Report what untorn can guarantee at a path, which engine it would choose there, and why.
     #[command(after_help = "Exit codes: 0 a commit there survives a power cut; 1 it does not, or no file can be \
-                          created or changed there; 64 usage; 74 I/O error\n\nExample:\n  untorn doctor /var/lib/mydata")]
+        created or changed there; 64 usage; 74 I/O error\n\nExample:\n  untorn doctor /var/lib/mydata")]
     Doctor(Doctor),
     /// Create a zero-filled file for atomic writes.
     #[command(after_help = "Exit codes: 0 created; 64 usage; 74 I/O error, for example the file exists\n\n\

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use untorn::report::{Report, State};
-use untorn::{EngineKind, Options};
+use untorn::EngineKind;
 
 use super::protect;
 use crate::cli::Look;
-use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
 use crate::size;
 
@@ -22,20 +22,11 @@ pub(crate) fn run(args: &Look) -> Result<Exit> {
 }
 
 /// The exit code for a report.
-///
-/// A contradiction is not always corruption: the user can resolve a moved sidecar or a change by another program. The
-/// library's error at open tells the two apart, and a read-only open changes nothing.
 pub(crate) fn verdict(report: &Report) -> Exit {
     match report.state {
         State::Clean | State::InUse => Exit::Clean,
-        State::NeedsRecovery => Exit::Attention,
-        State::Corrupt => match Options::new().read_only(true).verify(false).open(&report.path) {
-            Ok(_) => Exit::Corrupt,
-            Err(error) => match exit_of(&error) {
-                Exit::Attention => Exit::Attention,
-                _ => Exit::Corrupt,
-            },
-        },
+        State::NeedsRecovery | State::Refused => Exit::Attention,
+        State::Corrupt => Exit::Corrupt,
     }
 }
 
@@ -48,6 +39,7 @@ pub(crate) fn state_word(state: State) -> &'static str {
         State::Clean => "clean",
         State::InUse => "in-use",
         State::NeedsRecovery => "needs-recovery",
+        State::Refused => "refused",
         State::Corrupt => "corrupt",
     }
 }
@@ -83,6 +75,7 @@ pub(crate) fn words(report: &Report) -> String {
         State::Clean => paint(Colour::Good, "clean"),
         State::InUse => format!("in use by {}", report.holder.as_deref().unwrap_or("another process")),
         State::NeedsRecovery => paint(Colour::Bad, "needs recovery") + ": not closed cleanly; run `untorn recover`",
+        State::Refused => paint(Colour::Bad, "refused") + " until you decide: see below",
         State::Corrupt => paint(Colour::Bad, "corrupt"),
     };
     let mut text = String::new();

@@ -93,6 +93,7 @@ fn a_marked_file_without_its_sidecar_is_refused() {
         assert_eq!(untorn(&[verb, name]).code, 1, "{verb}");
     }
     untorn(&["read", name]).expect(1).names("sidecar");
+    assert_eq!(untorn(&["info", name, "--json"]).json()["state"], "refused", "no byte of it is damaged");
     fs::rename(place.dir.path().join(".untorn"), elsewhere.join(".untorn")).expect("renames");
     assert_eq!(untorn(&["read", name, "--offset", "4000", "--len", "200"]).expect(0).out, [0xab; 200]);
 }

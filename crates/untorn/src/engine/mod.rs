@@ -89,7 +89,11 @@ pub enum State {
     InUse,
     /// Not closed cleanly. Opening it for writing, or [`recover`](crate::recover), brings it to its last commit.
     NeedsRecovery,
-    /// The file and its sidecar contradict each other or themselves; [`Report::findings`] says how.
+    /// Opening refuses the file until its user decides: its sidecar is missing or belongs to another file, another
+    /// program changed it, or a newer version wrote it. No byte is known to be damaged. [`Report::findings`] says what
+    /// to do.
+    Refused,
+    /// The file or its sidecar contradicts itself; [`Report::findings`] says how.
     Corrupt,
 }
 

@@ -118,7 +118,7 @@ fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report
         ));
     }
     if physical < report.len {
-        report.state = State::Corrupt;
+        report.state = State::Refused;
         report.findings.push(format!(
             "another program truncated the data file: it has {physical} bytes, its last commit has {}",
             report.len
@@ -165,12 +165,15 @@ fn sidecar_report<F: MediumFile>(place: &Path, side: &F, superblock: &Superblock
 
 /// Puts what opening would refuse into the report; what kept us from looking is an error.
 fn judged(mut report: Report, error: Error) -> Result<Report> {
-    match error {
-        Error::Io { .. } => return Err(error),
-        _ => {
-            report.state = State::Corrupt;
-            report.findings.push(error.to_string());
-        }
-    }
+    report.state = match error {
+        Error::Corrupt { .. } => State::Corrupt,
+        Error::SidecarMissing { .. }
+        | Error::SidecarMismatch { .. }
+        | Error::ModifiedExternally { .. }
+        | Error::OtherEngine { .. }
+        | Error::Unsupported { .. } => State::Refused,
+        _ => return Err(error),
+    };
+    report.findings.push(error.to_string());
     Ok(report)
 }

@@ -270,7 +270,7 @@ fn the_future_is_refused_by_name() {
         }
         assert!(matches!(untorn::recover(&path, &Options::new()), Err(Error::Unsupported { .. })));
         let report = untorn::inspect(&path).unwrap();
-        assert_eq!(report.state, untorn::report::State::Corrupt);
+        assert_eq!(report.state, untorn::report::State::Refused);
         assert!(report.findings[0].contains("newer version of untorn"), "{:?}", report.findings);
         assert!(std::fs::read(&pair.side.path).unwrap() == bytes, "the sidecar was touched");
         assert!(std::fs::read(&path).unwrap() == pair.data.bytes, "the data was touched");

@@ -80,10 +80,10 @@ fn judge(path: &Path, options: &Options, model: &[u8], recover_first: bool) -> R
         }
     };
     if let Ok(report) = &report
-        && report.state == State::Corrupt
+        && matches!(report.state, State::Refused | State::Corrupt)
         && !recover_first
     {
-        return Err(format!("opened, though inspect calls it corrupt: {:?}", report.findings));
+        return Err(format!("opened, though inspect calls it {:?}: {:?}", report.state, report.findings));
     }
     attempt(|| -> Result<(), String> {
         if file.len() != model.len() as u64 {

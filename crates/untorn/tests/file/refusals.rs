@@ -38,7 +38,11 @@ fn refused(dir: &Path, path: &Path, expected: impl Fn(&Error) -> bool) {
         assert!(error.path().ends_with(name) || error.to_string().contains(name), "{how}: {error}");
     }
     match untorn::inspect(path) {
-        Ok(report) => assert!(report.state == State::Corrupt && !report.findings.is_empty(), "{report:?}"),
+        Ok(report) => {
+            let damaged = matches!(options().open(path), Err(Error::Corrupt { .. }));
+            assert_eq!(report.state, if damaged { State::Corrupt } else { State::Refused }, "{report:?}");
+            assert!(!report.findings.is_empty(), "{report:?}");
+        }
         Err(error) => assert!(expected(&error), "inspect: {error}"),
     }
     assert!(tree(dir) == before, "a refusal changed something");
