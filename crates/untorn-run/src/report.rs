@@ -101,6 +101,7 @@ impl Ledger {
     }
 
     pub(crate) fn process(&self) {
+        tracing::debug!("a process joined the run");
         self.lock().processes += 1;
     }
 
@@ -108,17 +109,20 @@ impl Ledger {
     pub(crate) fn of(&self, path: &Path, change: impl FnOnce(&mut FileReport)) {
         let mut inner = self.lock();
         if !inner.files.contains_key(path) {
+            tracing::debug!(path = %path.display(), "a file is managed");
             inner.files.insert(path.to_owned(), FileReport { path: path.to_owned(), ..FileReport::default() });
         }
         inner.files.get_mut(path).map(change);
     }
 
     pub(crate) fn refused(&self, call: &str, why: &str, path: &Path) {
+        tracing::debug!(path = %path.display(), call, why, "refused a call");
         let key = Refused { call: call.to_owned(), why: why.to_owned(), path: path.to_owned() };
         *self.lock().refused.entry(key).or_default() += 1;
     }
 
     pub(crate) fn demoted(&self, why: &str, path: &Path) {
+        tracing::debug!(path = %path.display(), why, "left a file to the kernel");
         let key = Demoted { why: why.to_owned(), path: path.to_owned() };
         *self.lock().demoted.entry(key).or_default() += 1;
     }

@@ -137,7 +137,9 @@ impl AtomicFile {
     /// [`Error::Io`] if the flush fails. The handle is then poisoned, and reopening the file recovers the last commit,
     /// which may be this one.
     pub fn sync(&self) -> Result<u64> {
-        self.engine().sync()
+        let commit = self.engine().sync()?;
+        tracing::debug!(path = %self.path().display(), commit, "everything up to this commit is durable");
+        Ok(commit)
     }
 
     /// Changes the length atomically. New bytes read as zeros. After a shrink, the data file itself shrinks when the
@@ -154,7 +156,9 @@ impl AtomicFile {
     /// # Errors
     /// [`Error::Invalid`] beyond [`Options::max_len`]; [`Error::Io`] when space runs out.
     pub fn resize(&self, len: u64) -> Result<()> {
-        self.engine().resize(len)
+        self.engine().resize(len)?;
+        tracing::debug!(path = %self.path().display(), len, "resized");
+        Ok(())
     }
 
     /// Frees unused space in the sidecar: empty reflection pages, or the log, which the engine checkpoints first.

@@ -167,7 +167,10 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
             })
         });
         if !replaced {
-            return opened;
+            return opened.inspect(|shared| {
+                let (read_only, len) = (options.read_only, shared.engine.len());
+                tracing::debug!(path = %path.display(), medium = %detected.kind, len, read_only, "opened");
+            });
         }
     }
     Err(in_flux(path))
@@ -197,6 +200,7 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<sync::A
     let path = &storage::absolute(path)?;
     let medium = PageCache::new();
     let made = medium.create(path, len, len)?.identity()?;
+    tracing::debug!(path = %path.display(), len, "created a file of zeros");
     let ours =
         |shared: sync::Arc<Shared>| if shared.engine.identity()? == made { Ok(shared) } else { Err(in_flux(path)) };
     open(path, options).and_then(ours).inspect_err(|error| {

@@ -225,6 +225,7 @@ impl AtomicMap {
             engine.resize(self.len)?;
         }
         self.commit = engine.sync()?;
+        tracing::debug!(path = %self.path().display(), commit = self.commit, "committed the stored pages");
         self.committed_len = self.len;
         let stored = std::mem::take(&mut self.stored);
         self.kept = self.kept.union(&stored);
