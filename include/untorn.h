@@ -287,9 +287,11 @@ typedef struct untorn_options {
     uint32_t reserved;
     /* Bytes of the file that UNTORN_CREATE creates. */
     uint64_t length;
-    /* The maximum length that the file may grow to while open. It reserves
-     * address space, not memory. 0: 1 TiB or twice the length, whichever is
-     * larger. */
+    /* The maximum length that the file may grow to while open. 0: 1 TiB or
+     * twice the length, whichever is larger. A file takes address space in
+     * proportion to its length. A map keeps its address, so untorn_map reserves
+     * address space (not memory) for the maximum; 0: 64 MiB or twice the
+     * length, whichever is larger. */
     uint64_t max_len;
     /* The fields from here on are for HYBRID_LOG; other engines ignore them. */
     /* The maximum size of the log, 256 KiB to 1 TiB, rounded up to whole

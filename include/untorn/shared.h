@@ -62,9 +62,9 @@ extern "C" {
  *
  * opts: NULL for the defaults; as for untorn_map, but without UNTORN_READ_ONLY.
  * Each of several processes may pass UNTORN_CREATE at once: all of them share
- * one file. The first process's max_len and log options apply to all. Address space is
- * reserved for max_len; if it is 0, for 64 GiB or twice the length, whichever
- * is larger.
+ * one file. The first process's max_len and log options apply to all. Address
+ * space is reserved for max_len; if it is 0, for 1 GiB or twice the length,
+ * whichever is larger.
  * len: NULL, or where to store the length in bytes.
  * err: NULL, or where to store the reason of a failure.
  * Returns the address of the first byte, which untorn_share_leave ends, or

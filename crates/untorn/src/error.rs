@@ -382,14 +382,27 @@ impl fmt::Display for PageLost {
 
 impl std::error::Error for PageLost {}
 
+/// The way out, where a limit of the process is the reason.
+fn way_out(source: &io::Error) -> &'static str {
+    use rustix::io::Errno;
+    match source.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOMEM) => {
+            "; raise the limit on address space (`ulimit -v`), on mappings (sysctl vm.max_map_count) or on memory, or \
+             close other files"
+        }
+        Some(Errno::MFILE) => "; raise the limit on descriptors (`ulimit -n`), or close other files",
+        _ => "",
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Io { operation, path, offset: None, source } => {
-                write!(f, "cannot {operation} {}: {source}", path.display())
+                write!(f, "cannot {operation} {}: {source}{}", path.display(), way_out(source))
             }
             Error::Io { operation, path, offset: Some(offset), source } => {
-                write!(f, "cannot {operation} {} at byte {offset}: {source}", path.display())
+                write!(f, "cannot {operation} {} at byte {offset}: {source}{}", path.display(), way_out(source))
             }
             Error::OutOfRange { path, offset, len, file_len } => write!(
                 f,

@@ -106,7 +106,7 @@ impl Options {
 
     /// Opens an existing file as plain memory that it shares with other processes that do the same, and recovers it
     /// after a crash. Address space is reserved for the [`max_len`](Options::max_len) of the first process; by default
-    /// 64 GiB, or twice the length. The first process's log options also apply to all, whichever process serves.
+    /// 1 GiB, or twice the length. The first process's log options also apply to all, whichever process serves.
     ///
     /// The processes meet in the directory of sidecars beside the file, so each must be able to see it and write to it.
     ///

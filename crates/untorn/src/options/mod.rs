@@ -194,8 +194,14 @@ impl Options {
         self
     }
 
-    /// Sets the maximum length, in bytes, that the file may grow to while open. The open reserves address space for it,
-    /// not memory. The default is 1 TiB or twice the length, whichever is larger.
+    /// Sets the maximum length, in bytes, that the file may grow to while open.
+    ///
+    /// - An [`AtomicFile`](crate::AtomicFile) takes address space in proportion to its length, and more as it grows.
+    ///   The default maximum is 1 TiB or twice the length, whichever is larger.
+    /// - An [`AtomicMap`](crate::AtomicMap) keeps its address, so the open reserves address space for the maximum. It
+    ///   takes no memory for that. The default is 64 MiB or twice the length, whichever is larger. Where the address
+    ///   space is limited (`ulimit -v`), the open reserves what it can get, at least the length.
+    /// - For a [`SharedMap`](crate::shared::SharedMap) the same holds; its default is 1 GiB or twice the length.
     #[must_use]
     pub fn max_len(mut self, len: u64) -> Self {
         self.max_len = Some(len);
@@ -358,9 +364,14 @@ impl Options {
         Options { exclusion: Some(Arc::new(exclusion)), ..self.clone() }
     }
 
-    /// The length to reserve address space for, for a file of `len` bytes.
+    /// The length that a file of `len` bytes may grow to while it is open.
     pub(crate) fn reserve(&self, len: u64) -> u64 {
         self.max_len.unwrap_or_else(|| len.saturating_mul(2).max(1 << 40)).max(len)
+    }
+
+    /// The address space of a map that keeps its address, of a file of `len` bytes; `least` if nobody says otherwise.
+    pub(crate) fn reserve_for_map(&self, len: u64, least: u64) -> u64 {
+        self.max_len.unwrap_or_else(|| len.saturating_mul(2).max(least)).max(len)
     }
 
     pub(crate) fn validate(&self, path: &Path) -> Result<()> {

@@ -9,6 +9,7 @@ pub(crate) mod direct;
 pub(crate) mod fault;
 pub(crate) mod file;
 mod first_use;
+pub(crate) mod growing;
 pub(crate) mod lease;
 pub(crate) mod locks;
 pub(crate) mod map;

@@ -15,7 +15,8 @@ use crate::format::record::LINE;
 use crate::format::sidecar::PAGE;
 use crate::storage::{MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, fence};
+use crate::sys::growing::GrowingArray;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, fence};
 
 /// Chunks by which a log grows at most at a time, unless it must hold more.
 const STEP: u64 = 32;
@@ -58,10 +59,10 @@ pub(super) struct Chunks {
     pub(super) units: u64,
     /// Which one.
     shift: u32,
-    pub(super) metas: ZeroedArray<Meta>,
-    states: ZeroedArray<ChunkState>,
+    pub(super) metas: GrowingArray<Meta>,
+    states: GrowingArray<ChunkState>,
     /// How often each chunk was begun anew. Apart from its state, for all threads read it.
-    laps: ZeroedArray<AtomicU64>,
+    laps: GrowingArray<AtomicU64>,
     free: Mutex<Free>,
     /// As in `free`, to be read without it.
     total: AtomicU64,
@@ -81,9 +82,9 @@ impl Chunks {
             at,
             units,
             shift: units.trailing_zeros(),
-            metas: ZeroedArray::reserve((most * units) as usize)?,
-            states: ZeroedArray::reserve(most as usize)?,
-            laps: ZeroedArray::reserve(most as usize)?,
+            metas: GrowingArray::new(total * units)?,
+            states: GrowingArray::new(total)?,
+            laps: GrowingArray::new(total)?,
             free: Mutex::new(Free { chunks: (0..total).collect(), total }),
             total: AtomicU64::new(total),
             available: AtomicU64::new(total),
@@ -205,7 +206,7 @@ impl Chunks {
     fn forget(&self, chunk: u64) {
         let first = (chunk * self.units) as usize;
         self.laps[chunk as usize].fetch_add(1, Ordering::AcqRel);
-        self.metas[first..first + self.units as usize].iter().for_each(Meta::clear);
+        (first..first + self.units as usize).for_each(|unit| self.metas[unit].clear());
         // Streaming stores are not ordered with those before them.
         fence(Ordering::SeqCst);
     }
@@ -354,13 +355,21 @@ impl Chunks {
         }
     }
 
-    /// Makes the log longer by at least one chunk, doubling it while it is short. False if it may not grow.
+    /// Makes room in the tables for so many chunks, before anybody can be given one of them.
+    fn fit(&self, chunks: u64) -> std::io::Result<()> {
+        self.metas.fit(chunks * self.units)?;
+        self.states.fit(chunks)?;
+        self.laps.fit(chunks)
+    }
+
+    /// Makes the log at `path` longer by at least one chunk, doubling it while it is short. False if it may not grow.
     ///
     /// # Errors
-    /// No space, or what `sync` comes upon, which makes the new length durable.
+    /// No space or memory, or what `sync` comes upon, which makes the new length durable.
     pub(super) fn grow<F: MediumFile>(
         &self,
         side: &F,
+        path: &Path,
         sync: impl FnOnce() -> Result<()>,
         relax: impl FnMut(u32),
     ) -> Result<bool> {
@@ -371,6 +380,7 @@ impl Chunks {
             return Ok(false);
         }
         let chunk = chunk_len(self.units);
+        self.fit(new).map_err(|error| Error::io("reserve memory for the log", path, error))?;
         side.set_len(self.at + new * chunk)?;
         for chunk in old..new {
             self.give_space(side, chunk)?;

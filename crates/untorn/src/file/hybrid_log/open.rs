@@ -29,6 +29,11 @@ const MOST_UNITS: u32 = 512;
 /// Where the chunks begin at the latest.
 const MAX_RECORD_AREA: u64 = 64 << 10;
 
+/// Blocks of a file of `len` bytes, to the end of the last leaf: no block range goes beyond that.
+fn blocks_of(len: u64) -> u64 {
+    len.div_ceil(PAGE).next_multiple_of(Index::FAN)
+}
+
 impl<M: Medium> HybridLog<M> {
     pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
         if medium.class() == MediumClass::Block && options.log_policy == LogPolicy::Undo {
@@ -83,7 +88,7 @@ impl<M: Medium> Core<M> {
         }
         let (class, units) = (medium.class(), u64::from(superblock.geometry.slots));
         let max_len = options.reserve(retirement.len.max(data.len()));
-        let out_of_memory = |error| Error::io("reserve address space for", path, error);
+        let out_of_memory = |error| Error::io("reserve memory for", path, error);
         let head: ZeroedBox<super::Head> = ZeroedBox::new().map_err(out_of_memory)?;
         head.len.store(retirement.len, Ordering::Relaxed);
         head.committed_len.store(retirement.len, Ordering::Relaxed);
@@ -93,7 +98,7 @@ impl<M: Medium> Core<M> {
         head.epoch.store(retirement.checkpoint + 1, Ordering::Relaxed);
         let undo = class == MediumClass::PersistentMemory && options.log_policy != LogPolicy::Redo;
         head.undo.store(u64::from(undo), Ordering::Relaxed);
-        let blocks = max_len.div_ceil(PAGE);
+        let blocks = blocks_of(retirement.len.max(data.len()));
         Ok(Core {
             handle_state: HandleState::new(path, options.read_only).map_err(out_of_memory)?,
             clean: CleanBits::new(blocks).map_err(out_of_memory)?,
@@ -126,6 +131,7 @@ impl<M: Medium> Core<M> {
         let len = found.len;
         // Before the first store: a file that is refused stays as it is.
         restore_len(&self.data, self.path(), len, &self.options)?;
+        self.fit(len)?;
         self.apply(found)?;
         self.medium.fence(barriers::RECOVER_HOME, &[&self.data])?;
         let sidecar_state = self.sidecar_state.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -153,6 +159,16 @@ impl<M: Medium> Core<M> {
             word.store(value, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Makes room in every table for a file of `len` bytes, before anybody can see that length.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENOMEM.
+    pub(super) fn fit(&self, len: u64) -> Result<()> {
+        let blocks = blocks_of(len);
+        let fitted = self.clean.fit(blocks).and_then(|()| self.space.fit(blocks)).and_then(|()| self.index.fit(blocks));
+        fitted.map_err(|error| Error::io("reserve memory for", self.path(), error))
     }
 
     /// Leaves the last commit at home, where the next open need not recover it. Does nothing if the file was let go

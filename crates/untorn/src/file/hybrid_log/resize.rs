@@ -19,6 +19,7 @@ impl<M: Medium> Core<M> {
         // One at a time: of two that find the data file too short, the second would cut it to its own length,
         // whatever has been written behind that meanwhile.
         let _resizing = self.lock_resizing();
+        self.fit(len)?;
         for attempt in 0.. {
             if self.data.len() < len {
                 self.data.set_len(len)?;

@@ -348,7 +348,7 @@ impl<M: Medium> Core<M> {
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
             let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.handle_state.poison(error));
             let before = self.side.len();
-            match self.chunks.grow(&self.side, sync, self.relax()) {
+            match self.chunks.grow(&self.side, &self.sidecar, sync, self.relax()) {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(error) => return Err(self.as_long_as(before, error)),

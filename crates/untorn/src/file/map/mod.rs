@@ -32,6 +32,9 @@ use crate::sys::runs::Runs;
 use crate::sys::sync::Arc;
 use crate::sys::tracking::{KEPT, Tracking};
 
+/// Address space of a map that sets no maximum, unless twice its length is more.
+const RESERVE: u64 = 64 << 20;
+
 /// A file as plain memory: the program loads and stores freely, then calls [`commit`](AtomicMap::commit).
 ///
 /// A commit makes every store since the last one durable together. After a crash at any instant the file holds exactly
@@ -119,7 +122,8 @@ impl AtomicMap {
             return Err(Error::InUse { path: path.to_owned(), holder });
         }
         let len = engine.len();
-        let memory = FileMap::new(file.as_fd(), MapKind::Private, len, options.reserve(len), options.lost_page);
+        let reserve = options.reserve_for_map(len, RESERVE);
+        let memory = FileMap::new(file.as_fd(), MapKind::Private, len, reserve, options.lost_page);
         let memory = memory.map_err(|error| Error::io("map", path, error))?;
         // On persistent memory, where kernels do not tell a page of the file from one of the process's own.
         let is_dax = is_dax(file.as_fd()) || detect(path)?.kind == MediumKind::PersistentMemory;
@@ -270,8 +274,8 @@ impl AtomicMap {
         self.note_stores()?;
         if len > self.memory.reserved() {
             let what = format!(
-                "cannot grow to {len} bytes: the map has {} bytes of address space; open it again with a larger \
-                 max_len",
+                "cannot grow to {len} bytes: the map keeps its address, and reserved {} bytes when it was opened; open \
+                 it again with a larger max_len (default: 64 MiB or twice the length, whichever is larger)",
                 self.memory.reserved()
             );
             return Err(Error::Invalid { path: self.path().to_owned(), what });

@@ -107,7 +107,7 @@ impl<M: Medium> Reflection<M> {
         self.checkpoint()?;
         self.state.head().emptied.store(0, Ordering::Relaxed);
         let mut candidates = Vec::new();
-        self.places.walk(&self.side, self.state.max_pages, |page, bitmap| {
+        self.places.walk(&self.side, self.state.count(), |page, bitmap| {
             let known = self.places.reflection(page).is_some_and(|at| self.side_space.knows(at));
             if bitmap == 0 && known && self.state.pages[page as usize].bitmap() == 0 {
                 candidates.push(page);

@@ -71,7 +71,7 @@ impl<M: Medium> Reflection<M> {
         self.writable()?;
         let len = self.state.head().len.load(Ordering::Relaxed);
         let mut reflected = Vec::new();
-        self.places.walk(&self.side, self.state.max_pages, |page, _| {
+        self.places.walk(&self.side, self.state.count(), |page, _| {
             let bitmap = self.committed_bitmap(page);
             // What a damaged sidecar has of pages behind the end is nobody's.
             if bitmap != 0 && page * PAGE < len {

@@ -16,7 +16,7 @@ use crate::format::sidecar::{DENSE_PAGES, PAGE, SPARSE_PAGES};
 use crate::options::Layout;
 use crate::storage::{MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
-use crate::sys::ZeroedArray;
+use crate::sys::growing::GrowingArray;
 
 /// Bytes of a chunk of either form.
 const DENSE_CHUNK: u64 = (DENSE_PAGES + 1) * PAGE;
@@ -74,7 +74,7 @@ pub(super) enum Places {
 pub(super) struct Sparse {
     at: u64,
     /// Slot + 1 for each page, 0 for a page without one.
-    slot_of: ZeroedArray<AtomicU32>,
+    slot_of: GrowingArray<AtomicU32>,
     free: Mutex<FreeSlots>,
 }
 
@@ -102,15 +102,24 @@ fn slot_page(at: u64, slot: u32) -> u64 {
 }
 
 impl Places {
-    pub(super) fn new(layout: Layout, at: u64, max_pages: u64) -> std::io::Result<Self> {
+    /// Of a file that has so many pages.
+    pub(super) fn new(layout: Layout, at: u64, pages: u64) -> std::io::Result<Self> {
         Ok(match layout {
             Layout::Sparse => Places::Sparse(Sparse {
                 at,
-                slot_of: ZeroedArray::reserve(max_pages as usize)?,
+                slot_of: GrowingArray::new(pages)?,
                 free: Mutex::new(FreeSlots { total: 0, next: 0, returned: VecDeque::new(), doubtful: Vec::new() }),
             }),
             _ => Places::Dense { at },
         })
+    }
+
+    /// Makes room for so many pages.
+    pub(super) fn fit(&self, pages: u64) -> std::io::Result<()> {
+        match self {
+            Places::Sparse(sparse) => sparse.slot_of.fit(pages),
+            Places::Dense { .. } => Ok(()),
+        }
     }
 
     /// Byte offset of a page's reflection page, if it has one.
@@ -264,7 +273,7 @@ impl Sparse {
         let doubtful = free.doubtful.iter().position(|&(other, _)| other == page);
         let slot = match doubtful.map(|at| free.doubtful.swap_remove(at).1) {
             Some(slot) => slot,
-            None => self.next_slot(side, sidecar, &mut free)?,
+            None => self.next_slot(side, sidecar, space, &mut free)?,
         };
         // The entry needs no fence of its own: its bitmap is 0, so until a record says otherwise it means nothing, and
         // the fence that makes that record durable makes the entry durable too.
@@ -288,7 +297,7 @@ impl Sparse {
     }
 
     /// A slot that no entry names a page for; the sidecar grows where there is none.
-    fn next_slot<F: MediumFile>(&self, side: &F, sidecar: &Path, free: &mut FreeSlots) -> Result<u32> {
+    fn next_slot<F: MediumFile>(&self, side: &F, sidecar: &Path, space: &Space, free: &mut FreeSlots) -> Result<u32> {
         if let Some(slot) = free.returned.pop_front() {
             return Ok(slot);
         }
@@ -298,6 +307,7 @@ impl Sparse {
                 return Err(Error::io("allocate another reflection page in", sidecar, full));
             }
             let end = slot_chunk(self.at, free.total) + SPARSE_CHUNK;
+            space.fit(pages(end)).map_err(|error| Error::io("reserve memory for", sidecar, error))?;
             side.set_len(end)?;
             // The new length must be durable before a record speaks of bytes beyond the old one: recovery looks for
             // slots only within the length.
@@ -349,10 +359,11 @@ impl Sparse {
                 let offset = Some(slot_entry(self.at, slot));
                 Err(Error::Corrupt { path: path.to_owned(), offset, what })
             };
-            let Some(place) = self.slot_of.get(page as usize).filter(|_| page < max_pages) else {
+            if page >= max_pages {
                 return corrupt(format!("slot {slot} names page {page}, which is beyond the file's end"));
-            };
-            if place.swap(slot + 1, Ordering::Relaxed) != 0 {
+            }
+            self.slot_of.fit(page + 1).map_err(|error| Error::io("reserve memory for", path, error))?;
+            if self.slot_of[page as usize].swap(slot + 1, Ordering::Relaxed) != 0 {
                 return corrupt(format!("slot {slot} names page {page}, which another slot names too"));
             }
             found(page, bitmap);

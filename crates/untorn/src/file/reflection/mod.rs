@@ -255,7 +255,7 @@ impl<M: Medium> Engine for Reflection<M> {
 
     fn info(&self) -> Info {
         let (mut reflected_pages, mut reflected_slices) = (0, 0);
-        let counted = self.places.walk(&self.side, self.state.max_pages, |page, _| {
+        let counted = self.places.walk(&self.side, self.state.count(), |page, _| {
             let bitmap = self.state.pages[page as usize].bitmap();
             reflected_pages += u64::from(bitmap != 0);
             reflected_slices += u64::from(bitmap.count_ones());

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::Reflection;
-use super::layout::{Places, choose, initial_len, reserve};
+use super::layout::{Places, choose, initial_len, pages, reserve};
 use super::recovery::live_records;
 use super::state::State;
 use crate::engine::Recovery;
@@ -74,17 +74,16 @@ impl<M: Medium> Reflection<M> {
         }
         let longest = records.iter().map(|(_, record)| record.len).fold(retirement.len, u64::max);
         let max_len = options.reserve(longest.max(data.len()));
-        let out_of_memory = |error| Error::io("reserve address space for", path, error);
-        let state = State::new(max_len).map_err(out_of_memory)?;
+        let out_of_memory = |error| Error::io("reserve memory for", path, error);
+        let longest = longest.max(data.len());
+        let state = State::new(longest, max_len).map_err(out_of_memory)?;
         let layout = superblock.layout;
-        let side_pages =
-            reserve(layout, geometry.chunks_at(), max_len).max(side.len()).div_ceil(crate::format::sidecar::PAGE);
         let mut engine = Reflection {
             class: medium.class(),
             lanes: Lanes::new(Geometry::LANES_AT, geometry.lanes, geometry.slots).map_err(out_of_memory)?,
-            places: Places::new(layout, geometry.chunks_at(), state.max_pages).map_err(out_of_memory)?,
-            data_space: Space::new(state.max_pages).map_err(out_of_memory)?,
-            side_space: Space::new(side_pages).map_err(out_of_memory)?,
+            places: Places::new(layout, geometry.chunks_at(), pages(longest)).map_err(out_of_memory)?,
+            data_space: Space::new(pages(longest)).map_err(out_of_memory)?,
+            side_space: Space::new(pages(side.len())).map_err(out_of_memory)?,
             durability: options.durability.unwrap_or(superblock.durability),
             order: options.order,
             read_policy: options.read_policy,

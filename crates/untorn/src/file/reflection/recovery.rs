@@ -171,8 +171,12 @@ impl<M: Medium> Reflection<M> {
         let max_pages = self.state.max_pages;
         // Pages that have, or had, slices in the sidecar.
         let mut reflected = BTreeSet::new();
+        let mut room = Ok(());
         self.places.load(&self.side, &self.sidecar, max_pages, |page, bitmap| {
-            if bitmap != 0 {
+            if bitmap != 0 && room.is_ok() {
+                room = self.state.fit(page + 1);
+            }
+            if bitmap != 0 && room.is_ok() {
                 reflected.insert(page);
                 self.state.restore(page, bitmap);
                 if let Some(at) = self.places.reflection(page) {
@@ -180,6 +184,8 @@ impl<M: Medium> Reflection<M> {
                 }
             }
         })?;
+        let no_room = |error| Error::io("reserve memory for", &self.path, error);
+        room.map_err(no_room)?;
         let head = self.state.head();
         if left == Left::Clean {
             let (bitmap_sum, slice_sum) = self.digests(self.options.verify)?;
@@ -207,6 +213,7 @@ impl<M: Medium> Reflection<M> {
             }
             len = record.len;
             for entry in &record.entries {
+                self.state.fit(entry.page + 1).map_err(no_room)?;
                 reflected.insert(entry.page);
                 self.restore(entry.page, entry.bitmap, &mut changed);
             }

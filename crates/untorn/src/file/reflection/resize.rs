@@ -6,7 +6,7 @@ use super::layout::{initial_len, pages};
 use super::slices::{SLICE, touched};
 use super::{Reflection, barriers};
 use crate::engine::check_growth;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::lane::Lane;
 use crate::format::record::{Entry, Record, lines};
 use crate::format::sidecar::PAGE;
@@ -23,6 +23,7 @@ impl<M: Medium> Reflection<M> {
         if len > old {
             // What a shrink left behind the end must not come back.
             self.clear_tail(old)?;
+            self.fit(len).map_err(|error| Error::io("reserve memory for", &self.path, error))?;
             self.grow_files(len)?;
         }
         let _cutting = head.checkpoint.lock(self.relax());
@@ -42,6 +43,14 @@ impl<M: Medium> Reflection<M> {
         drop(lanes);
         drop(committing);
         Ok(())
+    }
+
+    /// Makes room in every table for a file of `len` bytes, before anybody can see that length.
+    fn fit(&self, len: u64) -> std::io::Result<()> {
+        self.state.fit(pages(len))?;
+        self.places.fit(pages(len))?;
+        self.data_space.fit(pages(len))?;
+        self.side_space.fit(pages(initial_len(self.layout, self.geometry.chunks_at(), len)))
     }
 
     /// Makes room in both files, durably, before any record speaks of it. Until one does, the old length counts.

@@ -7,7 +7,8 @@ use crate::sync::clean_bits::{CleanBits, CleanReadGuard, SequenceCounter};
 use crate::sync::group_commit::GroupFlush;
 use crate::sync::page_seqlock::PageState;
 use crate::sync::word_lock::WordLock;
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox};
+use crate::sys::growing::GrowingArray;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox};
 
 /// One of a kind for each open file.
 #[derive(Zeroed)]
@@ -49,33 +50,50 @@ pub(super) struct EpochState {
 pub(super) struct State {
     head: ZeroedBox<Head>,
     /// What readers go by.
-    pub(super) pages: ZeroedArray<PageState>,
+    pub(super) pages: GrowingArray<PageState>,
     /// Clean is a page without slices in the sidecar or in an epoch.
     pub(super) clean: CleanBits,
     /// Per-commit mode: what the open epoch and the commit under way need to know of each page.
-    pub(super) epochs: ZeroedArray<EpochState>,
+    pub(super) epochs: GrowingArray<EpochState>,
     /// Per-commit mode: pages written in the open epoch, a bit each.
-    dirty: ZeroedArray<AtomicU64>,
+    dirty: GrowingArray<AtomicU64>,
     /// Words of `dirty` that are not 0, a bit each.
-    dirty_words: ZeroedArray<AtomicU64>,
+    dirty_words: GrowingArray<AtomicU64>,
+    /// The most pages that the file may have while it is open.
     pub(super) max_pages: u64,
 }
 
 impl State {
-    pub(super) fn new(max_len: u64) -> io::Result<Self> {
-        let max_pages = pages(max_len);
-        let count = max_pages as usize;
+    /// For a file that has `len` bytes now and may grow to `max_len`.
+    pub(super) fn new(len: u64, max_len: u64) -> io::Result<Self> {
+        let count = pages(len);
         let state = State {
             head: ZeroedBox::new()?,
-            pages: ZeroedArray::reserve(count)?,
-            clean: CleanBits::new(max_pages)?,
-            epochs: ZeroedArray::reserve(count)?,
-            dirty: ZeroedArray::reserve(count.div_ceil(64))?,
-            dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
-            max_pages,
+            pages: GrowingArray::new(count)?,
+            clean: CleanBits::new(count)?,
+            epochs: GrowingArray::new(count)?,
+            dirty: GrowingArray::new(count.div_ceil(64))?,
+            dirty_words: GrowingArray::new(count.div_ceil(64 * 64))?,
+            max_pages: pages(max_len),
         };
         state.head().epoch.store(1, Ordering::Relaxed);
         Ok(state)
+    }
+
+    /// Makes room for `count` pages. No page is changed before there is room for it, and no length is shown before
+    /// there is room for all of its pages.
+    pub(super) fn fit(&self, count: u64) -> io::Result<()> {
+        // All the others first: `count` goes by the pages.
+        self.clean.fit(count)?;
+        self.epochs.fit(count)?;
+        self.dirty.fit(count.div_ceil(64))?;
+        self.dirty_words.fit(count.div_ceil(64 * 64))?;
+        self.pages.fit(count)
+    }
+
+    /// How many pages there is room for now. None behind these has slices.
+    pub(super) fn count(&self) -> u64 {
+        self.pages.count().min(self.epochs.count())
     }
 
     #[inline(always)]
@@ -124,9 +142,9 @@ impl State {
     #[inline]
     pub(super) fn take_dirty(&self, mut take: impl FnMut(u64)) {
         let words = pages(self.head().len.load(Ordering::Relaxed)).div_ceil(64).div_ceil(64);
-        for (index, summary) in self.dirty_words[..words as usize].iter().enumerate() {
-            each_bit(summary.swap(0, Ordering::Relaxed), |bit| {
-                let word = index as u64 * 64 + bit;
+        for index in 0..words {
+            each_bit(self.dirty_words[index as usize].swap(0, Ordering::Relaxed), |bit| {
+                let word = index * 64 + bit;
                 each_bit(self.dirty[word as usize].swap(0, Ordering::Relaxed), |bit| take(word * 64 + bit));
             });
         }
@@ -146,7 +164,8 @@ mod tests {
 
     #[test]
     fn dirty_pages_come_back_once_and_in_order() {
-        let state = State::new(1 << 30).unwrap();
+        let state = State::new(1, 1 << 30).unwrap();
+        state.fit(1 << 18).unwrap();
         state.head().len.store(1 << 30, Ordering::Relaxed);
         let written = [0, 1, 63, 64, 4095, 4096, 100_000, 262_143];
         for page in written.iter().rev() {

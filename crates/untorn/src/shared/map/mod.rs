@@ -18,8 +18,8 @@ use crate::options::{ExclusionCheck, Options};
 use crate::storage::{self, Identity, detect};
 use crate::sys::sync;
 
-/// Address space of a shared map of which no maximum was given: 64 GiB, or twice the length.
-const RESERVE: u64 = 1 << 36;
+/// Address space of a shared map that sets no maximum, unless twice its length is more.
+const RESERVE: u64 = 1 << 30;
 
 /// A file as plain memory that several processes store to at once. Each process sees the others' stores.
 ///
@@ -270,7 +270,7 @@ pub(crate) fn open(
     let identity = detect(&path)?.identity;
     let len = std::fs::metadata(&path).map_err(|error| Error::io("examine", &path, error))?.len();
     let dir = sidecar::directory(&path);
-    let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
+    let reserve = options.reserve_for_map(len, RESERVE);
     let opener = Committed { path: path.clone(), identity, options, open };
     let place = sidecar::meeting_place(identity, sidecar::SHARE);
     let copy = in_directory(&dir, || SharedMemory::open(&path, &dir, &place, with(opener), reserve))?;

@@ -5,6 +5,9 @@
 //! therefore asks [`intact`](MappedFile::intact) before it trusts the outcome. From the first loss on every access is
 //! refused, by limits of 0, so that no page more is lost and the hot path pays nothing for it.
 
+mod limits;
+mod windows;
+
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,26 +17,25 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::{Access, Identity, LockKind, Mark, MarkState, Stamp, last_in_page};
+use self::limits::Limits;
+use self::windows::Windows;
+use super::{Access, Identity, LockKind, Mark, MarkState, Stamp};
 use crate::error::{Error, Result};
 use crate::options::LostPage;
 use crate::sys;
-use crate::sys::map::{FileMap, MapKind};
+use crate::sys::map::MapKind;
 
 /// Bytes whose residence is asked for at once; a whole number of pages of any size.
 const LOOK: u64 = 256 << 20;
 
-/// An open file, mapped over all it may grow to while open.
+/// An open file, mapped with room to grow.
 pub(super) struct MappedFile {
     path: PathBuf,
     file: OwnedFd,
-    map: FileMap,
-    /// The current length in bytes, at most `map.reserved()`.
+    map: Windows,
+    /// The current length in bytes, at most `map.most()`.
     len: AtomicU64,
-    /// Where loads must end: at the length, or 0 if a page was lost.
-    loads_to: AtomicU64,
-    /// Where stores must end: as for loads, and 0 for a file opened for reading.
-    stores_to: AtomicU64,
+    limits: Limits,
     writable: bool,
     /// The process that took the file's lock through this handle, 0 if none did.
     locked_by: AtomicU64,
@@ -42,7 +44,7 @@ pub(super) struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps an open file.
+    /// Maps an open file that may grow to `most` bytes.
     ///
     /// # Errors
     /// [`Error::Io`] with EOPNOTSUPP from a `Sync` kind where the file is not on persistent memory, and what `mmap(2)`
@@ -52,21 +54,21 @@ impl MappedFile {
         file: OwnedFd,
         kind: MapKind,
         access: Access,
-        reserve: u64,
+        most: u64,
         lost_page: LostPage,
     ) -> Result<Self> {
         let found = rustix::fs::fstat(&file).map_err(|errno| Error::io("examine", path, errno))?;
         let len = u64::try_from(found.st_size).map_err(|_| Error::io("examine", path, Errno::OVERFLOW))?;
-        let map = FileMap::new(file.as_fd(), kind, len, reserve, lost_page);
-        let map = map.map_err(|errno| Error::io("map", path, errno))?;
+        let map = Windows::new(file.as_fd(), kind, len, most, lost_page);
+        let (map, limits) = map.map_err(|errno| Error::io("map", path, errno))?;
         let writable = access == Access::ReadWrite;
+        limits.set(len, if writable { len } else { 0 });
         Ok(MappedFile {
             path: path.to_owned(),
             file,
             map,
             len: AtomicU64::new(len),
-            loads_to: AtomicU64::new(len),
-            stores_to: AtomicU64::new(if writable { len } else { 0 }),
+            limits,
             writable,
             locked_by: AtomicU64::new(0),
             resizing: Mutex::new(()),
@@ -90,9 +92,9 @@ impl MappedFile {
         !sys::file::in_memory(self.fd())
     }
 
-    /// The address of the first byte.
+    /// The address of the first byte, in the newest window.
     pub(super) fn start(&self) -> *const u8 {
-        self.map.at(0)
+        self.limits.address(0)
     }
 
     #[inline]
@@ -104,35 +106,37 @@ impl MappedFile {
     /// The address of a range that lies within the length.
     #[inline(always)]
     pub(super) fn range(&self, offset: u64, len: usize) -> Result<*mut u8> {
-        // Acquire, as for `len`.
-        let limit = self.loads_to.load(Ordering::Acquire);
-        if within(offset, len, limit) { Ok(self.map.at(offset)) } else { Err(self.no_load(offset, len)) }
+        match self.limits.load(offset, len) {
+            Some(at) => Ok(at),
+            None => Err(self.no_load(offset, len)),
+        }
     }
 
     /// [`range`](MappedFile::range) within a page, for those who do not ask why not.
     #[inline(always)]
     pub(super) fn range_in_page(&self, offset: u64, len: usize) -> Option<*mut u8> {
-        let last = last_in_page(offset, len)?;
-        if last < self.loads_to.load(Ordering::Acquire) { Some(self.map.at(offset)) } else { None }
+        self.limits.load_in_page(offset, len)
     }
 
     /// See [`MediumFile::prefetch`](super::MediumFile::prefetch).
     #[inline(always)]
     pub(super) fn prefetch(&self, offset: u64) {
-        sys::copy::prefetch(self.map.address(offset));
+        sys::copy::prefetch(self.limits.address(offset));
     }
 
     /// See [`MediumFile::prefetch_to_store`](super::MediumFile::prefetch_to_store).
     #[inline(always)]
     pub(super) fn prefetch_to_store(&self, offset: u64) {
-        sys::copy::prefetch_to_store(self.map.address(offset));
+        sys::copy::prefetch_to_store(self.limits.address(offset));
     }
 
     /// [`range`](MappedFile::range) for stores: a file opened for reading takes none, but an empty one.
     #[inline(always)]
     pub(super) fn range_mut(&self, offset: u64, len: usize) -> Result<*mut u8> {
-        let limit = self.stores_to.load(Ordering::Acquire);
-        if within(offset, len, limit) { Ok(self.map.at(offset)) } else { Err(self.no_store(offset, len)) }
+        match self.limits.store(offset, len) {
+            Some(at) => Ok(at),
+            None => Err(self.no_store(offset, len)),
+        }
     }
 
     /// Why a load was refused.
@@ -177,8 +181,7 @@ impl MappedFile {
 
     /// Sets the limits of loads and stores. The caller holds `resizing`.
     fn limit(&self, len: u64) {
-        self.loads_to.store(len, Ordering::Release);
-        self.stores_to.store(if self.writable { len } else { 0 }, Ordering::Release);
+        self.limits.set(len, if self.writable { len } else { 0 });
     }
 
     #[cold]
@@ -225,14 +228,15 @@ impl MappedFile {
     /// count as a lost page: the owner shrinks only when none can be.
     ///
     /// # Errors
-    /// [`Error::Invalid`] beyond the reservation. Source: `ftruncate(2)`.
+    /// [`Error::Invalid`] beyond the length that the file may grow to; [`Error::Io`] with ENOMEM where there is no
+    /// address space. Source: `ftruncate(2)`, `mmap(2)`.
     pub(super) fn set_len(&self, len: u64) -> Result<()> {
         self.writable()?;
-        if len > self.map.reserved() {
-            let reserved = self.map.reserved();
+        let most = self.map.most();
+        if len > most {
             let what = format!(
-                "cannot grow to {len} bytes: the open reserved address space for {reserved}; open the file again with \
-                 a larger max_len"
+                "cannot grow to {len} bytes: the file was opened with a maximum of {most}; open it again with a larger \
+                 max_len"
             );
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
@@ -243,6 +247,8 @@ impl MappedFile {
             self.limit(0);
             return Err(Error::page_lost("resize", &self.path, offset));
         }
+        let covered = self.map.cover(self.fd(), len, &self.limits);
+        covered.map_err(|error| Error::io("map the growth of", &self.path, error))?;
         let before = self.len.load(Ordering::Relaxed);
         // No access is admitted to a byte that the file does not have: a shrink is announced before it is made, growth
         // after.
@@ -458,13 +464,6 @@ impl Drop for MappedFile {
             sys::file::unlock(self.fd());
         }
     }
-}
-
-/// Whether `len` bytes at `offset` end by `limit`.
-#[inline(always)]
-fn within(offset: u64, len: usize, limit: u64) -> bool {
-    // The second comparison doesn't overflow, since the first has ordered the two.
-    offset <= limit && len as u64 <= limit - offset
 }
 
 /// The identity of an open file or directory.

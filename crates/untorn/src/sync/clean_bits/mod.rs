@@ -23,7 +23,8 @@
 use std::io;
 use std::ops::Range;
 
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, fence};
+use crate::sys::growing::GrowingArray;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, fence};
 
 /// What a reader goes by besides the bit: odd while the length changes, grown by 2 before a block counts as clean
 /// again.
@@ -77,13 +78,18 @@ impl CleanReadGuard<'_> {
 /// Which blocks of a file are clean. At first all are.
 pub(crate) struct CleanBits {
     /// A bit for each block that is not clean.
-    dirty: ZeroedArray<AtomicU64>,
+    dirty: GrowingArray<AtomicU64>,
 }
 
 impl CleanBits {
     /// For so many blocks.
     pub(crate) fn new(blocks: u64) -> io::Result<Self> {
-        Ok(CleanBits { dirty: ZeroedArray::reserve(blocks.div_ceil(64) as usize)? })
+        Ok(CleanBits { dirty: GrowingArray::new(blocks.div_ceil(64))? })
+    }
+
+    /// Makes room for so many blocks. A block without room never counts as clean.
+    pub(crate) fn fit(&self, blocks: u64) -> io::Result<()> {
+        self.dirty.fit(blocks.div_ceil(64))
     }
 
     /// What a reader of a block has to find unchanged after its copy; `None` if the block is not clean. `sequence` is

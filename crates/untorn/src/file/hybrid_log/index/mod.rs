@@ -1,17 +1,18 @@
 //! The index from a block of the file to its slot: a two-level radix tree in memory (the Libnvmmio paper, §3.2.2).
 //!
 //! The paper's tree has four levels, and a pointer that skips the levels that a short file does not need. Here one
-//! table in reserved address space replaces the levels above the last. It is large enough for the longest file, and
-//! only touched parts take memory. The processor's own page tables are its upper levels, so they are always skipped,
-//! and nothing moves when the file grows. The first write to a leaf's range creates the leaf; it is neither freed nor
-//! moved while the file is open. So a look-up takes two loads, no lock and no memory.
+//! growing table replaces the levels above the last. It has room for the file's length, and only touched parts take
+//! memory. The processor's own page tables are its upper levels, so they are always skipped, and nothing moves when the
+//! file grows. The first write to a leaf's range creates the leaf; it is neither freed nor moved while the file is
+//! open. So a look-up takes two loads, no lock and no memory.
 
 use std::io;
 use std::ops::Range;
 use std::sync::PoisonError;
 
 use crate::sync::page_seqlock::PageState;
-use crate::sys::sync::{AtomicU64, Mutex, Ordering, ZeroedArray};
+use crate::sys::growing::GrowingArray;
+use crate::sys::sync::{AtomicU64, Mutex, Ordering};
 
 /// Slots of a leaf: 2 MiB of the file, as in the paper. Models make do with two.
 const FAN: u64 = if cfg!(loom) { 2 } else { 512 };
@@ -19,9 +20,9 @@ const FAN: u64 = if cfg!(loom) { 2 } else { 512 };
 /// The tree.
 pub(super) struct Index {
     /// For each leaf's worth of blocks the first slot of its leaf; 0 where nothing was ever written.
-    leaf_of: ZeroedArray<AtomicU64>,
+    leaf_of: GrowingArray<AtomicU64>,
     /// Slots of the leaves, leaf by leaf, from the second on: 0 is none.
-    slots: ZeroedArray<PageState>,
+    slots: GrowingArray<PageState>,
     /// Leaves in use; held to add one, and never across an operation on the medium.
     leaves: Mutex<u64>,
 }
@@ -39,14 +40,22 @@ impl Index {
         (block / FAN + 1) * FAN
     }
 
-    /// An empty tree for files of up to this many blocks.
+    /// An empty tree for a file of this many blocks.
     pub(super) fn new(blocks: u64) -> io::Result<Self> {
         let leaves = blocks.div_ceil(FAN);
-        Ok(Index {
-            leaf_of: ZeroedArray::reserve(leaves as usize)?,
-            slots: ZeroedArray::reserve(((1 + leaves) * FAN) as usize)?,
-            leaves: Mutex::default(),
-        })
+        let leaf_of = GrowingArray::new(leaves)?;
+        // For every leaf that can be hung in, and for the one that stands for none.
+        let slots = GrowingArray::new((1 + leaf_of.count()) * FAN)?;
+        Ok(Index { leaf_of, slots, leaves: Mutex::default() })
+    }
+
+    /// Makes room for a file of this many blocks.
+    pub(super) fn fit(&self, blocks: u64) -> io::Result<()> {
+        let leaves = blocks.div_ceil(FAN);
+        // The slots first, for as many leaves as the other table then has: a leaf that can be hung in finds its own.
+        let hung = leaves.max(self.leaf_of.count()).checked_next_power_of_two().ok_or(rustix::io::Errno::OVERFLOW)?;
+        self.slots.fit(hung.saturating_add(1).saturating_mul(FAN))?;
+        self.leaf_of.fit(leaves)
     }
 
     /// The slot of a block, if anything was ever written near it.
@@ -79,7 +88,7 @@ impl Index {
         (blocks.start / FAN..blocks.end.div_ceil(FAN)).all(|leaf| leaf_of(leaf) <= leaves.0 * FAN)
     }
 
-    /// The slot of a block, made if need be. `None` for a block beyond what the file may grow to.
+    /// The slot of a block, made if need be. `None` for a block that there is no room for.
     #[inline]
     pub(super) fn make(&self, block: u64) -> Option<&PageState> {
         match self.get(block) {
@@ -112,8 +121,9 @@ mod tests {
 
     #[test]
     fn a_block_has_one_slot() {
-        let index = Index::new(1 << 30).unwrap();
-        assert!(index.get(0).is_none());
+        let index = Index::new(1).unwrap();
+        assert!(index.get(0).is_none() && index.make(1 << 20).is_none());
+        index.fit(1 << 30).unwrap();
         let blocks = [5, 511, 512, 1 << 18, (1 << 27) + 3, (1 << 30) - 1];
         assert!(blocks.iter().all(|&block| index.get(block).is_none()));
         for (number, &block) in blocks.iter().enumerate() {
