@@ -1,5 +1,15 @@
 //! Several files flushed together, so that the device flush is shared.
 //!
+//! # One pool for a process
+//! An io_uring takes a descriptor and about 50 KiB of what its user may lock in memory (RLIMIT_MEMLOCK, 8 MiB by
+//! default), so a ring for each open file would end at 157 files. The media of a process share a few rings.
+//!
+//! 1. A flush has a ring to itself while it runs. So flushes of independent files never wait for each other.
+//! 2. A flush that finds no free ring opens another, up to [`MOST`]. Beyond that, and where the kernel gives none,
+//!    threads flush.
+//! 3. The rings go with the last medium that used them.
+//! 4. A forked child uses none of its parent's rings, and gives none of their memory back: it has no such mappings.
+//!
 //! # Safety
 //! The only operation submitted is IORING_OP_FSYNC, which refers to a descriptor and to no memory. The descriptor is
 //! borrowed while its entry is handed over, and the kernel takes its own reference to the open file then.
@@ -10,31 +20,110 @@ use std::io;
 #[cfg(feature = "io-uring")]
 use std::os::fd::AsRawFd;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::{mem, thread};
 
 #[cfg(feature = "io-uring")]
 use io_uring::{IoUring, Probe, opcode, types};
 use rustix::io::Errno;
 
+use super::{PerProcess, incarnation};
+
 /// The most files one round submits together; more go in further rounds.
 const ENTRIES: u32 = 8;
 
-/// Flushes files' data together. One serves a whole medium.
+/// The most rings of a process: that many flushes of several files each run at once without a thread of their own.
+const MOST: usize = 8;
+
+/// Flushes files' data together. One serves a whole medium; all share the rings of the process.
 #[derive(Default)]
 pub(crate) struct Flusher {
-    ring: Mutex<Ring>,
+    /// Empty until several files are first flushed together.
+    rings: OnceLock<Arc<Rings>>,
+}
+
+/// The rings of this process, while a medium uses them.
+static RINGS: PerProcess<Mutex<Weak<Rings>>> = PerProcess::new();
+
+struct Rings {
+    /// The process that opened them.
+    process: u64,
+    pool: Mutex<Pool>,
 }
 
 #[derive(Default)]
-enum Ring {
-    /// Not needed yet.
-    #[default]
-    Unborn,
-    /// Works.
-    Open(Box<dyn Queue + Send>),
-    /// The kernel, a limit or a filter refused it, or it broke: threads do its work.
-    Refused,
+struct Pool {
+    idle: Vec<Box<dyn Queue + Send>>,
+    /// Rings that are open, idle or at work.
+    open: usize,
+    /// The kernel, a limit or a filter refused one, or one broke: no more are opened.
+    refused: bool,
+}
+
+impl Rings {
+    fn new() -> Self {
+        Rings { process: incarnation(), pool: Mutex::default() }
+    }
+
+    /// Those of this process.
+    fn shared() -> Arc<Rings> {
+        let mut shared = RINGS.lock();
+        shared.upgrade().unwrap_or_else(|| {
+            let rings = Arc::new(Rings::new());
+            *shared = Arc::downgrade(&rings);
+            rings
+        })
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A ring for one flush, if there is one.
+    fn take(&self) -> Option<Box<dyn Queue + Send>> {
+        // Before the lock, which a thread of the parent may have held at the fork.
+        if self.process != incarnation() {
+            return None;
+        }
+        let mut pool = self.pool();
+        if let Some(idle) = pool.idle.pop() {
+            return Some(idle);
+        }
+        if pool.refused || pool.open == MOST {
+            return None;
+        }
+        pool.open += 1;
+        // The kernel may take its time.
+        drop(pool);
+        let opened = open_ring();
+        if opened.is_err() {
+            let mut pool = self.pool();
+            pool.open -= 1;
+            pool.refused = true;
+        }
+        opened.ok()
+    }
+
+    /// Takes a ring back after a flush. Completions of a round that broke may still arrive, so such a ring serves no
+    /// other.
+    fn give_back(&self, ring: Box<dyn Queue + Send>, works: bool) {
+        let mut pool = self.pool();
+        if works {
+            pool.idle.push(ring);
+        } else {
+            pool.open -= 1;
+            pool.refused = true;
+        }
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        if self.process != incarnation() {
+            // The memory of a ring is not inherited; something of the child's own may be there.
+            mem::forget(mem::take(&mut self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).idle));
+        }
+    }
 }
 
 /// What a round of flushes needs of io_uring. The tests have one that breaks when told to.
@@ -104,18 +193,12 @@ impl Flusher {
             return vec![fdatasync(*file)];
         }
         let mut results: Vec<Option<io::Result<()>>> = files.iter().map(|_| None).collect();
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*ring, Ring::Unborn) {
-            *ring = open_ring().map_or(Ring::Refused, Ring::Open);
-        }
-        if let Ring::Open(open) = &mut *ring {
+        let rings = self.rings.get_or_init(Rings::shared);
+        if let Some(mut ring) = rings.take() {
             let mut rounds = files.chunks(ENTRIES as usize).zip(results.chunks_mut(ENTRIES as usize));
-            if !rounds.all(|(files, results)| round(&mut **open, files, results)) {
-                // Completions of the broken round may still arrive, so the ring can't be used for another.
-                *ring = Ring::Refused;
-            }
+            let works = rounds.all(|(files, results)| round(&mut *ring, files, results));
+            rings.give_back(ring, works);
         }
-        drop(ring);
         let unstarted = files.iter().zip(&results).filter(|(_, result)| result.is_none());
         let unstarted: Vec<_> = unstarted.map(|(file, _)| *file).collect();
         let mut late = flush_on_threads(&unstarted).into_iter();
@@ -126,7 +209,23 @@ impl Flusher {
     /// A flusher that behaves as if the kernel had no io_uring.
     #[cfg(test)]
     pub(crate) fn without_ring() -> Self {
-        Flusher { ring: Mutex::new(Ring::Refused) }
+        Flusher::over(Pool { refused: true, ..Pool::default() })
+    }
+
+    /// A flusher with rings of its own.
+    #[cfg(test)]
+    fn over(pool: Pool) -> Self {
+        let rings = Arc::new(Rings { pool: Mutex::new(pool), ..Rings::new() });
+        Flusher { rings: OnceLock::from(rings) }
+    }
+
+    /// Rings that are open, and whether no more will be.
+    #[cfg(test)]
+    fn open(&self) -> (usize, bool) {
+        self.rings.get().map_or((0, false), |rings| {
+            let pool = rings.pool();
+            (pool.open, pool.refused)
+        })
     }
 }
 
@@ -254,7 +353,7 @@ mod tests {
         let flusher = Flusher::default();
         each_file_gets_its_own_result(&flusher);
         match probe() {
-            Ok(()) => assert!(matches!(*flusher.ring.lock().unwrap(), Ring::Open(_)), "the ring did the work"),
+            Ok(()) => assert!(flusher.open().0 > 0, "the ring did the work"),
             Err(error) => eprintln!("io_uring is not available here ({error}); threads were tested in its place"),
         }
     }
@@ -266,12 +365,74 @@ mod tests {
 
     #[test]
     fn rounds_of_many_threads_do_not_mix() {
-        let flusher = Flusher::default();
+        let flushers = [Flusher::default(), Flusher::default()];
         thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| (0..5).for_each(|_| each_file_gets_its_own_result(&flusher)));
+            for number in 0..4 {
+                let flusher = &flushers[number % 2];
+                scope.spawn(move || (0..5).for_each(|_| each_file_gets_its_own_result(flusher)));
             }
         });
+        let rings = flushers[0].rings.get().unwrap();
+        assert!(Arc::ptr_eq(rings, flushers[1].rings.get().unwrap()), "media of one process share their rings");
+    }
+
+    /// A queue whose flushes end when all who take part in a meeting have come.
+    struct Meeting(Arc<std::sync::Barrier>, Vec<u64>);
+
+    impl Queue for Meeting {
+        fn push(&mut self, number: u64, _: BorrowedFd<'_>) -> bool {
+            self.1.push(number);
+            true
+        }
+
+        fn wait(&mut self, _: usize) -> io::Result<()> {
+            self.0.wait();
+            Ok(())
+        }
+
+        fn in_line(&mut self) -> usize {
+            0
+        }
+
+        fn done(&mut self) -> Option<(u64, i32)> {
+            self.1.pop().map(|number| (number, 0))
+        }
+    }
+
+    /// Were one flush to wait for another, none would ever end.
+    #[test]
+    fn independent_flushes_run_at_the_same_time() {
+        const FLUSHES: usize = 4;
+        let meeting = Arc::new(std::sync::Barrier::new(FLUSHES));
+        let queue = || -> Box<dyn Queue + Send> { Box::new(Meeting(meeting.clone(), Vec::new())) };
+        let idle = (0..FLUSHES).map(|_| queue()).collect();
+        let flusher = Flusher::over(Pool { idle, open: MOST, refused: false });
+        let file = tempfile::tempfile().unwrap();
+        thread::scope(|scope| {
+            for _ in 0..FLUSHES {
+                scope.spawn(|| assert_eq!(errnos(flusher.flush(&[file.as_fd(), file.as_fd()])), [None, None]));
+            }
+        });
+        // None is free, and no more are opened: threads do it.
+        let taken: Vec<_> = (0..FLUSHES).map(|_| flusher.rings.get().unwrap().take().unwrap()).collect();
+        assert_eq!(errnos(flusher.flush(&[file.as_fd(), file.as_fd()])), [None, None]);
+        drop(taken);
+    }
+
+    #[test]
+    fn a_child_flushes_without_the_rings_of_its_parent() {
+        let flusher = Flusher::default();
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(errnos(flusher.flush(&[file.as_fd(), file.as_fd()])), [None, None]);
+        // Held by a thread that the child does not have.
+        let held = flusher.rings.get().unwrap().pool();
+        let child = crate::sys::in_forked_child(|| {
+            let of_parent = flusher.rings.get().unwrap().take().is_some();
+            let own = Rings::shared();
+            i32::from(of_parent || Arc::ptr_eq(&own, flusher.rings.get().unwrap()) || own.process != incarnation())
+        });
+        drop(held);
+        assert_eq!(child, Some(0));
     }
 
     /// A queue that takes and ends only so many flushes, then fails. `done` are the results it still reports.
@@ -308,9 +469,9 @@ mod tests {
     fn broken(queue: Breaking) -> Vec<String> {
         let (reader, _writer) = io::pipe().unwrap();
         let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
-        let flusher = Flusher { ring: Mutex::new(Ring::Open(Box::new(queue))) };
+        let flusher = Flusher::over(Pool { idle: vec![Box::new(queue)], open: 1, refused: false });
         let results = flusher.flush(&[files[0].as_fd(), reader.as_fd(), files[1].as_fd()]);
-        assert!(matches!(*flusher.ring.lock().unwrap(), Ring::Refused), "a broken ring is not used again");
+        assert_eq!(flusher.open(), (0, true), "a broken ring is not used again");
         let word = |result: io::Result<()>| match result {
             Ok(()) => "done".to_owned(),
             Err(error) => match error.raw_os_error() {
