@@ -28,7 +28,7 @@ fn write(file: &AtomicFile, block: u64, fill: u8) -> Result<()> {
 }
 
 fn is_checkpointer() -> bool {
-    thread::current().name().is_some_and(|name| name.starts_with("untorn-ckpt"))
+    thread::current().name().is_some_and(|name| name.starts_with("untorn-pool"))
 }
 
 /// After the last write of a program its reads see to it that what they find in the log goes home.

@@ -1,18 +1,25 @@
-//! The checkpoint threads. They start with the first work, sleep when there is none, and stop before the file is
-//! closed.
+//! Checkpoints in the background, as jobs of the [pool](crate::sync::pool) that all files of the process share. A file
+//! that needs no checkpoint has no job, and a close waits for those that run.
 //!
-//! A write wakes them. A read that had to look into the log wakes them too: otherwise, after a program's last write, no
-//! thread would checkpoint the entries that slow its reads down. When a checkpoint fails they *give up*: no call wakes
-//! them until another thread (a writer that ran out of room, or a `reclaim`) has made a checkpoint itself. Otherwise
-//! they would retry a failing or full disk at every call of the program.
+//! A write submits the job. A read that had to look into the log does so too: otherwise, after a program's last write,
+//! no thread would checkpoint the entries that slow its reads down. When a checkpoint fails the job *gives up*: no call
+//! submits it again until another thread (a writer that ran out of room, or a `reclaim`) has made a checkpoint itself.
+//! Otherwise it would retry a failing or full disk at every call of the program.
+//!
+//! # Invariants
+//! 1. At most one leading job of a file is in line or runs: the call that found the wake flag down submitted it, and it
+//!    takes the flag down before it looks for work the last time.
+//! 2. A leading job waits only for helpers that have begun, never for one in line.
+//! 3. `running` counts jobs that have begun. None begins once `stop` is set, so when `running` is 0 then none uses the
+//!    file any more.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::Core;
 use super::checkpoint::Image;
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumClass};
+use crate::sync::pool::{Length, Pool, Submitter};
 use crate::sync::wake_flag::WakeFlag;
 use crate::sys::incarnation;
 use crate::sys::sync::{AtomicU64, Ordering};
@@ -45,12 +52,12 @@ struct Round {
 
 struct Shared {
     state: Mutex<State>,
-    /// Something is due, or it is time to stop.
-    wake: Condvar,
-    /// A helper is done with its share.
+    /// A helper is done with its share, or a job has ended.
     done: Condvar,
-    /// Whether the leader has to be woken.
+    /// Whether the leading job has to be submitted.
     wake_flag: WakeFlag,
+    /// The most threads of a round.
+    wanted: usize,
     /// The cut behind which a checkpoint failed. It is not tried again before there is a later one.
     gave_up: AtomicU64,
     /// The next chunk of the round.
@@ -60,7 +67,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     stop: bool,
-    due: bool,
+    /// Jobs that have begun and not ended.
+    running: usize,
     round: Option<Round>,
     /// Helpers at work on the round.
     helpers: usize,
@@ -68,11 +76,11 @@ struct State {
     failed: Option<Error>,
 }
 
-/// The threads of one open file.
+/// The background work of one open file.
 pub(super) struct Workers {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    wanted: usize,
+    /// From the first job on.
+    pool: OnceLock<Pool>,
     /// The process whose threads they are.
     process: u64,
 }
@@ -82,12 +90,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    fn new() -> Self {
+    fn new(wanted: usize) -> Self {
         Shared {
             state: Mutex::default(),
-            wake: Condvar::new(),
             done: Condvar::new(),
             wake_flag: WakeFlag::default(),
+            wanted,
             gave_up: AtomicU64::new(NEVER),
             next: AtomicU64::new(0),
         }
@@ -103,114 +111,112 @@ impl Shared {
     fn give_up(&self, checkpoint: u64) {
         self.gave_up.store(checkpoint, Ordering::Release);
     }
+
+    /// Begins a job, unless the file is about to be closed.
+    fn begin(&self) -> Option<Running<'_>> {
+        let mut state = locked(&self.state);
+        if state.stop {
+            return None;
+        }
+        state.running += 1;
+        Some(Running(self))
+    }
+
+    fn stops(&self) -> bool {
+        locked(&self.state).stop
+    }
+}
+
+/// A job that has begun. What it has of the file is gone before this is.
+struct Running<'a>(&'a Shared);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.state).running -= 1;
+        self.0.done.notify_all();
+    }
 }
 
 impl Workers {
     pub(super) fn new(wanted: usize) -> Self {
-        Workers { shared: Arc::new(Shared::new()), threads: Mutex::default(), wanted, process: incarnation() }
+        Workers { shared: Arc::new(Shared::new(wanted)), pool: OnceLock::new(), process: incarnation() }
     }
 
     /// Sees to it that a checkpoint is made if one is due.
     #[inline]
     pub(super) fn wake_if_due<M: Medium>(&self, core: &Arc<Core<M>>) {
-        if self.wanted > 0 && self.shared.has_work(core) && self.shared.wake_flag.notify() {
+        if self.shared.wanted > 0 && self.shared.has_work(core) && self.shared.wake_flag.notify() {
             self.wake(core);
         }
     }
 
     #[cold]
     fn wake<M: Medium>(&self, core: &Arc<Core<M>>) {
-        let mut threads = locked(&self.threads);
-        let mut state = locked(&self.shared.state);
-        if state.stop {
-            return;
+        let submitter = self.pool.get_or_init(Pool::shared).submitter();
+        let (shared, theirs, helpers) = (self.shared.clone(), Arc::downgrade(core), submitter.clone());
+        if let Err(error) = submitter.submit(Length::Short, move || lead(&shared, &theirs, &helpers)) {
+            // Writers that run out of room checkpoint themselves.
+            tracing::warn!(path = %core.path().display(), %error, "cannot start a checkpoint thread");
+            self.shared.give_up(core.head.checkpoint.load(Ordering::Acquire));
+            self.shared.wake_flag.prepare_sleep();
         }
-        state.due = true;
-        drop(state);
-        for number in threads.len()..self.wanted {
-            let (shared, theirs) = (Arc::clone(&self.shared), Arc::clone(core));
-            let name = format!("untorn-ckpt-{number}");
-            let work = move || if number == 0 { lead(&shared, &theirs) } else { help(&shared, &theirs) };
-            match std::thread::Builder::new().name(name).spawn(work) {
-                Ok(thread) => threads.push(thread),
-                // Writers that run out of room checkpoint themselves.
-                Err(error) => {
-                    tracing::warn!(path = %core.path().display(), %error, "cannot start a checkpoint thread");
-                    if threads.is_empty() {
-                        self.shared.give_up(core.head.checkpoint.load(Ordering::Acquire));
-                        self.shared.wake_flag.prepare_sleep();
-                    }
-                    break;
-                }
-            }
-        }
-        self.shared.wake.notify_all();
     }
 
-    /// Stops all threads and waits for them.
+    /// Has no further job begin, and waits for those that have.
     pub(super) fn stop(&self) {
         // A forked child has no such threads, and perhaps locks that they held.
         if self.process != incarnation() {
             return;
         }
-        locked(&self.shared.state).stop = true;
-        self.shared.wake.notify_all();
-        for thread in locked(&self.threads).drain(..) {
-            // One that panicked has said so.
-            let _ = thread.join();
+        let mut state = locked(&self.shared.state);
+        state.stop = true;
+        while state.running > 0 {
+            state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-/// Waits for something that is due, and checkpoints.
-fn lead<M: Medium>(shared: &Shared, core: &Core<M>) {
-    let mut state = locked(&shared.state);
-    while !state.stop {
-        if !state.due {
-            shared.wake_flag.prepare_sleep();
-            // Whoever found it due before relied on this thread to find it too.
-            if shared.has_work(core) {
-                state.due = true;
-                continue;
-            }
-            state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-            continue;
-        }
-        state.due = false;
-        // Who woke this thread may have found it due before a round that has brought it home, or failed, since.
-        if !shared.has_work(core) {
-            continue;
-        }
-        drop(state);
-        if let Err(error) = round(shared, core) {
+/// Makes checkpoints until none is due.
+fn lead<M: Medium>(shared: &Arc<Shared>, core: &Weak<Core<M>>, helpers: &Submitter) {
+    let Some(_running) = shared.begin() else { return };
+    let Some(core) = core.upgrade() else { return };
+    while !shared.stops() {
+        // The call that submitted this may have found it due before a round that has brought it home, or failed, since.
+        if shared.has_work(&core)
+            && let Err(error) = round(shared, &core, helpers)
+        {
             // Whoever runs out of room meets the same error, and can be told.
             tracing::warn!(path = %core.path().display(), %error, "a background checkpoint failed");
         }
-        state = locked(&shared.state);
-    }
-}
-
-/// Waits for rounds, and takes a share of each.
-fn help<M: Medium>(shared: &Shared, core: &Core<M>) {
-    let mut state = locked(&shared.state);
-    while !state.stop {
-        let Some(round) = state.round.filter(|round| shared.next.load(Ordering::Relaxed) < round.chunks) else {
-            state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if shared.has_work(&core) {
             continue;
-        };
-        state.helpers += 1;
-        drop(state);
-        let shared_in = share(shared, core, round);
-        state = locked(&shared.state);
-        state.failed = shared_in.err().or(state.failed.take());
-        state.helpers -= 1;
-        shared.done.notify_all();
+        }
+        shared.wake_flag.prepare_sleep();
+        // A call that found it due meanwhile relied on this job to find it too, unless that call has taken the flag.
+        if !shared.has_work(&core) || !shared.wake_flag.notify() {
+            return;
+        }
     }
 }
 
-fn round<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
+/// Takes a share of the round that is under way, if one is.
+fn help<M: Medium>(shared: &Shared, core: &Weak<Core<M>>) {
+    let Some(_running) = shared.begin() else { return };
+    let Some(core) = core.upgrade() else { return };
+    let mut state = locked(&shared.state);
+    let Some(round) = state.round.filter(|round| shared.next.load(Ordering::Relaxed) < round.chunks) else { return };
+    state.helpers += 1;
+    drop(state);
+    let shared_in = share(shared, &core, round);
+    let mut state = locked(&shared.state);
+    state.failed = shared_in.err().or(state.failed.take());
+    state.helpers -= 1;
+    shared.done.notify_all();
+}
+
+fn round<M: Medium>(shared: &Arc<Shared>, core: &Arc<Core<M>>, helpers: &Submitter) -> Result<()> {
     let _cutting = core.head.cutting.lock(core.relax());
-    let made = round_alone(shared, core);
+    let made = round_alone(shared, core, helpers);
     if made.is_err() {
         // Nobody else can have cut since it failed.
         shared.give_up(core.head.checkpoint.load(Ordering::Acquire));
@@ -219,7 +225,7 @@ fn round<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
 }
 
 /// The caller holds the cut gate.
-fn round_alone<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
+fn round_alone<M: Medium>(shared: &Arc<Shared>, core: &Arc<Core<M>>, helpers: &Submitter) -> Result<()> {
     core.handle_state.writable()?;
     let upto = core.durable();
     if upto == core.head.checkpoint.load(Ordering::Relaxed) {
@@ -229,7 +235,11 @@ fn round_alone<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
     let round = Round { upto, chunks: core.chunks.total() };
     shared.next.store(0, Ordering::Relaxed);
     locked(&shared.state).round = Some(round);
-    shared.wake.notify_all();
+    for _ in 1..shared.wanted.min(round.chunks as usize) {
+        let (theirs, weak) = (shared.clone(), Arc::downgrade(core));
+        // Without a helper this thread takes all shares.
+        let _ = helpers.submit(Length::Short, move || help(&theirs, &weak));
+    }
     let mine = share(shared, core, round);
     let mut state = locked(&shared.state);
     state.round = None;
