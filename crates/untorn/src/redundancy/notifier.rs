@@ -1,7 +1,7 @@
 //! Damage on its way to the program's callback.
 //!
 //! A pass, an announcement or a verified read finds damage under locks, in the middle of a program's store or load.
-//! There it only records it; a thread of its own, which holds no lock, [reports](super::Threads) it.
+//! There it only records it; another thread, which holds no lock, [reports](super::Threads) it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -32,8 +32,7 @@ impl DamageNotifier {
     pub(super) fn notify(&self, damage: Damage) {
         match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             To::Waiting(waiting) => waiting.push(damage),
-            // The thread ends when the file is closed, and who closed it is gone.
-            To::Listener(listener) => listener.send(Some(damage)).unwrap_or_default(),
+            To::Listener(listener) => listener.send(damage),
             To::Nobody => {}
         }
     }

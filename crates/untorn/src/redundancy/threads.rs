@@ -1,82 +1,215 @@
-//! The threads of a protected file: one covers stores, one scrubs, one reports damage.
+//! The background work of a protected file: it covers stores, scrubs, and reports damage.
+//!
+//! All of it is jobs of the [pool](crate::sync::pool) that the files of the process share, so a file that waits for its
+//! next pass or scrub has no thread.
+//!
+//! # Invariants
+//! 1. A task of a file has at most one job: one in line, one that waits for its time, or one that runs and puts the
+//!    next one there when it is done.
+//! 2. No job begins once the tasks are stopped, and `stop` waits for those that run. They have let go of the file then.
+//! 3. One job at a time tells the program of a file's damage, in the order in which it was found. What is left when the
+//!    file goes is told by the thread that lets go of it.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use super::RedundancyService;
 use super::{DamageSender, Scrub};
 use crate::error::{Error, Result};
 use crate::options::{Damage, DamageFn, ProtectOptions};
+use crate::sync::pool::{Length, Pool, Submitter, Ticket};
 
-/// The longest wait at a time: what the system takes for a wait has an end.
-const FOR_NOW: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Wakes whoever waits when there is no more to do.
-#[derive(Default)]
-struct Stop {
-    stopped: Mutex<bool>,
-    changed: Condvar,
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Stop {
-    /// Waits this long, or until all is to end. Whether it is to.
-    fn wait(&self, time: Duration) -> bool {
-        // A time that no clock reaches is for ever.
-        let end = Instant::now().checked_add(time);
-        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let left = end.map_or(FOR_NOW, |end| end.saturating_duration_since(Instant::now()).min(FOR_NOW));
-            if *stopped || left.is_zero() {
-                return *stopped;
-            }
-            stopped = self.changed.wait_timeout(stopped, left).unwrap_or_else(PoisonError::into_inner).0;
+/// False ends the task.
+type Work = Box<dyn Fn(&Task, &dyn RedundancyService) -> bool + Send + Sync>;
+
+/// Work that is done again and again, with a pause before each time.
+struct Task {
+    service: Weak<dyn RedundancyService>,
+    pause: Duration,
+    length: Length,
+    submitter: Submitter,
+    work: Work,
+    state: Mutex<TaskState>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct TaskState {
+    stopped: bool,
+    runs: bool,
+    next: Option<Ticket>,
+}
+
+impl Task {
+    fn stops(&self) -> bool {
+        locked(&self.state).stopped
+    }
+
+    /// Does the work after the pause, unless it is stopped before.
+    fn arm(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut state = locked(&self.state);
+        if state.stopped {
+            return Ok(());
+        }
+        let task = self.clone();
+        state.next = self.submitter.submit_after(self.pause, self.length, move || task.run())?;
+        Ok(())
+    }
+
+    fn run(self: Arc<Self>) {
+        let mut state = locked(&self.state);
+        if state.stopped {
+            return;
+        }
+        state.runs = true;
+        drop(state);
+        let _running = Running(&self);
+        let goes_on = match self.service.upgrade() {
+            Some(service) => (self.work)(&self, &*service),
+            None => false,
+        };
+        if goes_on && let Err(error) = self.arm() {
+            tracing::error!(%error, "cannot go on with the background work of a protected file");
         }
     }
 
     fn stop(&self) {
-        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_all();
+        let mut state = locked(&self.state);
+        state.stopped = true;
+        let next = state.next.take();
+        while state.runs {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        if let Some(ticket) = next {
+            self.submitter.cancel(ticket);
+        }
     }
 }
 
-/// Those of one file. They end when this is dropped.
+/// A task at work. It has let go of the file before this is dropped.
+struct Running<'a>(&'a Task);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.state).runs = false;
+        self.0.ended.notify_all();
+    }
+}
+
+/// Damage on its way to the program.
+struct Teller {
+    found: Mutex<Found>,
+    /// Nobody tells at the moment.
+    silent: Condvar,
+    notify: DamageFn,
+    path: PathBuf,
+    submitter: Submitter,
+}
+
+#[derive(Default)]
+struct Found {
+    damage: VecDeque<Damage>,
+    /// A job tells of it, or is in line to.
+    is_told: bool,
+}
+
+impl Teller {
+    fn take(self: &Arc<Self>, damage: Damage) {
+        let mut found = locked(&self.found);
+        found.damage.push_back(damage);
+        if found.is_told {
+            return;
+        }
+        let teller = self.clone();
+        found.is_told = match self.submitter.submit(Length::Long, move || teller.tell_all()) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "cannot report damage yet");
+                false
+            }
+        };
+    }
+
+    /// Tells of damage until there is none.
+    fn tell_all(&self) {
+        let mut found = locked(&self.found);
+        while let Some(damage) = found.damage.pop_front() {
+            drop(found);
+            // The program's mistake: it is to hear of what comes after it all the same.
+            if catch_unwind(AssertUnwindSafe(|| (self.notify)(&damage))).is_err() {
+                tracing::error!(path = %self.path.display(), ?damage, "the program's damage callback panicked");
+            }
+            found = locked(&self.found);
+        }
+        found.is_told = false;
+        self.silent.notify_all();
+    }
+
+    /// Waits until all is told that was found.
+    fn finish(&self) {
+        let mut found = locked(&self.found);
+        while found.is_told {
+            found = self.silent.wait(found).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(found);
+        self.tell_all();
+    }
+}
+
+/// The background work of one file. It ends when this is dropped.
 pub(crate) struct Threads {
-    /// A forked child has none of them.
+    /// A forked child has none of it.
     process: u32,
-    stop: Arc<Stop>,
-    running: Vec<JoinHandle<()>>,
-    /// The one that tells of damage, and the way to it. It goes on while the file is closed, for damage is come upon
-    /// there too.
-    teller: Option<(DamageSender, JoinHandle<()>)>,
+    tasks: Vec<Arc<Task>>,
+    /// Who tells of damage. It goes on while the file is closed, for damage is come upon there too.
+    teller: Option<Arc<Teller>>,
+    /// Kept until all of the above is done.
+    pool: Option<Pool>,
 }
 
 impl Threads {
     pub(crate) fn none() -> Self {
-        Threads { process: std::process::id(), stop: Arc::default(), running: Vec::new(), teller: None }
+        Threads { process: std::process::id(), tasks: Vec::new(), teller: None, pool: None }
     }
 
     pub(crate) fn start(service: &Arc<dyn RedundancyService>, options: &ProtectOptions) -> Result<Self> {
+        let pool = Pool::shared();
+        let submitter = pool.submitter();
         let mut threads = Threads::none();
+        threads.pool = Some(pool);
         if let Some(notify) = options.on_damage.clone() {
-            let (listener, notified) = channel();
-            let path = service.path().to_owned();
-            let thread = spawn("untorn-damage", &**service, move || tell_all(&notified, &path, &notify))?;
-            threads.teller = Some((listener, thread));
+            let (path, submitter) = (service.path().to_owned(), submitter.clone());
+            let (found, silent) = (Mutex::default(), Condvar::new());
+            threads.teller = Some(Arc::new(Teller { found, silent, notify, path, submitter }));
         }
-        let listener = threads.teller.as_ref().map(|(listener, _)| listener.clone());
+        let teller = threads.teller.clone();
+        let listener = teller.map(|teller| DamageSender::new(move |damage| teller.take(damage)));
         service.set_listener(listener.clone());
+        let mut begin = |pause, length, work: Work| {
+            let (state, ended) = (Mutex::default(), Condvar::new());
+            let (service, submitter) = (Arc::downgrade(service), submitter.clone());
+            let task = Arc::new(Task { service, pause, length, submitter, work, state, ended });
+            threads.tasks.push(task.clone());
+            task.arm()
+        };
+        let failed = |error| Error::io("start a thread for", service.path(), error);
         if let Some(period) = options.period.filter(|period| !period.is_zero()) {
-            let (stop, kept) = (threads.stop.clone(), service.clone());
-            threads.running.push(spawn("untorn-cover", &**service, move || cover(&stop, &*kept, period))?);
+            begin(period, Length::Short, Box::new(|_, service| cover(service))).map_err(failed)?;
         }
         if let Some(pause) = options.scrub_every {
-            let (stop, kept, rate) = (threads.stop.clone(), service.clone(), options.scrub_rate);
-            let work = move || scrub(&stop, &*kept, pause, rate, listener.as_ref());
-            threads.running.push(spawn("untorn-scrub", &**service, work)?);
+            let rate = options.scrub_rate;
+            let work = move |task: &Task, service: &dyn RedundancyService| {
+                scrub(&|| task.stops(), service, rate, listener.as_ref())
+            };
+            begin(pause, Length::Long, Box::new(work)).map_err(failed)?;
         }
         Ok(threads)
     }
@@ -85,46 +218,26 @@ impl Threads {
         self.process == std::process::id()
     }
 
-    /// Ends those that look for damage, and waits for them. What they came upon is told yet.
+    /// Ends what looks for damage, and waits for it. What it came upon is told yet.
     pub(crate) fn stop(&mut self) {
         if !self.are_of_this_process() {
             // There is nobody to wait for, and a lock that one of them held will never be let go.
-            return std::mem::forget(std::mem::take(&mut self.running));
+            return std::mem::forget(std::mem::take(&mut self.tasks));
         }
-        self.stop.stop();
-        for thread in self.running.drain(..) {
-            // What failed in a thread is told by the next call. A panic is a mistake in here, and is told by whoever
-            // prints it.
-            let _ = thread.join();
-        }
+        // What failed there is told by the next call.
+        self.tasks.drain(..).for_each(|task| task.stop());
     }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
         self.stop();
-        let Some((listener, thread)) = self.teller.take() else { return };
-        if self.are_of_this_process() {
-            let _ = listener.send(None);
-            let _ = thread.join();
-        } else {
-            std::mem::forget((listener, thread));
+        match self.teller.take() {
+            Some(teller) if self.are_of_this_process() => teller.finish(),
+            inherited => std::mem::forget(inherited),
         }
-    }
-}
-
-fn spawn(name: &str, service: &dyn RedundancyService, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-    spawned.map_err(|error| Error::io("start a thread for", service.path(), error))
-}
-
-/// Tells of damage, until there will be none.
-fn tell_all(notified: &Receiver<Option<Damage>>, path: &Path, notify: &DamageFn) {
-    while let Ok(Some(damage)) = notified.recv() {
-        // The program's mistake: it is to hear of what comes after it all the same.
-        if catch_unwind(AssertUnwindSafe(|| notify(&damage))).is_err() {
-            tracing::error!(path = %path.display(), ?damage, "the program's damage callback panicked");
-        }
+        // Now nothing of this file is left to do.
+        drop(self.pool.take());
     }
 }
 
@@ -133,74 +246,75 @@ fn is_final(error: &Error) -> bool {
     matches!(error, Error::Poisoned { .. })
 }
 
-fn cover(stop: &Stop, service: &dyn RedundancyService, period: Duration) {
-    while !stop.wait(period) {
-        match service.pass() {
-            Ok(0) => {}
-            Ok(pages) => {
-                tracing::debug!(path = %service.path().display(), pages, "updated the checksums and parity of \
-                                                                                   stored pages")
-            }
-            Err(error) => {
-                tracing::error!(path = %service.path().display(), %error, "cannot bring the redundancy up to date");
-                if is_final(&error) {
-                    return;
-                }
-                // A device that was full may have space the next time.
-                service.failed(error);
-            }
+/// Whether to go on.
+fn cover(service: &dyn RedundancyService) -> bool {
+    match service.pass() {
+        Ok(0) => {}
+        Ok(pages) => {
+            tracing::debug!(path = %service.path().display(), pages, "updated the checksums and parity of stored pages")
         }
-    }
-}
-
-fn scrub(
-    stop: &Stop,
-    service: &dyn RedundancyService,
-    pause: Duration,
-    rate: Option<u64>,
-    listener: Option<&DamageSender>,
-) {
-    while !stop.wait(pause) {
-        let stops = || stop.wait(Duration::ZERO);
-        let how = Scrub { rate, stops: &stops, progress: &mut |_, _| !stops() };
-        let scrubbed = service.scrub(how).and_then(|report| {
-            // Before anything else that may fail.
-            for damage in &report.damage {
-                tracing::error!(path = %service.path().display(), ?damage, "a scrub found damage");
-                if let Some(listener) = listener {
-                    let _ = listener.send(Some(*damage));
-                }
-            }
-            service.note_scrub()
-        });
-        if let Err(error) = scrubbed {
-            tracing::error!(path = %service.path().display(), %error, "cannot scrub");
+        Err(error) => {
+            tracing::error!(path = %service.path().display(), %error, "cannot bring the redundancy up to date");
             if is_final(&error) {
-                return;
+                return false;
             }
+            // A device that was full may have space the next time.
             service.failed(error);
         }
     }
+    true
+}
+
+/// Whether to go on.
+fn scrub(
+    stops: &dyn Fn() -> bool,
+    service: &dyn RedundancyService,
+    rate: Option<u64>,
+    listener: Option<&DamageSender>,
+) -> bool {
+    let how = Scrub { rate, stops, progress: &mut |_, _| !stops() };
+    let scrubbed = service.scrub(how).and_then(|report| {
+        // Before anything else that may fail.
+        for damage in &report.damage {
+            tracing::error!(path = %service.path().display(), ?damage, "a scrub found damage");
+            if let Some(listener) = listener {
+                listener.send(*damage);
+            }
+        }
+        service.note_scrub()
+    });
+    if let Err(error) = scrubbed {
+        tracing::error!(path = %service.path().display(), %error, "cannot scrub");
+        if is_final(&error) {
+            return false;
+        }
+        service.failed(error);
+    }
+    true
 }
 
 #[cfg(test)]
 mod tests {
     use std::ops::Range;
-    use std::sync::mpsc::Sender;
+    use std::path::Path;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
     use crate::redundancy::{Coverage, RepairReport, ScrubReport, scrub_and_note};
 
     const FOR_EVER: u64 = 77;
 
+    /// The work of a file, and the file: the jobs do not keep it.
+    type Started = (Threads, Arc<dyn RedundancyService>);
+
     /// Fails at first, and tells of each call.
     struct Full(Mutex<(u32, Sender<&'static str>)>);
 
     impl Full {
-        fn start(options: &ProtectOptions, failures: u32) -> (Threads, Receiver<&'static str>) {
+        fn start(options: &ProtectOptions, failures: u32) -> (Started, Receiver<&'static str>) {
             let (notify, notified) = channel();
             let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((failures, notify))));
-            (Threads::start(&service, options).unwrap(), notified)
+            ((Threads::start(&service, options).unwrap(), service), notified)
         }
 
         fn refused() -> Error {
@@ -301,7 +415,7 @@ mod tests {
         let (mut threads, notified) = Full::start(&options, 0);
         assert_eq!(notified.recv().unwrap(), "scrub");
         assert!(notified.try_recv().is_err(), "it goes on");
-        threads.stop();
+        threads.0.stop();
         assert_eq!(notified.recv().unwrap(), "note");
     }
 
@@ -319,15 +433,26 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_ever_ends_when_all_does_and_a_short_one_by_itself() {
-        let stop = Stop::default();
-        assert!(!stop.wait(Duration::ZERO));
-        assert!(!stop.wait(Duration::from_nanos(1)));
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| stop.wait(Duration::MAX));
-            stop.stop();
-            assert!(waits.join().unwrap());
-        });
-        assert!(stop.wait(Duration::MAX));
+    fn many_files_that_wait_have_few_threads() {
+        let hours = Duration::from_secs(3600);
+        let options = ProtectOptions::new().period(hours).scrub_every(Duration::MAX).on_damage(|_| ());
+        let count = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        let before = count();
+        let all: Vec<_> = (0..500).map(|_| Full::start(&options, 0)).collect();
+        assert!(count() < before + 100, "500 protected files have {} threads", count() - before);
+        drop(all);
+    }
+
+    #[test]
+    fn a_stop_takes_back_what_waits_for_its_time() {
+        let (told, _hear) = channel();
+        let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((0, told))));
+        let options = ProtectOptions::new().period(Duration::from_secs(3600));
+        let mut threads = Threads::start(&service, &options).unwrap();
+        let task = Arc::downgrade(&threads.tasks[0]);
+        assert!(task.upgrade().is_some());
+        threads.stop();
+        assert!(task.upgrade().is_none(), "the job that waited keeps its task");
+        assert_eq!(Arc::strong_count(&service), 1);
     }
 }

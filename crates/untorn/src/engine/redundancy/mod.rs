@@ -4,14 +4,25 @@ mod report;
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::mpsc::Sender;
+use std::sync::Arc;
 
 pub use self::report::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
 use crate::error::{Error, Result};
 use crate::options::Damage;
 
-/// To the thread that tells. Nothing is the last that it hears.
-pub(crate) type DamageSender = Sender<Option<Damage>>;
+/// Where damage goes that a thread of the pool then tells the program of.
+#[derive(Clone)]
+pub(crate) struct DamageSender(Arc<dyn Fn(Damage) + Send + Sync>);
+
+impl DamageSender {
+    pub(crate) fn new(take: impl Fn(Damage) + Send + Sync + 'static) -> Self {
+        DamageSender(Arc::new(take))
+    }
+
+    pub(crate) fn send(&self, damage: Damage) {
+        (self.0)(damage)
+    }
+}
 
 /// How a scrub is done.
 pub(crate) struct Scrub<'a> {
