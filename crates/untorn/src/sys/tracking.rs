@@ -35,12 +35,39 @@ pub(crate) const KEPT: u64 = 64 << 20;
 /// Pages closer to each other than this many bytes are asked about together.
 const LOOK: u64 = 64 << 12;
 
-/// Watches one private mapping of a file.
+/// Watches one private mapping of a file. All of a process share its two descriptors.
 pub(crate) struct Tracking {
     start: usize,
-    pagemap: File,
-    /// What keeps the write protection; without it pages are told apart by whose they are only.
-    protector: Option<Userfault>,
+    pagemap: Arc<File>,
+    /// What keeps the write protection; without it pages are told apart by whose they are only. The protection of a
+    /// range goes with its mapping.
+    protector: Option<Arc<Userfault>>,
+}
+
+/// What the watches of a process share, while there are any. A child's page tables are its own.
+#[derive(Default)]
+struct Descriptors {
+    pagemap: Weak<File>,
+    protector: Weak<Userfault>,
+}
+
+static DESCRIPTORS: PerProcess<Mutex<Descriptors>> = PerProcess::new();
+
+/// The page tables of this process.
+fn pagemap() -> io::Result<Arc<File>> {
+    shared(|descriptors| &mut descriptors.pagemap, || File::open("/proc/self/pagemap"))
+}
+
+/// What the watches share, made if none has it.
+fn shared<T>(which: fn(&mut Descriptors) -> &mut Weak<T>, make: fn() -> io::Result<T>) -> io::Result<Arc<T>> {
+    let mut descriptors = DESCRIPTORS.lock();
+    let known = which(&mut descriptors);
+    if let Some(known) = known.upgrade() {
+        return Ok(known);
+    }
+    let made = Arc::new(make()?);
+    *known = Arc::downgrade(&made);
+    Ok(made)
 }
 
 impl Tracking {
@@ -50,11 +77,16 @@ impl Tracking {
     /// Of the method asked for, why it is not to be had; of [`DirtyTracking::Auto`], why even the page tables can't
     /// be read.
     pub(crate) fn new(start: usize, len: usize, method: DirtyTracking) -> io::Result<Self> {
-        let pagemap = File::open("/proc/self/pagemap")?;
+        let pagemap = pagemap()?;
+        let protector = || {
+            let protector = shared(|descriptors| &mut descriptors.protector, Userfault::asynchronous)?;
+            watch(&protector, start, len, &pagemap)?;
+            Ok::<_, io::Error>(protector)
+        };
         let protector = match method {
             DirtyTracking::PageTable => None,
-            DirtyTracking::WriteProtect => Some(protector(start, len, &pagemap)?),
-            DirtyTracking::Auto => protector(start, len, &pagemap).ok(),
+            DirtyTracking::WriteProtect => Some(protector()?),
+            DirtyTracking::Auto => protector().ok(),
         };
         Ok(Tracking { start, pagemap, protector })
     }
@@ -131,7 +163,7 @@ impl Tracking {
 /// It is not this one's mapping, so it may be gone at any time. The kernel then walks over the hole that it leaves
 /// and finds nothing stored to; or the stores to what is mapped there next. Both are errors here.
 pub(crate) struct SharedTracking {
-    pagemap: File,
+    pagemap: Arc<File>,
     watch: Arc<TrackedData>,
     /// What keeps the write protection.
     protector: Userfault,
@@ -188,8 +220,10 @@ impl SharedTracking {
     /// # Errors
     /// Why the kernel cannot do it.
     pub(crate) fn new(start: usize, len: usize) -> io::Result<Self> {
-        let pagemap = File::open("/proc/self/pagemap")?;
-        let protector = protector(start, len, &pagemap)?;
+        let pagemap = pagemap()?;
+        // One of its own: closing it ends the watch of a mapping that is somebody else's.
+        let protector = Userfault::asynchronous()?;
+        watch(&protector, start, len, &pagemap)?;
         // The kernel lets nobody else watch this mapping, so whoever watches these addresses means another, which is
         // gone. Before the first store is noticed: they would take it.
         let watch = TrackedData::begin(start..start + len);
@@ -364,10 +398,12 @@ impl Scan {
 }
 
 /// Has the kernel resolve write protection by itself in a range, so that [`PROTECT_MATCHING`] works there.
-fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<Userfault> {
-    let protector = Userfault::asynchronous()?;
+fn watch(protector: &Userfault, start: usize, len: usize, pagemap: &File) -> io::Result<()> {
     protector.register_stores(start, len)?;
     // Whether the kernel can do it is seen by asking: no page is there yet.
-    Scan::TAKE_UNPROTECTED.run(pagemap, start as u64, 0..page_size() as u64, |_| ())?;
-    Ok(protector)
+    let asked = Scan::TAKE_UNPROTECTED.run(pagemap, start as u64, 0..page_size() as u64, |_| ());
+    asked.inspect_err(|_| {
+        // Other ranges may keep the descriptor open.
+        let _ = protector.unregister(start, len);
+    })
 }
