@@ -22,6 +22,7 @@ mod hybrid_log_reads;
 mod hybrid_log_refusals;
 mod hybrid_log_storm;
 mod hybrid_log_trouble;
+mod limits;
 mod log_size;
 mod map;
 mod map_misuse;
