@@ -1,8 +1,11 @@
 //! Every verb does what it says, with the exit code and the JSON that scripts bind to.
 
-use serde_json::Value;
+use std::process::{Command, Stdio};
 
-use crate::common::{Place, untorn, untorn_with};
+use serde_json::Value;
+use untorn_testing::needs;
+
+use crate::common::{Place, UNTORN, untorn, untorn_with};
 
 #[test]
 fn create_makes_a_clean_file_of_zeros() {
@@ -247,4 +250,26 @@ fn verbs_join_the_processes_that_share_a_file() {
     file.read_at(&mut bytes[..1], 0).unwrap();
     assert_eq!((bytes[0], file.len()), (b'A', 20_000));
     file.settle().unwrap();
+}
+
+/// valgrind has programs run on a processor of its own, with an auxiliary vector of its own.
+#[test]
+fn the_tool_runs_clean_under_valgrind() {
+    needs!("valgrind");
+    for engine in ["reflection", "hybrid-log"] {
+        let place = Place::empty();
+        let run = |arguments: &[&str]| {
+            let mut command = Command::new("valgrind");
+            command.args(["--quiet", "--error-exitcode=99", UNTORN]).args(arguments).stdin(Stdio::null());
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}");
+            output.stdout
+        };
+        run(&["create", place.name(), "--len", "64K", "--engine", engine]);
+        untorn_with(&["write", place.name(), "--offset", "5000"], b"seen").expect(0);
+        assert_eq!(run(&["read", place.name(), "--offset", "5000", "--len", "4"]), b"seen");
+        run(&["check", place.name()]);
+        run(&["settle", place.name()]);
+    }
 }
