@@ -15,6 +15,7 @@ pub(crate) mod map;
 pub(crate) mod passthrough;
 pub(crate) mod reflection;
 mod transaction;
+mod written;
 
 pub use self::atomic_file::AtomicFile;
 pub use self::inspect::inspect;
