@@ -55,6 +55,37 @@ impl Runs {
         }
     }
 
+    /// What is in these ranges, which are ascending. The cost follows these and what is found there.
+    pub(crate) fn within(&self, ranges: &[Range<u64>]) -> Runs {
+        let mut found = Runs::new();
+        for range in ranges {
+            let first = self.0.partition_point(|run| run.end <= range.start);
+            for run in self.0[first..].iter().take_while(|run| run.start < range.end) {
+                found.push(run.start.max(range.start)..run.end.min(range.end));
+            }
+        }
+        found
+    }
+
+    /// Adds what is in another set. The cost follows that one, if it is much smaller.
+    pub(crate) fn add(&mut self, other: &Runs) {
+        /// Ranges that a union goes through in the time of one search.
+        const SEARCH: usize = 64;
+        if other.0.len() > self.0.len() / SEARCH {
+            *self = self.union(other);
+            return;
+        }
+        for run in &other.0 {
+            let first = self.0.partition_point(|before| before.end < run.start);
+            let behind = self.0.partition_point(|before| before.start <= run.end);
+            let joined = match self.0[first..behind] {
+                [] => run.clone(),
+                [ref one, ..] => one.start.min(run.start)..self.0[behind - 1].end.max(run.end),
+            };
+            self.0.splice(first..behind, [joined]);
+        }
+    }
+
     /// Ranges that cover this set, ascending and at least `gap` bytes from each other.
     pub(crate) fn coarsened(&self, gap: u64) -> Vec<Range<u64>> {
         let mut coarse: Vec<Range<u64>> = Vec::new();
@@ -122,11 +153,30 @@ mod tests {
             let both = |with: fn(bool, bool) -> bool| of(&pairs().map(|(a, b)| with(*a, *b)).collect::<Vec<_>>());
             prop_assert_eq!(of(&a).union(&of(&b)), both(|a, b| a || b));
             prop_assert_eq!(of(&a).without(&of(&b)), both(|a, b| a && !b));
+            let mut added = of(&a);
+            added.add(&of(&b));
+            prop_assert_eq!(added, of(&a).union(&of(&b)));
+            prop_assert_eq!(of(&a).within(&of(&b).into_ranges()), both(|a, b| a && b));
             prop_assert_eq!(of(&a).bytes(), a.iter().filter(|member| **member).count() as u64);
             let coarse: Runs = of(&a).coarsened(3).into_iter().collect();
             prop_assert!(of(&a).without(&coarse).is_empty());
             prop_assert!(coarse.0.windows(2).all(|pair| pair[1].start - pair[0].end >= 3));
             prop_assert_eq!(of(&a).is_empty(), a.iter().all(|member| !member));
+        }
+
+        /// Of many ranges, so that few are added one by one.
+        #[test]
+        fn a_few_added_to_many_are_their_union(
+            many in proptest::collection::vec(any::<bool>(), 600..900),
+            few in proptest::collection::vec(0..900_u64, 1..3),
+        ) {
+            let mut added = of(&many);
+            for at in few {
+                let few = Runs::from_iter([at..at + 1 + at % 5]);
+                let union = added.union(&few);
+                added.add(&few);
+                prop_assert_eq!(&added, &union);
+            }
         }
     }
 }

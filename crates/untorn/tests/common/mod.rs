@@ -37,6 +37,20 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| (rng.next_u64() as u8).max(1)).collect()
 }
 
+/// KiB of this process's page tables. A test that asks is alone in its process.
+pub(crate) fn page_tables() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmPTE:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Makes a sparse file of 10 TiB, or of 1 TiB where the file system has none as long.
+pub(crate) fn make_long(path: &Path) -> u64 {
+    let file = File::create(path).unwrap();
+    let len = [10 << 40, 1 << 40].into_iter().find(|len| file.set_len(*len).is_ok());
+    len.expect("the file system has no files of 1 TiB")
+}
+
 /// An empty directory in memory where the machine has one, for tests that open a file thousands of times; a flush costs
 /// nothing there.
 pub(crate) fn memory_dir() -> tempfile::TempDir {

@@ -10,7 +10,7 @@ use crate::common::system::allocations;
 use crate::common::{PAGE, Rng, alone, counted_pmem, create_on, memory_dir, pattern, pmem, run_alone, seed};
 use untorn::options::{Layout, Order, ReadPolicy};
 use untorn::testing::storage::{Latched, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, Options};
+use untorn::{AtomicFile, AtomicMap, Durability, Error, Options};
 use untorn_testing::test_name;
 
 const SLICE: u64 = 64;
@@ -383,4 +383,23 @@ fn a_read_of_settled_pages_makes_no_system_call() {
             }
         }
     });
+}
+
+/// Whatever a program does with typed views of a map, none of it asks for memory.
+#[test]
+fn a_typed_view_allocates_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut map = AtomicMap::create(dir.path().join("file"), 8 * PAGE as u64).unwrap();
+    let before = allocations();
+    for round in 0..100_u64 {
+        *map.view_mut::<u64>(round * 8).unwrap() = round;
+        map.slice_of_mut::<u32>(PAGE as u64, 4).unwrap()[3] = 7;
+        assert_eq!(*map.view::<u64>(round * 8).unwrap(), round);
+        assert_eq!(map.slice_of::<u32>(PAGE as u64, 4).unwrap()[3], 7);
+    }
+    assert_eq!(allocations() - before, 0);
+    // An error names the file, and may well ask for memory.
+    assert!(matches!(map.view_mut::<u64>(3), Err(Error::Invalid { .. })));
+    assert!(matches!(map.slice_of_mut::<u64>(3, 2), Err(Error::Invalid { .. })));
+    assert!(matches!(map.view_mut::<u64>(8 * PAGE as u64 - 4), Err(Error::OutOfRange { .. })));
 }

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use crate::common::{alone, methods, on_disk};
+use crate::common::{alone, make_long, methods, on_disk, page_tables};
 use untorn::{AtomicMap, Options};
 
 const LEN: u64 = 16 << 30;
@@ -56,6 +56,26 @@ fn a_long_map_costs_what_is_touched() {
         map.close().unwrap();
         let map = AtomicMap::open(&path).unwrap();
         assert!((0..TOUCHED).all(|number| map[(LEN / TOUCHED * number) as usize] == 1));
+        map.close().unwrap();
+    }
+}
+
+/// Ten tebibytes, of which a page is touched here and there.
+#[test]
+fn a_very_long_map_takes_page_tables_for_what_is_touched() {
+    alone!(120, "a very long map");
+    for method in methods() {
+        let path = on_disk("file");
+        let len = make_long(&path);
+        let before = page_tables();
+        let mut map = Options::new().dirty_tracking(method).map(&path).unwrap();
+        let taken = || page_tables().saturating_sub(before);
+        assert!(taken() < 1 << 10, "{method}: untouched it takes {} KiB", taken());
+        for number in 0..16 {
+            map[(len / 16 * number) as usize] = 1;
+        }
+        map.commit().unwrap();
+        assert!(taken() < 2 << 10, "{method}: 16 pages take {} KiB", taken());
         map.close().unwrap();
     }
 }

@@ -10,3 +10,6 @@ mod region_many;
 mod region_map;
 mod region_million;
 mod region_model;
+
+#[global_allocator]
+static ALLOC: common::system::CountingAlloc = common::system::CountingAlloc;

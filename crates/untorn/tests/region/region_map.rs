@@ -1,9 +1,9 @@
 //! Mapped regions where something goes wrong: a fork, a full disk.
 
-use crate::common::system::{first_untold, in_forked_child};
-use crate::common::{alone, limit, new_region};
+use crate::common::system::{allocations, first_untold, in_forked_child};
+use crate::common::{alone, limit, methods, new_region, page_tables, scratch};
 use untorn::Error;
-use untorn::region::{Region, StoreOptions};
+use untorn::region::{Region, RegionMapOptions, StoreOptions};
 
 const PAGE: u64 = Region::PAGE;
 
@@ -75,4 +75,50 @@ fn a_mapped_region_that_cannot_grow_keeps_its_stores() {
     let region = store.open_region("r").unwrap();
     assert_eq!(region.pages().unwrap().len(), 10);
     assert!((0..10).all(|number| first_byte(&region, number) == number as u8));
+}
+
+/// Ten tebibytes of address space, of which almost nothing is touched.
+#[test]
+fn a_long_mapped_region_takes_page_tables_for_what_is_touched() {
+    alone!(120, "a long mapped region");
+    const PAGES: u64 = 10 << 28;
+    const TOUCHED: u64 = 16;
+    let path = scratch("store");
+    let store = StoreOptions::new().max_regions(4).create(&path).unwrap();
+    let region = store.create_region_of("long", PAGES).unwrap();
+    for method in methods() {
+        let before = page_tables();
+        let mut map = RegionMapOptions::new().reserve(PAGES * PAGE).dirty_tracking(method).map(&region).unwrap();
+        let taken = || page_tables().saturating_sub(before);
+        assert!(taken() < 1 << 10, "{method}: untouched it takes {} KiB", taken());
+        for nth in 0..TOUCHED {
+            let page = PAGES / TOUCHED * nth;
+            if !map.pages().unwrap().contains(&page) {
+                map.alloc_at(page, 1).unwrap();
+            }
+            map.page_mut(page).unwrap()[0] = nth as u8;
+        }
+        map.pmsync().unwrap();
+        assert!(taken() < 1024 + 64 * TOUCHED, "{method}: {TOUCHED} pages take {} KiB", taken());
+        let last = PAGES / TOUCHED * (TOUCHED - 1);
+        assert_eq!(map.page(last).unwrap()[0], TOUCHED as u8 - 1);
+    }
+}
+
+#[test]
+fn a_typed_view_of_a_mapped_region_allocates_nothing() {
+    let (_path, _store, region) = new_region(&StoreOptions::new().max_regions(4));
+    let mut map = region.map().unwrap();
+    map.alloc_pages(2).unwrap();
+    map.page_mut(0).unwrap()[0] = 1;
+    map.page_mut(1).unwrap()[0] = 1;
+    let before = allocations();
+    for round in 0..100_u64 {
+        *map.view_mut::<u64>(round * 8).unwrap() = round;
+        map.slice_of_mut::<u32>(PAGE, 4).unwrap()[3] = 7;
+        assert_eq!(*map.view::<u64>(round * 8).unwrap(), round);
+    }
+    assert_eq!(allocations() - before, 0);
+    assert!(matches!(map.view_mut::<u64>(3), Err(Error::Invalid { .. })));
+    assert!(matches!(map.slice_of_mut::<u64>(3, 2), Err(Error::Invalid { .. })));
 }

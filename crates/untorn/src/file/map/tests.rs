@@ -88,3 +88,73 @@ fn reads_from_a_descriptor_count_as_stores() {
         std::fs::remove_file(&path).unwrap();
     }
 }
+
+/// Every way of lending bytes for stores, each in a part of the map of its own.
+#[test]
+fn a_commit_finds_the_stores_of_every_way_of_lending() {
+    const STEP: usize = 5 << 20;
+    let ways: [(&str, fn(&mut AtomicMap, usize, u8)); 9] = [
+        ("an index", |map, at, byte| map[at] = byte),
+        ("a range", |map, at, byte| map[at..at + 1].fill(byte)),
+        ("a range from", |map, at, byte| map[at..][0] = byte),
+        ("an inclusive range", |map, at, byte| map[at..=at].fill(byte)),
+        ("all of it", |map, at, byte| map.as_mut()[at] = byte),
+        ("a method of slices", |map, at, byte| *map.get_mut(at).unwrap() = byte),
+        ("a view", |map, at, byte| map.view_mut::<[u8; 3]>(at as u64 - 2).unwrap()[2] = byte),
+        ("a slice of values", |map, at, byte| map.slice_of_mut::<u8>(at as u64 - 1, 2).unwrap()[1] = byte),
+        ("a descriptor", |map, at, byte| {
+            let source = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(source.path(), [byte]).unwrap();
+            assert_eq!(map.read_from(&source, at as u64, 1).unwrap(), 1);
+        }),
+    ];
+    for method in [DirtyTracking::Auto, DirtyTracking::PageTable] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let len = (ways.len() * STEP) as u64 + 9;
+        let mut map = Options::new().dirty_tracking(method).create_map(&path, len).unwrap();
+        // The byte at the end of a chunk, and of a page.
+        let place = |nth: usize| nth * STEP + (2 << 20) - 1;
+        for round in [1, 2, 3] {
+            for (nth, (name, way)) in ways.iter().enumerate() {
+                let before = map.commit().unwrap();
+                way(&mut map, place(nth), round);
+                assert_eq!(map.commit().unwrap(), before + 1, "{name}: the store was not found");
+            }
+        }
+        // All at once, and back.
+        ways.iter().enumerate().for_each(|(nth, (_, way))| way(&mut map, place(nth), 9));
+        map.rollback().unwrap();
+        assert!((0..ways.len()).all(|nth| map[place(nth)] == 3));
+        // A pointer is good from commit to commit: a store through it is noted nowhere.
+        map.as_mut_ptr();
+        for byte in [4, 5] {
+            let before = map.commit().unwrap();
+            map[place(1)] = byte;
+            map.lent.forget();
+            assert_eq!(map.commit().unwrap(), before + 1);
+        }
+        map.close().unwrap();
+        let found = std::fs::read(&path).unwrap();
+        assert!((0..ways.len()).all(|nth| found[place(nth)] == if nth == 1 { 5 } else { 3 }));
+        assert_eq!(found.iter().filter(|byte| **byte != 0).count(), ways.len());
+    }
+}
+
+/// However long the map, and however much of it is in memory.
+#[test]
+fn a_commit_looks_where_the_program_may_have_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    for len in [1 << 20, 64 << 20, 1_u64 << 36] {
+        let mut map = AtomicMap::create(dir.path().join(len.to_string()), len).unwrap();
+        assert!(map[..(len as usize).min(64 << 20)].iter().all(|byte| *byte == 0));
+        let looked =
+            |map: &AtomicMap| map.lent.below(map.zeros_from).iter().map(|run| run.end - run.start).sum::<u64>();
+        assert_eq!(looked(&map), 0, "nothing was stored, and there is nothing to look at");
+        map.view_mut::<[u8; 8]>(len / 2).unwrap()[0] = 1;
+        map[0] = 1;
+        assert!(looked(&map) <= 4 << 20, "{} bytes of {len}", looked(&map));
+        map.commit().unwrap();
+        assert_eq!(looked(&map), 0);
+    }
+}

@@ -25,11 +25,8 @@ impl AtomicMap {
     /// As for [`view`](AtomicMap::view).
     pub fn view_mut<T: FromBytes + IntoBytes + KnownLayout>(&mut self, offset: u64) -> Result<&mut T> {
         let range = self.range_of(offset, size_of::<T>())?;
-        if !offset.is_multiple_of(align_of::<T>() as u64) {
-            return Err(self.misaligned::<T>(offset));
-        }
-        let path = self.path().to_owned();
-        T::mut_from_bytes(&mut self[range]).map_err(|_| misaligned::<T>(&path, offset))
+        let (bytes, engine) = self.lend(range);
+        T::mut_from_bytes(bytes).map_err(|_| misaligned::<T>(engine.path(), offset))
     }
 
     /// Returns `count` values of one type from `offset` on.
@@ -51,8 +48,8 @@ impl AtomicMap {
         count: usize,
     ) -> Result<&mut [T]> {
         let range = self.range_of(offset, count.saturating_mul(size_of::<T>()))?;
-        let path = self.path().to_owned();
-        <[T]>::mut_from_bytes_with_elems(&mut self[range], count).map_err(|_| misaligned::<T>(&path, offset))
+        let (bytes, engine) = self.lend(range);
+        <[T]>::mut_from_bytes_with_elems(bytes, count).map_err(|_| misaligned::<T>(engine.path(), offset))
     }
 
     fn range_of(&self, offset: u64, len: usize) -> Result<Range<usize>> {

@@ -185,9 +185,7 @@ impl RegionMap {
     /// # Errors
     /// As for [`bytes`](RegionMap::bytes).
     pub fn bytes_mut(&mut self, offset: u64, len: usize) -> Result<&mut [u8]> {
-        let range = self.bring_in(offset, len)?;
-        let region = &self.region;
-        self.memory.bytes_mut(&range).ok_or_else(|| gone(region.path()))
+        Ok(self.bytes_and_region(offset, len)?.0)
     }
 
     /// Returns one page.
@@ -221,8 +219,7 @@ impl RegionMap {
     /// # Errors
     /// As for [`view`](RegionMap::view).
     pub fn view_mut<T: FromBytes + IntoBytes + KnownLayout>(&mut self, offset: u64) -> Result<&mut T> {
-        let region = Arc::clone(&self.region);
-        let bytes = self.bytes_mut(offset, size_of::<T>())?;
+        let (bytes, region) = self.bytes_and_region(offset, size_of::<T>())?;
         T::mut_from_bytes(bytes).map_err(|_| misaligned::<T>(region.path(), offset))
     }
 
@@ -244,8 +241,7 @@ impl RegionMap {
         offset: u64,
         count: usize,
     ) -> Result<&mut [T]> {
-        let region = Arc::clone(&self.region);
-        let bytes = self.bytes_mut(offset, count.saturating_mul(size_of::<T>()))?;
+        let (bytes, region) = self.bytes_and_region(offset, count.saturating_mul(size_of::<T>()))?;
         <[T]>::mut_from_bytes_with_elems(bytes, count).map_err(|_| misaligned::<T>(region.path(), offset))
     }
 
@@ -366,6 +362,14 @@ impl RegionMap {
 
     fn failed(&self, operation: &'static str, error: io::Error) -> Error {
         Error::io(operation, self.path(), error)
+    }
+
+    /// A range of bytes, and the region besides: an error can name the file while the bytes are lent.
+    fn bytes_and_region(&mut self, offset: u64, len: usize) -> Result<(&mut [u8], &dyn AnyRegion)> {
+        let range = self.bring_in(offset, len)?;
+        let region = &*self.region;
+        let bytes = self.memory.bytes_mut(&range).ok_or_else(|| gone(region.path()))?;
+        Ok((bytes, region))
     }
 
     /// Opens the pages of a range of bytes that are not.

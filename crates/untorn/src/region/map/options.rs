@@ -13,7 +13,7 @@ use crate::sys::runs::Runs;
 /// Bytes reserved for a region unless more are asked for.
 const RESERVE: u64 = 1 << 36;
 
-/// The same of a region that is shared, all of which is protected page by page.
+/// The same of a region that is shared.
 const RESERVE_TO_SHARE: u64 = 1 << 32;
 
 /// How to map a region.
