@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::common::members::{hear, kill, role, start, unless_forbidden};
 use crate::common::system::in_forked_child;
-use crate::common::{ReadAt, Rng, limit, memory_dir, scratch, seed, wait_until};
+use crate::common::{ReadAt, Rng, alone, limit, make_long, memory_dir, page_tables, scratch, seed, wait_until};
 use untorn::shared::SharedMap;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::sibling;
@@ -300,4 +300,28 @@ fn processes_that_create_one_map_at_once_share_it() {
     }
     let map = SharedMap::open(&path).unwrap();
     assert_eq!(map.words(0, 1).unwrap()[0].load(Ordering::SeqCst), 4);
+}
+
+/// Ten tebibytes, of which almost nothing is touched.
+#[test]
+fn a_long_shared_map_takes_page_tables_for_what_is_touched() {
+    alone!(120, "a long shared map");
+    let path = scratch("file");
+    let len = make_long(&path);
+    let before = page_tables();
+    let Some(map) = share(&path) else { return };
+    let taken = || page_tables().saturating_sub(before);
+    assert!(taken() < 1 << 10, "untouched it takes {} KiB", taken());
+    const TOUCHED: u64 = 16;
+    let place = |nth: u64| len / TOUCHED * nth + 8 * nth;
+    for round in 1..4 {
+        (0..TOUCHED).for_each(|nth| map.words(place(nth), 1).unwrap()[0].store(nth + round, Ordering::SeqCst));
+        map.commit().unwrap();
+    }
+    // Each page has page tables of its own in three mappings, and so have the bits that are kept of it.
+    assert!(taken() < 1024 + 64 * TOUCHED, "{TOUCHED} pages take {} KiB", taken());
+    map.close().unwrap();
+    let map = SharedMap::open(&path).unwrap();
+    assert!((0..TOUCHED).all(|nth| map.words(place(nth), 1).unwrap()[0].load(Ordering::SeqCst) == nth + 3));
+    map.close().unwrap();
 }

@@ -1,6 +1,7 @@
 //! Cuts: what the serving process does to the pages of all processes.
 
 use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -30,6 +31,16 @@ const FORSAKING: Duration = Duration::from_millis(500);
 
 /// Pages filled at once, around the one asked for: 64 KiB.
 const FILLED_AT_ONCE: u64 = 16;
+
+/// Pages that are protected together before the first of them is present: those of one page of a page table, which is
+/// what their marks take in each process.
+const CHUNK: u64 = 512;
+
+/// The pages of a page's chunk, of as many as there are.
+fn chunk_of(page: u64, pages: u64) -> Range<u64> {
+    let first = page - page % CHUNK;
+    first..(first + CHUNK).min(pages)
+}
 
 impl Server {
     /// Stops all stores for an instant and takes what differs from the last commit: `None` if nothing does.
@@ -176,10 +187,14 @@ impl Server {
 
     /// Protects the pages from `from` to `to` in the process of a slot, unless it is gone, and with it all who could
     /// store.
-    pub(super) fn protect_in(&self, slot: usize, from: u64, to: u64) -> io::Result<()> {
+    fn protect_in(&self, slot: usize, from: u64, to: u64) -> io::Result<()> {
+        self.set_protection_in(slot, from, to, true)
+    }
+
+    fn set_protection_in(&self, slot: usize, from: u64, to: u64, on: bool) -> io::Result<()> {
         let Some(admit_member) = &self.seats[slot] else { return Ok(()) };
         let since = Instant::now();
-        while let Err(error) = protect_pages(&admit_member.tracker, admit_member.base, from, to) {
+        while let Err(error) = set_protection(&admit_member.tracker, admit_member.base, from, to, on) {
             match Errno::from_io_error(&error) {
                 Some(Errno::SRCH) => break,
                 // It has other memory there. One that is cut off has forsaken it all, and says right after that it
@@ -201,10 +216,24 @@ impl Server {
 
     /// Fills a page that somebody asked for, and those around it that are not present.
     pub(super) fn fill(&mut self, page: u64) {
-        let (pages, present) = (self.control.pages(), self.control.present());
-        if page >= pages || present.get(page) {
+        if page >= self.control.pages() || self.control.present().get(page) {
             return self.control.tell_filled();
         }
+        match self.guard(page) {
+            Ok(true) => {}
+            Ok(false) => {
+                if !self.unfilled.contains(&page) {
+                    self.unfilled.push(page);
+                }
+                return;
+            }
+            Err(error) => {
+                self.control.poison(&format!("cannot write-protect page {page} in every process: {error}"));
+                self.control.set_lost(page);
+                return self.control.tell_filled();
+            }
+        }
+        let (pages, present) = (self.control.pages(), self.control.present());
         let first = page - page % FILLED_AT_ONCE;
         let last = (first + FILLED_AT_ONCE).min(pages);
         let mut bytes = vec![0; (last - first) as usize * PAGE];
@@ -234,6 +263,80 @@ impl Server {
         self.control.tell_filled();
     }
 
+    /// Protects the chunk of a page in every process that takes part, before the first of its pages is present; false
+    /// while a process that takes part has yet to come back, which could store to such a page unnoticed.
+    fn guard(&mut self, page: u64) -> io::Result<bool> {
+        // With what is being added, if it is: once the chunk has a page, no other way leads here.
+        let chunk = chunk_of(page, self.cut_len().div_ceil(PAGE as u64));
+        if self.control.has_present(&chunk) {
+            return Ok(true);
+        }
+        if !self.all_are_back() {
+            return Ok(false);
+        }
+        self.guard_in_all(&chunk)?;
+        Ok(true)
+    }
+
+    fn guard_in_all(&self, pages: &Range<u64>) -> io::Result<()> {
+        self.control.allocate(pages)?;
+        for (slot, admit_member) in self.seats.iter().enumerate() {
+            let Some(admit_member) = admit_member else { continue };
+            self.control.allocate_member(slot, pages)?;
+            let guarded = protect_pages(&admit_member.tracker, admit_member.base, pages.start, pages.end);
+            match guarded.map_err(|error| (Errno::from_io_error(&error), error)) {
+                // The process is gone.
+                Ok(()) | Err((Some(Errno::SRCH), _)) => {}
+                // It has other memory in the place of a page. What it stores there reaches nobody.
+                Err((Some(Errno::NOENT), _)) => {
+                    for page in pages.clone() {
+                        match protect_pages(&admit_member.tracker, admit_member.base, page, page + 1) {
+                            Err(error) if Errno::from_io_error(&error) != Some(Errno::NOENT) => return Err(error),
+                            _ => {}
+                        }
+                    }
+                }
+                Err((_, error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Protects in one process the chunks that have a page in memory, up to a page: what every other one has
+    /// protected. The process has not touched the memory yet.
+    pub(super) fn guard_present(&self, slot: usize, tracker: &Userfault, base: usize, pages: u64) -> io::Result<()> {
+        let mut next = 0;
+        while next < pages
+            && let Some(found) = self.view.memory_from(next * PAGE as u64)?
+        {
+            let chunk = chunk_of(found / PAGE as u64, pages);
+            if chunk.is_empty() {
+                break;
+            }
+            self.control.allocate_member(slot, &chunk)?;
+            protect_pages(tracker, base, chunk.start, chunk.end)?;
+            next = chunk.end;
+        }
+        Ok(())
+    }
+
+    /// Protects pages by which the memory is to grow in every process, as far as they are in a chunk that has a page
+    /// in memory.
+    ///
+    /// # Errors
+    /// Of a process that has other memory in the place of such a page.
+    pub(super) fn guard_growth(&mut self, old: u64, pages: u64) -> io::Result<()> {
+        for slot in 0..MEMBERS {
+            // No page is there yet, so this changes nothing. It only tells, and takes no page tables.
+            self.set_protection_in(slot, old, pages, false)?;
+        }
+        let chunk = chunk_of(old, pages);
+        if chunk.start < old && self.control.has_present(&(chunk.start..old)) {
+            self.guard_in_all(&(old..chunk.end))?;
+        }
+        Ok(())
+    }
+
     /// Reads the last commit; beyond its end there are zeros.
     fn read_commit(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let within = usize::try_from(self.committed_len.saturating_sub(offset)).unwrap_or(usize::MAX).min(into.len());
@@ -259,11 +362,15 @@ impl Server {
 }
 
 /// Protects the pages from `from` to `to` of a process.
-pub(super) fn protect_pages(tracker: &Userfault, base: usize, from: u64, to: u64) -> io::Result<()> {
+fn protect_pages(tracker: &Userfault, base: usize, from: u64, to: u64) -> io::Result<()> {
+    set_protection(tracker, base, from, to, true)
+}
+
+fn set_protection(tracker: &Userfault, base: usize, from: u64, to: u64, on: bool) -> io::Result<()> {
     if from >= to {
         return Ok(());
     }
-    tracker.protect(base.wrapping_add(from as usize * PAGE), (to - from) as usize * PAGE, true)
+    tracker.protect(base.wrapping_add(from as usize * PAGE), (to - from) as usize * PAGE, on)
 }
 
 fn make_room(cut: &mut Cut) {

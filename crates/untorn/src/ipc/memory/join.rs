@@ -44,11 +44,9 @@ fn attempt(rendezvous: &Rendezvous, part: &str) -> std::result::Result<Joined, C
     let pages = SharedPages::map(invitation.memory()?, bytes.ok_or_else(missing)?).map_err(fatal)?;
     let tracker = Userfault::signalling().map_err(fatal)?;
     tracker.register(pages.address(), pages.reserved()).map_err(fatal)?;
-    let count = control.pages();
-    if count > 0 {
-        tracker.protect(pages.address(), count as usize * PAGE, true).map_err(fatal)?;
-    }
-    let place = (pages.address() as u64, count);
+    // Nothing is protected yet. The server does that for pages that are there before it lets this process in, and for
+    // others before they are.
+    let place = (pages.address() as u64, 0);
     let connection = invitation.attach(rendezvous, control.name(), place, &[tracker.fd()], Ok)?;
     Ok(Joined { control: Arc::new(control), pages, tracker, connection, owner: None })
 }

@@ -5,9 +5,11 @@
 //!
 //! 1. The working copy is a memory file (`memfd_create(2)`), mapped shared by each process. A second such file, the
 //!    *control block*, holds what all processes must know: which pages are dirty, and the progress of a commit.
-//! 2. Each process registers its mapping with its own userfaultfd and write-protects all of it, including pages that do
-//!    not exist yet. So the first store of a process to a page traps, and so does the first load of a page that no
-//!    process had yet.
+//! 2. Each process registers its mapping with its own userfaultfd, so the first load of a page that no process had yet
+//!    traps, and so does the first store. Before the first page of a 2 MiB *chunk* is in memory, the chunk is
+//!    write-protected in every process, including pages that do not exist yet. So the first store of a process to a
+//!    page traps. The marks of a chunk take a page of a page table: a process has page tables for what some process
+//!    has touched, and not for the length.
 //! 3. The storing thread handles its own trap (SIGBUS, and untorn's handler for lost pages): it passes the *gate*, sets
 //!    the page's dirty bit and this process's writable bit, and asks the kernel to allow stores.
 //! 4. One process *serves*: it alone has the file open behind the working copy ([`Backing`]), and has a userfaultfd of
@@ -27,11 +29,13 @@
 //!   the middle of 3, the page counts as dirty.
 //! - *The one that serves*: stores go on, since they need no server. Loads of pages that no process had yet, and
 //!   commits, wait for the next server. So does a store that a cut was holding up. Pages stay protected throughout:
-//!   each process keeps its own userfaultfd open.
+//!   each process keeps its own userfaultfd open. The next server fills no page of an untouched chunk before all
+//!   processes are back: it could not protect the chunk in the others.
 //! - *All of them*: the working copy is gone, and the file is at its last commit.
 //!
 //! A stopped process (SIGSTOP, a debugger) can be told from a dead one, and the others wait for it. If it serves, all
-//! wait. If not, commits wait after another server has come, because they need its userfaultfd. While one of its
+//! wait. If not, commits and loads from untouched chunks wait after another server has come, because they need its
+//! userfaultfd. While one of its
 //! threads is stopped within 3, commits are refused, each after five seconds.
 //!
 //! A killed process keeps its files while a child lives that it had forked and that runs no other program: the child

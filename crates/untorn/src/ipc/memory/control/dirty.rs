@@ -7,8 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Control;
 use super::bits::pages_of;
+use super::{Control, DIRTY, IN_FLIGHT, PENDING};
 
 impl Control {
     /// The dirty pages, ascending.
@@ -61,15 +61,19 @@ impl Control {
     /// summary anew: what a process does first that takes over the serving.
     pub(in super::super) fn recover(&self) {
         let (dirty, in_flight, pending) = (self.dirty(), self.in_flight(), self.pending());
-        for word in 0..self.pages().div_ceil(64) as usize {
+        for word in self.words_in_memory(IN_FLIGHT) {
             let bits = in_flight.words[word].load(Ordering::SeqCst);
             if bits != 0 {
                 dirty.words[word].fetch_or(bits, Ordering::SeqCst);
                 in_flight.words[word].store(0, Ordering::SeqCst);
             }
+        }
+        for word in self.words_in_memory(PENDING) {
             if pending.words[word].load(Ordering::SeqCst) != 0 {
                 pending.words[word].store(0, Ordering::SeqCst);
             }
+        }
+        for word in self.words_in_memory(DIRTY) {
             if dirty.words[word].load(Ordering::SeqCst) != 0 {
                 dirty.summarise(word);
             }

@@ -9,6 +9,8 @@
 //! - A page that is writable in some process is dirty, and its writable bit is set. Both are set before the kernel is
 //!   asked to allow stores, and cleared after it was asked to stop them.
 //! - A page that is neither dirty nor in flight equals the last commit: see [`dirty`].
+//! - A bit of a page gets its memory before the page does. Bits of pages that no process ever touched take none, and
+//!   are clear.
 //!
 //! # Why there is no model of it
 //!
@@ -20,11 +22,13 @@ mod dirty;
 mod gate;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(super) use self::bits::Bits;
+use self::bits::pages_of;
 pub(super) use self::gate::{CLOSED, COPYING, OPEN};
 use crate::ipc::rendezvous::MEMBERS;
 use crate::ipc::wait::{sleep_on, wake_all};
@@ -36,7 +40,7 @@ pub(super) const PAGE: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornWC");
 /// Of the block's layout and of the messages; processes of different versions don't share.
-pub(super) const VERSION: u64 = 4;
+pub(super) const VERSION: u64 = 5;
 
 // The block begins with two pages of words of 32 bits, each of what changes often in a cache line of its own.
 const GATE: usize = 0;
@@ -110,7 +114,7 @@ impl Control {
         let total = Layout::new(reserved).total();
         let control = Control { memory: SharedPages::create("untorn-control", total as u64, total)?, reserved };
         control.memory.allocate(0, BITMAPS_AT as u64)?;
-        control.allocate(len.div_ceil(PAGE as u64))?;
+        control.allocate_summary(len.div_ceil(PAGE as u64))?;
         let words = control.words();
         set_random_name(&words[WORD_ID..][..2])?;
         words[WORD_RESERVED].store(reserved, Ordering::Relaxed);
@@ -148,24 +152,58 @@ impl Control {
         self.memory.file()
     }
 
-    /// Makes sure that the bits of the first `pages` pages can be set, those of the members excepted.
+    /// Makes sure that dirty pages can be found among the first `pages`. The bits themselves get their memory when a
+    /// page first gets its own: see [`allocate`](Control::allocate).
     ///
     /// # Errors
     /// Those of `fallocate(2)`.
-    pub(super) fn allocate(&self, pages: u64) -> io::Result<()> {
-        let layout = Layout::new(self.reserved);
-        let bytes = pages.div_ceil(64) * 8;
-        self.memory.allocate(BITMAPS_AT as u64, bytes.div_ceil(64).max(8))?;
-        (DIRTY..=PRESENT).try_for_each(|index| self.memory.allocate(layout.bitmap(index) as u64, bytes.max(8)))
+    pub(super) fn allocate_summary(&self, pages: u64) -> io::Result<()> {
+        self.memory.allocate(BITMAPS_AT as u64, (pages.div_ceil(64).div_ceil(64) * 8).max(8))
+    }
+
+    /// Makes sure that the bits of these pages can be set, those of the members excepted.
+    ///
+    /// # Errors
+    /// Those of `fallocate(2)`.
+    pub(super) fn allocate(&self, pages: &Range<u64>) -> io::Result<()> {
+        (DIRTY..=PRESENT).try_for_each(|index| self.allocate_bits(index, pages))
     }
 
     /// The same for the bits of a member.
     ///
     /// # Errors
     /// Those of `fallocate(2)`.
-    pub(super) fn allocate_member(&self, slot: usize, pages: u64) -> io::Result<()> {
-        let at = Layout::new(self.reserved).bitmap(4 + slot) as u64;
-        self.memory.allocate(at, (pages.div_ceil(64) * 8).max(8))
+    pub(super) fn allocate_member(&self, slot: usize, pages: &Range<u64>) -> io::Result<()> {
+        self.allocate_bits(4 + slot, pages)
+    }
+
+    fn allocate_bits(&self, index: usize, pages: &Range<u64>) -> io::Result<()> {
+        let at = Layout::new(self.reserved).bitmap(index) as u64;
+        let (from, to) = (pages.start / 64 * 8, pages.end.div_ceil(64) * 8);
+        self.memory.allocate(at + from, to - from)
+    }
+
+    /// The words of a bitmap in which there may be bits, in rows: those that have memory.
+    fn words_in_memory(&self, index: usize) -> impl Iterator<Item = usize> {
+        let at = Layout::new(self.reserved).bitmap(index) as u64;
+        let end = at + self.pages().div_ceil(64) * 8;
+        let mut next = at;
+        std::iter::from_fn(move || {
+            // If the kernel does not tell, there may be some anywhere.
+            let from = self.memory.memory_from(next).unwrap_or(Some(next)).filter(|from| *from < end)?;
+            next = (from / PAGE as u64 + 1) * PAGE as u64;
+            Some((from - at) as usize / 8..(next.min(end) - at) as usize / 8)
+        })
+        .flatten()
+    }
+
+    /// Whether one of these pages is present.
+    pub(super) fn has_present(&self, pages: &Range<u64>) -> bool {
+        let present = self.present();
+        present.words[(pages.start / 64) as usize..pages.end.div_ceil(64) as usize]
+            .iter()
+            .zip(pages.start / 64..)
+            .any(|(word, at)| pages_of(at as usize, word.load(Ordering::SeqCst)).any(|page| pages.contains(&page)))
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -332,13 +370,8 @@ impl Control {
     /// Resets all the bits of a member.
     pub(super) fn reset_member(&self, slot: usize) {
         self.active(slot).store(0, Ordering::SeqCst);
-        let words = self.pages().div_ceil(64) as usize;
-        for word in &self.writable(slot).words[..words] {
-            // Most are zero; a store would take memory for each.
-            if word.load(Ordering::Relaxed) != 0 {
-                word.store(0, Ordering::SeqCst);
-            }
-        }
+        let writable = self.writable(slot);
+        self.words_in_memory(4 + slot).for_each(|word| writable.words[word].store(0, Ordering::SeqCst));
     }
 
     /// Fills so far: for waiting with [`await_fill`](Control::await_fill).

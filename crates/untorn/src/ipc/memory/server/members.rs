@@ -6,7 +6,6 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::super::control::{PAGE, VERSION};
-use super::super::cut::protect_pages;
 use super::Server;
 use super::requests::Request;
 use crate::ipc::membership::{Connections, Host};
@@ -71,13 +70,8 @@ impl Host for Server {
         if message.kind == Kind::Attach {
             let pages = self.cut_len().div_ceil(PAGE as u64);
             self.control.reset_member(slot);
-            let allocated = self.control.allocate_member(slot, pages);
-            allocated.map_err(|error| format!("cannot allocate memory for it: {error}"))?;
-            if message.b < pages {
-                // It has grown since the process had a look.
-                protect_pages(&tracker, base, message.b, pages)
-                    .map_err(|error| format!("cannot write-protect its pages: {error}"))?;
-            }
+            self.guard_present(slot, &tracker, base, pages)
+                .map_err(|error| format!("cannot write-protect its pages: {error}"))?;
             self.control.set_attached(slot, true);
         }
         self.seats[slot] = Some(MemberSlot { tracker, base });
@@ -117,7 +111,7 @@ impl Host for Server {
 
 impl Server {
     /// Whether every process that takes part has come back to this server.
-    pub(super) fn all_are_back(&mut self) -> bool {
+    pub(in super::super) fn all_are_back(&mut self) -> bool {
         (0..MEMBERS).all(|slot| {
             if !self.control.attached(slot) || self.seats[slot].is_some() {
                 return true;

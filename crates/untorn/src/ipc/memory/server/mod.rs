@@ -66,6 +66,8 @@ pub(super) struct Server {
     resigned: Arc<AtomicBool>,
     stop: Arc<OwnedFd>,
     queue: VecDeque<Request>,
+    /// Pages that somebody waits for, and that no process may have before every process is back.
+    pub(super) unfilled: Vec<u64>,
     /// Those who wait for the commit under way, if there is one.
     in_flight: Option<Vec<Request>>,
     committer: Option<Committer>,
@@ -113,6 +115,7 @@ impl Server {
             bug: super::tests::Bug::planted(),
             stop,
             queue: VecDeque::new(),
+            unfilled: Vec::new(),
             in_flight: None,
             committer,
         })
@@ -150,6 +153,9 @@ impl Server {
                 self.recv(token);
             }
             self.remove_dead();
+            for page in std::mem::take(&mut self.unfilled) {
+                self.fill(page);
+            }
             self.advance();
             // Before the next wait: closing a connection is what tells its process to come back.
             self.connections.remove_ended();
@@ -171,6 +177,7 @@ impl Server {
     fn wait(&self) -> Ready {
         // While somebody is dying, or has yet to come back, time itself is something to do.
         let waits = self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back());
+        let waits = waits || !self.unfilled.is_empty();
         let limit = (waits || self.strays().next().is_some()).then_some(LIVENESS_CHECK_PERIOD);
         self.connections.wait(self.stop.as_fd(), self.committer.as_ref().map(Committer::event), limit)
     }

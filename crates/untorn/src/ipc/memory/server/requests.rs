@@ -8,7 +8,6 @@ use super::super::control::PAGE;
 use super::Server;
 use crate::error::{Error, Result};
 use crate::ipc::message::{INVALID, Kind, Message, POISONED};
-use crate::ipc::rendezvous::MEMBERS;
 
 /// Somebody who waits for an answer.
 pub(super) struct Request {
@@ -88,14 +87,9 @@ impl Server {
             return Err(Error::Invalid { path: self.rendezvous.path().to_owned(), what });
         }
         let pages = len.div_ceil(PAGE as u64);
-        let grown = self.control.allocate(pages).and_then(|()| {
-            for slot in (0..MEMBERS).filter(|slot| self.seats[*slot].is_some()) {
-                self.control.allocate_member(slot, pages)?;
-                // Before there is anything to store to.
-                self.protect_in(slot, old, pages)?;
-            }
-            self.view.grow(pages * PAGE as u64)
-        });
+        // Before there is anything to store to.
+        let grown = self.control.allocate_summary(pages).and_then(|()| self.guard_growth(old, pages));
+        let grown = grown.and_then(|()| self.view.grow(pages * PAGE as u64));
         grown.map_err(|error| self.io("grow the working copy of", error))?;
         self.growing = Some(len);
         Ok(())

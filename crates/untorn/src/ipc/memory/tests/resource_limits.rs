@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process, setrlimit, waitpid};
 
 use super::{
     ABSTAINS, CUT_OFF, DEAD, DONE, GO, PAGE, Parent, READY, STOP, SharedMemory, Stage, await_change, fails, get,
@@ -248,5 +248,52 @@ fn a_server_that_cannot_readmit_the_others_gives_up_serving() {
         copy.leave().unwrap();
         let copy = open(&test.dir, PAGES);
         assert_eq!([0, 1, 2].map(|page| get(&copy, page)), [1, 2, 3]);
+    });
+}
+
+/// A stopped process has not come back to the one that serves now, which can protect nothing there. A page of a chunk
+/// that nobody touched comes when it has: before, a store of that process to it would be in no commit.
+#[test]
+fn no_page_of_an_untouched_chunk_comes_before_all_are_back() {
+    const MANY: usize = 3000;
+    const FAR: usize = 2900;
+    let child = |test: &Stage, which: usize| {
+        if which == 0 {
+            return test.serve(MANY, 0);
+        }
+        let copy = open(&test.dir, MANY);
+        set(&copy, 1, 2);
+        test.say(GO);
+        test.hear(DEAD);
+        set(&copy, FAR, 7);
+        test.say(DONE);
+        test.hear(STOP);
+    };
+    with_processes(this_test!(), tempfile::tempdir, child, |test| {
+        test.start(0, READY);
+        let copy = open(&test.dir, MANY);
+        test.start(1, GO);
+        let stopped = Pid::from_child(&test.children[1]);
+        kill_process(stopped, Signal::STOP).unwrap();
+        waitpid(Some(stopped), WaitOptions::UNTRACED).unwrap();
+        test.kill(0);
+        await_change("this process serves", || copy.is_owner());
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| get(&copy, FAR));
+            // One of a chunk that has pages comes, and stores to those go on.
+            assert_eq!(get(&copy, 90), 0);
+            set(&copy, 2, 3);
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!load.is_finished(), "the page came, and the stopped process may store to it unnoticed");
+            kill_process(stopped, Signal::CONT).unwrap();
+            assert_eq!(load.join().unwrap(), 0);
+        });
+        test.say(DEAD);
+        test.hear(DONE);
+        copy.commit().unwrap();
+        test.stop(1);
+        copy.leave().unwrap();
+        let copy = open(&test.dir, MANY);
+        assert_eq!([1, 2, FAR].map(|page| get(&copy, page)), [2, 3, 7]);
     });
 }
