@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -164,6 +165,60 @@ impl FileMap {
     }
 }
 
+/// Makes the pages of a range of a file dirty: the next flush writes what they hold by then. `offset` is a multiple of
+/// the page size, and the range lies within the file.
+///
+/// No byte is stored. Another program may have the pages mapped and store to them meanwhile, and a page that is written
+/// over with what it held a moment ago takes such a store back.
+///
+/// # Errors
+/// EIO if the file system cannot give a page a place, as on a full disk that copies on write. What `mmap(2)` says.
+/// Source: `madvise(2)`, MADV_POPULATE_WRITE (Linux 5.14).
+pub(crate) fn make_dirty(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    let len = usize::try_from(len).ok().and_then(|len| len.checked_next_multiple_of(page_size()));
+    let len = len.filter(|len| *len > 0).ok_or(Errno::INVAL)?;
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+    let start: *mut u8 = unsafe { mmap(ptr::null_mut(), len, protection, flags, file, offset) }?.cast();
+    let made = populate(start, len).or_else(|errno| match errno {
+        // A kernel without the advice.
+        Errno::INVAL => touch(start, len),
+        errno => Err(errno.into()),
+    });
+    // SAFETY: the mapping made above, of which nobody else knows the address.
+    let unmapped = unsafe { munmap(start.cast(), len) };
+    debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
+    made
+}
+
+/// Has the kernel map all pages of a mapping for stores, which makes them dirty.
+fn populate(start: *mut u8, len: usize) -> Result<(), Errno> {
+    loop {
+        // SAFETY: the caller's mapping, of which no byte is changed.
+        match unsafe { madvise(start.cast(), len, Advice::LinuxPopulateWrite) } {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // A store would be a SIGBUS.
+            Err(Errno::FAULT) => return Err(Errno::IO),
+            done => return done,
+        }
+    }
+}
+
+/// The same by one atomic operation in each page that leaves it as it is.
+fn touch(start: *mut u8, len: usize) -> io::Result<()> {
+    let watch = TrackedData::new(start as usize, len, true)?;
+    for at in (0..len).step_by(page_size()) {
+        // SAFETY: within the caller's mapping, which is there for as long as this runs; other processes access the byte
+        // by loads and stores of their own. A page that is lost is replaced by one of zeros, and noted.
+        unsafe { AtomicU8::from_ptr(start.add(at)) }.fetch_or(0, Ordering::Relaxed);
+    }
+    let lost = watch.lost();
+    // The only accesses to the mapping were made above, so no handler is about to replace a page of it.
+    let withdrawn = watch.withdraw();
+    debug_assert!(withdrawn);
+    if lost.is_some() { Err(Errno::IO.into()) } else { Ok(()) }
+}
+
 impl Drop for FileMap {
     fn drop(&mut self) {
         if self.watch.take().is_some_and(|watch| !watch.withdraw()) {
@@ -180,6 +235,7 @@ impl Drop for FileMap {
 mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
 
     use super::super::userfault::Userfault;
     use super::*;
@@ -203,6 +259,53 @@ mod tests {
     fn errno() -> *mut i32 {
         // SAFETY: no conditions.
         unsafe { libc::__errno_location() }
+    }
+
+    /// Both ways, under a program that counts in each page of a mapping of its own.
+    #[test]
+    fn pages_become_dirty_without_a_store_to_them() {
+        const PAGES: usize = 4;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len((PAGES * PAGE) as u64).unwrap();
+        let theirs = map(&file, MapKind::ReadWrite);
+        let word = |page: usize| {
+            // SAFETY: within the four pages that the tests map, at a multiple of eight; all accesses are atomic.
+            unsafe { AtomicU64::from_ptr(theirs.at((page * PAGE) as u64).cast()) }
+        };
+        let done = AtomicBool::new(false);
+        let rounds = std::thread::scope(|scope| {
+            let counter = scope.spawn(|| {
+                let mut round = 0;
+                while !done.load(Ordering::Acquire) {
+                    for page in 0..PAGES {
+                        assert_eq!(word(page).load(Ordering::Relaxed), round, "a store to page {page} was taken back");
+                        word(page).store(round + 1, Ordering::Relaxed);
+                    }
+                    round += 1;
+                }
+                round
+            });
+            for _ in 0..untorn_testing::cases(300, 30_000) {
+                make_dirty(file.as_fd(), 0, (PAGES * PAGE) as u64).unwrap();
+                let watched = make_dirty(file.as_fd(), PAGE as u64, PAGE as u64 + 1);
+                watched.unwrap();
+                // SAFETY: a new mapping, of this test alone.
+                let start = unsafe {
+                    let flags = MapFlags::SHARED;
+                    mmap(ptr::null_mut(), PAGES * PAGE, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0).unwrap()
+                };
+                touch(start.cast(), PAGES * PAGE).unwrap();
+                // SAFETY: as above.
+                unsafe { munmap(start, PAGES * PAGE).unwrap() };
+            }
+            done.store(true, Ordering::Release);
+            counter.join().unwrap()
+        });
+        assert!(rounds > 0);
+        assert_eq!(make_dirty(file.as_fd(), 0, 0).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        file.set_len(PAGE as u64).unwrap();
+        let beyond = make_dirty(file.as_fd(), PAGE as u64, PAGE as u64).unwrap_err();
+        assert_eq!(beyond.raw_os_error(), Some(libc::EIO), "a page that the file does not have");
     }
 
     /// What a program that loads and stores for itself sees.

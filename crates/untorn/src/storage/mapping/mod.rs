@@ -363,15 +363,15 @@ impl MappedFile {
     }
 
     /// Drops a range from the page cache. Pages that stay, because they are dirty or because somebody else has them
-    /// mapped or in use, are written over with the bytes they hold, so that the next flush takes them along. Returns
-    /// whether any were. Nobody else may be writing meanwhile.
+    /// mapped or in use, become dirty, so that the next flush takes them along. Returns whether any did. It stores to
+    /// none: another program may be storing to the file, whatever its lock says.
     ///
     /// Source: `posix_fadvise(2)`, `mincore(2)`, `cachestat(2)`.
     pub(super) fn distrust(&self, offset: u64, len: u64) -> Result<bool> {
         self.writable()?;
         let page = sys::page_size() as u64;
         let end = offset.saturating_add(len).min(self.len());
-        let (mut at, mut rewrote) = (offset / page * page, false);
+        let (mut at, mut dirtied, mut bytes) = (offset / page * page, false, vec![0; page as usize]);
         // Of a long file as a rule little is there.
         let none = |at: u64, part: u64| sys::cached::cached_pages(self.fd(), at, part) == Some(0);
         if none(at, end.saturating_sub(at)) {
@@ -390,24 +390,30 @@ impl MappedFile {
             // Where one may not ask, every page may be there.
             let resident = self.map.resident(at, part);
             let resident = resident.unwrap_or_else(|_| vec![true; part.div_ceil(page) as usize]);
-            for (at, _) in (at..).step_by(page as usize).zip(&resident).filter(|(_, resident)| **resident) {
-                rewrote |= self.rewrite(at, page.min(end - at))?;
+            let mut held = Vec::with_capacity(resident.len());
+            for (at, resident) in (at..).step_by(page as usize).zip(resident) {
+                held.push(resident && !self.is_hole(at, &mut bytes[..page.min(end - at) as usize])?);
+            }
+            let mut from = at;
+            for run in held.chunk_by(|one, other| one == other) {
+                let len = run.len() as u64 * page;
+                if run[0] {
+                    sys::map::make_dirty(self.fd(), from, len)
+                        .map_err(|error| Error::io_at("mark cached pages for writing in", &self.path, from, error))?;
+                    dirtied = true;
+                }
+                from += len;
             }
             at += part;
         }
-        Ok(rewrote)
+        Ok(dirtied)
     }
 
-    /// Writes a page over with its own bytes. Zeros where the file system has a hole are left alone: the medium has
-    /// nothing there that could be different.
-    fn rewrite(&self, at: u64, len: u64) -> Result<bool> {
-        let mut bytes = vec![0; len as usize];
-        self.pread(at, &mut bytes)?;
-        if bytes.iter().all(|&byte| byte == 0) && sys::file::is_hole(self.fd(), at, len) {
-            return Ok(false);
-        }
-        self.pwrite(at, &bytes)?;
-        Ok(true)
+    /// Whether a page, which is read into `bytes`, has zeros where the file system has a hole: the medium has nothing
+    /// there that could be different, and a dirty page would take space.
+    fn is_hole(&self, at: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.pread(at, bytes)?;
+        Ok(bytes.iter().all(|&byte| byte == 0) && sys::file::is_hole(self.fd(), at, bytes.len() as u64))
     }
 
     #[cold]
