@@ -159,7 +159,7 @@ pub(super) fn attach<M: Medium>(
             created = true;
         }
         let reserve = side_reserve(data, settings);
-        let side = match medium.open(place, Access::ReadWrite, reserve) {
+        let side = match medium.open(place, mode.access_to_redundancy(), reserve) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
             other => other?,
         };
@@ -167,8 +167,8 @@ pub(super) fn attach<M: Medium>(
             return Err(locked(path, &side));
         }
         if is_named(medium, place, &side)? {
-            if created {
-                return Ok((side, true));
+            if created || matches!(mode, Mode::Report) {
+                return Ok((side, created));
             }
             // The names that a killed process made may not be durable.
             medium.sync_dir(barriers::ATTACH_NAMES, &parent(place))?;

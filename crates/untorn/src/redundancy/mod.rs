@@ -98,7 +98,7 @@ use threads::Threads;
 use tracked::{TrackedPages, TrackedStorage, no_sidecar_redundancy};
 
 use crate::error::Result;
-use crate::storage::{Medium, Stamp};
+use crate::storage::{Access, Medium, Stamp};
 
 /// The barriers of redundancy.
 pub(crate) mod barriers {
@@ -207,6 +207,16 @@ impl Mode {
     /// Whether who stores says so before.
     fn is_announced(&self) -> bool {
         matches!(self, Mode::Announced | Mode::Synchronous)
+    }
+
+    /// How the protected file is opened. A look stores to it only once it repairs a page.
+    fn access_to_data(&self) -> Access {
+        if matches!(self, Mode::Look | Mode::Report) { Access::Read } else { Access::ReadWrite }
+    }
+
+    /// How the redundancy file is opened. A scrub notes there that it was made; a report changes nothing.
+    fn access_to_redundancy(&self) -> Access {
+        if matches!(self, Mode::Report) { Access::Read } else { Access::ReadWrite }
     }
 }
 

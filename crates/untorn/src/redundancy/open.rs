@@ -112,7 +112,7 @@ impl<M: Medium> Redundancy<M> {
         let is_beside = beside.is_some();
         let Beside { trusted, made, sidecar } = beside.unwrap_or(Beside { trusted: false, made: None, sidecar: None });
         let of_sidecar = sidecar.is_some();
-        let data = medium.open(path, Access::ReadWrite, 0)?;
+        let data = medium.open(path, mode.access_to_data(), 0)?;
         let has_engine = check_engine(&*medium, path, &data, &mode, is_beside)?;
         let (place, from) = match sidecar {
             Some(InSidecar { place, from }) => (place, from),
@@ -123,10 +123,12 @@ impl<M: Medium> Redundancy<M> {
             None => attach(&*medium, path, &place, &data, &mode, &settings)?,
         };
         if !matches!(mode, Mode::Report) {
+            // Any file may have the name: it is a redundancy file before anything is stored to it.
+            Superblock::read(&side, &place, &data)?;
             data.sync(barriers::ATTACH_DATA)?;
+            side.sync(barriers::ATTACH_SIDE)?;
+            side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
         }
-        side.sync(barriers::ATTACH_SIDE)?;
-        side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
         let (mut superblock, mut superblocks) = Superblock::read(&side, &place, &data)?;
         let is_as_long = of_sidecar || superblock.geometry.len == data.len();
         let mut troubles = None;
@@ -153,6 +155,10 @@ impl<M: Medium> Redundancy<M> {
         superblock.period = settings.keep.or(superblock.period);
         let geometry = superblock.geometry;
         if side.len() < geometry.side_len() {
+            if matches!(mode, Mode::Report) {
+                let what = "the redundancy file is shorter than its superblock says; protect the file again".to_owned();
+                return Err(Error::Corrupt { path: place, offset: Some(side.len()), what });
+            }
             // Somebody cut it short. What is missing is then no whole block, and no whole parity.
             side.set_len(geometry.side_len())?;
             side.allocate(0, geometry.side_len())?;
@@ -168,7 +174,7 @@ impl<M: Medium> Redundancy<M> {
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
         }
         let (tables, read) = Tables::read(&side, &place, geometry, superblock.tie(), superblock.left == Left::Closed)?;
-        let pages = Pages::new(Arc::clone(&medium), path.to_owned(), from, data);
+        let pages = Pages::new(Arc::clone(&medium), path.to_owned(), from, data, mode.access_to_data());
         let carried = created && superblock.left == Left::Storing;
         let damaged = read.damaged.clone();
         let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
@@ -196,7 +202,7 @@ impl<M: Medium> Redundancy<M> {
         let geometry = superblock.geometry;
         let (tables, read) = Tables::read(&side, place, geometry, superblock.tie(), false)?;
         let data = medium.open(path, Access::ReadWrite, 0)?;
-        let pages = Pages::new(Arc::clone(medium), path.to_owned(), 0, data);
+        let pages = Pages::new(Arc::clone(medium), path.to_owned(), 0, data, Access::ReadWrite);
         let damaged = read.damaged.clone();
         let inner = Inner { mends: false, damaged, ..Inner::new(superblock, superblocks, tables) };
         let before = Self::assembled(Arc::clone(medium), path, place.to_owned(), pages, side, mode.clone(), inner);

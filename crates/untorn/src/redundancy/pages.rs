@@ -12,14 +12,20 @@ pub(super) struct Pages<M: Medium> {
     medium: Arc<M>,
     path: PathBuf,
     from: u64,
+    held: RwLock<Held<M::File>>,
+}
+
+struct Held<F> {
     /// Opened anew when the file has got another length: this one goes by the length that it had. Nothing, if it
     /// could not be.
-    file: RwLock<Option<M::File>>,
+    file: Option<F>,
+    access: Access,
 }
 
 impl<M: Medium> Pages<M> {
-    pub(super) fn new(medium: Arc<M>, path: PathBuf, from: u64, file: M::File) -> Self {
-        Pages { medium, path, from, file: RwLock::new(Some(file)) }
+    /// A file that is open for reading only is opened for writing when the first page is written.
+    pub(super) fn new(medium: Arc<M>, path: PathBuf, from: u64, file: M::File, access: Access) -> Self {
+        Pages { medium, path, from, held: RwLock::new(Held { file: Some(file), access }) }
     }
 
     /// Reads bytes of one page as programs see them; false if the medium has lost them.
@@ -35,6 +41,9 @@ impl<M: Medium> Pages<M> {
     /// Replaces the bytes of one page, which may be one that cannot be read; false if the medium cannot write it
     /// either.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool> {
+        if self.held.read().unwrap_or_else(PoisonError::into_inner).access == Access::Read {
+            self.open_anew(Access::ReadWrite)?;
+        }
         self.with(|file| file.write_anew_unless_bad(self.from + offset, bytes))
     }
 
@@ -50,8 +59,8 @@ impl<M: Medium> Pages<M> {
 
     /// Whether a store through a mapping changes that time.
     pub(super) fn notes_stores(&self) -> bool {
-        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
-        file.as_ref().is_some_and(M::File::notes_stores)
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        held.file.as_ref().is_some_and(M::File::notes_stores)
     }
 
     /// Where the first of them is in the file.
@@ -64,11 +73,17 @@ impl<M: Medium> Pages<M> {
     /// # Errors
     /// Those of opening it anew.
     pub(super) fn follow(&self) -> Result<()> {
-        let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
+        let access = self.held.read().unwrap_or_else(PoisonError::into_inner).access;
+        self.open_anew(access)
+    }
+
+    fn open_anew(&self, access: Access) -> Result<()> {
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         // First: what is opened by the length before would say that there are zeros where there are none, and whoever
         // believed it would cover these. If it cannot be opened now, it is when it is needed.
-        *file = None;
-        *file = Some(self.medium.open(&self.path, Access::ReadWrite, 0)?);
+        held.file = None;
+        held.file = Some(self.medium.open(&self.path, access, 0)?);
+        held.access = access;
         Ok(())
     }
 
@@ -76,7 +91,7 @@ impl<M: Medium> Pages<M> {
     fn with<T>(&self, work: impl FnOnce(&M::File) -> Result<T>) -> Result<T> {
         loop {
             // Nothing panics while it is exchanged.
-            if let Some(file) = &*self.file.read().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(file) = &self.held.read().unwrap_or_else(PoisonError::into_inner).file {
                 return work(file);
             }
             self.follow()?;

@@ -3,7 +3,11 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::path::Path;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use untorn::{Error, Result};
 
@@ -203,4 +207,102 @@ impl Drop for SharedMapping {
         // SAFETY: the mapping is this one's own, and nobody has a reference into it.
         unsafe { rustix::mm::munmap(self.address.cast(), self.len) }.expect("it is mapped");
     }
+}
+
+/// Chooses the signal of a lease. Source: `fcntl(2)`, `asm-generic/fcntl.h`.
+const F_SETSIG: i32 = 10;
+
+/// Files that nobody may store to, or open for writing, while they are watched.
+pub(crate) struct Untouched {
+    files: Vec<(PathBuf, fs::File, Seen)>,
+}
+
+/// What a file is like: its bytes, length, inode, and the times of its last changes.
+type Seen = (Vec<u8>, u64, u64, [i64; 4]);
+
+impl Untouched {
+    /// Watches files, and all files below directories. Nobody may have them open for writing now.
+    pub(crate) fn watch(paths: &[&Path]) -> Self {
+        let mut files = Vec::new();
+        let mut left: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+        while let Some(path) = left.pop() {
+            if path.is_dir() {
+                left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            let file = fs::File::open(&path).unwrap();
+            // A signal that nobody heeds; the usual one would end the process.
+            assert_ne!(control(&file, F_SETSIG, libc::SIGURG), -1);
+            // The kernel ends this lease when somebody opens the file for writing, or truncates it.
+            let taken = control(&file, libc::F_SETLEASE, libc::F_RDLCK);
+            assert_eq!(taken, 0, "{}: {}", path.display(), std::io::Error::last_os_error());
+            let seen = seen(&path);
+            files.push((path, file, seen));
+        }
+        assert!(!files.is_empty());
+        Untouched { files }
+    }
+
+    #[track_caller]
+    pub(crate) fn check(self, what: &str) {
+        for (path, file, before) in &self.files {
+            let (after, path) = (seen(path), path.display());
+            assert_eq!(control(file, libc::F_GETLEASE, 0), libc::F_RDLCK, "{what} opened {path} for writing");
+            assert_eq!((after.1, after.2, after.3), (before.1, before.2, before.3), "{what} changed {path}");
+            assert!(after.0 == before.0, "{what} changed bytes of {path}");
+        }
+    }
+}
+
+fn control(file: &fs::File, command: i32, argument: i32) -> i32 {
+    // SAFETY: these commands take a number.
+    unsafe { libc::fcntl(file.as_raw_fd(), command, argument) }
+}
+
+fn seen(path: &Path) -> Seen {
+    let found = fs::metadata(path).unwrap();
+    let times = [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()];
+    (fs::read(path).unwrap(), found.len(), found.ino(), times)
+}
+
+/// Counts in the first word of every page of a file, through a shared mapping, while something is done. Returns how
+/// many of these stores were taken back.
+pub(crate) fn counting_in_mappings(path: &Path, work: impl FnOnce()) -> u64 {
+    let file = fs::File::options().read(true).write(true).open(path).unwrap();
+    let len = file.metadata().unwrap().len() as usize;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let start = unsafe {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0)
+    };
+    assert_ne!(start, libc::MAP_FAILED);
+    let start = start as usize;
+    let word = |page: usize| {
+        // SAFETY: within the mapping, which is there until all threads have ended, and at the start of a page.
+        unsafe { AtomicU64::from_ptr((start + page * 4096) as *mut u64) }
+    };
+    let done = AtomicBool::new(false);
+    let lost = std::thread::scope(|scope| {
+        let counter = scope.spawn(|| {
+            let (mut round, mut lost) = (1, 0);
+            for page in 0..len / 4096 {
+                word(page).store(round, Ordering::Relaxed);
+            }
+            while !done.load(Ordering::Acquire) {
+                for page in 0..len / 4096 {
+                    lost += u64::from(word(page).swap(round + 1, Ordering::Relaxed) != round);
+                }
+                round += 1;
+            }
+            lost
+        });
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        done.store(true, Ordering::Release);
+        let lost = counter.join().unwrap();
+        worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        lost
+    });
+    // SAFETY: the mapping made above, which nobody accesses any more.
+    assert_eq!(unsafe { libc::munmap(start as *mut libc::c_void, len) }, 0);
+    lost
 }

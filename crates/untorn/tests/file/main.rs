@@ -24,6 +24,7 @@ mod hybrid_log_storm;
 mod hybrid_log_trouble;
 mod limits;
 mod log_size;
+mod looks;
 mod map;
 mod map_misuse;
 mod map_sparse;

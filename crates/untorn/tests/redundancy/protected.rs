@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use untorn::Error;
 use untorn::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
 
-use crate::common::system::{SharedMapping, in_forked_child};
+use crate::common::system::{SharedMapping, Untouched, counting_in_mappings, in_forked_child};
 use crate::common::{PAGE, alone};
 use crate::fixture::{Place, by_hand, page, protect_mapping, rot, uncovered};
 
@@ -432,4 +432,40 @@ fn a_living_forked_child_does_not_block_a_new_protection() {
     drop(there);
     assert_eq!(child.wait(), Some(0));
     assert_eq!(place.damage(), vec![]);
+}
+
+#[test]
+fn a_look_at_the_redundancy_of_a_file_stores_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, pattern(10 * PAGE, 3)).unwrap();
+    assert_eq!(untorn::protect(&path, &ProtectOptions::new()).unwrap().uncovered, 0);
+    let untouched = Untouched::watch(&[dir.path()]);
+    assert_eq!(untorn::coverage(&path).unwrap().unwrap().pages, 10);
+    assert_eq!(untorn::redundancy::recorded(&path).unwrap().unwrap().coverage.pages, 10);
+    untouched.check("a look at the coverage");
+    // A scrub notes that it was made, in the redundancy file alone.
+    let untouched = Untouched::watch(&[&path]);
+    assert!(untorn::scrub(&path, None, &mut |_, _| true).unwrap().is_clean());
+    untouched.check("a scrub");
+    // A repair writes to the file.
+    rot(&path, 4 * PAGE as u64, b"rot");
+    assert_eq!(untorn::repair(&path, &mut |_, _| true).unwrap().repaired.len(), 1);
+    assert!(fs::read(&path).unwrap() == pattern(10 * PAGE, 3));
+}
+
+/// A program that says nothing stores to the file meanwhile: what it stores may count as unknown, but stays.
+#[test]
+fn protecting_takes_no_store_of_a_live_program_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let live = dir.path().join("live");
+    fs::write(&live, vec![0; 16 * PAGE]).unwrap();
+    let lost = counting_in_mappings(&live, || {
+        for _ in 0..untorn_testing::cases(10, 500) {
+            drop(untorn::protect(&live, &ProtectOptions::new()));
+            drop(untorn::scrub(&live, None, &mut |_, _| true));
+            drop(untorn::unprotect(&live));
+        }
+    });
+    assert_eq!(lost, 0);
 }

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::common::system::{first_untold, in_forked_child};
+use crate::common::system::{Untouched, counting_in_mappings, first_untold, in_forked_child};
 use crate::common::{ReadAt, alone, memory_dir, new_region, pattern, scratch, truncate};
 use untorn::Error;
 use untorn::options::Order;
@@ -460,4 +460,32 @@ fn a_read_only_store_is_unchanged_and_shared_by_readers() {
     let store = StoreOptions::new().open(&path).unwrap();
     assert!(store.info().unwrap().recovered);
     store.close().unwrap();
+}
+
+#[test]
+fn looking_at_a_store_and_opening_what_is_none_store_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let store = small().create(&path).unwrap();
+    let region = store.create_region("one").unwrap();
+    let number = region.alloc_page().unwrap();
+    region.write_page(number, &page(1)).unwrap();
+    region.pmsync().unwrap();
+    drop(region);
+    store.close().unwrap();
+    let untouched = Untouched::watch(&[dir.path()]);
+    let store = small().read_only(true).open(&path).unwrap();
+    assert_eq!(read(&store.open_region("one").unwrap(), number), page(1));
+    sound(&store);
+    drop(store);
+    untouched.check("a read-only open");
+    // Any file may be named by mistake, such as that of a live program.
+    let live = dir.path().join("live");
+    std::fs::write(&live, vec![0; 16 * PAGE as usize]).unwrap();
+    let lost = counting_in_mappings(&live, || {
+        for _ in 0..untorn_testing::cases(100, 3000) {
+            assert!(matches!(small().open(&live), Err(Error::Corrupt { .. })));
+        }
+    });
+    assert_eq!(lost, 0, "stores of a live program were taken back");
 }

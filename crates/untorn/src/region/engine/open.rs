@@ -58,6 +58,8 @@ impl<M: Medium> Store<M> {
             false => (Access::ReadWrite, LockKind::Exclusive),
         };
         let file = medium.open(path, access, settings.max_len)?;
+        // Any file may have the name: it is a store before anything is stored to it.
+        Superblock::read(&file, path)?;
         if !file.try_lock(lock)? {
             return Err(Error::InUse { path: path.to_owned(), holder: storage::lock_holder(&file) });
         }
