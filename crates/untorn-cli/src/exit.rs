@@ -94,7 +94,10 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         | Error::ReplayIncomplete { .. }
         | Error::SidecarMissing { .. }
         | Error::SidecarMismatch { .. }
-        | Error::ModifiedExternally { .. } => Exit::Attention,
+        | Error::ModifiedExternally { .. }
+        | Error::ChangedOutside { .. } => Exit::Attention,
+        // The user decides whether the file is believed.
+        Error::Untrusted { .. } => Exit::Attention,
         // A newer untorn can read it: it is not corrupt, but this version cannot verify it.
         Error::Unsupported { .. } => Exit::Attention,
         Error::Corrupt { .. } => Exit::Corrupt,

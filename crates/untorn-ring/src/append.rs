@@ -1,5 +1,7 @@
 //! Appends by a process, and what it leaves behind if it dies meanwhile.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use crate::entry::{Entry, Geometry, HEADER, Kind, place_seed};
 use crate::turn::Locked;
 
@@ -128,6 +130,11 @@ pub trait Appender {
     /// Reads bytes of the log.
     fn with<R>(&mut self, at: u64, len: usize, look: impl FnOnce(&[u8]) -> R) -> R;
 
+    /// The time, in nanoseconds since 1970, by the clock that the kernel takes file times from, or a finer one.
+    fn now(&self) -> u64 {
+        now()
+    }
+
     /// Stores a header in the log.
     fn store(&mut self, at: u64, header: &[u8; HEADER as usize]);
 
@@ -146,6 +153,12 @@ pub trait Appender {
     fn reaches(&mut self, _: Step) -> bool {
         true
     }
+}
+
+/// The time, in nanoseconds since 1970; 0 if the clock is before that.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// The result of an append.
@@ -208,7 +221,7 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
     if !by.reaches(Step::Filled) {
         return Outcome::Dead;
     }
-    let mut done = 0;
+    let (mut done, time) = (0, by.now());
     for (part, (data_at, len)) in pieces(geometry, first, len).enumerate() {
         let at = data_at - HEADER;
         let position = first + part as u64;
@@ -221,6 +234,7 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
             kind: change.kind(),
             part: part as u32,
             parts: parts as u32,
+            time,
         };
         // The seal covers the bytes in the log, whatever the program has in its memory by now.
         let header = by.with(data_at, len, |data| entry.encode(place_seed(terms.checksum_seed, at), data));

@@ -125,7 +125,7 @@ struct RawEntry {
     reserved: U16,
     part: U32,
     parts: U32,
-    reserved_too: U64,
+    time: U64,
     check: U64,
 }
 
@@ -153,6 +153,9 @@ pub struct Entry {
     pub part: u32,
     /// Entries of the operation.
     pub parts: u32,
+    /// When the change was made: nanoseconds since 1970, by the clock of file times, just before the kernel gets it. 0
+    /// if the file gets the change at a later time, which the log does not have.
+    pub time: u64,
 }
 
 impl Entry {
@@ -168,7 +171,7 @@ impl Entry {
             reserved: 0.into(),
             part: self.part.into(),
             parts: self.parts.into(),
-            reserved_too: 0.into(),
+            time: self.time.into(),
             check: 0.into(),
         };
         let mut bytes: [u8; HEADER as usize] = zerocopy::transmute!(raw);
@@ -188,7 +191,8 @@ impl Entry {
         if !sound || position >= MAX_NUMBER || order > position || geometry.entry_at(position) != at {
             return None;
         }
-        Some(Entry { position, order, uid: raw.uid.get(), value: raw.value.get(), len, kind, part, parts })
+        let (uid, value, time) = (raw.uid.get(), raw.value.get(), raw.time.get());
+        Some(Entry { position, order, uid, value, len, kind, part, parts, time })
     }
 
     /// Whether this header and this data arrived whole.

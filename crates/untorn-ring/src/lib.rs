@@ -30,7 +30,7 @@ mod ledger;
 mod robust;
 mod turn;
 
-pub use append::{Appender, Change, Left, MOST_PARTS, Outcome, Step, Write, append, left, pieces};
+pub use append::{Appender, Change, Left, MOST_PARTS, Outcome, Step, Write, append, left, now, pieces};
 pub use entry::{Entry, Geometry, HEADER, Kind, MAX_NUMBER, PAGE, TABLE_AT, TAIL_AT, place_seed, sum};
 pub use group::{Flushed, Flusher};
 pub use ledger::{Phase, SharedState, Terms, Way};

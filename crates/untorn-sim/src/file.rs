@@ -7,7 +7,7 @@ use untorn::{Error, Result};
 
 use crate::effects::What;
 use crate::instant::{Step, Verdict};
-use crate::medium::{EIO, SimMedium, errno};
+use crate::medium::{EIO, SimMedium, errno, time_of};
 use crate::schedule;
 use crate::world::{Fault, World};
 
@@ -109,7 +109,7 @@ impl MediumFile for SimFile {
     fn stamp(&self) -> Result<Stamp> {
         let mut world = self.medium.enter(Step::Stamp, None, &self.path)?;
         let inode = world.inode(self.number);
-        Ok(Stamp { size: inode.volatile.len, modified: inode.modified })
+        Ok(Stamp { size: inode.volatile.len, modified: time_of(inode.modified) })
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

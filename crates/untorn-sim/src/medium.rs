@@ -263,9 +263,18 @@ impl Medium for SimMedium {
         Ok(self.lock().unique())
     }
 
+    fn now(&self) -> u64 {
+        time_of(self.lock().clock)
+    }
+
     fn relax(&self, round: u32) {
         schedule::relax(round);
     }
+}
+
+/// The time of a call, as a clock tells it: fifty milliseconds from one call to the next.
+pub(crate) fn time_of(call: u64) -> u64 {
+    call.saturating_mul(50_000_000)
 }
 
 impl Names for SimMedium {

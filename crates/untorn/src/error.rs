@@ -105,6 +105,20 @@ pub enum Error {
         /// Whose they are, and why.
         what: String,
     },
+    /// Another program changed the file meanwhile, and untorn has changes of its own for it. Both versions are kept.
+    ChangedOutside {
+        /// The file.
+        path: PathBuf,
+        /// Where untorn's version is, and how to choose.
+        what: String,
+    },
+    /// Another user could have written what the file says, so it is not believed. Nothing was changed.
+    Untrusted {
+        /// The log.
+        path: PathBuf,
+        /// Why it is not trusted, and what to do.
+        what: String,
+    },
     /// A newer version, or a feature unknown to this library, wrote the file.
     Unsupported {
         /// The sidecar or file.
@@ -301,6 +315,8 @@ impl Error {
             | Error::ModifiedExternally { path, .. }
             | Error::NeedsRecovery { path }
             | Error::ReplayIncomplete { path, .. }
+            | Error::ChangedOutside { path, .. }
+            | Error::Untrusted { path, .. }
             | Error::Unsupported { path, .. }
             | Error::Corrupt { path, .. }
             | Error::OtherEngine { path, .. }
@@ -326,10 +342,12 @@ impl Error {
             }
             Error::ReadOnly { .. } => Errno::ROFS,
             Error::InUse { .. } => Errno::BUSY,
-            Error::SidecarMissing { .. } | Error::SidecarMismatch { .. } | Error::ModifiedExternally { .. } => {
-                Errno::STALE
-            }
+            Error::SidecarMissing { .. }
+            | Error::SidecarMismatch { .. }
+            | Error::ModifiedExternally { .. }
+            | Error::ChangedOutside { .. } => Errno::STALE,
             Error::NeedsRecovery { .. } | Error::ReplayIncomplete { .. } => Errno::UCLEAN,
+            Error::Untrusted { .. } => Errno::PERM,
             Error::Unsupported { .. } => Errno::OPNOTSUPP,
             Error::Corrupt { .. } => Errno::BADMSG,
             Error::Forked { .. } => Errno::OWNERDEAD,
@@ -469,6 +487,10 @@ impl fmt::Display for Error {
                  run `untorn replay` on the log; the log keeps the writes until then",
                 path.display()
             ),
+            Error::ChangedOutside { path, what } => {
+                write!(f, "{}: another program changed this file meanwhile: {what}", path.display())
+            }
+            Error::Untrusted { path, what } => write!(f, "{} is not trusted: {what}", path.display()),
             Error::Unsupported { path, what } => {
                 write!(f, "{}: {what}; open it with a newer version of untorn", path.display())
             }

@@ -97,6 +97,7 @@ const SPREAD: &[Spread] = &[
             "names.rs",
             "rename.rs",
             "table.rs",
+            "wipe.rs",
             "worker.rs",
             "write_through.rs",
         ],

@@ -22,7 +22,7 @@ pub(crate) use protect::{Protect, Protection, Scrub};
 pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
-pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay};
+pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay, TrustReplay};
 pub(crate) use run::{BoostLog, Mode as RunMode, Run};
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};
 
@@ -154,10 +154,10 @@ pub(crate) enum Verb {
         Examples:\n  untorn region create data.store ledger --pages 16\n  untorn region list data.store")]
     Region(Region),
     /// Apply the logged writes of a write cache to their files. The command is idempotent.
-    #[command(after_help = "Exit codes: 0 the logs are empty; 1 a file was missing or could not be written, and its \
-        writes stay in the log; 2 a log is corrupt; 64 usage; 74 I/O error. With --list, 1 also means that writes are \
-        waiting to be replayed.\n\n\
-        Examples:\n  untorn replay /fast/untorn.log\n  untorn replay --list /fast/logs")]
+    #[command(after_help = "Exit codes: 0 the logs are empty; 1 a log keeps writes, or is not trusted; 2 a log is \
+        corrupt; 64 usage; 74 I/O error. With --list, 1 also means that writes are waiting to be replayed.\n\n\
+        Examples:\n  untorn replay /fast/untorn.log\n  untorn replay --list /fast/logs\n  \
+        untorn replay --trust file /fast/untorn.log")]
     Replay(Replay),
     /// Inspect a write cache's log.
     #[command(after_help = "Exit codes: those of `untorn log info`\n\nExample:\n  untorn log info /fast/untorn.log")]

@@ -15,8 +15,20 @@ pub(crate) struct Replay {
     /// Only list what a replay would do. Nothing is changed.
     #[arg(long)]
     pub(crate) list: bool,
+    /// Choose the version that counts of a file that another program changed after the last write in the log.
+    #[arg(long, value_enum, conflicts_with = "list")]
+    pub(crate) trust: Option<TrustReplay>,
     #[command(flatten)]
     pub(crate) form: Form,
+}
+
+/// The version of a changed file that counts.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum TrustReplay {
+    /// Keep the file as it is. The writes to it that the log holds are dropped.
+    File,
+    /// Write the log's writes over the file.
+    Log,
 }
 
 /// Arguments of `log`.

@@ -47,7 +47,9 @@ pub(super) fn open(args: &BoostLog, launch: &Launch) -> Result<Log> {
         ));
     };
     let path = resolved(named)?;
-    if launch.manages(&path).map_err(|error| Failure::usage(error.to_string()))? {
+    // Of a link the library decides who may have made it; a log that it leads to must not be matched either.
+    let canonical = path.canonicalize().unwrap_or_else(|_| path.clone());
+    if launch.manages(&canonical).map_err(|error| Failure::usage(error.to_string()))? {
         let what = "--match matches the log itself; move the log, narrow --match, or omit --match, which manages all \
                     files except the log";
         return Err(Failure::usage_at(&path, what));
@@ -107,11 +109,12 @@ fn options(args: &BoostLog) -> Result<CacheOptions> {
     Ok(options)
 }
 
-/// The log's canonical path, also if the log does not exist yet.
+/// The log's canonical path, also if the log does not exist yet. A symbolic link that it names itself is kept.
 fn resolved(named: &Path) -> Result<PathBuf> {
     match named.canonicalize() {
-        Ok(path) => Ok(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Ok(path) if !named.is_symlink() => Ok(path),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::io_at("find the log", named, &error)),
+        _ => {
             let Some(name) = named.file_name() else {
                 return Err(Failure::usage_at(named, "not a file name; --log takes the path of a file"));
             };
@@ -120,7 +123,6 @@ fn resolved(named: &Path) -> Result<PathBuf> {
                 dir.canonicalize().map_err(|error| Failure::io_at("find the directory of the log", dir, &error))?;
             Ok(dir.join(name))
         }
-        Err(error) => Err(Failure::io_at("find the log", named, &error)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use untorn::Error;
-use untorn::write_cache::{Replay, ReplayOutcome, ReplayedFile};
+use untorn::write_cache::{Keep, Replay, ReplayOutcome, ReplayedFile};
 
 use crate::cli;
 use crate::exit::{Exit, Failure, Result, exit_of};
@@ -18,7 +18,7 @@ pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
     for log in logs(&args.logs)? {
         let result = patiently(&log, || match args.list {
             true => untorn::write_cache::inspect_log(&log),
-            false => untorn::write_cache::replay(&log, Some(progress::function())),
+            false => replay_one(&log, args.trust),
         });
         done.push((log, result));
     }
@@ -34,6 +34,15 @@ pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
         done.iter().map(|(log, result)| words(log, result, args.list)).collect()
     })?;
     Ok(exit)
+}
+
+fn replay_one(log: &Path, trust: Option<cli::TrustReplay>) -> untorn::Result<Replay> {
+    let keep = match trust {
+        None => return untorn::write_cache::replay(log, Some(progress::function())),
+        Some(cli::TrustReplay::File) => Keep::File,
+        Some(cli::TrustReplay::Log) => Keep::Log,
+    };
+    untorn::write_cache::replay_keeping(log, keep, Some(progress::function()))
 }
 
 /// Shows the contents of a log.
@@ -77,6 +86,8 @@ fn fate(file: &ReplayedFile) -> (&'static str, Option<&str>) {
         ReplayOutcome::Removed => ("removed", None),
         ReplayOutcome::Missing(why) => ("missing", Some(why)),
         ReplayOutcome::Failed(why) => ("failed", Some(why)),
+        ReplayOutcome::Changed(why) => ("changed", Some(why)),
+        ReplayOutcome::Dropped => ("dropped", None),
         // The enum may grow.
         _ => ("unknown", None),
     }

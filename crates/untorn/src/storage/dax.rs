@@ -81,6 +81,12 @@ impl Medium for Dax {
         self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
     }
 
+    fn create_private(&self, path: &Path, len: u64, reserve: u64) -> Result<DaxFile> {
+        let file = names::create_private(path, len)?;
+        // As above.
+        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
+    }
+
     fn names(&self) -> &dyn Names {
         &Directories
     }

@@ -17,6 +17,7 @@ macro_rules! __forward {
     (@class $by:tt) => { $crate::__forward!(@fn $by class() -> MediumClass); };
     (@order $by:tt) => { $crate::__forward!(@fn $by order() -> ()); };
     (@unique $by:tt) => { $crate::__forward!(@fn $by unique() -> Result<[u8; 16]>); };
+    (@now $by:tt) => { $crate::__forward!(@fn $by now() -> u64); };
     (@relax $by:tt) => { $crate::__forward!(@fn $by relax(round: u32) -> ()); };
 
     (@exists $by:tt) => { $crate::__forward!(@fn $by exists(path: &Path) -> Result<bool>); };

@@ -37,8 +37,8 @@ pub use latch::{Latched, LatchedFile};
 pub(crate) use mapping::identity as identity_of;
 pub use names::CreateAttrs;
 pub use page_cache::{PageCache, PageCacheFile};
-pub(crate) use whole::create_whole;
 pub use whole::is_unfinished;
+pub(crate) use whole::{create_private, create_whole};
 
 pub use crate::sys::lease::{give_lease_back, has_lease, mark_description, take_lease, unblock};
 
@@ -173,6 +173,12 @@ pub trait Medium: Send + Sync + 'static {
         self.create_new(path, len, reserve, None)
     }
 
+    /// Like [`create`](Medium::create), for a file that only its owner may open, from its first moment on. If files
+    /// have no owners, it is [`create`](Medium::create).
+    fn create_private(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        self.create(path, len, reserve)
+    }
+
     /// Like [`create`](Medium::create), for a file that will hold bytes of `like`. If files have owners and
     /// permissions, the new file gets those of `like`, so that no user who may not open `like` can open it. Otherwise
     /// it is [`create`](Medium::create).
@@ -232,6 +238,11 @@ pub trait Medium: Send + Sync + 'static {
     /// Sixteen random bytes for a UUID that no other sidecar has.
     fn unique(&self) -> Result<[u8; 16]> {
         crate::sys::random().map_err(|error| Error::io("get random bytes from", Path::new("the kernel"), error))
+    }
+
+    /// The time, in nanoseconds since 1970, as the times of files are.
+    fn now(&self) -> u64 {
+        crate::sys::now()
     }
 
     /// Waits a moment for another thread to make progress. `round` counts the calls of one wait from 0.

@@ -93,11 +93,23 @@ pub(crate) fn create_regular(path: &Path, len: u64, like: Option<BorrowedFd<'_>>
             sys::file::take_permissions(file, like)
                 .map_err(|error| Error::io("set the permissions of", path, error))?;
         }
-        if len == 0 {
-            return Ok(());
-        }
-        rustix::fs::ftruncate(file, len).map_err(|errno| Error::io("resize", path, errno))
+        lengthen(path, file, len)
     })
+}
+
+/// The same for a file that only its owner may open.
+///
+/// # Errors
+/// As for [`create_regular`].
+pub(crate) fn create_private(path: &Path, len: u64) -> Result<OwnedFd> {
+    create_with(path, 0o600, |file| lengthen(path, file, len))
+}
+
+fn lengthen(path: &Path, file: BorrowedFd<'_>, len: u64) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    rustix::fs::ftruncate(file, len).map_err(|errno| Error::io("resize", path, errno))
 }
 
 /// Creates an empty file that must not exist yet, for a replay: like one that a crash took.

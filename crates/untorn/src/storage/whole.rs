@@ -41,12 +41,35 @@ pub(crate) fn create_whole<M: Medium>(
     reserve: u64,
     fill: impl FnOnce(&M::File) -> Result<()>,
 ) -> Result<()> {
+    create_by(medium, path, reserve, M::create, fill)
+}
+
+/// The same for a file that only its owner may open, from its first moment on.
+pub(crate) fn create_private<M: Medium>(
+    medium: &M,
+    path: &Path,
+    reserve: u64,
+    fill: impl FnOnce(&M::File) -> Result<()>,
+) -> Result<()> {
+    create_by(medium, path, reserve, M::create_private, fill)
+}
+
+/// How a medium makes a file.
+type Create<M> = fn(&M, &Path, u64, u64) -> Result<<M as Medium>::File>;
+
+fn create_by<M: Medium>(
+    medium: &M,
+    path: &Path,
+    reserve: u64,
+    create: Create<M>,
+    fill: impl FnOnce(&M::File) -> Result<()>,
+) -> Result<()> {
     let taken = || Err(Error::io("create", path, Errno::EXIST));
     if medium.exists(path)? {
         return taken();
     }
     let unfinished = path.with_file_name(unfinished_name(path.file_name().unwrap_or_default()));
-    let file = claim(medium, path, &unfinished, reserve)?;
+    let file = claim(medium, path, &unfinished, reserve, create)?;
     let made = || {
         fill(&file)?;
         // Only who has claimed the other name makes this one.
@@ -59,7 +82,7 @@ pub(crate) fn create_whole<M: Medium>(
 }
 
 /// Creates the file under which another is being made, and locks it; one that was left by a crash is removed first.
-fn claim<M: Medium>(medium: &M, path: &Path, unfinished: &Path, reserve: u64) -> Result<M::File> {
+fn claim<M: Medium>(medium: &M, path: &Path, unfinished: &Path, reserve: u64, create: Create<M>) -> Result<M::File> {
     let in_use = || {
         let holder = format!("another process, which is creating it as {}", unfinished.display());
         Err(Error::InUse { path: path.to_owned(), holder })
@@ -74,7 +97,7 @@ fn claim<M: Medium>(medium: &M, path: &Path, unfinished: &Path, reserve: u64) ->
         }
     };
     for _ in 0..16 {
-        match medium.create(unfinished, 0, reserve) {
+        match create(medium, unfinished, 0, reserve) {
             Ok(file) if !file.try_lock(LockKind::Exclusive)? => return in_use(),
             Ok(file) if holds(&file)? => return Ok(file),
             Ok(_) => continue,

@@ -34,7 +34,7 @@ pub use first_use::FirstUse;
 pub use per_process::{OnceForAll, PerProcess};
 pub use process::{in_forked_child, incarnation};
 pub use stores::{Heard, StoreWatch};
-pub(crate) use untorn_ring::flush;
+pub(crate) use untorn_ring::{flush, now};
 pub(crate) use zeroed::ZeroedArray;
 
 /// Bytes of a page of memory: the unit in which address space is reserved and mapped.

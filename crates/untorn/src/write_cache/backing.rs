@@ -55,6 +55,15 @@ pub trait BackingFile: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// When the bytes were last changed, in nanoseconds since 1970; `None` if the file has no such time. A replay does
+    /// not write to a file that another program changed after the last entry of the log. The default returns `None`.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)`.
+    fn modified(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Fills `dst` from `offset` up to the end of the file. Returns the number of bytes read.
     ///
     /// # Errors
@@ -107,6 +116,15 @@ pub trait BackingDir: Send + Sync + 'static {
     /// # Errors
     /// Those of `open(2)`.
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>>;
+
+    /// Opens a regular file for reading only; `None` if no file has this name. The default is
+    /// [`open`](BackingDir::open).
+    ///
+    /// # Errors
+    /// Those of `open(2)`.
+    fn look(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
+        self.open(path)
+    }
 
     /// Whether any file has this name.
     ///
@@ -244,6 +262,11 @@ impl BackingFile for Descriptor {
         Ok(labels.then_some(like))
     }
 
+    fn modified(&self) -> Result<Option<u64>> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        Ok(Some(sys::file::since_1970(found.st_mtime, found.st_mtime_nsec as u64)))
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < dst.len() {
@@ -284,12 +307,11 @@ impl BackingFile for Descriptor {
 
 impl BackingDir for Kernel {
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
-        match names::open_regular(path, Access::ReadWrite) {
-            Ok(file) => Ok(Some(Arc::new(Descriptor::new(file, path)?))),
-            Err(Error::NotAFile { .. }) => Ok(None),
-            Err(error) if is_absent(&error) => Ok(None),
-            Err(error) => Err(error),
-        }
+        open_as(path, Access::ReadWrite)
+    }
+
+    fn look(&self, path: &Path) -> Result<Option<Arc<dyn BackingFile>>> {
+        open_as(path, Access::Read)
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -349,6 +371,15 @@ impl BackingDir for Kernel {
     }
 }
 
+fn open_as(path: &Path, access: Access) -> Result<Option<Arc<dyn BackingFile>>> {
+    match names::open_regular(path, access) {
+        Ok(file) => Ok(Some(Arc::new(Descriptor::new(file, path)?))),
+        Err(Error::NotAFile { .. }) => Ok(None),
+        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn is_absent(error: &Error) -> bool {
     let errno = error.errno();
     errno == Errno::NOENT.raw_os_error() || errno == Errno::NOTDIR.raw_os_error()
@@ -385,6 +416,10 @@ impl<M: Medium> BackingFile for OnMediumFile<M> {
 
     fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
         Ok(Some(CreateAttrs { mode: 0o600, uid: 0, gid: 0 }))
+    }
+
+    fn modified(&self) -> Result<Option<u64>> {
+        Ok(Some(self.file.stamp()?.modified))
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {

@@ -169,7 +169,7 @@ impl CachedFile {
     /// - the log never had an entry of one of them, or one is already demoted;
     /// - another rename of the file is in progress;
     /// - `to` is the file's own name, or not a regular file;
-    /// - the two names together have more than 3912 bytes;
+    /// - the two names together have more than 3904 bytes;
     /// - the file system does not distinguish the file from an earlier one with the same inode number.
     ///
     /// If the file's last rename is not durable yet, the call makes it durable first and waits for its device.

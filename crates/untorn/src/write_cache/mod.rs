@@ -5,6 +5,7 @@ pub(crate) mod engine;
 mod file;
 mod multi_process;
 mod options;
+mod trust;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 pub use self::backing::{BackingDir, BackingFile, Descriptor, Kernel, Named};
 use self::engine::AnyCache;
-pub use self::engine::{CacheInfo, Replay, ReplayOutcome, ReplayedFile};
+pub use self::engine::{CacheInfo, Keep, Replay, ReplayOutcome, ReplayedFile};
 pub use self::file::CachedFile;
 pub use self::multi_process::{SharedLog, Step};
 pub use self::options::CacheOptions;
@@ -90,7 +91,7 @@ impl WriteCache {
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be opened for reading and writing; [`Error::NotAFile`]; [`Error::Invalid`] if
-    /// `path` is longer than 3912 bytes or does not name the file.
+    /// `path` is longer than 3904 bytes or does not name the file.
     pub fn attach(&self, file: BorrowedFd<'_>, path: &Path) -> Result<CachedFile> {
         // It is the directory with the file itself that is flushed and searched, and not that with a link to it.
         let path = &storage::resolve(path)?;
@@ -208,7 +209,8 @@ impl fmt::Debug for WriteCache {
     }
 }
 
-/// The write-cache logs in a directory, by name: every file that begins as one.
+/// The write-cache logs in a directory, by name: every file that begins as one, whoever owns it. Each is opened for
+/// reading only. A replay refuses those that are not trusted ([`Error::Untrusted`]).
 ///
 /// # Errors
 /// Errors of reading the directory.
@@ -242,7 +244,16 @@ pub fn find_logs(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// As for [`CacheOptions::open`], except [`Error::ReplayIncomplete`]: unreplayed writes are in the report.
 pub fn replay(log: impl AsRef<Path>, progress: Option<ProgressFn>) -> Result<Replay> {
-    replay_with(log.as_ref(), false, progress.as_ref())
+    replay_with(log.as_ref(), false, None, progress.as_ref())
+}
+
+/// Like [`replay`], for a user who has chosen which version of a file counts that another program changed
+/// ([`ReplayOutcome::Changed`]).
+///
+/// # Errors
+/// As for [`replay`].
+pub fn replay_keeping(log: impl AsRef<Path>, keep: Keep, progress: Option<ProgressFn>) -> Result<Replay> {
+    replay_with(log.as_ref(), false, Some(keep), progress.as_ref())
 }
 
 /// What [`replay`] would do. It changes nothing, in the log or in any file.
@@ -250,18 +261,18 @@ pub fn replay(log: impl AsRef<Path>, progress: Option<ProgressFn>) -> Result<Rep
 /// # Errors
 /// As for [`replay`].
 pub fn inspect_log(log: impl AsRef<Path>) -> Result<Replay> {
-    replay_with(log.as_ref(), true, None)
+    replay_with(log.as_ref(), true, None, None)
 }
 
-fn replay_with(log: &Path, look: bool, progress: Option<&ProgressFn>) -> Result<Replay> {
-    let path = &storage::resolve(log)?;
+fn replay_with(log: &Path, look: bool, keep: Option<Keep>, progress: Option<&ProgressFn>) -> Result<Replay> {
+    let path = &trust::resolve(log)?;
     let detected = storage::detect(path)?;
     match detected.kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-            engine::replay(&Latched::new(Dax::new(detected.kind)), &Kernel, path, look, progress)
+            engine::replay(&Latched::new(Dax::new(detected.kind)), &Kernel, path, look, keep, progress)
         }
         MediumKind::Block | MediumKind::Volatile => {
-            engine::replay(&Latched::new(PageCache::new()), &Kernel, path, look, progress)
+            engine::replay(&Latched::new(PageCache::new()), &Kernel, path, look, keep, progress)
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use super::replay;
-use super::{WriteCache, find_logs, replay_with};
+use super::{WriteCache, find_logs, replay_with, trust};
 use crate::error::{Error, Result};
 use crate::options::{Durability, ProgressFn};
 use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
@@ -139,7 +139,8 @@ impl CacheOptions {
         })
     }
 
-    /// Creates a log, which must not exist yet, and opens it.
+    /// Creates a log, which must not exist yet, and opens it. Only its owner may read it and write to it, because it
+    /// holds what is written to files that others may not read.
     ///
     /// # Errors
     /// [`Error::Io`] with EEXIST if the name is taken, and with ENOSPC if there is no room for the whole log;
@@ -157,10 +158,13 @@ impl CacheOptions {
     /// - [`Error::Io`] with ENOENT if there is no log.
     /// - [`Error::InUse`] while another handle has it open.
     /// - [`Error::ReplayIncomplete`] if it has writes that could not be brought to their files.
+    /// - [`Error::ChangedOutside`] if another program changed a file after the log's last write of it.
     /// - [`Error::Corrupt`] for a file that is not a log, or a truncated log.
     /// - [`Error::Unsupported`] for a log of a later version.
+    /// - [`Error::Untrusted`] for a log that neither the caller nor root owns, or that other users may write to. A
+    ///   replay writes to the files that a log names, with the rights of the caller.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<WriteCache> {
-        let path = &storage::resolve(path.as_ref())?;
+        let path = &trust::resolve(path.as_ref())?;
         let detected = storage::detect(path)?;
         let place = Arc::new(Kernel);
         match detected.kind {
@@ -175,15 +179,15 @@ impl CacheOptions {
     /// owners in all of them. Then it takes a log without an owner, or creates a new one.
     ///
     /// # Errors
-    /// Errors of listing the directory and of [`create`](CacheOptions::create). A log that cannot be replayed is left
-    /// for `untorn replay`, with a message through `tracing`.
+    /// Errors of listing the directory and of [`create`](CacheOptions::create). A log that cannot be replayed, or that
+    /// is not trusted, is left for `untorn replay`, with a message through `tracing`.
     pub fn open_in(&self, dir: impl AsRef<Path>) -> Result<WriteCache> {
         let dir = &storage::absolute(dir.as_ref())?;
         let logs = find_logs(dir)?;
         // All of them first: whose file this process is going to open may be in any.
         let mut free = Vec::new();
         for log in logs {
-            match replay_with(&log, false, self.progress.as_ref()) {
+            match replay_with(&log, false, None, self.progress.as_ref()) {
                 Ok(replay) if replay.is_complete() => free.push(log),
                 Ok(_) | Err(Error::InUse { .. }) => {}
                 Err(error) => tracing::warn!(log = %log.display(), %error, "cannot use a log of the pool"),
@@ -231,7 +235,7 @@ impl CacheOptions {
     /// # Errors
     /// As for [`replay`].
     pub fn replay_on<M: Medium>(&self, medium: M, place: &dyn BackingDir, path: impl AsRef<Path>) -> Result<Replay> {
-        engine::replay(&Latched::new(medium), place, path.as_ref(), false, self.progress.as_ref())
+        engine::replay(&Latched::new(medium), place, path.as_ref(), false, None, self.progress.as_ref())
     }
 
     /// Like [`open`](CacheOptions::open), on custom media; for simulators.

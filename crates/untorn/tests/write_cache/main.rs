@@ -5,6 +5,7 @@ mod common;
 
 mod machine;
 mod write_cache;
+mod write_cache_changed;
 mod write_cache_failures;
 mod write_cache_full;
 mod write_cache_model;
@@ -12,6 +13,7 @@ mod write_cache_moved;
 mod write_cache_multi_process;
 mod write_cache_new;
 mod write_cache_through;
+mod write_cache_trust;
 
 #[global_allocator]
 static ALLOC: common::system::CountingAlloc = common::system::CountingAlloc;

@@ -107,7 +107,7 @@ impl<M: Medium> Latched<M> {
 impl<M: Medium> Medium for Latched<M> {
     type File = LatchedFile<M>;
 
-    forward!(inner: class, order, unique, relax);
+    forward!(inner: class, order, unique, now, relax);
 
     fn names(&self) -> &dyn Names {
         self
@@ -120,6 +120,11 @@ impl<M: Medium> Medium for Latched<M> {
     fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File> {
         self.latch.check(path)?;
         Ok(self.file(path, self.inner.create_new(path, len, reserve, like.map(|file| &file.inner))?))
+    }
+
+    fn create_private(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        self.latch.check(path)?;
+        Ok(self.file(path, self.inner.create_private(path, len, reserve)?))
     }
 
     #[inline]

@@ -140,6 +140,9 @@ impl<M: Medium> Cache<M> {
         self.handle_state.writable()?;
         self.drain_to(self.ring.head())?;
         let files = locked(&self.registry).all();
+        if files.is_empty() {
+            self.wipe_settled();
+        }
         files.iter().try_for_each(|file| file.check_usable())
     }
 
@@ -224,7 +227,7 @@ impl<M: Medium> Cache<M> {
             }
             let first = ring.entry(at, &mut data).map_err(|error| self.poison(error))?;
             let parts = u64::from(first.parts);
-            let operation = Operation { uid: first.uid, kind: first.kind, value: first.value };
+            let operation = Operation { uid: first.uid, kind: first.kind, value: first.value, time: first.time };
             let mut len = u64::from(first.len);
             for position in at + 1..at + parts {
                 let entry = ring.entry(position, &mut data).map_err(|error| self.poison(error))?;

@@ -39,6 +39,8 @@ pub(crate) struct Managed {
     pub(super) uid: AtomicU64,
     /// The log has what it is called, durably once this request for a flush of the log is answered.
     pub(super) named: AtomicU64,
+    /// When it last got a change later than the entry says; 0 if it never did.
+    pub(super) late: AtomicU64,
     /// Every entry of it has a position below.
     pub(super) last: AtomicU64,
     /// Handles that programs have; changed under the lock of the registry.
@@ -100,6 +102,7 @@ impl Managed {
             line: Mutex::default(),
             uid: AtomicU64::new(0),
             named: AtomicU64::new(0),
+            late: AtomicU64::new(0),
             last: AtomicU64::new(0),
             handles: AtomicU64::new(0),
             failed: OnceLock::new(),
@@ -270,7 +273,7 @@ impl<M: Medium> Cache<M> {
         let end = file.check(offset, src.len())?;
         let range = pages(offset, src.len() as u64);
         let mut pieces = file.overlay.exclusive(&range);
-        let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset }, src)?;
+        let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset, time: 0 }, src)?;
         pieces.add(offset, src.len() as u64, first, u64::from(self.ring.geometry.entry));
         if let Some(length) = &mut alone {
             length.len = length.len.max(end);
@@ -318,7 +321,7 @@ impl<M: Medium> Cache<M> {
         }
         let uid = self.number(file)?;
         let mut length = exclusive(&file.length);
-        let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len }, &[])?;
+        let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len, time: 0 }, &[])?;
         if len < length.len {
             file.overlay.cut(len);
         }

@@ -20,8 +20,10 @@ use crate::format::record::ChecksumSeed;
 use crate::storage::{CreateAttrs, Identity, MediumFile};
 
 const SECTOR: u64 = 512;
+/// Bytes of a line for paths, and for a number behind them.
+const PATHS: usize = 3912;
 /// The longest path that the file table can hold, in bytes; where a file has two, both together.
-pub(super) const MAX_PATH: usize = 3912;
+pub(super) const MAX_PATH: usize = PATHS - size_of::<u64>();
 
 /// The offsets of a file's two lines in the file table.
 fn table_at(slot: u32) -> [u64; 2] {
@@ -76,8 +78,9 @@ struct RawFile {
     path_len: U32,
     parents: [U64; PARENTS],
     check: U64,
-    /// The name before the last rename, if there is one, follows the path.
-    path: [u8; MAX_PATH],
+    /// The name before the last rename, if there is one, follows the path. [`TableLine::late`] stands at the end,
+    /// unless an earlier version of this code has filled its place with a path.
+    path: [u8; PATHS],
     named: U64,
     named_before: U64,
     over_inode: U64,
@@ -214,6 +217,9 @@ pub(super) struct TableLine {
     pub(super) named: u64,
     /// A rename that may not be durable: where it was before.
     pub(super) before: Option<Before>,
+    /// When this code may have begun to change the file at a time that no entry has: to replay the log, or to complete
+    /// the change of a process that died. 0 if it has not.
+    pub(super) late: u64,
 }
 
 /// The name that a file had before a rename, and what the rename put it over.
@@ -284,7 +290,7 @@ impl TableLine {
             path_len: (path.len() as u32).into(),
             parents: self.parents.map(U64::new),
             check: 0.into(),
-            path: [0; MAX_PATH],
+            path: [0; PATHS],
             named: self.named.into(),
             named_before: self.before.as_ref().map_or(0, |before| before.named).into(),
             over_inode: over.map_or(0, |over| over.inode).into(),
@@ -298,6 +304,7 @@ impl TableLine {
         };
         raw.path[..path.len()].copy_from_slice(path);
         raw.path[path.len()..path.len() + before.len()].copy_from_slice(before);
+        raw.path[MAX_PATH..].copy_from_slice(&self.late.to_le_bytes());
         let mut bytes: [u8; PAGE as usize] = zerocopy::transmute!(raw);
         let check = sum(checksum_seed.at(at), &bytes);
         bytes[88..96].copy_from_slice(&check.to_le_bytes());
@@ -310,6 +317,10 @@ impl TableLine {
         blank[88..96].fill(0);
         let (path, rest) = raw.path.split_at_checked(raw.path_len.get() as usize)?;
         let before = rest.get(..raw.before_len.get() as usize)?;
+        let late = match raw.path.last_chunk() {
+            Some(late) if path.len() + before.len() <= MAX_PATH => u64::from_le_bytes(*late),
+            _ => 0,
+        };
         let known = (LIVE..=NEW_LEAVING + TWO_NAMES).contains(&raw.state.get());
         if raw.uid.get() == 0
             || !known
@@ -338,7 +349,7 @@ impl TableLine {
         let like = || CreateAttrs { mode: raw.mode.get(), uid: raw.uid_of.get(), gid: raw.gid_of.get() };
         let new = matches!(state, NEW | NEW_LEAVING).then(like);
         let (parents, path, named) = (raw.parents.map(U64::get), to_path(path), raw.named.get());
-        Some(TableLine { uid, seq, identity, replayed, leaving, new, parents, path, named, before })
+        Some(TableLine { uid, seq, identity, replayed, leaving, new, parents, path, named, before, late })
     }
 
     /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.

@@ -66,6 +66,7 @@
 //! a write-through file neither length nor turn, so a thread that holds them and waits for the drain does not wait for
 //! itself. Before the drain waits for a process, it takes only free turns.
 
+mod changed;
 mod coalesce;
 mod drain;
 mod draining;
@@ -84,12 +85,14 @@ mod scan;
 mod synced_dirs;
 mod table;
 mod wakeup;
+mod wipe;
 mod worker;
 mod write_through;
 
 use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -100,7 +103,7 @@ pub(crate) use self::file::{At, Managed};
 pub(crate) use self::format::Geometry;
 pub(crate) use self::open::create;
 use self::replay::Replayer;
-pub use self::replay::{Replay, ReplayOutcome, ReplayedFile};
+pub use self::replay::{Keep, Replay, ReplayOutcome, ReplayedFile};
 use self::ring::Ring;
 use self::table::Registry;
 use self::wakeup::Wakeup;
@@ -176,6 +179,8 @@ pub(crate) mod barriers {
         MOVED = "cache.drain.moved";
         /// A write past the log is durable when the call returns.
         PAST = "cache.past";
+        /// The log says that a replay may change a file, before the first change: the file's time tells nothing then.
+        BEGUN = "cache.replay.begun";
         /// Replayed bytes are durable in their file before the log drops the entries.
         REPLAYED_FILE = "cache.replay.file";
         /// A file that was created again is durably whole and findable before the log accepts it in place of the lost
@@ -225,6 +230,8 @@ pub(crate) struct Cache<M: Medium> {
     drain: Draining,
     worker: Worker,
     bell: Wakeup,
+    /// Slots of all positions below have zeros.
+    wiped: AtomicU64,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -415,6 +422,7 @@ impl<M: Medium> Drop for Open<M> {
         if self.0.handle_state.ours().is_ok() {
             Wakeup::stop(&self.0);
             self.0.worker.stop();
+            self.0.wipe_settled();
         }
     }
 }
@@ -460,14 +468,23 @@ pub(crate) fn replay<M: Medium>(
     place: &dyn BackingDir,
     path: &Path,
     look: bool,
+    keep: Option<Keep>,
     progress: Option<&ProgressFn>,
 ) -> Result<Replay> {
-    let open::Found { file, mut superblock, scan } = open::find(medium, path)?;
-    let replay = Replayer::new(medium, &file, path, scan, place, look).run(progress.filter(|_| !look))?;
-    if !look && replay.is_complete() && replay.operations > 0 {
-        superblock.begin(medium, &file)?;
-        // There is no later fence that the other copy could wait for.
-        medium.fence(barriers::SESSION, &[&file])?;
+    let open::Found { file, mut superblock, scan } =
+        if look { open::look(medium, path)? } else { open::find(medium, path)? };
+    let is_blank = scan.is_blank;
+    let replayer = Replayer::new(medium, &file, path, scan, place, look);
+    let replay = replayer.keeping(keep).run(progress.filter(|_| !look))?;
+    if !look && replay.is_complete() {
+        if replay.operations > 0 {
+            superblock.begin(medium, &file)?;
+            // There is no later fence that the other copy could wait for.
+            medium.fence(barriers::SESSION, &[&file])?;
+        }
+        if !is_blank {
+            wipe::wipe(&file, superblock.geometry, 0..superblock.geometry.slots)?;
+        }
     }
     Ok(replay)
 }
@@ -478,7 +495,7 @@ pub(crate) fn replay<M: Medium>(
 /// Those of reading it.
 pub(crate) fn is_log(path: &Path) -> Result<bool> {
     let mut start = vec![0; format::PAGE as usize + 8];
-    let Some(file) = crate::write_cache::backing::Kernel.open(path)? else { return Ok(false) };
+    let Some(file) = crate::write_cache::backing::Kernel.look(path)? else { return Ok(false) };
     let there = file.read(0, &mut start)?;
     Ok(format::is_log(&start[..there]))
 }

@@ -101,7 +101,7 @@ impl<M: Medium> Cache<M> {
                     ring.file.flush(barriers::MENDED, at - HEADER, HEADER + len as u64);
                     done += len;
                 }
-                ring.persist(barriers::MENDED).map_err(|error| self.poison(error))?;
+                self.be_late(file)?;
                 let done = redo(file, change, &bytes);
                 ring.shared_state().complete_beside(first, parts);
                 if !matches!(done, Ok(true)) {
@@ -115,6 +115,17 @@ impl<M: Medium> Cache<M> {
         };
         turn.mend(ended);
         Ok(())
+    }
+
+    /// Makes the entries of a process that died durable, and with them that the file gets a change later than its entry
+    /// says. Whoever has the lock of a line waits for no turn.
+    fn be_late(&self, file: &Managed) -> Result<()> {
+        let durable = || self.ring.persist(barriers::MENDED);
+        let mut own = locked(&file.line);
+        let Some(line) = own.as_mut() else { return durable().map_err(|error| self.poison(error)) };
+        file.late.store(self.ring.medium.now(), Ordering::Release);
+        *line = line.next();
+        self.put_lines(file, *line, file.uid.load(Ordering::Acquire), durable)
     }
 
     /// The same for all files of which nobody has the turn: before a sync is answered, and before somebody waits for
@@ -330,6 +341,10 @@ impl<M: Medium> Appender for SharedAppend<'_, M> {
 
     fn flush(&mut self, at: u64, len: u64) {
         self.cache.ring.file.flush(barriers::BESIDE, at, len);
+    }
+
+    fn now(&self) -> u64 {
+        self.cache.ring.medium.now()
     }
 
     fn fence(&mut self) -> bool {

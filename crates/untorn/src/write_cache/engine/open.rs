@@ -1,11 +1,13 @@
 //! Creating a log and opening one; each open begins with a replay.
 
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use untorn_ring::Way;
 
+use super::changed::CHANGED;
 use super::draining::Draining;
 use super::format::{Geometry, Superblock};
 use super::replay::{Replay, Replayer};
@@ -13,6 +15,7 @@ use super::ring::Ring;
 use super::scan::{Scan, scan};
 use super::table::Registry;
 use super::wakeup::Wakeup;
+use super::wipe::wipe;
 use super::worker::Worker;
 use super::{Cache, Settings, barriers};
 use crate::engine::handle_state::HandleState;
@@ -22,6 +25,7 @@ use crate::format::sidecar::parent;
 use crate::options::{Durability, ProgressFn};
 use crate::storage::{self, Access, LockKind, Medium, MediumClass, MediumFile};
 use crate::write_cache::backing::BackingDir;
+use crate::write_cache::trust;
 
 /// Makes an empty log. The name must be free.
 ///
@@ -29,7 +33,7 @@ use crate::write_cache::backing::BackingDir;
 /// EEXIST if the name is taken, [`Error::InUse`] if another process is making it; those of the medium.
 pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> Result<()> {
     let len = geometry.len().unwrap_or(u64::MAX);
-    storage::create_whole(medium, path, len, |file| {
+    storage::create_private(medium, path, len, |file| {
         file.set_len(len)?;
         // Also on a disk: a log that finds no space later would be of no help to anybody.
         file.allocate(0, len)?;
@@ -74,12 +78,30 @@ pub(super) struct Found<M: Medium> {
     pub(super) scan: Scan,
 }
 
-/// Looks at a log. Nobody else may have it open.
-pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
-    let file = medium.open(path, Access::ReadWrite, 0)?;
-    if !file.try_lock(LockKind::Exclusive)? {
+/// Opens a log that is one, is [trusted](trust), and that nobody else has open. Nothing is stored to the file, and
+/// nothing in it believed, before all of this is known: any file may have the name.
+fn open<M: Medium>(medium: &M, path: &Path, access: Access, lock: LockKind) -> Result<M::File> {
+    let file = medium.open(path, access, 0)?;
+    Superblock::read(&file, path)?;
+    trust::check(file.descriptor(), path)?;
+    if !file.try_lock(lock)? {
         return Err(Error::InUse { path: path.to_owned(), holder: storage::lock_holder(&file) });
     }
+    Ok(file)
+}
+
+/// Looks at a log, which nobody may be about to change meanwhile. Nothing is stored to it.
+pub(super) fn look<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
+    let file = open(medium, path, Access::Read, LockKind::Shared)?;
+    let superblock = Superblock::read_whole(&file, path)?;
+    let scan = scan(&file, path, &superblock)?;
+    Ok(Found { file, superblock, scan })
+}
+
+/// Takes a log over, and reads it as it is on the medium. Nobody else may have it open.
+pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
+    let file = open(medium, path, Access::ReadWrite, LockKind::Exclusive)?;
+    trust::keep_private(file.descriptor(), path)?;
     file.sync(barriers::ATTACH_LOG)?;
     medium.sync_dir(barriers::ATTACH_NAME, &parent(path))?;
     file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
@@ -120,7 +142,14 @@ impl<M: Medium> Cache<M> {
         progress: Option<&ProgressFn>,
     ) -> Result<(Arc<Self>, Replay)> {
         let Found { file, mut superblock, scan } = find(&*medium, path)?;
+        let is_blank = scan.is_blank;
         let replay = Replayer::new(&*medium, &file, path, scan, &*place, false).run(progress)?;
+        if let Some(changed) = replay.changed() {
+            return Err(Error::ChangedOutside {
+                path: changed.path.clone(),
+                what: format!("the log {} has {} operations of it: {CHANGED}", path.display(), changed.operations),
+            });
+        }
         if !replay.is_complete() {
             return Err(Error::ReplayIncomplete { path: path.to_owned(), what: replay.left() });
         }
@@ -130,6 +159,10 @@ impl<M: Medium> Cache<M> {
         });
         superblock.per_write = durability == Durability::PerWrite;
         superblock.begin(&*medium, &file)?;
+        if !is_blank {
+            wipe(&file, superblock.geometry, 0..superblock.geometry.slots)?;
+            medium.order();
+        }
         let failed = |error| Error::io("prepare to open", path, error);
         let handle_state = HandleState::new(path, false).map_err(failed)?;
         handle_state.accept_writes();
@@ -163,6 +196,7 @@ impl<M: Medium> Cache<M> {
             drain: Draining::default(),
             worker: Worker::new(batch, max_age),
             bell: Wakeup::default(),
+            wiped: AtomicU64::new(0),
             ring,
         });
         if settings.background {

@@ -87,7 +87,7 @@ pub(super) fn in_the_way<'a>(
     if !place.exists(&line.path)? {
         return Ok(InTheWay::Nothing);
     }
-    let Some(found) = place.open(&line.path)? else { return Ok(InTheWay::SomethingElse) };
+    let Some(found) = place.look(&line.path)? else { return Ok(InTheWay::SomethingElse) };
     let identity = found.identity()?;
     Ok(if lines.iter().any(|other| made_way(&identity, line, other)) {
         InTheWay::Earlier

@@ -173,7 +173,9 @@ impl<M: Medium> Cache<M> {
             drop((gate, claim));
             return Ok(());
         }
-        let operation = Operation { uid: file.uid.load(Ordering::Acquire), kind: Kind::Move, value: moving.number };
+        // A rename does not change the time of the bytes.
+        let (uid, kind, value) = (file.uid.load(Ordering::Acquire), Kind::Move, moving.number);
+        let operation = Operation { uid, kind, value, time: 0 };
         let first = self.log(file, claim, operation, &[])?;
         self.completed(first, 1);
         file.is_named_by(self.ring.shared_state().ask_for_flush());

@@ -32,12 +32,27 @@ pub enum ReplayOutcome {
     Missing(String),
     /// The file could not be written to. The log keeps its entries.
     Failed(String),
+    /// Another program changed the file after the log's last entry of it. Nothing was written to the file, and the log
+    /// keeps its entries. [`replay_keeping`](crate::write_cache::replay_keeping) takes the choice.
+    Changed(String),
+    /// The same, and the caller chose to [keep the file](Keep::File): its entries are dropped.
+    Dropped,
+}
+
+/// Which version of a file counts, if another program changed it after the log's last entry of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// The log's: its entries are written over the file.
+    Log,
+    /// The file's, as it is: the log's entries of it are dropped.
+    File,
 }
 
 impl ReplayOutcome {
     /// Whether nothing is left to do for the file.
     pub fn is_final(&self) -> bool {
-        matches!(self, ReplayOutcome::Replayed | ReplayOutcome::Already | ReplayOutcome::Removed)
+        use ReplayOutcome::{Already, Dropped, Removed, Replayed};
+        matches!(self, Replayed | Already | Removed | Dropped)
     }
 }
 
@@ -83,12 +98,17 @@ impl Replay {
         self.files.iter().all(|file| file.fate.is_final())
     }
 
+    /// The first file that another program changed, if one was.
+    pub(super) fn changed(&self) -> Option<&ReplayedFile> {
+        self.files.iter().find(|file| matches!(file.fate, ReplayOutcome::Changed(_)))
+    }
+
     /// What is left, in a sentence.
     pub(super) fn left(&self) -> String {
         let mut left = self.files.iter().filter(|file| !file.fate.is_final());
         let Some(first) = left.next() else { return "nothing".to_owned() };
         let why = match &first.fate {
-            ReplayOutcome::Missing(why) | ReplayOutcome::Failed(why) => why.as_str(),
+            ReplayOutcome::Missing(why) | ReplayOutcome::Failed(why) | ReplayOutcome::Changed(why) => why.as_str(),
             _ => "",
         };
         let operations = first.operations;
@@ -148,6 +168,10 @@ pub(super) struct Replayer<'a, M: Medium> {
     pub(super) scan: Scan,
     /// Only looks.
     dry: bool,
+    /// What counts of a file that was changed.
+    pub(super) keep: Option<Keep>,
+    /// Files that are not to be stored to, and why.
+    pub(super) judged: HashMap<u64, ReplayOutcome>,
     pub(super) targets: BTreeMap<u64, Target>,
     /// The other name of each file that has two, by which a crash may have left it.
     pub(super) others: HashMap<u64, PathBuf>,
@@ -162,7 +186,17 @@ impl<'a, M: Medium> Replayer<'a, M> {
         place: &'a dyn BackingDir,
         dry: bool,
     ) -> Self {
-        Replayer { medium, log, path, place, scan, dry, targets: BTreeMap::new(), others: HashMap::new() }
+        let (keep, judged, targets, others) = (None, HashMap::new(), BTreeMap::new(), HashMap::new());
+        Replayer { medium, log, path, place, scan, dry, keep, judged, targets, others }
+    }
+
+    /// The same by a user who has chosen.
+    pub(super) fn keeping(self, keep: Option<Keep>) -> Self {
+        Replayer { keep, ..self }
+    }
+
+    pub(super) fn is_dry(&self) -> bool {
+        self.dry
     }
 
     /// Brings what is in a log to the files. Afterwards all of it is durable there, or the report says of what it is
@@ -171,6 +205,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
         let operations = std::mem::take(&mut self.scan.operations);
         let total = operations.len() as u64;
         self.settle_renames(&operations);
+        self.judge(&operations)?;
         for (done, operation) in (0..).zip(&operations) {
             if let Some(progress) = progress {
                 progress(Progress { phase: "replaying", done, total });
@@ -215,6 +250,8 @@ impl<'a, M: Medium> Replayer<'a, M> {
         let mut target = Target::of(line);
         if line.replayed {
             target.fate = ReplayOutcome::Already;
+        } else if let Some(fate) = self.judged.get(&uid) {
+            target.fate = fate.clone();
         } else if let Err(error) = self.find(line, &mut target) {
             target.fate = ReplayOutcome::Failed(error.to_string());
         }
@@ -337,7 +374,8 @@ impl<'a, M: Medium> Replayer<'a, M> {
 
     /// The file of this identity at this path.
     pub(super) fn at(&self, path: &Path, identity: &Identity) -> Result<Option<Arc<dyn BackingFile>>> {
-        match self.place.open(path)? {
+        // Who only looks opens nothing for writing: that alone would take a lease away, and fail on a read-only mount.
+        match if self.dry { self.place.look(path)? } else { self.place.open(path)? } {
             Some(file) if is_same(&file.identity()?, identity) => Ok(Some(file)),
             _ => Ok(None),
         }
@@ -422,11 +460,11 @@ impl<'a, M: Medium> Replayer<'a, M> {
             }
         }
         self.name_files()?;
-        let fates = |target: &Target| matches!(target.fate, ReplayOutcome::Missing(_) | ReplayOutcome::Failed(_));
-        if !self.targets.values().any(fates) {
+        if self.targets.values().all(|target| target.fate.is_final()) {
             return Ok(());
         }
-        let done = |(&uid, target): (&u64, &Target)| (target.fate == ReplayOutcome::Replayed).then_some(uid);
+        let is_done = |fate: &ReplayOutcome| matches!(fate, ReplayOutcome::Replayed | ReplayOutcome::Dropped);
+        let done = |(&uid, target): (&u64, &Target)| is_done(&target.fate).then_some(uid);
         let done: Vec<u64> = self.targets.iter().filter_map(done).collect();
         // Twice: in the second copy for the day when the first is damaged.
         for _ in 0..2 {

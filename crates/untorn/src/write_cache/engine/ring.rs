@@ -54,6 +54,8 @@ pub(super) struct Operation {
     pub(super) uid: u64,
     pub(super) kind: Kind,
     pub(super) value: u64,
+    /// When the file gets it, as an [entry](Entry) has it.
+    pub(super) time: u64,
 }
 
 impl<M: Medium> Ring<M> {
@@ -167,9 +169,10 @@ impl<M: Medium> Ring<M> {
                 Kind::Write => operation.value + from as u64,
                 _ => operation.value,
             };
-            let Operation { uid, kind, .. } = operation;
+            let Operation { uid, kind, time, .. } = operation;
             let (len, part, parts) = (data.len() as u32, part as u32, parts as u32);
-            let entry = Entry { position, order: order + u64::from(part), uid, value, len, kind, part, parts };
+            let order = order + u64::from(part);
+            let entry = Entry { position, order, uid, value, len, kind, part, parts, time };
             self.file.write_parts(at, &[&entry.encode(self.checksum_seed.at(at), data), data])?;
         }
         Ok(())

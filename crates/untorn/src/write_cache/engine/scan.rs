@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use super::format::{Entry, Geometry, Kind, Superblock, TableLine, read_entry, read_tail};
+use super::format::{Entry, Geometry, HEADER, Kind, Superblock, TableLine, read_entry, read_tail};
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
 use crate::storage::MediumFile;
@@ -18,6 +18,8 @@ pub(super) struct Operation {
     pub(super) value: u64,
     pub(super) len: u64,
     pub(super) parts: u64,
+    /// When the file got it; 0 if that is not known.
+    pub(super) time: u64,
 }
 
 /// What is in a log.
@@ -29,6 +31,8 @@ pub(super) struct Scan {
     /// By number: the slot, the copy that counts, and what it says.
     pub(super) table: HashMap<u64, (u32, usize, TableLine)>,
     pub(super) incomplete: u64,
+    /// Where an entry may be the log has zeros only, as far as the first bytes of each place tell.
+    pub(super) is_blank: bool,
 }
 
 /// Reads a log through.
@@ -37,7 +41,12 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
     let tail = read_tail(file, checksum_seed)?;
     let mut entries = BTreeMap::new();
     let mut data = Vec::new();
+    let mut is_blank = true;
     for slot in 0..geometry.slots {
+        // A process that was killed may have left data without a header.
+        let mut start = [0; 2 * HEADER as usize];
+        file.read(geometry.entry_at(slot), &mut start)?;
+        is_blank &= start == [0; 2 * HEADER as usize];
         if let Some(entry) = read_entry(file, checksum_seed, geometry, geometry.entry_at(slot), &mut data)?
             && (tail..tail + geometry.slots).contains(&entry.position)
         {
@@ -62,8 +71,8 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
             found.is_some_and(|len| part + 1 == parts || len == u64::from(geometry.entry))
         });
         if complete {
-            let Entry { position, order, uid, value, kind, .. } = *first;
-            operations.push(Operation { position, order, uid, kind, value, len, parts });
+            let Entry { position, order, uid, value, kind, time, .. } = *first;
+            operations.push(Operation { position, order, uid, kind, value, len, parts, time });
             whole += parts;
         }
     }
@@ -91,5 +100,5 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         let offset = Some(geometry.entry_at(stray.position));
         return Err(Error::Corrupt { path: path.to_owned(), offset, what });
     }
-    Ok(Scan { geometry, checksum_seed, operations, table, incomplete: end - tail - whole.min(end - tail) })
+    Ok(Scan { geometry, checksum_seed, operations, table, incomplete: end - tail - whole.min(end - tail), is_blank })
 }

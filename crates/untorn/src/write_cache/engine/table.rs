@@ -60,6 +60,10 @@ impl Registry {
         self.by_uid.get(&uid).cloned()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
     pub(super) fn all(&self) -> Vec<Arc<Managed>> {
         self.files.values().cloned().collect()
     }
@@ -401,6 +405,7 @@ impl<M: Medium> Cache<M> {
             path,
             named,
             before,
+            late: file.late.load(Ordering::Acquire),
         };
         let written = entry.write(&self.ring.file, self.ring.checksum_seed, line.slot, (copy % 2) as usize);
         written.map_err(|error| self.poison(error))

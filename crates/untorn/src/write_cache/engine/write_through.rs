@@ -43,7 +43,8 @@ impl<M: Medium> Cache<M> {
         };
         file.check(offset, src.len())?;
         let parts = claim.parts;
-        let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset }, src)?;
+        let time = self.ring.medium.now();
+        let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset, time }, src)?;
         let written = file.slow.write_some(offset, src);
         self.completed(first, parts);
         if !matches!(written, Ok(count) if count == src.len()) {
@@ -59,7 +60,8 @@ impl<M: Medium> Cache<M> {
         let turn = exclusive(&file.length);
         let beside = self.hold(file)?;
         let shorter = len < file.slow.len()?;
-        let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len }, &[])?;
+        let time = self.ring.medium.now();
+        let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len, time }, &[])?;
         if shorter && !self.ring.is_per_write() {
             // Counted before: what others put into the log meanwhile this flush may not have.
             let changes = beside.as_ref().map(|turn| (turn.turn(), turn.turn().changes()));

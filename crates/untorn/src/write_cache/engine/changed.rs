@@ -1,0 +1,219 @@
+//! Files that another program changed after the log's last word on them. A replay would write old bytes over new ones.
+//!
+//! # Invariants
+//! 1. The entries of a file that is written through have the time at which the file gets them. A file whose
+//!    modification time is later than its last entry, and which does not have what the entries leave, is *changed*: a
+//!    replay stores nothing to it, and the log keeps the entries. Both versions are there until the user chooses.
+//! 2. A process may be held up between an entry and its write. So the file's time must be later by more than [`SLACK`].
+//! 3. After a kill the file has what the entries leave, whatever its time says: it is compared with them. So a process
+//!    that was held up for longer does not have its file called changed, and neither has a program that only sets the
+//!    file's times or attributes.
+//! 4. A replay, and a server that completes the change of a dead process, store to a file at times that no entry has.
+//!    Before the first such store the file's line durably says so ([`TableLine::late`]), and from then on its time is
+//!    not asked any more.
+//!
+//! Not noticed are: a change within [`SLACK`] of the last entry, one whose program sets the modification time back, one
+//! after a clock was set back, one after an interrupted replay, and one of a file that is not written through, because
+//! the drain decides when such a file gets its entries.
+
+use std::collections::BTreeMap;
+
+use super::barriers;
+use super::format::{HEADER, Kind, TableLine};
+use super::replay::{Keep, ReplayOutcome, Replayer};
+use super::scan::Operation;
+use crate::error::{Error, Result};
+use crate::storage::{Medium, MediumFile};
+use crate::write_cache::backing::BackingFile;
+
+/// How much later than its last entry a file may have got it, in nanoseconds: a second.
+const SLACK: u64 = 1_000_000_000;
+
+/// What a replay says of a changed file.
+pub(super) const CHANGED: &str = "another program changed it after the last write in the log; both versions are kept: \
+                                  `untorn replay --trust file` drops the log's writes, `untorn replay --trust log` \
+                                  writes them over the file";
+
+/// Bytes that are compared at once.
+const PART: u64 = 1 << 16;
+
+impl<M: Medium> Replayer<'_, M> {
+    /// Finds out which files were changed, before any file is stored to, and has the log say that the others may be.
+    pub(super) fn judge(&mut self, operations: &[Operation]) -> Result<()> {
+        let mut by_file: BTreeMap<u64, Vec<&Operation>> = BTreeMap::new();
+        for operation in operations.iter().filter(|operation| operation.kind != Kind::Move) {
+            by_file.entry(operation.uid).or_default().push(operation);
+        }
+        let now = self.medium.now().max(1);
+        let mut begun = false;
+        for (uid, operations) in by_file {
+            let Some((_, _, line)) = self.scan.table.get(&uid).filter(|(_, _, line)| !line.replayed) else { continue };
+            let Some(last) = last_of(&operations) else { continue };
+            // What cannot be looked for is told of where it is to be replayed.
+            let Ok(Some((_, file))) = self.search(line) else { continue };
+            let judged = match self.keep {
+                Some(Keep::Log) => Ok(false),
+                _ if line.late != 0 => Ok(false),
+                _ => self.is_changed(line, &*file, &operations, last),
+            };
+            match judged {
+                Ok(true) if self.keep == Some(Keep::File) => drop(self.judged.insert(uid, ReplayOutcome::Dropped)),
+                Ok(true) => drop(self.judged.insert(uid, ReplayOutcome::Changed(CHANGED.to_owned()))),
+                Err(error) => drop(self.judged.insert(uid, ReplayOutcome::Failed(error.to_string()))),
+                Ok(false) if self.is_dry() || line.late != 0 => {}
+                Ok(false) => {
+                    if let Some((_, _, line)) = self.scan.table.get_mut(&uid) {
+                        line.late = now;
+                    }
+                    self.write_line(uid)?;
+                    begun = true;
+                }
+            }
+        }
+        if begun { self.medium.fence(barriers::BEGUN, &[self.log]) } else { Ok(()) }
+    }
+
+    fn is_changed(
+        &self,
+        line: &TableLine,
+        file: &dyn BackingFile,
+        operations: &[&Operation],
+        last: u64,
+    ) -> Result<bool> {
+        let is_later = file.modified()?.is_some_and(|modified| modified > last.saturating_add(SLACK));
+        Ok(is_later && !self.has_all(line, file, operations)?)
+    }
+
+    /// Whether a file has what these operations leave, so that a replay of them would change nothing.
+    fn has_all(&self, line: &TableLine, file: &dyn BackingFile, operations: &[&Operation]) -> Result<bool> {
+        let has = file.len()?;
+        let is_new = line.new.is_some();
+        let len = operations.iter().fold(if is_new { 0 } else { has }, |len, operation| match operation.kind {
+            Kind::SetLen => operation.value,
+            _ => len.max(operation.value.saturating_add(operation.len)),
+        });
+        if has != len {
+            return Ok(false);
+        }
+        // Backwards: what a later operation left an earlier one does not. Beyond the least later length are zeros.
+        let (mut later, mut limit) = (Ranges::default(), len);
+        for operation in operations.iter().rev() {
+            let left = match operation.kind {
+                Kind::SetLen => {
+                    let before = limit;
+                    limit = limit.min(operation.value);
+                    later.without(limit..before).into_iter().try_fold(true, |all, (at, end)| {
+                        Ok::<_, Error>(all && has_bytes(file, at, end, |_, bytes| Ok(bytes.fill(0)))?)
+                    })?
+                }
+                _ => {
+                    let end = operation.value.saturating_add(operation.len).min(limit);
+                    later.take(operation.value..end).into_iter().try_fold(true, |all, (at, end)| {
+                        let read = |at, bytes: &mut [u8]| self.read_data(operation, at - operation.value, bytes);
+                        Ok::<_, Error>(all && has_bytes(file, at, end, read)?)
+                    })?
+                }
+            };
+            if !left {
+                return Ok(false);
+            }
+        }
+        let before = if is_new { later.without(0..limit) } else { Vec::new() };
+        before
+            .into_iter()
+            .try_fold(true, |all, (at, end)| Ok(all && has_bytes(file, at, end, |_, bytes| Ok(bytes.fill(0)))?))
+    }
+
+    /// Reads bytes of a write, from its byte `skip` on.
+    fn read_data(&self, operation: &Operation, skip: u64, dst: &mut [u8]) -> Result<()> {
+        let entry = u64::from(self.scan.geometry.entry);
+        let mut done = 0;
+        while done < dst.len() {
+            let at = skip + done as u64;
+            let bytes = (dst.len() - done).min((entry - at % entry) as usize);
+            let from = self.scan.geometry.entry_at(operation.position + at / entry) + HEADER + at % entry;
+            self.log.read(from, &mut dst[done..done + bytes])?;
+            done += bytes;
+        }
+        Ok(())
+    }
+}
+
+/// When the file got the last of its operations; `None` if that is not known of all.
+fn last_of(operations: &[&Operation]) -> Option<u64> {
+    let known = operations.iter().all(|operation| operation.time != 0);
+    operations.iter().map(|operation| operation.time).max().filter(|_| known)
+}
+
+/// Whether a range of a file has the bytes that `expected` fills in for an offset.
+fn has_bytes(
+    file: &dyn BackingFile,
+    at: u64,
+    end: u64,
+    expected: impl Fn(u64, &mut [u8]) -> Result<()>,
+) -> Result<bool> {
+    let (mut found, mut wanted) = (Vec::new(), Vec::new());
+    for at in (at..end).step_by(PART as usize) {
+        let len = (end - at).min(PART) as usize;
+        found.resize(len, 0);
+        wanted.resize(len, 0);
+        expected(at, &mut wanted)?;
+        if file.read(at, &mut found)? != len || found != wanted {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Ranges of a file that do not touch, by their starts.
+#[derive(Default)]
+struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    /// The parts of a range that are in none of them, ascending.
+    fn without(&self, range: std::ops::Range<u64>) -> Vec<(u64, u64)> {
+        let (mut at, mut parts) = (range.start, Vec::new());
+        let before = self.0.range(..range.start).next_back();
+        for (&start, &end) in before.into_iter().chain(self.0.range(range.start..range.end.max(range.start))) {
+            if start > at {
+                parts.push((at, start));
+            }
+            at = at.max(end);
+        }
+        if at < range.end {
+            parts.push((at, range.end));
+        }
+        parts
+    }
+
+    /// Adds a range, and returns the parts of it that are new.
+    fn take(&mut self, range: std::ops::Range<u64>) -> Vec<(u64, u64)> {
+        let new = self.without(range);
+        for &(start, end) in &new {
+            let end = self.0.remove(&end).unwrap_or(end);
+            match self.0.range_mut(..start).next_back().filter(|(_, before)| **before == start) {
+                Some((_, before)) => *before = end,
+                None => drop(self.0.insert(start, end)),
+            }
+        }
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_taken_once_and_merge() {
+        let mut ranges = Ranges::default();
+        assert_eq!(ranges.take(10..20), [(10, 20)]);
+        assert_eq!(ranges.take(15..25), [(20, 25)]);
+        assert_eq!(ranges.take(0..5), [(0, 5)]);
+        assert_eq!(ranges.take(3..30), [(5, 10), (25, 30)]);
+        assert_eq!(ranges.0.into_iter().collect::<Vec<_>>(), [(0, 30)]);
+        let mut ranges = Ranges(BTreeMap::from([(4, 6), (8, 9)]));
+        assert_eq!(ranges.without(0..12), [(0, 4), (6, 8), (9, 12)]);
+        assert_eq!((ranges.without(4..6), ranges.without(5..5), ranges.take(9..9)), (vec![], vec![], vec![]));
+    }
+}

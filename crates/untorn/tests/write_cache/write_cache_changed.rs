@@ -1,0 +1,184 @@
+//! Files that another program changes after a log's last word on them.
+
+use std::fs::{self, FileTimes, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::common::memory_dir;
+use crate::common::shelf::{pmem, small};
+use untorn::write_cache::{CachedFile, Descriptor, Keep, Kernel, Replay, ReplayOutcome, WriteCache};
+use untorn::{Error, Result};
+
+/// A log of a process that was killed, and a file that it was writing through.
+struct Killed {
+    dir: tempfile::TempDir,
+    log: PathBuf,
+    path: PathBuf,
+}
+
+const LEFT: &[u8] = b"0123LOGGED89";
+
+impl Killed {
+    fn new(work: impl FnOnce(&CachedFile)) -> Self {
+        let dir = memory_dir();
+        let (log, path) = (dir.path().join("log"), dir.path().canonicalize().unwrap().join("file"));
+        fs::write(&path, b"0123456789").unwrap();
+        let cache = small(64).create_on(pmem(), Arc::new(Kernel), &log).unwrap();
+        let file = attach(&cache, &path);
+        file.write_at(b"LOGGED", 4).unwrap();
+        file.set_len(11).unwrap();
+        file.write_at(b"89", 10).unwrap();
+        work(&file);
+        drop((file, cache));
+        Killed { dir, log, path }
+    }
+
+    fn put(&self, bytes: &[u8]) {
+        fs::write(&self.path, bytes).unwrap();
+    }
+
+    /// Sets the file's time, so that no test has to wait.
+    fn later(&self, by: Duration) {
+        let file = fs::File::options().write(true).open(&self.path).unwrap();
+        file.set_times(FileTimes::new().set_modified(SystemTime::now() + by)).unwrap();
+    }
+
+    fn open(&self) -> Result<WriteCache> {
+        small(64).open_on(pmem(), Arc::new(Kernel), &self.log)
+    }
+
+    fn replay(&self) -> Replay {
+        small(64).replay_on(pmem(), &Kernel, &self.log).unwrap()
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        fs::read(&self.path).unwrap()
+    }
+}
+
+fn attach(cache: &WriteCache, path: &Path) -> CachedFile {
+    let plain = fs::File::options().read(true).write(true).open(path).unwrap();
+    cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), path).unwrap()), path).unwrap()
+}
+
+const LATER: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_replay_keeps_both_versions_of_a_changed_file() {
+    let killed = Killed::new(|_| {});
+    assert_eq!(killed.bytes(), LEFT);
+    killed.put(b"LATER, BY ANOTHER PROGRAM");
+    killed.later(LATER);
+    for _ in 0..2 {
+        let refused = killed.open().map(drop).unwrap_err();
+        assert!(matches!(&refused, Error::ChangedOutside { path, .. } if *path == killed.path), "{refused}");
+        assert_eq!(refused.errno(), 116, "ESTALE");
+        assert!(refused.to_string().contains("--trust"), "{refused}");
+        let replay = killed.replay();
+        assert!(matches!(replay.files[0].fate, ReplayOutcome::Changed(_)) && !replay.is_complete(), "{replay:?}");
+        assert_eq!(killed.bytes(), b"LATER, BY ANOTHER PROGRAM");
+        let looked = untorn::write_cache::inspect_log(&killed.log).unwrap();
+        assert!(matches!(looked.files[0].fate, ReplayOutcome::Changed(_)) && looked.operations == 3, "{looked:?}");
+    }
+}
+
+#[test]
+fn the_choice_decides_which_version_of_a_changed_file_stays() {
+    for (keep, fate, expected) in [
+        (Keep::File, ReplayOutcome::Dropped, &b"OTHERS' BYTES"[..]),
+        // The new length cuts bytes of the other program off before the last write.
+        (Keep::Log, ReplayOutcome::Replayed, b"OTHELOGGED89"),
+    ] {
+        let killed = Killed::new(|_| {});
+        killed.put(b"OTHERS' BYTES");
+        killed.later(LATER);
+        let replay = untorn::write_cache::replay_keeping(&killed.log, keep, None).unwrap();
+        assert_eq!((&replay.files[0].fate, replay.is_complete()), (&fate, true));
+        assert_eq!(killed.bytes(), expected, "{keep:?}");
+        assert_eq!(killed.open().unwrap().replayed().operations, 0, "the log has nothing left");
+    }
+}
+
+#[test]
+fn what_is_not_another_program_s_write_is_no_reason_to_refuse() {
+    let no_change: [(&str, &dyn Fn(&Killed)); 5] = [
+        ("nothing", &|_| {}),
+        ("a look at the file", &|killed| drop(killed.bytes())),
+        ("other permissions", &|killed| fs::set_permissions(&killed.path, Permissions::from_mode(0o640)).unwrap()),
+        ("another time and the same bytes", &|killed| killed.later(LATER)),
+        ("another name", &|killed| {
+            let moved = killed.dir.path().join("moved");
+            fs::rename(&killed.path, &moved).unwrap();
+            fs::rename(&moved, &killed.path).unwrap();
+        }),
+    ];
+    for (what, change) in no_change {
+        let killed = Killed::new(|_| {});
+        change(&killed);
+        assert!(killed.open().unwrap().replayed().is_complete(), "{what}");
+        assert_eq!(killed.bytes(), LEFT, "{what}");
+    }
+    // A power cut takes what was not synced from the file, and leaves it the time that it had.
+    let killed = Killed::new(|_| {});
+    killed.put(b"0123456789");
+    let file = fs::File::open(&killed.path).unwrap();
+    file.set_times(FileTimes::new().set_modified(SystemTime::now() - LATER)).unwrap();
+    assert!(killed.open().unwrap().replayed().is_complete());
+    assert_eq!(killed.bytes(), LEFT);
+}
+
+/// A process is held up between its entry and its write, or a replay is interrupted: the file has a later time by that.
+#[test]
+fn an_interrupted_replay_is_not_taken_for_another_program() {
+    let killed = Killed::new(|_| {});
+    killed.put(b"0123456789");
+    let file = fs::File::open(&killed.path).unwrap();
+    file.set_times(FileTimes::new().set_modified(SystemTime::now() - LATER)).unwrap();
+    let before = fs::read(&killed.log).unwrap();
+    assert!(killed.replay().is_complete());
+    // The log as it was when the replay had begun to write: with the note, and with all entries.
+    let replayed = fs::read(&killed.log).unwrap();
+    let lines = 3 * 4096..3 * 4096 + 4 * 8192;
+    let mut begun = before.clone();
+    begun[lines.clone()].copy_from_slice(&replayed[lines]);
+    assert_ne!(begun, before, "the replay has noted nothing before it wrote");
+    fs::write(&killed.log, begun).unwrap();
+    killed.put(b"0123LOG");
+    killed.later(LATER);
+    assert!(killed.replay().is_complete());
+    assert_eq!(killed.bytes(), LEFT);
+}
+
+#[test]
+fn a_change_is_found_whichever_part_of_the_log_it_undoes() {
+    let more = |file: &CachedFile| {
+        file.write_at(&[7; 200], 20).unwrap();
+        file.set_len(40).unwrap();
+        file.set_len(60).unwrap();
+        file.write_at(b"end", 57).unwrap();
+    };
+    let whole = Killed::new(more).bytes();
+    assert_eq!(whole.len(), 60);
+    for at in 0..whole.len() {
+        // Bytes that the log says nothing of may be anybody's.
+        let is_logged = at >= 4;
+        let killed = Killed::new(more);
+        let mut changed = whole.clone();
+        changed[at] ^= 1;
+        killed.put(&changed);
+        killed.later(LATER);
+        let is_refused = matches!(killed.open(), Err(Error::ChangedOutside { .. }));
+        assert_eq!(is_refused, is_logged, "byte {at}");
+        assert_eq!(killed.bytes(), changed, "byte {at}");
+    }
+    for len in [0, 59, 61] {
+        let killed = Killed::new(more);
+        let mut changed = whole.clone();
+        changed.resize(len, 0);
+        killed.put(&changed);
+        killed.later(LATER);
+        assert!(matches!(killed.open(), Err(Error::ChangedOutside { .. })), "{len} bytes");
+    }
+}
