@@ -260,6 +260,12 @@ typedef struct untorn_tx untorn_tx;
 /* Like UNTORN_VERIFY_READS, but the read rebuilds a damaged page from
  * parity, and fails only if parity cannot rebuild it. */
 #define UNTORN_REPAIR_READS 256
+/* Closing keeps the sidecar, which then holds committed bytes of the closed
+ * file: a copy needs it too. Close and the next open do less. Without this
+ * flag, closing deploys everything and removes the sidecar: a closed file is
+ * a plain one. If a file has several handles, the first decides; if several
+ * processes share it, the last to leave. */
+#define UNTORN_KEEP_SIDECAR 512
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has
  * its default. Later versions add fields at the end, and the size field
@@ -367,11 +373,14 @@ int untorn_resize(untorn_t *file, uint64_t len);
 uint64_t untorn_len(untorn_t *file);
 
 /* Commits the open epoch. If this is the process's last handle to the file, it
- * also closes the file cleanly: the sidecar stays, and the next open needs no
- * recovery. A process that ends without it leaves the last commit.
+ * also deploys everything into the data file and removes the sidecar: a closed
+ * file is a plain one. With UNTORN_KEEP_SIDECAR the sidecar stays, and the
+ * next open needs no recovery. A process that ends without it leaves the last
+ * commit.
  * The handle is gone whatever the call returns, except UNTORN_ETXOPEN.
  * Errors: UNTORN_ETXOPEN; UNTORN_EIO and others of a flush: the next open
- * returns to the last commit. */
+ * returns to the last commit. If the message says that a commit is durable,
+ * that is this one, and only closing failed. */
 int untorn_close(untorn_t *file);
 
 /* Commits, deploys everything into the data file, removes the sidecar and
@@ -515,8 +524,9 @@ int untorn_map_resize(void *map, uint64_t len);
 uint64_t untorn_map_len(void *map);
 
 /* Ends the map: discards every store since the last commit, and closes the file
- * cleanly at that commit. The sidecar stays, and the next open needs no
- * recovery. A process that ends without it also leaves the last commit.
+ * at that commit, as untorn_close does: the file is a plain one then, unless
+ * UNTORN_KEEP_SIDECAR is set. A process that ends without it also leaves the
+ * last commit.
  *
  * Unlike untorn_close it does not commit. A write by untorn_write is complete
  * when it returns, but only the program knows when its plain stores are

@@ -101,7 +101,7 @@ void *nvmmap(void *addr, size_t length, int prot, int flags, int fd, off_t offse
  * end of its last page. It waits for copies under way. As after munmap nothing
  * written is lost; a process that ends without it, or crashes, leaves the last
  * commit. With its last mapping, unless untorn.h has it open, the file is
- * closed: all committed bytes are in the data file then, and the sidecar stays.
+ * closed: it is a plain file then, which holds all committed bytes.
  *
  * Returns 0, or -1 with errno:
  * EINVAL: no mapping starts at addr, or length is that of a part; nothing is

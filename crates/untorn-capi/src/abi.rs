@@ -114,6 +114,8 @@ constants! {
     UNTORN_VERIFY_READS = 128;
     /// Flag: a read of a covered page that is damaged repairs it, or fails.
     UNTORN_REPAIR_READS = 256;
+    /// Flag: closing keeps the sidecar.
+    UNTORN_KEEP_SIDECAR = 512;
     /// Stripes of neighbours.
     UNTORN_STRIPES_CONSECUTIVE = 1;
     /// Stripes of pages far apart.

@@ -39,7 +39,8 @@ fn inherited(addr: *mut c_void) -> bool {
 
 fn map(request: &Request) -> Result<usize> {
     let mut mapped = MAPPED.lock();
-    let (address, file) = mapped.ranges.map(request, &Options::new().durability(Durability::PerWrite))?;
+    let (address, file) =
+        mapped.ranges.map(request, &Options::new().durability(Durability::PerWrite).keep_sidecar(true))?;
     mapped.files.entry(file).or_default().ranges += 1;
     Ok(address)
 }

@@ -126,7 +126,7 @@ fn translate(c: &untorn_options) -> Result<Options> {
     if flag(abi::UNTORN_LOST_PAGE_SIGNAL) {
         options = options.on_lost_page(LostPage::Signal);
     }
-    options = options.shared(flag(abi::UNTORN_SHARED));
+    options = options.shared(flag(abi::UNTORN_SHARED)).keep_sidecar(flag(abi::UNTORN_KEEP_SIDECAR));
     options = match (flag(abi::UNTORN_VERIFY_READS), flag(abi::UNTORN_REPAIR_READS)) {
         (_, true) => options.verify_reads(VerifyReads::Repair),
         (true, false) => options.verify_reads(VerifyReads::Fail),
@@ -170,7 +170,8 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_NO_CHECKPOINTERS
     | abi::UNTORN_SHARED
     | abi::UNTORN_VERIFY_READS
-    | abi::UNTORN_REPAIR_READS;
+    | abi::UNTORN_REPAIR_READS
+    | abi::UNTORN_KEEP_SIDECAR;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {

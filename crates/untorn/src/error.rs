@@ -76,6 +76,8 @@ pub enum Error {
         /// The file beside this one whose sidecar has that UUID, of which this one is a copy; `None` unless adoption
         /// came across it.
         original: Option<PathBuf>,
+        /// The sidecar with that UUID, which stands under another name in the directory; `None` if there is none.
+        found: Option<PathBuf>,
     },
     /// The sidecar belongs to another file, or the data file was replaced.
     SidecarMismatch {
@@ -85,6 +87,9 @@ pub enum Error {
         sidecar: PathBuf,
         /// What differs.
         what: String,
+        /// The sidecar that is the file's own by its UUID, which stands under another name in the directory; `None` if
+        /// there is none.
+        found: Option<PathBuf>,
     },
     /// Another program changed the file while untorn's sidecar held committed bytes of it.
     ModifiedExternally {
@@ -155,6 +160,15 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong and what is allowed.
         what: String,
+    },
+    /// The last commit is durable, and closing the file failed after it. The sidecar stays beside the file.
+    NotClosed {
+        /// The file.
+        path: PathBuf,
+        /// The number of the durable commit.
+        commit: u64,
+        /// Why closing failed.
+        cause: Box<Error>,
     },
     /// The handle was opened before a `fork(2)`, and the child may not use it.
     Forked {
@@ -264,6 +278,17 @@ impl fmt::Display for ProtectionProblem {
 }
 
 impl Error {
+    /// The error of closing a file whose last commit is durable. What ends all promises stays as it is: of what was
+    /// written last only the next open can tell.
+    pub(crate) fn after_commit(self, path: &Path, commit: u64) -> Self {
+        match self {
+            Error::Io { .. } | Error::Corrupt { .. } if !self.is_page_lost() => {
+                Error::NotClosed { path: path.to_owned(), commit, cause: Box::new(self) }
+            }
+            other => other,
+        }
+    }
+
     /// Creates an [`Error::Protection`].
     pub(crate) fn protection(path: &Path, problem: ProtectionProblem) -> Self {
         Error::Protection { path: path.to_owned(), problem }
@@ -322,6 +347,7 @@ impl Error {
             | Error::OtherEngine { path, .. }
             | Error::Protection { path, .. }
             | Error::Invalid { path, .. }
+            | Error::NotClosed { path, .. }
             | Error::Forked { path } => path,
         }
     }
@@ -350,6 +376,7 @@ impl Error {
             Error::Untrusted { .. } => Errno::PERM,
             Error::Unsupported { .. } => Errno::OPNOTSUPP,
             Error::Corrupt { .. } => Errno::BADMSG,
+            Error::NotClosed { cause, .. } => return cause.errno(),
             Error::Forked { .. } => Errno::OWNERDEAD,
         };
         errno.raw_os_error()
@@ -443,7 +470,15 @@ impl fmt::Display for Error {
             Error::InUse { path, holder } => {
                 write!(f, "{} is in use by {holder}; close it there first", path.display())
             }
-            Error::SidecarMissing { path, sidecar, uuid, original: None } => write!(
+            Error::SidecarMissing { path, sidecar, uuid, original: None, found: Some(found) } => write!(
+                f,
+                "{0}: this file's sidecar (UUID {uuid}) is not {1} but {2}, since the file has another inode number \
+                 than when it was made: the two were restored or copied; run `untorn recover --adopt {0}`",
+                path.display(),
+                sidecar.display(),
+                found.display()
+            ),
+            Error::SidecarMissing { path, sidecar, uuid, original: None, found: None } => write!(
                 f,
                 "{}: the sidecar {} (UUID {uuid}) is missing, and it holds committed bytes of this file; if this file \
                  is a copy, copy the original's sidecar to that name; if this file was moved or restored, put its \
@@ -452,7 +487,7 @@ impl fmt::Display for Error {
                 path.display(),
                 sidecar.display()
             ),
-            Error::SidecarMissing { path, sidecar, uuid, original: Some(original) } => write!(
+            Error::SidecarMissing { path, sidecar, uuid, original: Some(original), .. } => write!(
                 f,
                 "{}: this file is a copy of {}, which owns the sidecar with UUID {uuid}; copy that sidecar to {} and \
                  run `untorn recover --adopt` again, or run `untorn settle` on the original and copy it again; to give \
@@ -461,7 +496,15 @@ impl fmt::Display for Error {
                 original.display(),
                 sidecar.display()
             ),
-            Error::SidecarMismatch { path, sidecar, what } => write!(
+            Error::SidecarMismatch { path, sidecar, what, found: Some(found) } => write!(
+                f,
+                "{0}: the sidecar {1} belongs to another file: {what}; this file's own sidecar is {2}; run `untorn \
+                 recover --adopt {0}`",
+                path.display(),
+                sidecar.display(),
+                found.display()
+            ),
+            Error::SidecarMismatch { path, sidecar, what, found: None } => write!(
                 f,
                 "{}: the sidecar {} does not belong to this file: {what}; if the two were restored together, run \
                  `untorn recover --adopt`; if the file is right without the sidecar, run `untorn recover --trust file`",
@@ -515,6 +558,12 @@ impl fmt::Display for Error {
             ),
             Error::Protection { path, problem } => write!(f, "{}: {problem}", path.display()),
             Error::Invalid { path, what } => write!(f, "{}: {what}", path.display()),
+            Error::NotClosed { path, commit, cause } => write!(
+                f,
+                "{}: commit {commit} is durable, but closing the file failed: {cause}; the sidecar stays and must go \
+                 with every copy of the file; remove the cause, then run `untorn settle`",
+                path.display()
+            ),
             Error::Forked { path } => write!(
                 f,
                 "{}: this handle belongs to the process that opened it and cannot be used after fork(2); open the file \
@@ -529,6 +578,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } => Some(source),
+            Error::NotClosed { cause, .. } => Some(cause),
             _ => None,
         }
     }

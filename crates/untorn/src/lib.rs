@@ -87,9 +87,9 @@ pub mod write_cache;
 pub use doctor::doctor;
 pub use error::{Error, Result};
 pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
-pub use open::recover;
 #[cfg(feature = "redundancy")]
 pub use open::redundancy::{protect, repair};
+pub use open::recover;
 pub use options::{Durability, EngineKind, Options};
 #[cfg(feature = "redundancy")]
 pub use redundancy::protect::{coverage, scrub, unprotect};

@@ -73,7 +73,7 @@ pub(crate) enum Verb {
     /// Create a zero-filled file for atomic writes.
     #[command(after_help = "Exit codes: 0 created; 64 usage; 74 I/O error, for example the file exists\n\n\
         Examples:\n  untorn create ledger --len 64M\n  \
-        untorn create ledger --len 64M --engine hybrid-log   # for many writes per commit")]
+        untorn create ledger --len 64M --engine hybrid-log --keep-sidecar   # for many writes per commit")]
     Create(Create),
     /// Show a file's state: engine, length, commit number, sidecar, redundancy.
     #[command(after_help = "Exit codes: 0 clean, or in use by another process; 1 the file needs recovery or a \
@@ -84,8 +84,7 @@ pub(crate) enum Verb {
     /// Checks the sidecar's checksums and reads every byte. `untorn scrub` checks the data of a protected file.
     #[command(after_help = "Exit codes: 0 every check passed; 1 the file needs recovery or a decision; 2 corrupt; 64 \
         usage; 74 I/O error, or in use by another process\n\n\
-        Example:\n  untorn check ledger && echo sound\n\n\
-        To copy a file, settle it first: `untorn settle ledger && cp ledger /backup/`")]
+        Example:\n  untorn check ledger && echo sound")]
     Check(Look),
     /// Write standard input into a file as one atomic commit.
     ///
@@ -119,7 +118,10 @@ pub(crate) enum Verb {
     #[command(after_help = "Exit codes: 0 the file is clean; 1 the file and its sidecar disagree, see --trust and \
         --adopt; 2 corrupt; 64 usage; 74 I/O error\n\nExample:\n  untorn recover ledger")]
     Recover(Recover),
-    /// Deploy all committed data and remove the sidecar. The result is a plain file that any program may read.
+    /// Make a file plain that a crash or --keep-sidecar left with a sidecar.
+    ///
+    /// Deploys all committed data and removes the sidecar. Any program may read, write and copy the file then. Closing
+    /// a file does the same by default.
     #[command(
         after_help = "Exit codes: 0 the file is plain; 1 the file needs a decision; 2 corrupt; 64 usage; 74 I/O \
         error\n\nExample:\n  untorn settle ledger && rsync ledger host:"
@@ -253,10 +255,11 @@ pub(crate) struct Create {
     /// Length in bytes; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: u64,
-    /// The engine that makes commits atomic.
+    /// The engine that makes commits atomic. Without --keep-sidecar the file is a plain one at the end, and each open
+    /// chooses anew.
     #[arg(long, value_parser = engines(), default_value = "auto")]
     pub(crate) engine: EngineKind,
-    /// Layout of the sidecar.
+    /// Layout of the sidecar, which --keep-sidecar keeps.
     #[arg(long, value_parser = layouts(), default_value = "auto")]
     pub(crate) layout: Layout,
     /// When a write becomes durable: `write`, when its call returns; `commit`, at the next commit [default: chosen by
@@ -265,6 +268,8 @@ pub(crate) struct Create {
     pub(crate) durability: Option<Durability>,
     #[command(flatten)]
     pub(crate) log: Log,
+    #[command(flatten)]
+    pub(crate) keep: Keep,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -286,6 +291,14 @@ pub(crate) struct Sharing {
     pub(crate) shared: bool,
 }
 
+/// Whether the sidecar stays when the command closes the file.
+#[derive(Debug, Args)]
+pub(crate) struct Keep {
+    /// Keep the sidecar at the end, for a program that opens the file next. By default the closed file is a plain one.
+    #[arg(long)]
+    pub(crate) keep_sidecar: bool,
+}
+
 /// Arguments of `write`.
 #[derive(Debug, Args)]
 pub(crate) struct Write {
@@ -296,6 +309,8 @@ pub(crate) struct Write {
     pub(crate) offset: u64,
     #[command(flatten)]
     pub(crate) sharing: Sharing,
+    #[command(flatten)]
+    pub(crate) keep: Keep,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -323,6 +338,8 @@ pub(crate) struct Apply {
     #[command(flatten)]
     pub(crate) sharing: Sharing,
     #[command(flatten)]
+    pub(crate) keep: Keep,
+    #[command(flatten)]
     pub(crate) form: Form,
 }
 
@@ -336,6 +353,8 @@ pub(crate) struct Resize {
     pub(crate) len: u64,
     #[command(flatten)]
     pub(crate) sharing: Sharing,
+    #[command(flatten)]
+    pub(crate) keep: Keep,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -351,6 +370,8 @@ pub(crate) struct Recover {
     /// The side that wins if the file and its sidecar disagree. The other side's changes are lost.
     #[arg(long, value_name = "SIDE", value_parser = sides())]
     pub(crate) trust: Option<Prefer>,
+    #[command(flatten)]
+    pub(crate) keep: Keep,
     #[command(flatten)]
     pub(crate) form: Form,
 }

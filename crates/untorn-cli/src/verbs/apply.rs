@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Apply) -> Result<Exit> {
             check_range(&args.file, write, file_len)?;
         }
     }
-    let commit = change::with_file(&args.file, args.sharing.shared, |file| {
+    let commit = change::with_file(&args.file, &args.sharing, &args.keep, |file| {
         let mut transaction = file.transaction();
         for write in &writes {
             transaction.write_at(&write.bytes, write.offset).map_err(|error| of_line(write, error))?;

@@ -14,7 +14,8 @@ use crate::{output, progress, size};
 /// Creates a file.
 pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
     args.log.require(&[args.engine])?;
-    let mut options = progress::attach(args.log.apply(Options::new().engine(args.engine).layout(args.layout)));
+    let options = Options::new().engine(args.engine).layout(args.layout).keep_sidecar(args.keep.keep_sidecar);
+    let mut options = progress::attach(args.log.apply(options));
     if let Some(durability) = args.durability {
         options = options.durability(durability);
     }
@@ -33,12 +34,15 @@ pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
     });
     output::report(args.form.json, &object, || {
         let (path, len, engine, each) = (args.file.display(), size::show(info.len), info.engine, info.durability);
+        let (made, then) = match args.keep.keep_sidecar {
+            true => (format!("created {path}: {len}, engine {engine}"), format!("durable at each {each}")),
+            false => (format!("created {path}: {len}, a plain file"), "each open chooses its engine".to_owned()),
+        };
         if durable {
-            return format!("created {path}: {len}, engine {engine}, durable at each {each}\n");
+            return format!("{made}; {then}\n");
         }
         format!(
-            "created {path}: {len}, engine {engine}, NOT durable: each {each} survives a killed process, not a power \
-             cut (`untorn doctor` says why)\n"
+            "{made}; NOT durable: a commit survives a killed process, not a power cut (`untorn doctor` says why)\n"
         )
     })?;
     Ok(Exit::Clean)
@@ -69,7 +73,7 @@ pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
         );
         return Err(Failure::usage_at(&args.file, message));
     }
-    let commit = with_file(&args.file, args.sharing.shared, |file| {
+    let commit = with_file(&args.file, &args.sharing, &args.keep, |file| {
         file.write_at(&bytes, args.offset)?;
         Ok(file.sync()?)
     })?;
@@ -90,7 +94,7 @@ pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
 
 /// Changes the length.
 pub(crate) fn resize(args: &cli::Resize) -> Result<Exit> {
-    let (old, info) = with_file(&args.file, args.sharing.shared, |file| {
+    let (old, info) = with_file(&args.file, &args.sharing, &args.keep, |file| {
         let old = file.len();
         file.resize(args.len)?;
         Ok((old, file.info()))
@@ -127,8 +131,14 @@ pub(crate) fn open(path: &Path) -> Result<AtomicFile> {
 
 /// Opens a file, changes it, and closes it cleanly, also after an error: a refused request must not leave the file in
 /// need of recovery.
-pub(crate) fn with_file<T>(path: &Path, shared: bool, change: impl FnOnce(&AtomicFile) -> Result<T>) -> Result<T> {
-    let file = progress::attach(Options::new().shared(shared)).open(path)?;
+pub(crate) fn with_file<T>(
+    path: &Path,
+    sharing: &cli::Sharing,
+    keep: &cli::Keep,
+    change: impl FnOnce(&AtomicFile) -> Result<T>,
+) -> Result<T> {
+    let options = Options::new().shared(sharing.shared).keep_sidecar(keep.keep_sidecar);
+    let file = progress::attach(options).open(path)?;
     let result = change(&file);
     let closed = file.close();
     // If both failed, the first error is the cause.

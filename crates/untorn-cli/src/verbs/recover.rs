@@ -1,6 +1,7 @@
 //! `untorn recover` and `settle`.
 
 use serde_json::{Value, json};
+use untorn::options::Prefer;
 use untorn::report::State;
 use untorn::{EngineKind, Options};
 
@@ -11,32 +12,43 @@ use crate::{output, progress};
 
 /// Brings a file to its last committed state.
 pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
-    let mut options = progress::attach(Options::new().adopt(args.adopt));
+    let mut options = progress::attach(Options::new().adopt(args.adopt).keep_sidecar(args.keep.keep_sidecar));
     if let Some(side) = args.trust {
         options = options.prefer(side);
     }
+    // Recovery ends with a plain file, which has no commit number.
+    let before = untorn::inspect(&args.file)?;
     let done = untorn::recover(&args.file, &options)?;
     let report = untorn::inspect(&args.file)?;
     let mut object = info::object(&report);
     if let Value::Object(fields) = &mut object {
         fields.insert(
             "recovery".to_owned(),
-            json!({ "was_needed": done.was_needed, "replayed": done.replayed, "discarded": done.discarded }),
+            json!({
+                "was_needed": done.was_needed,
+                "replayed": done.replayed,
+                "discarded": done.discarded,
+                "dropped_commits": done.dropped_commits,
+            }),
         );
     }
     output::report(args.form.json, &object, || {
         let path = args.file.display();
+        if args.trust == Some(Prefer::File) {
+            let dropped = output::count(done.dropped_commits, "commit", "commits");
+            return format!("{path}: kept the file as it is; discarded {dropped} that only the sidecar held\n");
+        }
         if !done.was_needed {
-            return format!("{path}: nothing to recover; the file is at commit {}\n", report.commit);
+            return format!("{path}: nothing to recover\n");
         }
         // The unit differs by engine: a commit's record, or one block's entry in an epoch.
-        let (one, many) = match report.engine {
+        let (one, many) = match before.engine {
             Some(EngineKind::HybridLog) => ("log entry", "log entries"),
             _ => ("record", "records"),
         };
         format!(
             "{path}: recovered to commit {}; {} applied, {} of uncommitted writes discarded\n",
-            report.commit,
+            before.commit,
             output::count(done.replayed, one, many),
             output::count(done.discarded, one, many)
         )

@@ -102,7 +102,7 @@ mod tests {
     fn an_opener_that_waits_for_sharers_does_not_block_others() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        AtomicFile::create(&path, 4096).unwrap().close().unwrap();
+        Options::new().keep_sidecar(true).create(&path, 4096).unwrap().close().unwrap();
         let identity = detect(&path).unwrap().identity;
         let sharer = Rendezvous::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
         sharer.attach().unwrap();
@@ -123,7 +123,7 @@ mod tests {
     fn an_open_waits_for_a_sharer_that_is_leaving() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let file = AtomicFile::create(&path, 4096).unwrap();
+        let file = Options::new().keep_sidecar(true).create(&path, 4096).unwrap();
         file.close().unwrap();
         let identity = detect(&path).unwrap().identity;
         let sharer = Rendezvous::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();

@@ -20,6 +20,8 @@ pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
 use crate::error::Result;
 pub(crate) use crate::options::EngineKind;
+#[cfg(doc)]
+use crate::options::Prefer;
 use crate::options::{Durability, Layout, Options};
 use crate::storage::Identity;
 use crate::sys::sync;
@@ -49,6 +51,9 @@ pub struct Recovery {
     /// Records of unfinished writes that recovery dropped whole; for the hybrid log, entries of epochs that did not
     /// commit.
     pub discarded: u64,
+    /// Commits that [`recover`](crate::recover) gave up because the caller trusts the data file more
+    /// ([`Prefer::File`]): at most so many had bytes that only the sidecar held. 0 at every other open.
+    pub dropped_commits: u64,
 }
 
 /// The state of an open file.
@@ -146,6 +151,8 @@ pub(crate) struct Seen {
     pub(crate) commit: u64,
     /// What recovery would do.
     pub(crate) recovery: Recovery,
+    /// Commits with bytes that only the sidecar holds, at most.
+    pub(crate) held: u64,
 }
 
 /// What all handles of one open file share. Dropping it without [`Engine::close`] leaves the last commit.
@@ -171,6 +178,24 @@ impl Shared {
         // A thread that opens the file with other options holds the state for a moment, only to be refused.
         let _quiet = shared_entry.as_ref().map(|shared_entry| registry::lock(shared_entry));
         sync::Arc::into_inner(shared)
+    }
+}
+
+/// What closing does with the sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Close {
+    /// What [`Options::keep_sidecar`] says.
+    AsAsked,
+    /// Deploys everything and removes the sidecar. If that fails the sidecar stays.
+    Plain,
+    /// Keeps the sidecar: another process goes on from it.
+    KeepSidecar,
+}
+
+impl Close {
+    /// Whether the sidecar of a file that was opened with these options stays.
+    pub(crate) fn keeps_sidecar(self, options: &Options) -> bool {
+        self == Close::KeepSidecar || self == Close::AsAsked && options.keep_sidecar
     }
 }
 
@@ -201,8 +226,8 @@ pub(crate) trait Engine: Send + Sync {
     fn info(&self) -> Info;
     /// Whether a further handle with these options may share this open file.
     fn accepts(&self, options: &Options) -> bool;
-    /// Closes cleanly at the last commit. Called once, with no other call under way.
-    fn close(&self) -> Result<()>;
+    /// Closes at the last commit. Called once, with no other call under way.
+    fn close(&self, how: Close) -> Result<()>;
     /// Deploys all and removes the sidecar. Called once, with no other call under way.
     fn settle(&self) -> Result<()>;
     /// Where a page has bytes in the sidecar that count and are not at home, if it has any and the sidecar is what has

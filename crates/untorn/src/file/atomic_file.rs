@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::transaction::Transaction;
-use crate::engine::{Engine, Info, Piece, Shared};
+use crate::engine::{Close, Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
 #[cfg(doc)]
 use crate::options::Options;
@@ -176,9 +176,10 @@ impl AtomicFile {
         self.engine().info()
     }
 
-    /// Commits the open epoch. If this is the last handle, it also closes the file cleanly and keeps the sidecar
-    /// (Acumen's *fast* unmap), so the next open needs no recovery. The hybrid log is checkpointed first: the data file
-    /// then holds all bytes.
+    /// Commits the open epoch. If this is the last handle, it also deploys everything into the data file and removes
+    /// the sidecar: a closed file is a plain one, which any program may read, write and copy. With
+    /// [`Options::keep_sidecar`] it keeps the sidecar instead (Acumen's *fast* unmap), so close and the next open do
+    /// less.
     ///
     /// While other handles of this process are open, success means only that everything written so far is durable: the
     /// file stays open. The last handle closes it, and its `close` reports whether that succeeded. If several handles
@@ -186,17 +187,20 @@ impl AtomicFile {
     /// logged. No committed byte is lost: the next open recovers.
     ///
     /// # Errors
-    /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    /// [`Error::NotClosed`] if the commit is durable and closing failed, for example for want of space: the sidecar
+    /// stays, and the next open is at this commit. Any other error if the commit failed.
     pub fn close(self) -> Result<()> {
-        self.engine().sync()?;
+        let commit = self.engine().sync()?;
         match Shared::into_sole(self.shared) {
-            Some(shared) => shared.engine.close(),
+            Some(shared) => {
+                shared.engine.close(Close::AsAsked).map_err(|error| error.after_commit(shared.engine.path(), commit))
+            }
             None => Ok(()),
         }
     }
 
-    /// Commits, deploys everything into the data file and removes the sidecar (Acumen's *spatial* unmap). The result is
-    /// a plain file that any program may read and write.
+    /// Commits, deploys everything into the data file and removes the sidecar (Acumen's *spatial* unmap), as
+    /// [`close`](AtomicFile::close) does by default, but fails if the file does not become a plain one.
     ///
     /// # Errors
     /// [`Error::InUse`] while other handles are open. [`Error::Io`] from the file system; after it, the file can be

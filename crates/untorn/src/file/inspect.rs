@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::attach::{Attached, share};
 use crate::format::sidecar::data::{open_data, reopen_data};
+use crate::format::sidecar::find_or_at;
 use crate::format::sidecar::retirement::Retirement;
 use crate::format::sidecar::superblock::{Left, Superblock};
 use crate::format::sidecar::{path as sidecar_path, uuid_text};
@@ -125,6 +126,29 @@ fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report
         ));
     }
     report
+}
+
+/// How many commits have bytes that only the sidecar of a file holds, at most, whether or not file and sidecar agree;
+/// 0 if it has no sidecar. Nothing is locked or changed.
+pub(crate) fn commits_held(path: &Path) -> Result<u64> {
+    let medium = Arc::new(PageCache::reading_by_call());
+    let path = &resolve(path)?;
+    let data = open_data(&*medium, path, &reader())?;
+    let place = sidecar_path(path, data.identity()?.inode);
+    let Some(place) = find_or_at(&*medium, path, data.mark()?, place)? else { return Ok(0) };
+    let side = medium.open(&place, Access::Read, 0)?;
+    let superblock = Superblock::read(&side, &place)?;
+    if superblock.left == Left::Settled {
+        return Ok(0);
+    }
+    let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
+    let engine = superblock.engine;
+    let pair = (data, Attached { side, path: place, superblock, retirement });
+    let seen = match engine {
+        EngineKind::HybridLog => hybrid_log::look(medium, path, pair, &reader()),
+        _ => reflection::look(medium, path, pair, &reader()),
+    };
+    seen.map(|seen| seen.held)
 }
 
 /// What can be said of a file that a writer has: what it last wrote down of it.

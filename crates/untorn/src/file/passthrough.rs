@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, check_range};
+use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
 use crate::format::sidecar::attach::share;
 use crate::options::{Durability, Options};
@@ -140,7 +140,7 @@ impl<M: Medium> Engine for Passthrough<M> {
             && options.durability.is_none_or(|durability| durability == self.durability)
     }
 
-    fn close(&self) -> Result<()> {
+    fn close(&self, _how: Close) -> Result<()> {
         Ok(())
     }
 

@@ -157,7 +157,9 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
                 let options = admitted.as_ref().unwrap_or(options);
                 let engine = if options.shared {
                     let (kind, place) = (detected.kind, path.clone());
-                    let opener = Arc::new(move |options: &Options| engine_at(kind, &place, options));
+                    // The process that serves next goes on from the sidecar: the last to leave says when it goes.
+                    let opener =
+                        Arc::new(move |options: &Options| engine_at(kind, &place, &options.clone().keep_sidecar(true)));
                     shared::file::open(path, detected.identity, options, opener)
                 } else {
                     engine_at(detected.kind, path, options)

@@ -5,10 +5,12 @@ use std::path::Path;
 use crate::engine::{Recovery, State};
 use crate::error::Result;
 use crate::file::inspect;
-use crate::options::Options;
+use crate::file::inspect::commits_held;
+use crate::options::{Options, Prefer};
 
-/// Brings a file to its last committed state and closes it cleanly. It leaves a plain file unchanged; for a cleanly
-/// closed file it only rewrites the sidecar. Running it again, or after a crash during recovery, gives the same state.
+/// Brings a file to its last committed state and closes it, by default as a plain file
+/// ([`Options::keep_sidecar`]). It leaves a plain file unchanged. Running it again, or after a crash during recovery,
+/// gives the same state.
 ///
 /// `options` may carry [`Options::prefer`], [`Options::adopt`] and [`Options::progress`].
 ///
@@ -29,8 +31,11 @@ pub fn recover(path: impl AsRef<Path>, options: &Options) -> Result<Recovery> {
     if plain.engine.is_none() && plain.state == State::Clean {
         return Ok(Recovery::default());
     }
+    // Of a sidecar that nobody can read nothing is known.
+    let drops = options.prefer == Some(Prefer::File);
+    let dropped_commits = if drops { commits_held(path).unwrap_or(0) } else { 0 };
     let file = options.open(path)?;
-    let recovery = file.info().recovery;
+    let recovery = Recovery { dropped_commits, ..file.info().recovery };
     file.close()?;
     Ok(recovery)
 }

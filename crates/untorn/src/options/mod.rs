@@ -20,7 +20,7 @@ pub(crate) use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, S
 pub(crate) use self::redundancy::{DamageFn, Settings, as_kept};
 use crate::error::{Error, Result};
 
-/// The progress of long work, such as recovery at open or settling.
+/// The progress of long work, such as recovery at open or deploying at close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The name of the phase, in a word or two.
@@ -65,6 +65,7 @@ pub struct Options {
     pub(crate) checkpoint_threads: usize,
     pub(crate) prefer: Option<Prefer>,
     pub(crate) adopt: bool,
+    pub(crate) keep_sidecar: bool,
     pub(crate) lost_page: LostPage,
     pub(crate) dirty_tracking: DirtyTracking,
     /// No other handle of this process may have the file open.
@@ -96,6 +97,7 @@ impl Default for Options {
             checkpoint_threads: 2,
             prefer: None,
             adopt: false,
+            keep_sidecar: false,
             lost_page: LostPage::Fail,
             dirty_tracking: DirtyTracking::Auto,
             exclusive: false,
@@ -125,6 +127,7 @@ impl fmt::Debug for Options {
             .field("redo_threshold_percent", &self.redo_threshold_percent)
             .field("log_size", &self.log_size)
             .field("checkpoint_threads", &self.checkpoint_threads)
+            .field("keep_sidecar", &self.keep_sidecar)
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
             .field("shared", &self.shared)
@@ -140,10 +143,10 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the engine. The default is the file's own engine, and reflection for a file without one. A file that was
-    /// closed cleanly under the hybrid log can be opened under another engine at once. Any other file must be
-    /// [settled](crate::AtomicFile::settle) first, otherwise the open is refused. A read-only handle uses the engine of
-    /// the file.
+    /// Sets the engine. The default is the engine of the file's sidecar, and reflection for a plain file. A file that
+    /// was closed cleanly under the hybrid log can be opened under another engine at once. Any other file with a
+    /// sidecar must be [settled](crate::AtomicFile::settle) first, otherwise the open is refused. A read-only handle
+    /// uses the engine of the file.
     #[must_use]
     pub fn engine(mut self, engine: EngineKind) -> Self {
         self.engine = engine;
@@ -157,7 +160,8 @@ impl Options {
         self
     }
 
-    /// Sets when a write is durable. The default is what the file was created with, else what suits the medium.
+    /// Sets when a write is durable. The default is what the file's sidecar was created with, else what suits the
+    /// medium.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = Some(durability);
@@ -179,7 +183,9 @@ impl Options {
     }
 
     /// Opens the file read-only: nothing changes, not even by recovery. Any number of processes may read a file at
-    /// once; while one does, no process can open it for writing.
+    /// once. If the file has a sidecar, no process can open it for writing meanwhile. A reader of a plain file takes no
+    /// lock: if another process opens the file for writing, the reader goes on with the bytes of the data file, which
+    /// need not be those of one commit.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
@@ -274,6 +280,20 @@ impl Options {
         self
     }
 
+    /// Sets whether closing the file keeps its sidecar. The default is false: closing deploys everything into the data
+    /// file and removes the sidecar, and a closed file is a plain one, which any program may read, write and copy. The
+    /// next open then creates a sidecar anew: engine, layout, durability and commit numbers start from the options.
+    ///
+    /// With true, closing is faster (Acumen's *fast* unmap), and so is the next open. The sidecar then holds committed
+    /// bytes of the closed file. So a copy needs its sidecar too, and without it every open of the copy is refused.
+    ///
+    /// Of several handles of one file the first decides; of several processes that share it, the last to leave.
+    #[must_use]
+    pub fn keep_sidecar(mut self, keep: bool) -> Self {
+        self.keep_sidecar = keep;
+        self
+    }
+
     /// Sets what happens when a page of the file is lost. The default is [`LostPage::Fail`]. Of several handles of one
     /// file the first decides. A file on a custom medium ([`open_on`](Options::open_on)) uses that medium's setting.
     #[must_use]
@@ -346,7 +366,7 @@ impl Options {
         self
     }
 
-    /// Sets a function to call with the progress of recovery and settling.
+    /// Sets a function to call with the progress of recovery, closing and settling.
     #[must_use]
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(progress));

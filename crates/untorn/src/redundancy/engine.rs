@@ -10,11 +10,12 @@
 //!
 //! # Closing
 //!
-//! At close an engine records the file's time, by which the next open detects a write by another program. So redundancy
-//! makes all its repairs before that. Afterwards it only records what is covered, and that the file was closed. A crash
-//! between the two leaves a closed file with redundancy that is not closed, in which each page is covered or marked.
-//! After settling, the file is a plain protected file. A dropped handle leaves the file like a closed one: the engine
-//! closes then too, and changes the file's time.
+//! Closing brings everything home, which stores to the data file. If it keeps the sidecar, it records the file's time,
+//! by which the next open detects a write by another program. So redundancy makes all its repairs before that.
+//! Afterwards it only covers what came home, and records that the file was closed. A crash between the two leaves a
+//! closed file with redundancy that is not closed, in which each page is covered or marked. Unless the sidecar stays,
+//! the file is then a plain protected file. The sidecar stays if damage in it cannot be repaired. A dropped handle
+//! leaves the file like a closed one: the engine closes then too, and changes the file's time.
 
 use std::ops::Range;
 use std::path::Path;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::engine::{Engine, EngineKind, Info, Piece};
+use crate::engine::{Close, Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
@@ -135,24 +136,27 @@ impl<M: Medium> ProtectedEngine<M> {
         self.verify_to_deploy(0..self.engine.len().div_ceil(PAGE))
     }
 
-    /// Lets go of the file in one of the two ways of engines, and of its redundancy.
-    fn end(&self, settles: bool) -> Result<()> {
+    /// Lets go of the file and of its redundancy. `how` is none to settle.
+    fn end(&self, how: Option<Close>) -> Result<()> {
         if self.ended.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).stop();
-        let let_go = || if settles { self.engine.settle() } else { self.engine.close() };
+        let let_go = |how: Option<Close>| how.map_or_else(|| self.engine.settle(), |how| self.engine.close(how));
         if self.engine.writable().is_err() {
             // Of what failed before, or of a forked child, nothing may be said to be covered.
-            return let_go();
+            return let_go(how);
         }
         // To cover is to repair what is damaged beside it.
         let covered = if self.kept.leaves_damage() { Ok(0) } else { self.kept.cover() };
-        if !settles && let Err(error) = self.verify_all_in_sidecar() {
+        let verified = how.map_or(Ok(()), |_| self.verify_all_in_sidecar());
+        if let Err(error) = &verified {
             // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
             tracing::error!(path = %self.path().display(), %error, "cannot verify the sidecar against its checksums");
         }
-        let_go()?;
+        // At home nothing would tell damage from what was written, so damage stays in the sidecar.
+        let stays = verified.is_err() || self.kept.leaves_damage();
+        let_go(how.map(|how| if stays { Close::KeepSidecar } else { how }))?;
         covered?;
         self.kept.finish()?;
         // A store right after this must not have the very time that was noted.
@@ -181,7 +185,7 @@ impl<M: Medium> ProtectedEngine<M> {
 impl<M: Medium> Drop for ProtectedEngine<M> {
     fn drop(&mut self) {
         // In a forked child, and after a failure, nothing is done to the file.
-        if let Err(error) = self.end(false) {
+        if let Err(error) = self.end(Some(Close::AsAsked)) {
             tracing::warn!(path = %self.path().display(), %error, "cannot close the file cleanly; the next open \
                                                                    recovers it");
         }
@@ -250,8 +254,8 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
         self.engine.accepts(options) && (options.verify_reads.is_none() || options.verify_reads == self.verify)
     }
 
-    fn close(&self) -> Result<()> {
-        self.end(false)
+    fn close(&self, how: Close) -> Result<()> {
+        self.end(Some(how))
     }
 
     fn settle(&self) -> Result<()> {
@@ -259,7 +263,7 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
             // What is damaged would be all there is: then the file stays as it is, and is closed.
             self.verify_all_in_sidecar()?;
         }
-        self.end(true)
+        self.end(None)
     }
 
     fn redundancy(&self) -> Option<&dyn RedundancyService> {

@@ -23,8 +23,12 @@ pub(crate) fn kept(name: &str, what: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.{what}"))
 }
 
-/// Keeps a data file and its sidecar, that without the zeros at its end.
+/// Keeps a data file and its sidecar, that without the zeros at its end. What is kept already stays as it is: another
+/// version of untorn wrote it.
 pub(crate) fn bless(name: &str, pair: &Pair) {
+    if kept(name, "sidecar").exists() {
+        return;
+    }
     let end = pair.side.bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
     std::fs::write(kept(name, "data"), &pair.data.bytes).unwrap();
     std::fs::write(kept(name, "sidecar"), &pair.side.bytes[..end]).unwrap();

@@ -239,7 +239,7 @@ pub(crate) const REFLECTED: Range<usize> = 64..192;
 pub(crate) fn partly_reflected(options: &Options, path: &Path, len: usize, seed: u64) -> Vec<u8> {
     let mut model = pattern(len, seed);
     std::fs::write(path, &model).unwrap();
-    let file = options.open(path).unwrap();
+    let file = options.clone().keep_sidecar(true).open(path).unwrap();
     model[REFLECTED].fill(seed as u8);
     file.write_at(&model[REFLECTED], REFLECTED.start as u64).unwrap();
     file.close().unwrap();
@@ -275,10 +275,11 @@ pub(crate) fn tree(dir: &Path) -> Tree {
     found
 }
 
-/// One file as it was: bytes and modification time.
+/// One file as it was: bytes, mark and modification time.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,
     pub(crate) bytes: Vec<u8>,
+    mark: Option<Vec<u8>>,
     modified: SystemTime,
     inode: u64,
 }
@@ -289,20 +290,35 @@ impl Image {
         Image {
             path: path.to_owned(),
             bytes: std::fs::read(path).unwrap(),
+            mark: mark(path),
             modified: metadata.modified().unwrap(),
             inode: metadata.ino(),
         }
     }
 
-    /// Puts the file back in place: the same inode, bytes, holes and modification time.
+    /// Puts the file back in place: the same inode, bytes, holes, mark and modification time. A sidecar that is gone is
+    /// made again.
     pub(crate) fn restore(&self) {
         self.restore_as(&self.bytes);
     }
 
     /// The same with other bytes.
     pub(crate) fn restore_as(&self, bytes: &[u8]) {
-        let file = OpenOptions::new().write(true).open(&self.path).unwrap();
-        assert_eq!(file.metadata().unwrap().ino(), self.inode, "{} was replaced", self.path.display());
+        let is_sidecar = self.path.parent().is_some_and(|parent| parent.ends_with(".untorn"));
+        if is_sidecar {
+            std::fs::create_dir_all(self.path.parent().unwrap()).unwrap();
+        }
+        let file = OpenOptions::new().write(true).create(is_sidecar).truncate(false).open(&self.path).unwrap();
+        let inode = file.metadata().unwrap().ino();
+        assert!(is_sidecar || inode == self.inode, "{} was replaced", self.path.display());
+        if mark(&self.path) != self.mark {
+            match &self.mark {
+                Some(mark) => {
+                    rustix::fs::fsetxattr(&file, "user.untorn", mark, rustix::fs::XattrFlags::empty()).unwrap()
+                }
+                None => rustix::fs::fremovexattr(&file, "user.untorn").unwrap(),
+            }
+        }
         file.set_len(0).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
         for (n, page) in bytes.chunks(PAGE).enumerate() {

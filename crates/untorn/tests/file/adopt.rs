@@ -7,12 +7,13 @@ use crate::common::counting::Counting;
 use crate::common::{PAGE, copy, names, on_disk, partly_reflected, pattern, read, sidecar_of, tree};
 use untorn::options::Layout;
 use untorn::testing::storage::PageCache;
-use untorn::{Durability, Error, Options};
+use untorn::{Durability, EngineKind, Error, Options};
 
 const LEN: usize = 40 * PAGE;
 
 fn options() -> Options {
-    Options::new().layout(Layout::Sparse).durability(Durability::PerCommit).record_area(2, 8).max_len(1 << 20)
+    let options = Options::new().layout(Layout::Sparse).durability(Durability::PerCommit).keep_sidecar(true);
+    options.record_area(2, 8).max_len(1 << 20)
 }
 
 fn made(path: &Path) -> Vec<u8> {
@@ -130,4 +131,71 @@ fn a_sidecar_set_aside_keeps_its_spill_file() {
     // Its own file turns up.
     untorn::recover(&lost, &options().adopt(true)).unwrap();
     assert!(read(&options().open(&lost).unwrap()) == model);
+}
+
+/// All orders of three things.
+const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+
+/// Three files as a crash left them, restored under each other's inode numbers: the sidecar of `names[i]` stands at the
+/// place of `names[places[i]]`, and was made for a file with that number. Returns their contents.
+fn swapped(dir: &Path, places: [usize; 3]) -> Vec<(PathBuf, Vec<u8>)> {
+    let files = ["a", "b", "c"].map(|name| dir.join(name));
+    let mut models = Vec::new();
+    for (n, path) in files.iter().enumerate() {
+        // Two engines, so that the wrong one is found out.
+        let (seed, len) = (n as u64 + 1, (n + 3) * PAGE);
+        if n == 1 {
+            let file = options().engine(EngineKind::HybridLog).create(path, len as u64).unwrap();
+            let model = pattern(len, seed);
+            file.write_at(&model, 0).unwrap();
+            file.sync().unwrap();
+            crate::common::killed(file);
+            models.push(model);
+        } else {
+            models.push(partly_reflected(&options(), path, len, seed));
+        }
+    }
+    let sides = files.each_ref().map(|path| std::fs::read(sidecar_of(path)).unwrap());
+    for (mut side, place) in sides.into_iter().zip(places) {
+        let place = sidecar_of(&files[place]);
+        renumber(&mut side, &place);
+        std::fs::write(place, side).unwrap();
+    }
+    files.into_iter().zip(models).collect()
+}
+
+#[test]
+fn files_that_swapped_numbers_are_adopted_in_any_order() {
+    for places in ORDERS {
+        for order in ORDERS {
+            let dir = tempfile::tempdir().unwrap();
+            let files = swapped(dir.path(), places);
+            for at in order {
+                let (path, model) = &files[at];
+                let what = format!("places {places:?}, order {order:?}, file {at}");
+                if places[at] != at {
+                    let text = options().open(path).unwrap_err().to_string();
+                    assert!(text.contains("--adopt") && !text.contains("--trust"), "{what}: {text}");
+                }
+                untorn::recover(path, &Options::new().adopt(true)).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert!(std::fs::read(path).unwrap() == *model, "{what}");
+            }
+            assert_eq!(names(dir.path()), ["a", "b", "c"], "places {places:?}, order {order:?}");
+        }
+    }
+}
+
+#[test]
+fn a_refusal_names_the_file_that_a_sidecar_was_made_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = swapped(dir.path(), [2, 1, 0]);
+    let text = options().open(&files[0].0).unwrap_err().to_string();
+    assert!(text.contains(files[2].0.to_str().unwrap()), "{text}");
+    // The file's own sidecar is found wherever it stands, and nothing is to be given up.
+    let (place, elsewhere) = (sidecar_of(&files[2].0), dir.path().join(".untorn/elsewhere"));
+    std::fs::rename(place, &elsewhere).unwrap();
+    std::fs::remove_file(sidecar_of(&files[0].0)).unwrap();
+    let error = options().open(&files[0].0).unwrap_err();
+    assert!(matches!(&error, Error::SidecarMissing { found: Some(found), .. } if *found == elsewhere), "{error}");
+    assert!(!error.to_string().contains("--trust"), "{error}");
 }

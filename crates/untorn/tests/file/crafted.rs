@@ -22,7 +22,7 @@ const VERSION: usize = 8;
 const COMPAT: usize = 16;
 
 fn options(layout: Layout, durability: Durability) -> Options {
-    let options = Options::new().layout(layout).durability(durability);
+    let options = Options::new().layout(layout).durability(durability).keep_sidecar(true);
     options.record_area(LANES as u32, SLOTS as u32).max_len(64 * PAGE as u64)
 }
 

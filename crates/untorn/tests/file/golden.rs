@@ -1,7 +1,7 @@
 //! Golden files of format version 1: what was written by the first version opens in every later one, byte for byte.
 //!
-//! `UNTORN_BLESS=1 cargo test -p untorn --test file golden::` writes them anew, which only a change of the format's
-//! version may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
+//! `UNTORN_BLESS=1 cargo test -p untorn --test file golden::` writes those that are missing: what an earlier version
+//! wrote stays. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,46 @@ struct Case {
     layout: Layout,
     durability: Durability,
     clean: bool,
+    /// Written since sidecars record the names of their files.
+    named: bool,
 }
 
-const CASES: [Case; 4] = [
-    Case { name: "dense-write-clean", layout: Layout::Dense, durability: Durability::PerWrite, clean: true },
-    Case { name: "dense-write-open", layout: Layout::Dense, durability: Durability::PerWrite, clean: false },
-    Case { name: "sparse-commit-clean", layout: Layout::Sparse, durability: Durability::PerCommit, clean: true },
-    Case { name: "sparse-commit-open", layout: Layout::Sparse, durability: Durability::PerCommit, clean: false },
+const CASES: [Case; 5] = [
+    Case {
+        name: "dense-write-clean",
+        layout: Layout::Dense,
+        durability: Durability::PerWrite,
+        clean: true,
+        named: false,
+    },
+    Case {
+        name: "dense-write-open",
+        layout: Layout::Dense,
+        durability: Durability::PerWrite,
+        clean: false,
+        named: false,
+    },
+    Case {
+        name: "sparse-commit-clean",
+        layout: Layout::Sparse,
+        durability: Durability::PerCommit,
+        clean: true,
+        named: false,
+    },
+    Case {
+        name: "sparse-commit-open",
+        layout: Layout::Sparse,
+        durability: Durability::PerCommit,
+        clean: false,
+        named: false,
+    },
+    Case {
+        name: "dense-write-named-clean",
+        layout: Layout::Dense,
+        durability: Durability::PerWrite,
+        clean: true,
+        named: true,
+    },
 ];
 
 /// The commits of every golden file, by offset and bytes. More than a lane holds, so that there was a cut and records
@@ -55,7 +88,7 @@ impl Case {
         let path = on_disk("data");
         std::fs::write(&path, pattern(LEN, 1)).unwrap();
         let options = Options::new().layout(self.layout).durability(self.durability).record_area(1, SLOTS as u32);
-        let file = options.open(&path).unwrap();
+        let file = options.keep_sidecar(true).open(&path).unwrap();
         for (offset, bytes) in commits() {
             file.write_at(&bytes, offset as u64).unwrap();
             file.sync().unwrap();
@@ -107,6 +140,8 @@ fn a_golden_file_opens_and_holds_what_was_committed() {
         let refused = Options::new().open(&path).unwrap_err();
         assert!(matches!(refused, Error::SidecarMissing { .. }), "{}: {refused}", case.name);
         let (_, side) = case.load();
+        let recorded = [[0; 6], *b"\x04\0data"][usize::from(case.named)];
+        assert_eq!(side[144..150], recorded, "{}", case.name);
         let mut options = Options::new().adopt(true);
         if case.clean {
             let changed = options.open(&path).unwrap_err();
@@ -198,7 +233,10 @@ fn the_fields_are_where_they_were() {
             let layout = if case.layout == Layout::Dense { 1 } else { 2 };
             let durability = if case.durability == Durability::PerWrite { 1 } else { 2 };
             assert_eq!(copy[108..111], [1, layout, durability], "engine, layout, durability");
-            assert!(copy[144..4088].iter().all(|&byte| byte == 0), "reserved");
+            // The name, or zeros of a version that did not record it.
+            let name: &[u8] = if case.named { b"\x04\0data" } else { &[] };
+            assert_eq!(&copy[144..144 + name.len()], name, "name");
+            assert!(copy[144 + name.len()..4088].iter().all(|&byte| byte == 0), "reserved");
             assert_eq!(word(copy, 4088), XxHash3_64::oneshot(&copy[..4088]), "checksum");
         }
         let counts = &side[newest(&side, &[0, PAGE], 56)..];

@@ -26,6 +26,7 @@ fn options(layout: Layout, durability: Durability) -> Options {
         .durability(durability)
         .record_area(LANES as u32, SLOTS as u32)
         .max_len(64 * PAGE as u64)
+        .keep_sidecar(true)
 }
 
 const KINDS: [(Layout, Durability); 4] = [

@@ -16,7 +16,7 @@ const BLOCKS: u64 = 256;
 
 fn options() -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo);
-    options.record_area(1, UNITS as u32).checkpoint_threads(0)
+    options.record_area(1, UNITS as u32).checkpoint_threads(0).keep_sidecar(true)
 }
 
 fn write(file: &AtomicFile, block: u64, fill: u8) -> Result<()> {

@@ -43,7 +43,7 @@ impl Case {
     fn bless(&self) {
         let path = scratch_holding(pattern(LEN, 1));
         let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
-        let options = options.log_policy(self.policy).record_area(1, 4).checkpoint_threads(0);
+        let options = options.log_policy(self.policy).record_area(1, 4).checkpoint_threads(0).keep_sidecar(true);
         let file = options.open_on(pmem(), &path).unwrap();
         for (offset, bytes) in epochs() {
             file.write_at(&bytes, offset as u64).unwrap();

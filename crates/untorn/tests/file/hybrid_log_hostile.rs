@@ -19,7 +19,12 @@ const MOST: u64 = 1 << 61;
 
 fn options(policy: LogPolicy) -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).log_policy(policy);
-    options.record_area(1, UNITS as u32).log_size(256 << 10).checkpoint_threads(0).max_len(64 * PAGE as u64)
+    options
+        .record_area(1, UNITS as u32)
+        .log_size(256 << 10)
+        .checkpoint_threads(0)
+        .max_len(64 * PAGE as u64)
+        .keep_sidecar(true)
 }
 
 fn open(path: &Path, policy: LogPolicy) -> Result<AtomicFile, Error> {

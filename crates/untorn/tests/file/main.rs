@@ -5,6 +5,7 @@ mod common;
 
 mod adopt;
 mod clean_bits;
+mod closed;
 mod concurrent;
 mod counts;
 mod crafted;

@@ -20,7 +20,7 @@ use untorn_testing::test_name;
 const LEN: usize = 3 * PAGE;
 
 fn options() -> Options {
-    Options::new().durability(Durability::PerCommit).record_area(2, 8).max_len(1 << 20)
+    Options::new().durability(Durability::PerCommit).record_area(2, 8).max_len(1 << 20).keep_sidecar(true)
 }
 
 fn reader() -> Options {

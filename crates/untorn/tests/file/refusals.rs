@@ -16,7 +16,7 @@ use untorn_testing::{again, sibling};
 
 const LEN: usize = 3 * PAGE + 100;
 fn options() -> Options {
-    Options::new().layout(Layout::Sparse).record_area(2, 8).max_len(1 << 20)
+    Options::new().layout(Layout::Sparse).record_area(2, 8).max_len(1 << 20).keep_sidecar(true)
 }
 
 fn made(path: &Path, seed: u64) -> Vec<u8> {

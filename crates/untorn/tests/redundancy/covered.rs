@@ -221,7 +221,7 @@ fn the_period_covers_by_itself() {
 #[test]
 fn calls_that_need_redundancy_are_refused_without_it() {
     let place = Place::empty();
-    let file = Options::new().create(&place.path, LEN).unwrap();
+    let file = Options::new().keep_sidecar(true).create(&place.path, LEN).unwrap();
     assert!(file.coverage().unwrap().is_none());
     assert!(matches!(file.sync_redundancy(), Err(Error::Invalid { .. })));
     file.close().unwrap();
@@ -259,7 +259,7 @@ fn edit(path: &Path, at: u64, bytes: &[u8]) {
 fn a_trusted_side_is_not_repaired_back() {
     for options in engines() {
         for side in [Prefer::File, Prefer::Sidecar] {
-            let options = options.clone().redundancy(by_hand());
+            let options = options.clone().redundancy(by_hand()).keep_sidecar(true);
             let (place, file, _) = filled(&options);
             // What is edited at home is to count there.
             file.deploy(0, LEN).unwrap();
@@ -286,7 +286,7 @@ fn a_trusted_side_is_not_repaired_back() {
 #[test]
 fn a_file_cut_short_by_others_is_refused_unchanged() {
     for options in engines() {
-        let options = options.redundancy(by_hand());
+        let options = options.redundancy(by_hand()).keep_sidecar(true);
         let (place, file, _) = filled(&options);
         file.close().unwrap();
         let kept = fs::read(place.companion()).unwrap();

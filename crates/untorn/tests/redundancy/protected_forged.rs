@@ -44,7 +44,7 @@ fn forge(side: &Path, fields: &[(usize, &[u8])]) {
 
 /// A file of this engine that has these bytes, protected and closed.
 fn with_engine(engine: EngineKind, bytes: &[u8]) -> (Place, Options) {
-    let (place, options) = (Place::empty(), Options::new().engine(engine));
+    let (place, options) = (Place::empty(), Options::new().engine(engine).keep_sidecar(true));
     let file = options.clone().redundancy(by_hand()).create(&place.path, bytes.len() as u64).unwrap();
     file.write_at(bytes, 0).unwrap();
     file.close().unwrap();

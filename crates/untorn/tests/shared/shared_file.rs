@@ -26,7 +26,8 @@ pub(crate) fn shared(durability: Durability) -> Options {
 
 pub(crate) fn create(dir: &Path, engine: EngineKind, durability: Durability) -> PathBuf {
     let path = dir.join("data");
-    Options::new().engine(engine).durability(durability).create(&path, LEN).unwrap().close().unwrap();
+    let options = Options::new().engine(engine).durability(durability).keep_sidecar(true);
+    options.create(&path, LEN).unwrap().close().unwrap();
     path
 }
 
@@ -398,7 +399,7 @@ fn looking_for_a_sidecar_to_adopt_gives_no_lock_back() {
     let mine = shared(Durability::PerWrite).open(&path).unwrap();
     // A file and its sidecar as they are restored: with the mark, and under new inode numbers.
     let (lost, restored) = (dir.path().join("lost"), dir.path().join("restored"));
-    let other = Options::new().durability(Durability::PerWrite).create(&lost, LEN).unwrap();
+    let other = Options::new().durability(Durability::PerWrite).keep_sidecar(true).create(&lost, LEN).unwrap();
     other.write_at(b"kept", 100).unwrap();
     other.close().unwrap();
     crate::common::copy(&lost, &restored);

@@ -14,9 +14,10 @@ use super::life::Expected;
 use crate::medium::SimMedium;
 use crate::rng::Rng;
 
-/// Opens the file with its engine, which must find a state that it may be in.
-pub(super) fn open(config: &Config, medium: &SimMedium, expected: &Expected) -> Found<AtomicFile> {
-    let file = tried("opening", || config.options().open_on(medium.clone(), PATH))?;
+/// Opens the file with its engine, which must find a state that it may be in. `keeps` is whether closing it keeps the
+/// sidecar.
+pub(super) fn open(config: &Config, medium: &SimMedium, expected: &Expected, keeps: bool) -> Found<AtomicFile> {
+    let file = tried("opening", || config.options().keep_sidecar(keeps).open_on(medium.clone(), PATH))?;
     let held = read(&file)?;
     if expected.states.contains(&held) { Ok(file) } else { wrong("the file's bytes match no committed state") }
 }

@@ -139,7 +139,7 @@ impl Subject for Config {
         if seed.is_multiple_of(4) {
             deceive(medium, &mut Rng::new(mix(seed)))?;
         }
-        let file = open(life.config(), medium, expected)?;
+        let file = open(life.config(), medium, expected, seed.is_multiple_of(3))?;
         if file.is_empty() {
             return Ok(());
         }
@@ -170,7 +170,8 @@ impl Paced for Config {
 
 impl Life<'_> {
     fn open(&mut self) -> Found<()> {
-        let file = open(self.config(), &self.medium, &self.model)?;
+        let keeps = mix(self.seed ^ self.log.len() as u64).is_multiple_of(2);
+        let file = open(self.config(), &self.medium, &self.model, keeps)?;
         self.model.states = vec![read(&file)?];
         self.handle = Some(file);
         Ok(())

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::vec::IntoIter;
 
-use untorn::options::{Order, ReadPolicy};
+use untorn::options::{LogPolicy, Order, ReadPolicy};
 use untorn::testing::storage::{Latched, Medium};
-use untorn::{AtomicFile, Options};
+use untorn::{AtomicFile, EngineKind, Error, Options};
 
 use super::super::finding::{Finding, Found, differs, guarded, tried, wrong};
 use super::super::life::{Plan, Subject};
@@ -28,6 +28,8 @@ type Life<'a> = super::super::life::Life<'a, Config>;
 /// The file as it must be, and how it is opened.
 pub(in crate::explore) struct File {
     pub(super) options: Options,
+    /// Whether closing it keeps the sidecar.
+    pub(super) keeps_sidecar: bool,
     pub(super) states: Model,
 }
 
@@ -42,7 +44,9 @@ impl Subject for Config {
     }
 
     fn inherit(life: &Life<'_>, allowed: &Allowed) -> File {
-        File { options: life.model.options.clone(), states: Model::new(life.config(), allowed.states.clone()) }
+        let File { options, keeps_sidecar, .. } = &life.model;
+        let states = Model::new(life.config(), allowed.states.clone());
+        File { options: options.clone(), keeps_sidecar: *keeps_sidecar, states }
     }
 
     fn begin(
@@ -53,7 +57,9 @@ impl Subject for Config {
     ) -> Found<Option<Plan<IntoIter<Phase>>>> {
         // The file stores none of these choices, so it must be recoverable under any.
         let options = life.model.options.clone();
+        life.model.keeps_sidecar = rng.one_in(2);
         life.model.options = options
+            .keep_sidecar(life.model.keeps_sidecar)
             .order(*rng.pick(&[Order::OneFence, Order::TwoFence]))
             .read_policy(*rng.pick(&[ReadPolicy::Gather, ReadPolicy::Deploy]))
             .redo_threshold_percent(redo_from(life.seed));
@@ -191,10 +197,27 @@ impl Life<'_> {
         let began = self.recorder.tick();
         let file = self.handle.take();
         tried(op, || end(op, file))?;
-        if *op == Op::Settle {
+        if *op == Op::Settle || *op == Op::Close && !self.model.keeps_sidecar {
             self.settled()?;
+            if *op == Op::Close {
+                self.switch_engines()?;
+            }
         }
         self.open_again(op, began)
+    }
+
+    /// Opens the plain file with each engine in turn, as programs do that do not agree on one. The first leaves a
+    /// sidecar, which the second gives up.
+    fn switch_engines(&self) -> Found<()> {
+        if self.config().engine == EngineKind::Passthrough {
+            return Ok(());
+        }
+        for (engine, keeps) in [(EngineKind::HybridLog, true), (EngineKind::Reflection, false)] {
+            let options = self.model.options.clone().engine(engine).keep_sidecar(keeps).log_policy(LogPolicy::Redo);
+            let file = tried("opening with another engine", || options.open_on(self.medium.clone(), PATH))?;
+            tried("closing with another engine", || file.close())?;
+        }
+        Ok(())
     }
 
     /// Runs an operation during which a flush fails, then drops the handle and opens the file again, on a machine whose
@@ -225,10 +248,22 @@ impl Life<'_> {
 
     /// Opens the file as programs do, where no schedule stands against it.
     fn open(&self, medium: &SimMedium) -> untorn::Result<AtomicFile> {
+        match self.open_with(&self.model.options, medium) {
+            // A crash while the other engine had it.
+            Err(Error::OtherEngine { .. }) => {
+                let options = self.model.options.clone().engine(EngineKind::Auto).keep_sidecar(false);
+                self.open_with(&options, medium)?.close()?;
+                self.open_with(&self.model.options, medium)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_with(&self, options: &Options, medium: &SimMedium) -> untorn::Result<AtomicFile> {
         if self.config().loses_flushes() {
-            self.model.options.open_on(Latched::new(medium.clone()), PATH)
+            options.open_on(Latched::new(medium.clone()), PATH)
         } else {
-            self.model.options.open_on(medium.clone(), PATH)
+            options.open_on(medium.clone(), PATH)
         }
     }
 

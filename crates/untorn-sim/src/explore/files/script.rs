@@ -111,8 +111,9 @@ pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> 
         states.push(Arc::new(bytes));
     }
     let context = Context { config: case.config, muted: case.muted, effort, shared };
-    let options = case.config.options(slots, redo_from(seed));
-    let file = File { options, states: Model::new(&case.config, states) };
+    let keeps_sidecar = Rng::derive(seed, 6).one_in(2);
+    let options = case.config.options(slots, redo_from(seed)).keep_sidecar(keeps_sidecar);
+    let file = File { options, keeps_sidecar, states: Model::new(&case.config, states) };
     let lived = Life::new(&context, medium, file, seed).live(|life| {
         life.start(&op, op != Op::Open, tested)?;
         Ok(Some(Plan::all(script)))

@@ -3,7 +3,7 @@
 use loom::thread;
 
 use super::*;
-use crate::engine::{EngineKind, Info, Piece};
+use crate::engine::{Close, EngineKind, Info, Piece};
 use crate::options::Durability;
 use crate::sys::sync::{AtomicU64, model};
 
@@ -84,12 +84,12 @@ impl Engine for Fake {
     fn accepts(&self, options: &Options) -> bool {
         !options.read_only
     }
-    fn close(&self) -> Result<()> {
+    fn close(&self, _how: Close) -> Result<()> {
         add(&self.0.closed);
         Ok(())
     }
     fn settle(&self) -> Result<()> {
-        self.close()
+        self.close(Close::Plain)
     }
 }
 
@@ -117,7 +117,7 @@ impl House {
 
 /// What a handle does at last: closes the file if it is the only one.
 fn close(shared: Arc<Shared>) -> bool {
-    Shared::into_sole(shared).is_some_and(|sole| sole.engine.close().is_ok())
+    Shared::into_sole(shared).is_some_and(|sole| sole.engine.close(Close::AsAsked).is_ok())
 }
 
 fn spawn<T: 'static>(house: &Arc<House>, body: impl FnOnce(&House) -> T + 'static) -> thread::JoinHandle<T> {

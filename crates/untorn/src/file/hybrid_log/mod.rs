@@ -70,7 +70,7 @@ use self::lanes::{LaneState, ReadCount};
 use self::recovery::Found;
 use self::workers::Workers;
 use crate::engine::handle_state::HandleState;
-use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
+use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::Result;
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::data::Pair;
@@ -191,9 +191,11 @@ struct Core<M: Medium> {
 
 /// Reads the log of a file without changing anything.
 pub(super) fn look<M: Medium>(medium: Arc<M>, path: &Path, pair: Pair<M::File>, options: &Options) -> Result<Seen> {
+    let checkpoint = pair.1.retirement.checkpoint;
     let core = Core::build(medium, path, pair, options)?;
     let found = Found::read(&core)?;
-    Ok(Seen { len: found.len, commit: found.committed, recovery: found.summary() })
+    let held = found.committed.saturating_sub(checkpoint);
+    Ok(Seen { len: found.len, commit: found.committed, recovery: found.summary(), held })
 }
 
 impl<M: Medium> Core<M> {
@@ -342,13 +344,13 @@ impl<M: Medium> Engine for HybridLog<M> {
             && options.durability.is_none_or(|durability| durability == core.durability)
     }
 
-    fn close(&self) -> Result<()> {
+    fn close(&self, how: Close) -> Result<()> {
         self.workers.stop();
         if !self.core.handle_state.is_read_only() {
             // A checkpoint in the background may have come upon a flush that failed since the last sync.
             self.core.handle_state.writable()?;
         }
-        self.core.close_clean()
+        self.core.let_go(how)
     }
 
     fn settle(&self) -> Result<()> {
@@ -360,7 +362,7 @@ impl<M: Medium> Engine for HybridLog<M> {
 impl<M: Medium> Drop for HybridLog<M> {
     fn drop(&mut self) {
         self.workers.stop();
-        if let Err(error) = self.core.close_clean() {
+        if let Err(error) = self.core.let_go(Close::AsAsked) {
             // Nobody is left to return it to; the next open recovers.
             tracing::warn!(path = %self.core.path().display(), %error, "cannot close the file cleanly; the next open \
                                                                         recovers it");

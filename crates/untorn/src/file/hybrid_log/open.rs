@@ -8,6 +8,7 @@ use super::index::Index;
 use super::recovery::Found;
 use super::workers::Workers;
 use super::{Core, HybridLog, LANES, barriers};
+use crate::engine::Close;
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
@@ -169,6 +170,22 @@ impl<M: Medium> Core<M> {
         let blocks = blocks_of(len);
         let fitted = self.clean.fit(blocks).and_then(|()| self.space.fit(blocks)).and_then(|()| self.index.fit(blocks));
         fitted.map_err(|error| Error::io("reserve memory for", self.path(), error))
+    }
+
+    /// Closes. Does nothing if the file was let go already, was opened for reading,
+    /// belongs to the parent process, or is poisoned: then only recovery can tell. If the sidecar cannot go it is left
+    /// as well as may be: closed cleanly, or for recovery.
+    pub(super) fn let_go(&self, how: Close) -> Result<()> {
+        if how.keeps_sidecar(&self.options) {
+            return self.close_clean();
+        }
+        if self.handle_state.writable().is_err() || lock(&self.sidecar_state, self.relax()).closed {
+            return Ok(());
+        }
+        self.settle_all().inspect_err(|_| {
+            // Of what failed the caller learns.
+            let _ = self.close_clean();
+        })
     }
 
     /// Leaves the last commit at home, where the next open need not recover it. Does nothing if the file was let go

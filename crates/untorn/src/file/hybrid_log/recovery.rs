@@ -96,6 +96,7 @@ impl Found {
             was_needed: self.was_needed,
             replayed: self.replay.len() as u64,
             discarded: self.dropped + self.revert.len() as u64,
+            dropped_commits: 0,
         }
     }
 }

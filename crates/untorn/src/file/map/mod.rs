@@ -23,7 +23,7 @@ use std::slice::{self, SliceIndex};
 use rustix::fs::{Mode, OFlags};
 
 use self::lent::Lent;
-use crate::engine::{Engine, Info, Piece, Shared, check_range};
+use crate::engine::{Close, Engine, Info, Piece, Shared, check_range};
 use crate::error::{Error, Result};
 use crate::options::{DirtyTracking, Options};
 use crate::storage::{MediumKind, detect};
@@ -342,16 +342,19 @@ impl AtomicMap {
         Ok(self.stored.clone().into_ranges())
     }
 
-    /// Commits, checkpoints the log and closes the file cleanly, so the next open needs no recovery.
+    /// Commits, checkpoints the log and removes the sidecar: a closed file is a plain one. With
+    /// [`Options::keep_sidecar`] the sidecar stays, and the next open does less.
     ///
     /// # Errors
-    /// As for [`commit`](AtomicMap::commit), and [`Error::Io`] when a flush fails; the next open recovers the last
-    /// commit.
+    /// As for [`commit`](AtomicMap::commit). [`Error::NotClosed`] if the commit is durable and closing failed; the next
+    /// open is at this commit.
     pub fn close(mut self) -> Result<()> {
-        if !self.read_only {
-            self.commit()?;
+        if self.read_only {
+            return self.discard();
         }
-        self.discard()
+        let commit = self.commit()?;
+        let path = self.path().to_owned();
+        self.discard().map_err(|error| error.after_commit(&path, commit))
     }
 
     /// Discards every store since the last commit and closes the file cleanly. Dropping the map does the same, but
@@ -361,12 +364,12 @@ impl AtomicMap {
     /// [`Error::Io`] if a flush fails (the next open recovers the last commit), or if a page was lost.
     pub fn discard(self) -> Result<()> {
         let whole = self.check_memory();
-        let closed = self.into_sole().map_or(Ok(()), |shared| shared.engine.close());
+        let closed = self.into_sole().map_or(Ok(()), |shared| shared.engine.close(Close::AsAsked));
         closed.and(whole)
     }
 
-    /// Commits, checkpoints the log and removes the sidecar. The result is a plain file that any program may read and
-    /// write.
+    /// Commits, checkpoints the log and removes the sidecar, as [`close`](AtomicMap::close) does by default. It fails
+    /// if the file does not become a plain one.
     ///
     /// # Errors
     /// As for [`close`](AtomicMap::close).

@@ -1,9 +1,21 @@
-//! The two ways to let a file go: keep the sidecar (*fast*), or bring everything home and remove it (*spatial*).
+//! The two ways to let a file go: bring everything home and remove the sidecar (*spatial*, the default), or keep it
+//! (*fast*).
+//!
+//! # Why a crash while the sidecar goes loses nothing
+//! 1. Slices go home over copies that the committed bitmaps call invalid, and no bitmap changes. Until the next step is
+//!    done, recovery finds the last commit in the sidecar, whatever of the data file is durable.
+//! 2. The data file is whole and durable ([`SETTLE_DATA`](barriers::SETTLE_DATA)) before the superblock says "settled".
+//! 3. "Settled" is durable ([`SETTLE_STATE`](barriers::SETTLE_STATE)) before the mark goes. From then on every open
+//!    takes the data file as it is.
+//! 4. The mark is gone, durably, before the name of the sidecar is ([`remove`]).
+//! 5. What fails before step 3 leaves the sidecar. It is then closed as with `keep_sidecar` if that is still possible,
+//!    and left for recovery otherwise.
 
 use std::sync::atomic::Ordering;
 
 use super::slices::{SLICE, runs};
 use super::{Reflection, barriers};
+use crate::engine::Close;
 use crate::error::Result;
 use crate::format::record::DataSum;
 use crate::format::sidecar::PAGE;
@@ -12,6 +24,21 @@ use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
 
 impl<M: Medium> Reflection<M> {
+    /// Closes. Does nothing if the file was let go already, was opened for reading,
+    /// belongs to the parent process, or is poisoned: then only recovery can tell.
+    pub(super) fn let_go(&self, how: Close) -> Result<()> {
+        if how.keeps_sidecar(&self.options) {
+            return self.close_clean();
+        }
+        if self.writable().is_err() || lock(&self.sidecar_state, self.relax()).closed {
+            return Ok(());
+        }
+        self.settle_all().inspect_err(|_| {
+            // Of what failed the caller learns; a sidecar that stays is left as well as may be.
+            let _ = self.close_clean();
+        })
+    }
+
     /// Leaves the last commit in a state that the next open need not recover. Does nothing if the file was let go
     /// already, was opened for reading, belongs to the parent process, or is poisoned: then only recovery can tell.
     pub(super) fn close_clean(&self) -> Result<()> {

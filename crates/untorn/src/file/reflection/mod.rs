@@ -42,7 +42,7 @@ use std::sync::atomic::Ordering;
 use self::layout::Places;
 use self::state::State;
 use crate::engine::handle_state::HandleState;
-use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
+use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::{Error, Result};
 use crate::format::lane::{Lane, Lanes};
 use crate::format::record::ChecksumSeed;
@@ -125,7 +125,10 @@ pub(crate) struct Reflection<M: Medium> {
 /// Replays the records of a file in memory only.
 pub(super) fn look<M: Medium>(medium: Arc<M>, path: &Path, pair: Pair<M::File>, options: &Options) -> Result<Seen> {
     let engine = Reflection::build(medium, path, pair, options)?;
-    Ok(Seen { len: Engine::len(&engine), commit: engine.commit_number(), recovery: engine.recovery })
+    let (commit, info) = (engine.commit_number(), engine.info());
+    // Slices go home without a note of the commits that they were of.
+    let held = if info.reflected_pages == 0 { 0 } else { commit };
+    Ok(Seen { len: info.len, commit, recovery: engine.recovery, held })
 }
 
 impl<M: Medium> Reflection<M> {
@@ -288,8 +291,8 @@ impl<M: Medium> Engine for Reflection<M> {
             && options.durability.is_none_or(|durability| durability == self.durability)
     }
 
-    fn close(&self) -> Result<()> {
-        self.close_clean()
+    fn close(&self, how: Close) -> Result<()> {
+        self.let_go(how)
     }
 
     fn settle(&self) -> Result<()> {
@@ -299,7 +302,7 @@ impl<M: Medium> Engine for Reflection<M> {
 
 impl<M: Medium> Drop for Reflection<M> {
     fn drop(&mut self) {
-        if let Err(error) = self.close_clean() {
+        if let Err(error) = self.let_go(Close::AsAsked) {
             // Nobody is left to return it to; the next open recovers.
             tracing::warn!(path = %self.path.display(), %error, "cannot close the file cleanly; the next open recovers \
                                                                  it");

@@ -1,10 +1,21 @@
 //! Adopting a sidecar that has another name, and renaming one.
+//!
+//! # Why any order of adoptions brings every file its sidecar
+//! Files restored under other inode numbers may have swapped them, so at a file's place may stand the sidecar of a
+//! sibling.
+//! 1. A file and its sidecar know each other by the UUID alone, in the mark and in the superblock.
+//! 2. The sidecar at a file's place that has another UUID is no live file's: the place goes by the inode number, which
+//!    is this file's. It is set aside under a name with its UUID.
+//! 3. An adoption looks through all names in the directory, also those set aside. So it does not matter in which order
+//!    the files come.
+//! 4. A sidecar moves with its companions, which go first, and durably: a crash in between leaves the sidecar under a
+//!    name where it is found again.
 
 use std::path::{Path, PathBuf};
 
 use super::attach::{is_named, take_lock};
 use super::superblock::Superblock;
-use super::{barriers, candidates, directory, parent, path as sidecar_path, spill_path, uuid_text};
+use super::{aside, barriers, candidates, companions, directory, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
@@ -50,7 +61,7 @@ pub(super) fn adopt<M: Medium>(
         Some(holder) => Err(Error::InUse { path: path.to_owned(), holder }),
         None => {
             let (path, sidecar) = (path.to_owned(), place.to_owned());
-            Err(Error::SidecarMissing { path, sidecar, uuid: uuid_text(mark), original })
+            Err(Error::SidecarMissing { path, sidecar, uuid: uuid_text(mark), original, found: None })
         }
     }
 }
@@ -80,18 +91,52 @@ fn owner<M: Medium>(
     Ok(None)
 }
 
-/// Renames a sidecar and the spill file that goes with it.
+/// Renames a sidecar and the files that go with it.
 ///
-/// The spill goes first, and durably: a crash in between leaves the sidecar under its old name, to be renamed again,
-/// with its spill already where it will be looked for. The other way round a record would find its sidecar without
-/// its spill.
+/// These go first, and durably: a crash in between leaves the sidecar under its old name, to be renamed again, with its
+/// spill already where it will be looked for. The other way round a record would find its sidecar without its spill.
 pub(super) fn relocate<M: Medium>(medium: &M, dir: &Path, from: &Path, to: &Path) -> Result<()> {
-    let spill = spill_path(from);
-    // Of two sidecars "7" and "7.copy", the spill file "7.spill" belongs to the former.
-    let owner = spill.with_extension("");
-    if medium.exists(&spill)? && (owner == from || !medium.exists(&owner)?) {
-        medium.rename(&spill, &spill_path(to))?;
-        medium.sync_dir(barriers::CREATE_NAME, dir)?;
+    for (companion, place) in companions(from).into_iter().zip(companions(to)) {
+        // Of two sidecars "7" and "7.copy", the spill file "7.spill" belongs to the former.
+        let owner = companion.with_extension("");
+        if medium.exists(&companion)? && (owner == from || !medium.exists(&owner)?) {
+            medium.rename(&companion, &place)?;
+            medium.sync_dir(barriers::CREATE_NAME, dir)?;
+        }
     }
     medium.rename(from, to)
+}
+
+/// Sets a sidecar aside that stands at the place of another file: its own file finds it by its UUID.
+pub(super) fn set_aside<M: Medium>(medium: &M, path: &Path, place: &Path, superblock: &Superblock) -> Result<()> {
+    let to = aside(place, &superblock.uuid);
+    let (file, sidecar) = (path.display(), to.display());
+    tracing::warn!(path = %file, %sidecar, "renamed a sidecar that does not belong to this file");
+    relocate(medium, &directory(path), place, &to)
+}
+
+/// The sidecar with the UUID of a file's mark, wherever it stands in the directory; none is locked or changed.
+pub(super) fn find<M: Medium>(medium: &M, path: &Path, mark: MarkState) -> Option<PathBuf> {
+    let MarkState::Present(mark) = mark else { return None };
+    let is_it = |candidate: &PathBuf| {
+        let side = medium.open(candidate, Access::Read, 0).ok();
+        side.and_then(|side| Superblock::read(&side, candidate).ok()).is_some_and(|found| found.uuid == mark)
+    };
+    candidates(medium, path).ok()?.find(is_it)
+}
+
+/// The refusal of a file and the sidecar at its place, with the sidecar that is the file's own, if that is to be found:
+/// then nothing need be given up.
+pub(super) fn explained<M: Medium>(medium: &M, path: &Path, mark: MarkState, error: Error) -> Error {
+    match error {
+        Error::SidecarMissing { path: at, sidecar, uuid, original: None, found: None } => {
+            let found = find(medium, path, mark);
+            Error::SidecarMissing { path: at, sidecar, uuid, original: None, found }
+        }
+        Error::SidecarMismatch { path: at, sidecar, what, found: None } => {
+            let found = find(medium, path, mark).filter(|found| *found != sidecar);
+            Error::SidecarMismatch { path: at, sidecar, what, found }
+        }
+        other => other,
+    }
 }

@@ -4,10 +4,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::adopt::{adopt, relocate};
+use super::adopt::{adopt, explained, set_aside};
 use super::retirement::Retirement;
-use super::superblock::{Left, Superblock};
-use super::{Geometry, PAGE, barriers, candidates, directory, parent, path as sidecar_path, spill_path, uuid_text};
+use super::superblock::{Left, Name, Superblock};
+use super::{Geometry, PAGE, barriers, candidates, companions, directory, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
@@ -88,7 +88,7 @@ pub(crate) fn attach<M: Medium>(
                 // Created and marked since we looked.
                 MarkState::Present(_) if medium.exists(&place)? => {}
                 MarkState::Present(mark) if options.adopt => adopt(medium, path, identity, &mark, &place)?,
-                MarkState::Present(mark) if !drop_sidecar => return Err(missing(path, &place, &mark)),
+                MarkState::Present(mark) if !drop_sidecar => return Err(missing(medium, path, &place, &mark)),
                 _ => match create(medium, path, data, &place, identity, plan) {
                     Ok(stands) => drop_sidecar &= !stands,
                     // The last to leave the directory removed it under our hands.
@@ -121,13 +121,12 @@ pub(crate) fn attach<M: Medium>(
         };
         let mark = data.mark()?;
         let theirs = agree(path, &place, &superblock, identity, mark).is_err();
-        if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs {
-            // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
-            // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
-            let in_sidecar_page = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
-            let (file, sidecar) = (path.display(), in_sidecar_page.display());
-            tracing::warn!(path = %file, %sidecar, "renamed a sidecar that does not belong to this file");
-            relocate(medium, &directory(path), &place, &in_sidecar_page)?;
+        let siblings = matches!(mark, MarkState::Present(mark) if options.adopt && mark != superblock.uuid);
+        if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs || siblings {
+            // The file it was made for is gone and its inode number went to this one, which never had a sidecar or has
+            // another; or the user says that it does not belong here. It is kept, for its own file may be matched with
+            // it by its UUID.
+            set_aside(medium, path, &place, &superblock)?;
             continue;
         }
         // Of a file that was closed cleanly the hybrid log keeps nothing back.
@@ -135,8 +134,14 @@ pub(crate) fn attach<M: Medium>(
         let idle = superblock.engine == EngineKind::HybridLog && matches!(superblock.left, Left::Clean | Left::Fresh);
         if superblock.left == Left::Settled || drop_sidecar || another && idle {
             if !drop_sidecar && superblock.left == Left::Clean {
-                agree(path, &place, &superblock, identity, mark)?;
+                agree(path, &place, &superblock, identity, mark)
+                    .map_err(|error| explained(medium, path, mark, error))?;
                 unchanged(path, superblock.stamp, data.stamp()?)?;
+            }
+            if superblock.left != Left::Settled {
+                superblock.left = Left::Settled;
+                superblock.write(&side)?;
+                medium.fence(barriers::REMOVE_STATE, &[&side])?;
             }
             remove(medium, path, data, &place)?;
             continue;
@@ -148,7 +153,8 @@ pub(crate) fn attach<M: Medium>(
         if options.adopt && mark == MarkState::Present(superblock.uuid) {
             superblock.identity = identity;
         }
-        agree(path, &place, &superblock, identity, mark)?;
+        agree(path, &place, &superblock, identity, mark).map_err(|error| explained(medium, path, mark, error))?;
+        superblock.name = Name::of(path);
         if superblock.left == Left::Fresh {
             // A crash during creation: the sidecar is whole, the data file may not say yet that it has one.
             brand(data, &superblock)?;
@@ -174,8 +180,11 @@ pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -
             superblock => superblock.map(Some),
         }
     };
-    let mut found = read(&place)?;
-    if let (None, true, MarkState::Present(mark)) = (&found, options.adopt, data.mark()?) {
+    let mark = data.mark()?;
+    // One of a sibling is set aside before this file's own is adopted.
+    let siblings = |found: &Superblock| options.adopt && matches!(mark, MarkState::Present(mark) if mark != found.uuid);
+    let mut found = read(&place)?.filter(|found| !siblings(found));
+    if let (None, true, MarkState::Present(mark)) = (&found, options.adopt, mark) {
         for candidate in candidates(medium, path)? {
             // What cannot be opened is not the one looked for.
             let candidate = read(&candidate).ok().flatten();
@@ -197,7 +206,7 @@ pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Resul
             match data.mark()? {
                 // Created and marked since we looked.
                 MarkState::Present(_) if medium.exists(&place)? => continue,
-                MarkState::Present(mark) => return Err(missing(path, &place, &mark)),
+                MarkState::Present(mark) => return Err(missing(medium, path, &place, &mark)),
                 _ => return Ok(None),
             }
         };
@@ -205,7 +214,8 @@ pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Resul
             return Err(locked(path, &side));
         }
         if is_named(medium, &place, &side)? {
-            return judge(path, place, data, side);
+            let mark = data.mark()?;
+            return judge(path, place, data, side).map_err(|error| explained(medium, path, mark, error));
         }
     }
     Err(in_use(path))
@@ -262,9 +272,10 @@ fn is_not_found(error: &Error) -> bool {
     matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
 }
 
-fn missing(path: &Path, place: &Path, mark: &[u8; 16]) -> Error {
-    let (path, sidecar) = (path.to_owned(), place.to_owned());
-    Error::SidecarMissing { path, sidecar, uuid: uuid_text(mark), original: None }
+fn missing<M: Medium>(medium: &M, path: &Path, place: &Path, mark: &[u8; 16]) -> Error {
+    let (at, sidecar) = (path.to_owned(), place.to_owned());
+    let error = Error::SidecarMissing { path: at, sidecar, uuid: uuid_text(mark), original: None, found: None };
+    explained(medium, path, MarkState::Present(*mark), error)
 }
 
 fn in_use(path: &Path) -> Error {
@@ -291,20 +302,23 @@ pub(crate) fn agree(
     identity: Identity,
     mark: MarkState,
 ) -> Result<()> {
-    let mismatch =
-        |what: String| Err(Error::SidecarMismatch { path: path.to_owned(), sidecar: sidecar.to_owned(), what });
+    let mismatch = |what: String| {
+        let (path, sidecar) = (path.to_owned(), sidecar.to_owned());
+        Err(Error::SidecarMismatch { path, sidecar, what, found: None })
+    };
     let recorded = superblock.identity;
+    let of = superblock.name.beside(path).map(|name| format!("the file {}, ", name.display())).unwrap_or_default();
     if recorded.inode != identity.inode {
         let (theirs, ours) = (recorded.inode, identity.inode);
-        return mismatch(format!("it was created for inode {theirs}, but the file is inode {ours}"));
+        return mismatch(format!("it was created for {of}inode {theirs}, but this file is inode {ours}"));
     }
     if orphaned(superblock, identity) {
-        return mismatch("the file was created after the sidecar, with a reused inode number".to_owned());
+        return mismatch(format!("it was created for {of}an older file with the same inode number"));
     }
     match mark {
         MarkState::Present(mark) if mark == superblock.uuid => Ok(()),
         MarkState::Present(mark) => mismatch(format!(
-            "the file carries the mark {}, but the sidecar has the UUID {}",
+            "it was created for {of}UUID {1}, but this file carries the mark {0}",
             uuid_text(&mark),
             uuid_text(&superblock.uuid)
         )),
@@ -347,9 +361,10 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path, data: &M::File, sidecar
     }
     data.sync(barriers::REMOVE_MARK)?;
     medium.unlink(sidecar)?;
-    let spill = spill_path(sidecar);
-    if medium.exists(&spill)? {
-        medium.unlink(&spill)?;
+    for companion in companions(sidecar) {
+        if medium.exists(&companion)? {
+            medium.unlink(&companion)?;
+        }
     }
     medium.remove_dir_if_empty(&directory(path))
 }
@@ -409,6 +424,7 @@ fn create<M: Medium>(
             stamp: Stamp::default(),
             bitmap_sum: 0,
             slice_sum: 0,
+            name: Name::of(path),
         };
         let mut retirement = Retirement { len: data.len(), ..Retirement::default() };
         for _ in 0..2 {

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 use crate::format::record::LINE;
 use crate::options::Layout;
-use crate::storage::{Identity, Medium};
+use crate::storage::{Identity, MarkState, Medium};
 
 /// The longest file untorn serves, 64 PiB: what a sidecar says beyond it is nonsense, and below it no sum overflows.
 pub(crate) const MAX_LEN: u64 = 1 << 56;
@@ -68,6 +68,9 @@ pub(crate) mod barriers {
         /// Names that a killed process changed are durable too: the mark must not become durable before the sidecar's
         /// name is.
         ATTACH_NAMES = "sidecar.attach.names";
+        /// A sidecar that is given up says "settled" before the data file loses its mark. A crash in between would
+        /// leave one that claims the file, and a file that does not carry its mark.
+        REMOVE_STATE = "sidecar.remove.state";
         /// The mark is gone before the sidecar is: a marked file without its sidecar is refused.
         REMOVE_MARK = "sidecar.remove.mark";
         /// The superblock says "open" before the first store: otherwise a crash would leave one that says "closed
@@ -145,9 +148,33 @@ fn candidates<M: Medium>(medium: &M, data: &Path) -> Result<impl Iterator<Item =
     Ok(names.map(move |name| dir.join(name)))
 }
 
+/// The sidecar of a file: at its place, or under another name with the UUID of its mark.
+pub(crate) fn find_or_at<M: Medium>(
+    medium: &M,
+    path: &Path,
+    mark: MarkState,
+    place: PathBuf,
+) -> Result<Option<PathBuf>> {
+    match adopt::find(medium, path, mark) {
+        // Without a mark its place is all that speaks for it.
+        None if mark == MarkState::Unsupported && medium.exists(&place)? => Ok(Some(place)),
+        found => Ok(found),
+    }
+}
+
 /// Where records too large for a lane are put.
 pub(crate) fn spill_path(sidecar: &Path) -> PathBuf {
     sidecar.with_extension("spill")
+}
+
+/// The files beside a sidecar that say nothing without it: they move and go with it, whatever its name.
+fn companions(sidecar: &Path) -> [PathBuf; 2] {
+    ["spill", "sidecar-redundancy"].map(|kind| sidecar.with_extension(kind))
+}
+
+/// The name that a sidecar is set aside under: its own file finds it there by its UUID.
+fn aside(sidecar: &Path, uuid: &[u8; 16]) -> PathBuf {
+    sidecar.with_extension(format!("{}.orphan", uuid_text(uuid)))
 }
 
 /// A UUID as text, in the usual form.

@@ -1,9 +1,13 @@
 //! The superblock: what the sidecar is, which file it belongs to, and how it was left.
 
-use zerocopy::little_endian::{U32, U64};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Geometry, MAX_NUMBER_AT_OPEN, PAGE};
+use super::{Geometry, MAX_NUMBER_AT_OPEN, PAGE, parent};
 use crate::format::dual_copy::{Codes, DualCopy, Head, RawIdentity, Refusal};
 use crate::options::{Durability, EngineKind, Layout};
 use crate::storage::{Identity, Stamp};
@@ -39,6 +43,34 @@ pub(crate) struct Superblock {
     pub(crate) bitmap_sum: u64,
     /// Digest of all slices valid in the sidecar when closed cleanly.
     pub(crate) slice_sum: u64,
+    /// The name of the data file, for people: nothing is decided by it.
+    pub(crate) name: Name,
+}
+
+/// The name of a data file in its directory, as bytes; empty if it is not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Name(Vec<u8>);
+
+impl Name {
+    /// The most bytes of a name, as everywhere on Linux.
+    const MAX: usize = 255;
+
+    /// That of the file at a path.
+    pub(crate) fn of(path: &Path) -> Self {
+        let name = path.file_name().map(OsStrExt::as_bytes).unwrap_or_default();
+        Self::checked(name)
+    }
+
+    /// One that can be a file's: what a damaged or forged superblock says otherwise counts as no name.
+    fn checked(name: &[u8]) -> Self {
+        let sound = name.len() <= Self::MAX && !name.iter().any(|byte| matches!(byte, 0 | b'/'));
+        Name(if sound { name.to_vec() } else { Vec::new() })
+    }
+
+    /// The path of the file of this name beside the one at `path`.
+    pub(crate) fn beside(&self, path: &Path) -> Option<PathBuf> {
+        (!self.0.is_empty()).then(|| parent(path).join(OsStr::from_bytes(&self.0)))
+    }
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -57,7 +89,9 @@ pub(crate) struct Raw {
     modified: U64,
     bitmap_sum: U64,
     slice_sum: U64,
-    reserved: [u8; 3944],
+    name_len: U16,
+    name: [u8; Name::MAX],
+    reserved: [u8; 3687],
     check: U64,
 }
 
@@ -66,6 +100,8 @@ const _: () = {
     assert!(std::mem::offset_of!(Raw, identity) == 64);
     assert!(std::mem::offset_of!(Raw, slice_size) == 96);
     assert!(std::mem::offset_of!(Raw, size) == 112);
+    assert!(std::mem::offset_of!(Raw, name_len) == 144);
+    assert!(std::mem::offset_of!(Raw, name) == 146);
     assert!(std::mem::offset_of!(Raw, check) == 4088);
 };
 
@@ -84,6 +120,9 @@ impl DualCopy for Superblock {
     }
 
     fn encode(&self) -> Raw {
+        let mut name = [0; Name::MAX];
+        // A name has at most so many bytes.
+        name[..self.name.0.len()].copy_from_slice(&self.name.0);
         Raw {
             head: Head::new::<Self>(self.uuid, self.seq),
             identity: self.identity.into(),
@@ -98,6 +137,8 @@ impl DualCopy for Superblock {
             modified: self.stamp.modified.into(),
             bitmap_sum: self.bitmap_sum.into(),
             slice_sum: self.slice_sum.into(),
+            name_len: (self.name.0.len() as u16).into(),
+            name,
             ..Raw::new_zeroed()
         }
     }
@@ -127,6 +168,7 @@ impl DualCopy for Superblock {
             stamp: Stamp { size: raw.size.get(), modified: raw.modified.get() },
             bitmap_sum: raw.bitmap_sum.get(),
             slice_sum: raw.slice_sum.get(),
+            name: raw.name.get(..raw.name_len.get().into()).map(Name::checked).unwrap_or_default(),
         })
     }
 }

@@ -50,6 +50,10 @@ pub(crate) trait Backing: Send + Sync {
     /// [`fill`](Backing::fill) reads then may be older than what the next process finds.
     fn poisoned(&self) -> Option<String>;
 
+    /// Told when the process that serves lets it go, with no commit under way: whether no process is left to go on from
+    /// what it leaves.
+    fn leave(&self, _last: bool) {}
+
     /// Pages of which [`tidy`](Backing::tidy) is to be told.
     fn tidied(&self) -> Range<u64> {
         0..0

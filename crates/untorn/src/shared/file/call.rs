@@ -121,7 +121,13 @@ pub(super) fn to_info(bytes: &[u8]) -> Option<Info> {
     let layout = if layout == "none" { None } else { Some(layout.parse().ok()?) };
     let mut number = || words.next()?.parse::<u64>().ok();
     let (len, commit, reflected_pages, reflected_slices) = (number()?, number()?, number()?, number()?);
-    let recovery = Recovery { was_needed: number()? != 0, replayed: number()?, discarded: number()? };
+    let recovery = Recovery {
+        was_needed: number()? != 0,
+        replayed: number()?,
+        discarded: number()?,
+        // Only a recovery on demand gives any up.
+        dropped_commits: 0,
+    };
     let sidecar = (number()? != 0).then(|| PathBuf::from(OsStr::from_bytes(&bytes[end + 1..])));
     Some(Info { engine, len, commit, durability, layout, sidecar, reflected_pages, reflected_slices, recovery })
 }
@@ -184,7 +190,7 @@ mod tests {
             sidecar: Some(PathBuf::from("/a b/c\nd")),
             reflected_pages: 3,
             reflected_slices: 4,
-            recovery: Recovery { was_needed: true, replayed: 5, discarded: 6 },
+            recovery: Recovery { was_needed: true, replayed: 5, discarded: 6, dropped_commits: 0 },
         };
         assert_eq!(format!("{:?}", to_info(&of_info(&info)).unwrap()), format!("{info:?}"));
         let plain = Info { layout: None, sidecar: None, ..info };

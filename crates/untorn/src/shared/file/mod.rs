@@ -57,7 +57,7 @@ use self::call::Kind;
 use self::member::Member;
 use self::service::{Service, why_new_generation};
 use super::negotiated;
-use crate::engine::{Engine, Info, Piece, Recovery};
+use crate::engine::{Close, Engine, Info, Piece, Recovery};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::ipc::rendezvous::{Rendezvous, in_directory};
@@ -191,6 +191,31 @@ impl RemoteFile {
         self.here_or(|service| Ok(Some(service.engine().info())), call)?.ok_or_else(invalid)
     }
 
+    /// What closing does with the sidecar: others go on from it, and the last to leave decides.
+    fn asked(&self, how: Close) -> Close {
+        if self.member.has_others() {
+            Close::KeepSidecar
+        } else if how == Close::AsAsked && !self.member.options.keep_sidecar {
+            Close::Plain
+        } else {
+            how
+        }
+    }
+
+    /// Closes the file if this process is the last to leave and has never served it. The process that served before
+    /// left the sidecar for this one.
+    fn close_unserved(&self) {
+        let left = sidecar::path(&self.path, self.identity.inode);
+        if self.asked(Close::AsAsked) != Close::Plain || !left.exists() {
+            return;
+        }
+        let closed = self.member.open_file().and_then(|engine| engine.close(Close::Plain));
+        if let Err(error) = closed {
+            // Every committed byte is in the file or in its sidecar, where the next open finds it.
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the sidecar of a shared file at close");
+        }
+    }
+
     /// Ends this process's part. What others wrote to the open epoch is committed before the file is let go.
     fn finish(&self, end: impl FnOnce(&Service) -> Result<()>) -> Result<()> {
         // Also if it is refused: dropping the handle is what gives the locks back.
@@ -200,7 +225,10 @@ impl RemoteFile {
         }
         self.finished.store(true, Ordering::Relaxed);
         self.member.leave();
-        let Some(service) = self.member.service() else { return handle_state };
+        let Some(service) = self.member.service() else {
+            self.close_unserved();
+            return handle_state;
+        };
         service.note_poison();
         if self.member.has_others() {
             service.sync()?;
@@ -300,8 +328,8 @@ impl Engine for RemoteFile {
         !options.read_only && negotiated::agree(&self.member.rpc_area.negotiated(), options).is_ok()
     }
 
-    fn close(&self) -> Result<()> {
-        self.finish(Service::close)
+    fn close(&self, how: Close) -> Result<()> {
+        self.finish(|service| service.close(self.asked(how)))
     }
 
     fn settle(&self) -> Result<()> {
@@ -332,6 +360,16 @@ impl Drop for RemoteFile {
             // The others find their epoch lost.
             tracing::warn!(path = %self.path.display(), %error, "cannot commit the writes of other processes at close; \
                                                                  their open epoch is lost");
+        }
+        if self.member.service().is_none() && !self.finished.load(Ordering::Relaxed) {
+            self.close_unserved();
+        }
+        if let Some(service) = self.member.service()
+            && !self.finished.load(Ordering::Relaxed)
+            && let Err(error) = service.close(self.asked(Close::AsAsked))
+        {
+            tracing::warn!(path = %self.path.display(), %error, "cannot close the file cleanly; the next open recovers \
+                                                                 it");
         }
         // The file first: whoever serves next opens it.
         drop(Arc::get_mut(&mut self.member).map(Member::take_service));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::call::{self, Kind};
 use super::ranges::{Held, Ranges};
-use crate::engine::{Engine, Piece};
+use crate::engine::{Close, Engine, Piece};
 use crate::error::{Error, Result};
 use crate::ipc::rpc::{EXECUTING, MOST, RequestSlot, RpcArea, Words};
 use crate::options::Durability;
@@ -123,8 +123,8 @@ impl Service {
         self.noted(self.engine.reclaim())
     }
 
-    pub(super) fn close(&self) -> Result<()> {
-        self.noted(self.engine.close())
+    pub(super) fn close(&self, how: Close) -> Result<()> {
+        self.noted(self.engine.close(how))
     }
 
     pub(super) fn settle(&self) -> Result<()> {

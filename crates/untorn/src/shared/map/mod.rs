@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::negotiated;
 use crate::engine::exclusion::NotShared;
-use crate::engine::{self, Piece, Shared};
+use crate::engine::{self, Close, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::ipc::memory::{Backing, Before, Cut, Opener, SharedMemory, Takeover, cause_of};
@@ -306,7 +306,9 @@ impl Opener for Committed {
             None => self.options.clone(),
         };
         // How this process learns of a page that its medium lost is its own affair.
-        let options = Options { exclusion: Some(exclusion), lost_page: self.options.lost_page, ..agreed };
+        // The process that serves next goes on from the sidecar: the last to leave says when it goes.
+        let options =
+            Options { exclusion: Some(exclusion), lost_page: self.options.lost_page, keep_sidecar: true, ..agreed };
         let shared = (self.open)(&self.path, &options)?;
         let negotiated = negotiated::of(&options, &shared.engine.info());
         // The path may have come to name another file since it was looked at.
@@ -316,7 +318,8 @@ impl Opener for Committed {
         let commit = shared.engine.info().commit;
         // It was told, or the engine would not have opened the file for writing.
         let (sidecar, session) = takeover_check.takeover.found();
-        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session, negotiated }))
+        let keeps_sidecar = self.options.keep_sidecar;
+        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session, negotiated, keeps_sidecar }))
     }
 }
 
@@ -343,6 +346,8 @@ struct Logged {
     sidecar: [u64; 2],
     session: u64,
     negotiated: String,
+    /// Whether the sidecar stays when the last process leaves.
+    keeps_sidecar: bool,
 }
 
 impl Backing for Logged {
@@ -380,6 +385,16 @@ impl Backing for Logged {
         let commit = engine.sync()?;
         self.commit.store(commit, std::sync::atomic::Ordering::Release);
         Ok(commit)
+    }
+
+    fn leave(&self, last: bool) {
+        let engine = &*self.shared.engine;
+        let how = if last && !self.keeps_sidecar { Close::Plain } else { Close::KeepSidecar };
+        if let Err(error) = engine.close(how) {
+            // Nobody is left to return it to.
+            tracing::warn!(path = %engine.path().display(), %error, "cannot close the file cleanly; the next open \
+                                                                     recovers it");
+        }
     }
 
     fn poisoned(&self) -> Option<String> {

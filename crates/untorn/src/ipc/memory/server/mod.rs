@@ -127,6 +127,13 @@ impl Server {
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
             control.poison("the thread that serves the shared file panicked");
         }
+        // It lets nobody in any more, so those who are left are all that may go on.
+        let last = !rendezvous.has_others();
+        if let Ok(backing) = &self.backing
+            && catch_unwind(AssertUnwindSafe(|| backing.leave(last))).is_err()
+        {
+            control.poison("the code that closes the shared file panicked");
+        }
         // In this order: who takes over listens at the same name, and opens the same backing.
         drop(self);
         rendezvous.give_up_ownership();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Member;
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::ipc::connection::{ConnectError, Connection};
 use crate::ipc::listener::Listener;
@@ -155,6 +156,17 @@ impl Member {
             // Those that cannot be served now are when they come back, or are told.
             let _ = server.attend(slot);
         }
+    }
+
+    /// Opens the file for itself alone, if it is still the one that is shared.
+    pub(in crate::shared::file) fn open_file(&self) -> crate::error::Result<Box<dyn Engine>> {
+        let replaced = || Error::InUse { path: self.path.clone(), holder: "a file that has replaced it".to_owned() };
+        let is_it =
+            |found: Identity| if words_of(found) == self.rpc_area.identity() { Ok(()) } else { Err(replaced()) };
+        // Before the engine looks at it, which would give a file without a sidecar one, and a mark.
+        is_it(storage::detect(&self.path)?.identity)?;
+        let engine = (self.opener)(&self.options)?;
+        is_it(engine.identity()?).map(|()| engine)
     }
 
     /// Opens the file again, which the process that had it may be about to let go.

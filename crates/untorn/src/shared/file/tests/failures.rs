@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use super::*;
-use crate::engine::{Engine, Info, Piece, Recovery};
+use crate::engine::{Close, Engine, Info, Piece, Recovery};
 use crate::ipc::rpc::{DONE, RequestSlot, RpcArea, Words};
 use crate::shared::file::service::{Service, serve};
 use crate::storage::Identity;
@@ -182,7 +182,7 @@ impl Engine for Failing {
     fn accepts(&self, _: &Options) -> bool {
         true
     }
-    fn close(&self) -> crate::Result<()> {
+    fn close(&self, _: Close) -> crate::Result<()> {
         self.poisoned()
     }
     fn settle(&self) -> crate::Result<()> {

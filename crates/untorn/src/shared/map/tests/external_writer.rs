@@ -72,7 +72,7 @@ fn outside_commits_are_not_mixed_with_unserved_stores() {
             other.engine.write(&[Piece { offset: 0, bytes: &99_u64.to_le_bytes() }]).unwrap();
             assert_eq!(other.engine.sync().unwrap(), 2);
         }
-        if settles { other.engine.settle() } else { other.engine.close() }.unwrap();
+        if settles { other.engine.settle() } else { other.engine.close(Close::KeepSidecar) }.unwrap();
         drop(other);
         go.store(true, SeqCst);
         is_poisoned(map.commit(), why);

@@ -1,0 +1,141 @@
+//! A closed file is a plain file: nothing is left beside it that only untorn can read, unless somebody asks for it.
+
+use std::path::Path;
+
+use crate::common::{PAGE, mark, names, pattern, read, scratch, sidecar_of};
+use untorn::options::Prefer;
+use untorn::report::State;
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
+
+const LEN: usize = 5 * PAGE + 100;
+const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+
+fn options(engine: EngineKind) -> Options {
+    Options::new().engine(engine).durability(Durability::PerCommit).record_area(2, 8)
+}
+
+fn is_plain(path: &Path, bytes: &[u8]) {
+    assert!(std::fs::read(path).unwrap() == bytes, "any program reads every committed byte");
+    assert_eq!((mark(path), names(path.parent().unwrap())), (None, vec!["data".to_owned()]));
+    assert_eq!(untorn::inspect(path).unwrap().engine, None);
+}
+
+/// Writes three commits, and then what no commit covers.
+fn written(file: &AtomicFile) -> Vec<u8> {
+    let mut model = vec![0; LEN];
+    for (n, at) in [3000, PAGE - 30, LEN - 700].into_iter().enumerate() {
+        let bytes = pattern(700, n as u64 + 1);
+        file.write_at(&bytes, at as u64).unwrap();
+        model[at..at + 700].copy_from_slice(&bytes);
+        file.sync().unwrap();
+    }
+    model
+}
+
+#[test]
+fn a_file_that_was_closed_or_dropped_is_a_plain_one() {
+    for engine in ENGINES {
+        for drops in [false, true] {
+            let path = scratch("data");
+            let file = options(engine).create(&path, LEN as u64).unwrap();
+            let model = written(&file);
+            if drops {
+                file.write_at(&[9; 5000], 2000).unwrap();
+                drop(file);
+            } else {
+                file.close().unwrap();
+            }
+            is_plain(&path, &model);
+            assert!(read(&options(engine).open(&path).unwrap()) == model);
+        }
+    }
+}
+
+#[test]
+fn a_map_that_was_closed_or_discarded_leaves_a_plain_file() {
+    for discards in [false, true] {
+        let path = scratch("data");
+        let mut map = AtomicMap::create(&path, LEN as u64).unwrap();
+        map[100..200].fill(1);
+        map.commit().unwrap();
+        map[PAGE..][..100].fill(2);
+        let mut model = vec![0; LEN];
+        model[100..200].fill(1);
+        if discards {
+            map.discard().unwrap();
+        } else {
+            model[PAGE..][..100].fill(2);
+            map.close().unwrap();
+        }
+        is_plain(&path, &model);
+    }
+}
+
+#[test]
+fn a_sidecar_that_is_to_stay_stays() {
+    for engine in ENGINES {
+        let path = scratch("data");
+        let file = options(engine).keep_sidecar(true).create(&path, LEN as u64).unwrap();
+        let model = written(&file);
+        file.close().unwrap();
+        let side = std::fs::read(sidecar_of(&path)).unwrap();
+        assert!(mark(&path).is_some());
+        // A reader changes nothing, whatever it asks for.
+        let reader = options(engine).read_only(true).open(&path).unwrap();
+        assert!(read(&reader) == model);
+        reader.close().unwrap();
+        assert!(std::fs::read(sidecar_of(&path)).unwrap() == side);
+        // The next program that does not ask for it removes it.
+        options(engine).open(&path).unwrap().close().unwrap();
+        is_plain(&path, &model);
+    }
+}
+
+#[test]
+fn a_close_that_fails_says_that_the_commit_is_durable() {
+    for engine in ENGINES {
+        let path = scratch("data");
+        let file = options(engine).create(&path, LEN as u64).unwrap();
+        let model = written(&file);
+        // Nobody but a meddler does so; it makes the last step of closing fail.
+        std::fs::remove_file(sidecar_of(&path)).unwrap();
+        let error = file.close().unwrap_err();
+        let Error::NotClosed { commit, .. } = &error else { panic!("{error}") };
+        let text = error.to_string();
+        assert!(text.contains(&format!("commit {commit} is durable")) && text.contains("closing"), "{text}");
+        assert_eq!(error.errno(), rustix::io::Errno::NOENT.raw_os_error());
+        assert!(read(&options(engine).open(&path).unwrap()) == model);
+    }
+}
+
+#[test]
+fn a_kept_file_is_taken_over_by_another_engine() {
+    let path = scratch("data");
+    let file = options(EngineKind::HybridLog).keep_sidecar(true).create(&path, LEN as u64).unwrap();
+    let model = written(&file);
+    file.close().unwrap();
+    let file = options(EngineKind::Reflection).open(&path).unwrap();
+    assert!(read(&file) == model);
+    file.close().unwrap();
+    is_plain(&path, &model);
+}
+
+#[test]
+fn recovery_says_how_many_commits_it_gave_up() {
+    let path = scratch("data");
+    let file = options(EngineKind::Reflection).keep_sidecar(true).create(&path, LEN as u64).unwrap();
+    written(&file);
+    file.close().unwrap();
+    let home = std::fs::read(&path).unwrap();
+    let recovery = untorn::recover(&path, &Options::new().prefer(Prefer::File)).unwrap();
+    assert_eq!(recovery.dropped_commits, 3, "{recovery:?}");
+    is_plain(&path, &home);
+    // Of a plain file there is nothing to give up, nor of a log whose bytes are all at home.
+    assert_eq!(untorn::recover(&path, &Options::new().prefer(Prefer::File)).unwrap().dropped_commits, 0);
+    let file = options(EngineKind::HybridLog).keep_sidecar(true).open(&path).unwrap();
+    let model = written(&file);
+    file.close().unwrap();
+    assert_eq!(untorn::recover(&path, &Options::new().prefer(Prefer::File)).unwrap().dropped_commits, 0);
+    assert!(std::fs::read(&path).unwrap()[LEN - 700..] == model[LEN - 700..]);
+    assert_eq!(untorn::inspect(&path).unwrap().state, State::Clean);
+}
