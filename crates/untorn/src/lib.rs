@@ -89,7 +89,7 @@ pub use error::{Error, Result};
 pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
 #[cfg(feature = "redundancy")]
 pub use open::redundancy::{protect, repair};
-pub use open::recover;
+pub use open::{prune, recover};
 pub use options::{Durability, EngineKind, Options};
 #[cfg(feature = "redundancy")]
 pub use redundancy::protect::{coverage, scrub, unprotect};
@@ -103,5 +103,7 @@ pub mod report {
     pub use crate::doctor::Diagnosis;
     pub use crate::engine::{Info, Recovery, Report, SidecarReport, State};
     pub use crate::error::{FileKind, ProtectionProblem};
+    pub use crate::format::sidecar::leftovers::LeftoverKind;
+    pub use crate::open::leftovers::Leftover;
     pub use crate::storage::MediumKind;
 }

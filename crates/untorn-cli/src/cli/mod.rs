@@ -3,6 +3,7 @@
 mod bench;
 mod log;
 mod protect;
+mod prune;
 mod region;
 mod replay;
 mod run;
@@ -19,6 +20,7 @@ use untorn::{Durability, EngineKind};
 pub(crate) use bench::Bench;
 pub(crate) use log::Log;
 pub(crate) use protect::{Protect, Protection, Scrub};
+pub(crate) use prune::Prune;
 pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
@@ -76,6 +78,8 @@ pub(crate) enum Verb {
         untorn create ledger --len 64M --engine hybrid-log --keep-sidecar   # for many writes per commit")]
     Create(Create),
     /// Show a file's state: engine, length, commit number, sidecar, redundancy.
+    ///
+    /// For a directory, list the sidecars of removed files in it, as `untorn prune` does.
     #[command(after_help = "Exit codes: 0 clean, or in use by another process; 1 the file needs recovery or a \
         decision; 2 corrupt; 64 usage; 74 I/O error\n\nExample:\n  untorn info ledger --json")]
     Info(Look),
@@ -127,6 +131,15 @@ pub(crate) enum Verb {
         error\n\nExample:\n  untorn settle ledger && rsync ledger host:"
     )]
     Settle(Settle),
+    /// List or remove sidecars of removed files.
+    ///
+    /// Lists what stands in `.untorn` of a directory and belongs to no file there, with size and age: sidecars and
+    /// redundancy of removed files, and those that untorn set aside. Nothing is removed without --remove. It never
+    /// lists what belongs to a file of the directory or what a process has open. A file that was moved to another
+    /// directory without its sidecar may need it there: look before you remove.
+    #[command(after_help = "Exit codes: 0 done; 64 usage; 74 I/O error\n\n\
+        Examples:\n  untorn prune /var/lib/mydata\n  untorn prune /var/lib/mydata --remove --older-than 30d")]
+    Prune(Prune),
     /// Add checksums and parity to a file, or bring existing ones up to date.
     ///
     /// The checksums and parity are stored beside the file, in `.untorn`. A page is covered when both match its bytes.

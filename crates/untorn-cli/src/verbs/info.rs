@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use untorn::EngineKind;
 use untorn::report::{Report, State};
 
-use super::protect;
+use super::{protect, prune};
 use crate::cli::Look;
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
@@ -15,6 +15,9 @@ use crate::size;
 
 /// Shows a file's state.
 pub(crate) fn run(args: &Look) -> Result<Exit> {
+    if args.file.is_dir() {
+        return prune::look(&args.file, args.form.json);
+    }
     let report = untorn::inspect(&args.file)?;
     let exit = verdict(&report);
     output::report(args.form.json, &object(&report), || words(&report))?;

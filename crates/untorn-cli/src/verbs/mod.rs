@@ -9,6 +9,7 @@ mod doctor;
 mod generate;
 mod info;
 mod protect;
+mod prune;
 mod read;
 mod recover;
 mod region;
@@ -33,6 +34,7 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Resize(args) => change::resize(&args),
         Verb::Recover(args) => recover::recover(&args),
         Verb::Settle(args) => recover::settle(&args),
+        Verb::Prune(args) => prune::run(&args),
         Verb::Protect(args) => protect::protect(&args),
         Verb::Unprotect(args) => protect::unprotect(&args),
         Verb::Scrub(args) => protect::scrub(&args),
@@ -65,6 +67,7 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Resize(args) => args.form.json,
         Verb::Recover(args) => args.form.json,
         Verb::Settle(args) => args.form.json,
+        Verb::Prune(args) => args.form.json,
         Verb::Protect(args) => args.form.json,
         Verb::Unprotect(args) | Verb::Repair(args) => args.form.json,
         Verb::Scrub(args) => args.form.json,

@@ -30,11 +30,13 @@ use crate::shared;
 use crate::storage::{self, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
 use crate::sys::sync;
 
+pub(crate) mod leftovers;
 mod map;
 mod recover;
 #[cfg_attr(not(feature = "redundancy"), path = "no_redundancy.rs")]
 pub(crate) mod redundancy;
 
+pub use self::leftovers::prune;
 pub use self::recover::recover;
 use self::redundancy::{TICK, engine_on};
 

@@ -23,6 +23,7 @@ mod hybrid_log_reads;
 mod hybrid_log_refusals;
 mod hybrid_log_storm;
 mod hybrid_log_trouble;
+mod leftovers;
 mod limits;
 mod log_size;
 mod looks;

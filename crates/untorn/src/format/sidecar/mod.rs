@@ -8,6 +8,7 @@
 mod adopt;
 pub(crate) mod attach;
 pub(crate) mod data;
+pub(crate) mod leftovers;
 pub(crate) mod retirement;
 pub(crate) mod space;
 pub(crate) mod state;

@@ -1,0 +1,163 @@
+//! Files in the directory of sidecars that belong to no file beside it.
+//!
+//! # What is never taken for one
+//! 1. What belongs to a file that exists: its inode number is in the name, or its mark has the UUID of the superblock.
+//! 2. What somebody has locked.
+//! 3. A lock file with which processes meet, and any file that is not recognized.
+//!
+//! A removal takes the lock first, and then looks again at the files of the directory. So a file that comes back
+//! meanwhile keeps its sidecar.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use super::attach::is_named;
+use super::superblock::Superblock;
+use super::{companions, is_meeting_place};
+use crate::error::Result;
+use crate::format::dual_copy::DualCopy;
+use crate::storage::{Access, LockKind, MarkState, Medium, MediumFile};
+
+/// What a file in the directory of sidecars is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeftoverKind {
+    /// A sidecar, with its spill file and its redundancy.
+    Sidecar,
+    /// A sidecar or a redundancy file that untorn set aside, because another file got the inode number.
+    Orphan,
+    /// The redundancy of a file.
+    Redundancy,
+    /// What a crash left of a file in creation, or of a sidecar that is gone.
+    Remains,
+}
+
+impl LeftoverKind {
+    /// The name in the tool and the JSON output.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LeftoverKind::Sidecar => "sidecar",
+            LeftoverKind::Orphan => "orphan",
+            LeftoverKind::Redundancy => "redundancy",
+            LeftoverKind::Remains => "remains",
+        }
+    }
+}
+
+/// One of them, as found.
+pub(crate) struct Found {
+    pub(crate) path: PathBuf,
+    pub(crate) kind: LeftoverKind,
+    /// The path of the file that it was made for, if it says so.
+    pub(crate) made_for: Option<PathBuf>,
+    /// All files that go with it, itself first.
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// The files beside a directory of sidecars.
+struct Living {
+    inodes: BTreeSet<u64>,
+    marks: BTreeSet<[u8; 16]>,
+}
+
+impl Living {
+    fn of<M: Medium>(medium: &M, dir: &Path) -> Result<Self> {
+        let mut living = Living { inodes: BTreeSet::new(), marks: BTreeSet::new() };
+        for name in medium.list(dir)? {
+            // What is no file, or may not be opened, has at least its number.
+            let path = dir.join(name);
+            if let Ok(found) = std::fs::symlink_metadata(&path) {
+                living.inodes.insert(std::os::unix::fs::MetadataExt::ino(&found));
+            }
+            let Ok(file) = medium.open(&path, Access::Read, 0) else { continue };
+            if let Ok(MarkState::Present(mark)) = file.mark() {
+                living.marks.insert(mark);
+            }
+        }
+        Ok(living)
+    }
+}
+
+fn kind_of(name: &str) -> LeftoverKind {
+    if name.ends_with(".orphan") {
+        LeftoverKind::Orphan
+    } else if name.ends_with(".redundancy") {
+        LeftoverKind::Redundancy
+    } else if name.ends_with(".new") || name.ends_with(".spill") || name.ends_with(".sidecar-redundancy") {
+        LeftoverKind::Remains
+    } else {
+        LeftoverKind::Sidecar
+    }
+}
+
+/// What a name in `dir` is, if no file owns it.
+fn judge<M: Medium>(medium: &M, beside: &Path, dir: &Path, name: &OsStr, living: &Living) -> Option<Found> {
+    let (path, name) = (dir.join(name), name.to_str()?);
+    let kind = kind_of(name);
+    let number: Option<u64> = name.split('.').next().and_then(|number| number.parse().ok());
+    // An orphan does not go by its number any more.
+    if kind != LeftoverKind::Orphan && number.is_some_and(|number| living.inodes.contains(&number)) {
+        return None;
+    }
+    let side = medium.open(&path, Access::Read, 0).ok()?;
+    let superblock = Superblock::read(&side, &path).ok();
+    if superblock.as_ref().is_some_and(|superblock| living.marks.contains(&superblock.uuid)) {
+        return None;
+    }
+    // A name without a number may be anything, unless it is a sidecar inside.
+    if number.is_none() && superblock.is_none() {
+        return None;
+    }
+    if kind == LeftoverKind::Remains {
+        let owners = [path.with_extension(""), path.with_extension("orphan")];
+        if owners.iter().any(|owner| medium.exists(owner).unwrap_or(true)) {
+            // It goes, or stays, with its owner.
+            return None;
+        }
+    }
+    let made_for = superblock.and_then(|superblock| superblock.name.beside(&beside.join("file")));
+    let mut files = vec![path.clone()];
+    files.extend(companions(&path).into_iter().filter(|companion| medium.exists(companion).unwrap_or(false)));
+    Some(Found { path, kind, made_for, files })
+}
+
+/// All that are in `dir`, which is beside the files in `beside`.
+///
+/// # Errors
+/// Those of listing the two directories.
+pub(crate) fn list<M: Medium>(medium: &M, beside: &Path, dir: &Path) -> Result<Vec<Found>> {
+    if !medium.exists(dir)? {
+        return Ok(Vec::new());
+    }
+    let living = Living::of(medium, beside)?;
+    let mut names = medium.list(dir)?;
+    names.retain(|name| !is_meeting_place(name));
+    names.sort();
+    let is_free = |found: &Found| {
+        // Opened for writing only to be locked.
+        let locked = medium.open(&found.path, Access::ReadWrite, 0).and_then(|side| side.try_lock(LockKind::Exclusive));
+        locked.unwrap_or(false)
+    };
+    let found = names.iter().filter_map(|name| judge(medium, beside, dir, name, &living));
+    Ok(found.filter(is_free).collect())
+}
+
+/// Removes one of them, with what goes with it, unless it is owned or locked by now. Whether it is gone.
+///
+/// # Errors
+/// Those of locking and removing.
+pub(crate) fn remove<M: Medium>(medium: &M, beside: &Path, dir: &Path, found: &Found) -> Result<bool> {
+    let side = medium.open(&found.path, Access::ReadWrite, 0)?;
+    if !side.try_lock(LockKind::Exclusive)? || !is_named(medium, &found.path, &side)? {
+        return Ok(false);
+    }
+    let living = Living::of(medium, beside)?;
+    let Some(name) = found.path.file_name() else { return Ok(false) };
+    let Some(found) = judge(medium, beside, dir, name, &living) else { return Ok(false) };
+    for file in &found.files {
+        medium.unlink(file)?;
+    }
+    medium.remove_dir_if_empty(dir)?;
+    Ok(true)
+}
