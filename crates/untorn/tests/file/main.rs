@@ -7,6 +7,7 @@ mod adopt;
 mod clean_bits;
 mod closed;
 mod concurrent;
+mod copies;
 mod counts;
 mod crafted;
 mod forged;
