@@ -17,6 +17,8 @@ mod faults;
 mod fuzz;
 mod gate;
 mod inject;
+#[cfg(target_arch = "x86_64")]
+mod kills;
 mod loom;
 mod nightly;
 mod programs;
@@ -118,6 +120,21 @@ enum Verb {
     /// Exit codes: 0 all of this holds; 1 otherwise; 74 I/O error.
     #[command(after_help = "Example:\n  cargo xtask inject --cases 100")]
     Inject(inject::Arguments),
+    /// Kill a process before each system call that changes a file, and check what it leaves.
+    ///
+    /// The processes do what the verbs of the tool do, on files in memory if extended attributes work there. The next
+    /// program must find each file at its last commit, and be able to change it. The output has the number of kills for
+    /// each verb.
+    ///
+    /// Exit codes: 0 every file was at a commit; 1 a violation, or nothing was killed; 69 ptrace is not permitted; 74
+    /// I/O error.
+    #[cfg(target_arch = "x86_64")]
+    #[command(after_help = "Example:\n  cargo xtask kills --stride 20")]
+    Kills(kills::Arguments),
+    /// The process that is killed; `kills` starts it.
+    #[command(hide = true)]
+    #[cfg(target_arch = "x86_64")]
+    KillsVictim(kills::Victim),
     /// Run the loom models of the lock-free code through their interleavings.
     ///
     /// Compiles the library with loom's atomics instead of the standard library's.
@@ -192,6 +209,10 @@ fn main() -> ExitCode {
         Verb::FaultsVictim(arguments) => faults::victim(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Inject(arguments) => inject::run(&arguments),
+        #[cfg(target_arch = "x86_64")]
+        Verb::Kills(arguments) => kills::run(&arguments),
+        #[cfg(target_arch = "x86_64")]
+        Verb::KillsVictim(arguments) => kills::victim(&arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
         Verb::Nightly(arguments) => gate::nightly(&root(), &arguments),
         Verb::Programs(arguments) => programs::run(&root(), &arguments),

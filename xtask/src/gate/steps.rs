@@ -267,6 +267,20 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Xtask(&["faults"])],
     },
     Step {
+        name: "kills",
+        does: "processes killed before a changing system call, every 20th",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Xtask(&["kills", "--stride", "20"])],
+    },
+    Step {
+        name: "kills-all",
+        does: "processes killed before every changing system call",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["kills"])],
+    },
+    Step {
         name: "exerciser",
         does: "fsx under untorn run, both modes, one seed",
         loops: &[Ci],

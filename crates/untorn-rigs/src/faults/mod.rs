@@ -5,15 +5,19 @@
 //! counts the calls. Then, for every call and each applicable errno, a new process runs in which only that call fails.
 //! Its reports, and the state that another process then finds on the disk, must match the documented promises.
 //!
+//! [`kills`] kills a process before each of its calls that change a file, and looks at what it leaves.
+//!
 //! The rig shows the view of this program and the next one. The simulator shows the effect of a power cut: successful
 //! flushes are not executed here.
 
 mod calls;
 mod judge;
+pub mod kills;
 mod report;
 mod rig;
 mod script;
 mod tracer;
+mod verbs;
 mod victim;
 
 pub use rig::{Outcome, Program, Settings, run};

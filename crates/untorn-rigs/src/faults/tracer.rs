@@ -13,6 +13,7 @@ use std::process::Child;
 use nix::errno::Errno;
 use nix::libc::{self, user_regs_struct};
 use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
@@ -37,6 +38,8 @@ pub(super) enum Action {
     Run,
     /// The kernel does not execute it. It returns this: a result, or a negative errno.
     Answer(i64),
+    /// The kernel does not execute it: the process is killed by SIGKILL.
+    Kill,
     /// The kernel executes it with this third argument, the number of bytes.
     Shorten(u64),
 }
@@ -141,15 +144,14 @@ fn follow(leader: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> Result<End> 
         let gone_on = match stop {
             Ok(WaitStatus::Exited(thread, code)) if thread == leader => return Ok(End::Exited(code)),
             Ok(WaitStatus::Signaled(thread, signal, _)) if thread == leader => return Ok(End::Killed(signal as i32)),
-            Ok(WaitStatus::PtraceEvent(thread, _, libc::PTRACE_EVENT_SECCOMP)) => {
-                decide(thread, policy).and_then(|before| match before {
+            Ok(WaitStatus::PtraceEvent(thread, _, libc::PTRACE_EVENT_SECCOMP)) => decide(leader, thread, policy)
+                .and_then(|before| match before {
                     Some(before) => {
                         shortened.insert(thread, before);
                         ptrace::syscall(thread, None)
                     }
                     None => ptrace::cont(thread, None),
-                })
-            }
+                }),
             Ok(WaitStatus::PtraceSyscall(thread)) => {
                 let restored = shortened.remove(&thread).map_or(Ok(()), |before| restore(thread, &before));
                 restored.and_then(|()| ptrace::cont(thread, None))
@@ -168,7 +170,7 @@ fn follow(leader: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> Result<End> 
 }
 
 /// Handles a call that a thread is about to make. Returns the registers if they must be restored after it.
-fn decide(thread: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> nix::Result<Option<user_regs_struct>> {
+fn decide(leader: Pid, thread: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> nix::Result<Option<user_regs_struct>> {
     let before = ptrace::getregs(thread)?;
     let entry = Entry {
         number: before.orig_rax.cast_signed(),
@@ -178,6 +180,11 @@ fn decide(thread: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> nix::Result<
     let mut changed = before;
     match policy(&entry) {
         Action::Run => Ok(None),
+        Action::Kill => {
+            // A thread that stopped before its call never makes it.
+            kill(leader, Signal::SIGKILL)?;
+            Ok(None)
+        }
         Action::Answer(value) => {
             // No call has this number, so the kernel does nothing and leaves the result alone.
             changed.orig_rax = u64::MAX;
