@@ -41,9 +41,7 @@ pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
         if durable {
             return format!("{made}; {then}\n");
         }
-        format!(
-            "{made}; NOT durable: a commit survives a killed process, not a power cut (`untorn doctor` says why)\n"
-        )
+        format!("{made}; NOT durable: a commit survives a killed process, not a power cut (`untorn doctor` says why)\n")
     })?;
     Ok(Exit::Clean)
 }
