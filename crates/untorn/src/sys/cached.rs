@@ -30,6 +30,16 @@ struct Counts {
 /// Pages of a range that the page cache has; `None` where the kernel does not tell. It looks at those that are there
 /// only, so a long range without any costs nothing, which `mincore(2)` goes through page by page.
 pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<u64> {
+    counts(file, offset, len).map(|counts| counts.cached)
+}
+
+/// Pages of a range that are dirty in the page cache; `None` where the kernel does not tell.
+#[cfg(test)]
+pub(crate) fn dirty_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<u64> {
+    counts(file, offset, len).map(|counts| counts.dirty)
+}
+
+fn counts(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<Counts> {
     let own = rustix::fs::fstatfs(file).is_ok_and(|found| OWN_CACHE.contains(&(found.f_type as u64)));
     // Of a DAX file the kernel takes what it notes of mapped memory for pages that were evicted, and follows it to
     // nowhere: the process ends within the call, and its file stays locked (seen in 6.12.117). A length of 0 would be
@@ -47,7 +57,7 @@ pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> Optio
                                                               of a file are cached");
         return None;
     }
-    Some(counts.cached)
+    Some(counts)
 }
 
 #[cfg(test)]
