@@ -159,9 +159,10 @@ static void storing(const char *dir) {
     CHECK(untorn_map_commit(memory) == 0); /* of nothing */
 
     /* The length goes with the stores, and the address stays. */
-    CHECK(untorn_map_resize(memory, UINT64_C(1) << 30) == 0);
-    CHECK(untorn_map_len(memory) == UINT64_C(1) << 30);
-    memory[(1 << 30) - 1] = 3;
+    CHECK(told(untorn_map_resize(memory, (UINT64_C(64) << 20) + 1), "larger max_len") == UNTORN_EINVAL);
+    CHECK(untorn_map_resize(memory, UINT64_C(64) << 20) == 0);
+    CHECK(untorn_map_len(memory) == UINT64_C(64) << 20);
+    memory[(64 << 20) - 1] = 3;
     CHECK(untorn_map_rollback(memory) == 0);
     CHECK(untorn_map_len(memory) == 3 * PAGE + 10);
     CHECK(untorn_map_resize(memory, 9 * PAGE) == 0 && memory[9 * PAGE - 1] == 0);

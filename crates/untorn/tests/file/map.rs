@@ -195,15 +195,24 @@ fn the_address_stays_while_the_file_grows() {
     let dir = memory_dir();
     let mut map = AtomicMap::create(dir.path().join("data"), 10).unwrap();
     let address = map.as_ptr();
-    for len in [4096, 5000, 1 << 20, 1 << 30] {
+    // What is reserved unless the program asks for more.
+    for len in [4096, 5000, 1 << 20, 64 << 20] {
         map.resize(len).unwrap();
         map[len as usize - 1] = 7;
         map.commit().unwrap();
         assert_eq!(map.as_ptr(), address);
     }
-    let error = map.resize(1 << 60).unwrap_err();
+    let error = map.resize((64 << 20) + 1).unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("larger max_len"), "{error}");
-    assert_eq!(map.len(), 1 << 30);
+    assert_eq!(map.len(), 64 << 20);
+    map.close().unwrap();
+    let mut map = Options::new().max_len(1 << 30).map(dir.path().join("data")).unwrap();
+    let address = map.as_ptr();
+    map.resize(1 << 30).unwrap();
+    map[(1 << 30) - 1] = 7;
+    map.commit().unwrap();
+    assert_eq!(map.as_ptr(), address);
+    assert!(matches!(map.resize((1 << 30) + 1), Err(Error::Invalid { .. })));
 }
 
 #[test]
