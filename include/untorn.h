@@ -287,7 +287,7 @@ typedef struct untorn_options {
     uint32_t read_policy;
     /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY,
      * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, UNTORN_SHARED,
-     * UNTORN_VERIFY_READS, UNTORN_REPAIR_READS, or'ed. */
+     * UNTORN_VERIFY_READS, UNTORN_REPAIR_READS, UNTORN_KEEP_SIDECAR, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Place, UNTORN, run, untorn};
 
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 19] = [
     "demo",
     "doctor",
     "create",
@@ -16,6 +16,7 @@ const VERBS: [&str; 18] = [
     "resize",
     "recover",
     "settle",
+    "prune",
     "region",
     "replay",
     "log",

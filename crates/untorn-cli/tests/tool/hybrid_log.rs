@@ -5,22 +5,23 @@ use std::fs;
 use crate::common::{Place, UNTORN, crashed, run, untorn, untorn_with};
 
 const ENGINE: [&str; 2] = ["--engine", "hybrid-log"];
+const KEEP: &str = "--keep-sidecar";
 
 #[test]
 fn every_verb_serves_a_hybrid_log_file() {
     let place = Place::empty();
-    let arguments = ["--len=1M", ENGINE[0], ENGINE[1], "--log-policy=redo", "--log-size=8M", "--json"];
+    let arguments = ["--len=1M", ENGINE[0], ENGINE[1], "--log-policy=redo", "--log-size=8M", "--json", KEEP];
     let made = untorn(&[&["create", place.name()], &arguments[..]].concat()).expect(0).json();
     assert_eq!(
         (&made["engine"], &made["durability"], &made["layout"]),
         (&ENGINE[1].into(), &"commit".into(), &().into())
     );
 
-    untorn_with(&["write", place.name(), "--offset", "4090"], b"across a page").expect(0);
+    untorn_with(&["write", place.name(), "--offset", "4090", KEEP], b"across a page").expect(0);
     assert_eq!(untorn(&["read", place.name(), "--offset", "4090", "--len", "13"]).expect(0).out, b"across a page");
     let lines = b"{\"offset\":0,\"hex\":\"ff00\"}\n{\"offset\":500000,\"hex\":\"01\"}\n";
-    untorn_with(&["apply", place.name()], lines).expect(0);
-    untorn(&["resize", place.name(), "--len", "600000"]).expect(0);
+    untorn_with(&["apply", place.name(), KEEP], lines).expect(0);
+    untorn(&["resize", place.name(), "--len", "600000", KEEP]).expect(0);
     let bytes = place.read();
     assert_eq!((bytes.len(), bytes[0], bytes[500_000]), (600_000, 0xff, 1));
 
@@ -30,7 +31,8 @@ fn every_verb_serves_a_hybrid_log_file() {
     let text = untorn(&["check", place.name()]).expect(0).prose();
     assert!(text.contains("the log holds no undeployed data") && !text.contains("bitmap"), "{text}");
     assert!(text.contains("(4.1 MiB), the log"), "{text}");
-    assert_eq!(untorn(&["recover", place.name(), "--json"]).expect(0).json()["recovery"]["was_needed"], false);
+    let recovered = untorn(&["recover", place.name(), "--json", KEEP]).expect(0).json();
+    assert_eq!(recovered["recovery"]["was_needed"], false);
 
     untorn(&["settle", place.name()]).expect(0);
     assert_eq!(place.bytes(), bytes);
@@ -63,7 +65,8 @@ fn an_open_with_another_engine_says_where_the_bytes_are() {
     // Once it is clean the log has nothing of it.
     untorn(&["recover", place.name()]).expect(0);
     let bytes = place.read();
-    let file = untorn::Options::new().engine(untorn::EngineKind::Reflection).open(&place.file).expect("it is clean");
+    let options = untorn::Options::new().engine(untorn::EngineKind::Reflection).keep_sidecar(true);
+    let file = options.open(&place.file).expect("it is clean");
     let mut seen = vec![0; bytes.len()];
     file.read_at(&mut seen, 0).expect("readable");
     file.close().expect("nothing fails here");

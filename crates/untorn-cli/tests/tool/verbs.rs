@@ -36,7 +36,7 @@ fn create_takes_each_layout_and_durability() {
 
 #[test]
 fn info_has_the_keys_that_do_not_drift() {
-    let place = Place::created(10_000);
+    let place = Place::created_with(10_000, &["--keep-sidecar"]);
     let info = untorn(&["info", place.name(), "--json"]).expect(0).json();
     for key in ["path", "engine", "len", "commit", "state", "sidecar", "redundancy"] {
         assert!(info.get(key).is_some(), "no {key} in {info}");
@@ -116,7 +116,7 @@ fn resize_grows_with_zeros_and_shrinks() {
 #[test]
 fn check_says_what_it_verified() {
     let place = Place::created(10_000);
-    untorn_with(&["write", place.name(), "--offset", "5000"], b"some").expect(0);
+    untorn_with(&["write", place.name(), "--offset", "5000", "--keep-sidecar"], b"some").expect(0);
     let text = untorn(&["check", place.name()]).expect(0).text();
     assert!(text.contains("verified: the sidecar") && text.contains("all 10000 bytes"), "{text}");
     assert!(text.contains("not verified"), "{text}");
@@ -141,7 +141,8 @@ fn recover_leaves_a_clean_file_as_it_is() {
 #[test]
 fn settle_leaves_a_plain_file() {
     let place = Place::created(10_000);
-    untorn_with(&["write", place.name(), "--offset", "4090"], b"across a page").expect(0);
+    untorn_with(&["write", place.name(), "--offset", "4090", "--keep-sidecar"], b"across a page").expect(0);
+    assert_eq!(place.entries().len(), 2, "no sidecar was kept");
     let settled = untorn(&["settle", place.name(), "--json"]).expect(0).json();
     assert_eq!((&settled["settled"], &settled["state"]), (&true.into(), &"clean".into()));
     assert!(settled["sidecar"].is_null(), "{settled}");
@@ -150,6 +151,57 @@ fn settle_leaves_a_plain_file() {
     assert_eq!(place.entries(), ["ledger"], "more than the file is left");
     let again = untorn(&["settle", place.name(), "--json"]).expect(0).json();
     assert_eq!(again["settled"], false);
+}
+
+#[test]
+fn every_verb_that_changes_a_file_leaves_a_plain_one() {
+    let place = Place::created(10_000);
+    let is_plain = |expected: &[u8]| {
+        assert_eq!(place.entries(), ["ledger"], "more than the file is left");
+        assert_eq!(&place.bytes()[..expected.len()], expected);
+    };
+    is_plain(&[]);
+    untorn_with(&["write", place.name()], b"some").expect(0);
+    is_plain(b"some");
+    untorn_with(&["apply", place.name()], b"{\"offset\":0,\"hex\":\"53\"}\n").expect(0);
+    is_plain(b"Some");
+    untorn(&["resize", place.name(), "--len", "12000"]).expect(0);
+    is_plain(b"Some");
+    // A kept sidecar goes with the next verb.
+    untorn_with(&["write", place.name(), "--keep-sidecar"], b"more").expect(0);
+    untorn(&["recover", place.name()]).expect(0);
+    is_plain(b"more");
+}
+
+#[test]
+fn recover_says_what_it_discards() {
+    let place = Place::created(10_000);
+    for text in ["one", "two", "three"] {
+        untorn_with(&["write", place.name(), "--offset", "4000", "--keep-sidecar"], text.as_bytes()).expect(0);
+    }
+    let text = untorn(&["recover", place.name(), "--trust", "file"]).expect(0).text();
+    assert!(text.contains("discarded 3 commits"), "{text}");
+    assert_eq!(place.bytes(), vec![0; 10_000]);
+}
+
+#[test]
+fn prune_lists_and_removes_what_belongs_to_no_file() {
+    let place = Place::created_with(10_000, &["--keep-sidecar"]);
+    let nothing = untorn(&["prune", place.dir(), "--json"]).expect(0).json();
+    assert_eq!(nothing["leftovers"], serde_json::json!([]));
+    std::fs::remove_file(&place.file).expect("removes");
+    for arguments in [["prune", place.dir()], ["info", place.dir()]] {
+        let text = untorn(&arguments).expect(0).text();
+        assert!(text.contains("sidecar") && text.contains(place.name()) && text.contains("--remove"), "{text}");
+    }
+    let old = untorn(&["prune", place.dir(), "--remove", "--older-than", "1d", "--json"]).expect(0).json();
+    assert_eq!(old["leftovers"], serde_json::json!([]));
+    let gone = untorn(&["prune", place.dir(), "--remove", "--json"]).expect(0).json();
+    let leftover = &gone["leftovers"][0];
+    assert_eq!((&leftover["kind"], &leftover["removed"]), (&"sidecar".into(), &true.into()), "{gone}");
+    assert_eq!((&leftover["made_for"], &leftover["bytes"]), (&place.name().into(), &gone["bytes"]), "{gone}");
+    assert!(place.entries().is_empty());
+    untorn(&["prune", "/nonexistent"]).expect(74).names("/nonexistent");
 }
 
 #[test]

@@ -319,3 +319,38 @@ pub(super) fn survives(verb: Verb, dir: &Path, allowed: &Allowed) -> std::result
     }
     file.close().map_err(told("closing"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a kill must never leave: a file that is refused, or of no commit.
+    #[test]
+    fn a_refused_file_and_bytes_of_no_commit_are_convicted() {
+        let verb = Verb::Write(HybridLog);
+        let prepared = || {
+            let dir = tempfile::tempdir().unwrap();
+            let allowed = verb.prepare(dir.path()).unwrap();
+            (dir, allowed)
+        };
+        let (dir, allowed) = prepared();
+        survives(verb, dir.path(), &allowed).unwrap();
+        let (dir, allowed) = prepared();
+        if rustix::fs::removexattr(data(dir.path()), "user.untorn").is_ok() {
+            // The state that a switch of engines once left.
+            assert!(survives(verb, dir.path(), &allowed).unwrap_err().starts_with("recovering"));
+        }
+        let (dir, allowed) = prepared();
+        fs::remove_dir_all(dir.path().join(".untorn")).unwrap();
+        assert!(survives(verb, dir.path(), &allowed).is_err());
+        let (dir, allowed) = prepared();
+        verb.run(dir.path()).unwrap();
+        survives(verb, dir.path(), &allowed).unwrap();
+        let (dir, allowed) = prepared();
+        verb.run(dir.path()).unwrap();
+        let mut bytes = fs::read(data(dir.path())).unwrap();
+        bytes[0] ^= 1;
+        fs::write(data(dir.path()), bytes).unwrap();
+        assert_eq!(survives(verb, dir.path(), &allowed).unwrap_err(), "the file holds bytes of no commit");
+    }
+}
