@@ -64,7 +64,8 @@ pub struct Info {
     pub engine: EngineKind,
     /// Length in bytes.
     pub len: u64,
-    /// The highest commit number so far. It never falls, and survives reopening.
+    /// The highest commit number so far. It never falls while the file has its sidecar. A file that was closed to a
+    /// plain one counts anew.
     ///
     /// - Hybrid log: the number of the last durable epoch. Commits are numbered consecutively.
     /// - Reflection: a commit has a higher number than every earlier commit on its pages and in its thread. Commits of

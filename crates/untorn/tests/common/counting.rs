@@ -192,8 +192,8 @@ impl<M: Medium> Counting<M> {
         *self.cells.unreadable.lock().unwrap() = path.map(Path::to_owned);
     }
 
-    /// Calls `watcher` before each fence, with the barrier's name, and before each lock and each write that is
-    /// refused, with "lock" or "refused" and the path.
+    /// Calls `watcher` before each fence and each sync of a file, with the barrier's name, and before each lock and each
+    /// write that is refused, with "lock" or "refused" and the path.
     pub(crate) fn watch(&self, watcher: impl Fn(&str, &Path) + Send + Sync + 'static) {
         let before = self.cells.watcher.write().unwrap().replace(Arc::new(watcher));
         assert!(before.is_none(), "one watcher is enough");
@@ -360,6 +360,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
         self.cells.count(|counts| counts.syncs += 1);
+        self.cells.tell(barrier.name(), &self.path);
         self.inner.sync(barrier)
     }
 

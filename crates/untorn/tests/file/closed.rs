@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
-use crate::common::{PAGE, mark, names, pattern, read, scratch, sidecar_of};
+use crate::common::counting::Counting;
+use crate::common::{PAGE, attempt, mark, names, pattern, read, scratch, sidecar_of};
 use untorn::options::Prefer;
 use untorn::report::State;
+use untorn::testing::storage::PageCache;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 
 const LEN: usize = 5 * PAGE + 100;
@@ -118,6 +120,24 @@ fn a_kept_file_is_taken_over_by_another_engine() {
     assert!(read(&file) == model);
     file.close().unwrap();
     is_plain(&path, &model);
+}
+
+/// A process that is killed while one engine takes a file over from another leaves a file that both open.
+#[test]
+fn a_switch_of_engines_may_end_at_any_barrier() {
+    let barriers = ["remove.state", "remove.mark", "create.file", "create.mark"];
+    for barrier in barriers.map(|name| format!("sidecar.{name}")) {
+        let path = scratch("data");
+        let file = options(EngineKind::HybridLog).keep_sidecar(true).create(&path, LEN as u64).unwrap();
+        let model = written(&file);
+        file.close().unwrap();
+        let (medium, at) = (Counting::new(PageCache::new()), barrier.clone());
+        medium.watch(move |what, _| assert!(what != at, "the process ends here"));
+        let ended = attempt(|| options(EngineKind::Reflection).open_on(medium, &path).map(drop));
+        assert!(ended.is_err(), "{barrier} is not passed");
+        let file = options(EngineKind::Reflection).open(&path).unwrap_or_else(|error| panic!("{barrier}: {error}"));
+        assert!(read(&file) == model, "{barrier}");
+    }
 }
 
 #[test]

@@ -237,6 +237,7 @@ impl SharedMap {
     }
 
     /// Leaves the shared file. Uncommitted stores of this process stay in the memory, until the last process has left.
+    /// That one closes the file, which is a plain one then unless it set [`Options::keep_sidecar`].
     ///
     /// # Errors
     /// [`Error::Poisoned`] if this process was evicted; [`Error::Forked`].
