@@ -141,6 +141,18 @@ impl<M: Medium> Medium for Counting<M> {
         self.inner.create_new(path, len, reserve, like.map(|file| &file.inner)).map(|file| self.wrap(file))
     }
 
+    fn open_companion(&self, path: &Path, access: Access, reserve: u64, data: &Self::File) -> Result<Self::File> {
+        self.inner.open_companion(path, access, reserve, &data.inner).map(|file| self.wrap(file))
+    }
+
+    fn create_companion_dir(&self, path: &Path, data: &Self::File) -> Result<()> {
+        self.inner.create_companion_dir(path, &data.inner)
+    }
+
+    fn bring_in_line(&self, companion: &Self::File, data: &Self::File) -> Result<()> {
+        self.inner.bring_in_line(&companion.inner, &data.inner)
+    }
+
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
         let flushed = if self.class() == MediumClass::Block { files.len() as u64 } else { 0 };
         self.counters.barrier(barrier, |counts| {

@@ -97,7 +97,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         | Error::ModifiedExternally { .. }
         | Error::ChangedOutside { .. } => Exit::Attention,
         // The user decides whether the file is believed.
-        Error::Untrusted { .. } => Exit::Attention,
+        Error::Untrusted { .. } | Error::UntrustedLog { .. } => Exit::Attention,
         // A newer untorn can read it: it is not corrupt, but this version cannot verify it.
         Error::Unsupported { .. } => Exit::Attention,
         Error::Corrupt { .. } => Exit::Corrupt,
@@ -107,6 +107,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         | Error::Protection { .. }
         | Error::NotAFile { .. } => Exit::Usage,
         Error::Io { .. }
+        | Error::NoAccess { .. }
         | Error::Poisoned { .. }
         | Error::InUse { .. }
         | Error::ReadOnly { .. }

@@ -91,6 +91,26 @@ pub enum Error {
         /// there is none.
         found: Option<PathBuf>,
     },
+    /// Another user may have planted a file or directory of untorn's own, or may change it. No byte of it was used, and
+    /// none was stored in it.
+    Untrusted {
+        /// The data file.
+        path: PathBuf,
+        /// The file or directory that is not believed.
+        companion: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// This user may not open the sidecar of the file, or another file of untorn's own beside it: only users that may
+    /// write the data file may.
+    NoAccess {
+        /// The data file.
+        path: PathBuf,
+        /// The file that could not be opened.
+        companion: PathBuf,
+        /// Who can help.
+        what: String,
+    },
     /// Another program changed the file while untorn's sidecar held committed bytes of it.
     ModifiedExternally {
         /// The data file.
@@ -118,7 +138,7 @@ pub enum Error {
         what: String,
     },
     /// Another user could have written what the file says, so it is not believed. Nothing was changed.
-    Untrusted {
+    UntrustedLog {
         /// The log.
         path: PathBuf,
         /// Why it is not trusted, and what to do.
@@ -337,11 +357,13 @@ impl Error {
             | Error::InUse { path, .. }
             | Error::SidecarMissing { path, .. }
             | Error::SidecarMismatch { path, .. }
+            | Error::Untrusted { path, .. }
+            | Error::NoAccess { path, .. }
             | Error::ModifiedExternally { path, .. }
             | Error::NeedsRecovery { path }
             | Error::ReplayIncomplete { path, .. }
             | Error::ChangedOutside { path, .. }
-            | Error::Untrusted { path, .. }
+            | Error::UntrustedLog { path, .. }
             | Error::Unsupported { path, .. }
             | Error::Corrupt { path, .. }
             | Error::OtherEngine { path, .. }
@@ -372,8 +394,9 @@ impl Error {
             | Error::SidecarMismatch { .. }
             | Error::ModifiedExternally { .. }
             | Error::ChangedOutside { .. } => Errno::STALE,
+            Error::Untrusted { .. } | Error::NoAccess { .. } => Errno::ACCESS,
             Error::NeedsRecovery { .. } | Error::ReplayIncomplete { .. } => Errno::UCLEAN,
-            Error::Untrusted { .. } => Errno::PERM,
+            Error::UntrustedLog { .. } => Errno::PERM,
             Error::Unsupported { .. } => Errno::OPNOTSUPP,
             Error::Corrupt { .. } => Errno::BADMSG,
             Error::NotClosed { cause, .. } => return cause.errno(),
@@ -511,6 +534,17 @@ impl fmt::Display for Error {
                 path.display(),
                 sidecar.display()
             ),
+            Error::Untrusted { path, companion, what } => write!(
+                f,
+                "{}: refusing {}, which another user may have planted: {what}; if you know its origin, correct \
+                 its owner (`chown`) and its permissions (`chmod`); otherwise remove it, and with it the commits that \
+                 only it holds",
+                path.display(),
+                companion.display()
+            ),
+            Error::NoAccess { path, companion, what } => {
+                write!(f, "{}: cannot open {}: {what}", path.display(), companion.display())
+            }
             Error::ModifiedExternally { path, what } => write!(
                 f,
                 "{}: another program changed this file while its sidecar held committed bytes: {what}; `untorn recover \
@@ -533,7 +567,7 @@ impl fmt::Display for Error {
             Error::ChangedOutside { path, what } => {
                 write!(f, "{}: another program changed this file meanwhile: {what}", path.display())
             }
-            Error::Untrusted { path, what } => write!(f, "{} is not trusted: {what}", path.display()),
+            Error::UntrustedLog { path, what } => write!(f, "{} is not trusted: {what}", path.display()),
             Error::Unsupported { path, what } => {
                 write!(f, "{}: {what}; open it with a newer version of untorn", path.display())
             }

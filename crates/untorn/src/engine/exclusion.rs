@@ -68,7 +68,7 @@ impl ExclusionCheck for NotShared {
     fn check_exclusion(&self) -> Result<()> {
         let directory = directory(&self.path);
         for kind in self.kinds {
-            let who = find_participant(&directory, &meeting_place(self.identity, kind));
+            let who = find_participant(&self.path, &directory, &meeting_place(self.identity, kind));
             if let Some(who) = who.map_err(|error| Error::io("find the processes that share", &self.path, error))? {
                 let how = if *kind == SHARE { "as a shared map" } else { "as a shared file" };
                 return Err(Error::InUse { path: self.path.clone(), holder: format!("{who}, which has it {how}") });

@@ -86,7 +86,7 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
     report.engine = Some(engine);
     report.sidecar = Some(sidecar_report(&attached.path, &attached.side, &attached.superblock));
     let before = (attached.superblock.clone(), attached.retirement);
-    let examined = medium.open(&attached.path, Access::Read, 0).and_then(|side| {
+    let examined = medium.open_companion(&attached.path, Access::Read, 0, &data).and_then(|side| {
         let Attached { side: locked, path: sidecar, superblock, retirement } = attached;
         drop(locked);
         let attached = Attached { side, path: sidecar, superblock, retirement };
@@ -135,8 +135,8 @@ pub(crate) fn commits_held(path: &Path) -> Result<u64> {
     let path = &resolve(path)?;
     let data = open_data(&*medium, path, &reader())?;
     let place = sidecar_path(path, data.identity()?.inode);
-    let Some(place) = find_or_at(&*medium, path, data.mark()?, place)? else { return Ok(0) };
-    let side = medium.open(&place, Access::Read, 0)?;
+    let Some(place) = find_or_at(&*medium, path, &data, place)? else { return Ok(0) };
+    let side = medium.open_companion(&place, Access::Read, 0, &data)?;
     let superblock = Superblock::read(&side, &place)?;
     if superblock.left == Left::Settled {
         return Ok(0);
@@ -158,7 +158,7 @@ fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
     let mut holder = "another process".to_owned();
     let mut written = || {
         let place = sidecar_path(path, data.identity()?.inode);
-        let side = medium.open(&place, Access::Read, 0)?;
+        let side = medium.open_companion(&place, Access::Read, 0, data)?;
         holder = lock_holder(&side);
         let superblock = Superblock::read(&side, &place)?;
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;

@@ -35,12 +35,13 @@ pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> 
 /// # Errors
 /// [`Error::InUse`] while somebody has it open, who has protected the file in this moment, or has it without a byte.
 pub(super) fn remove_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
-    let place = sidecar_redundancy_file(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = sidecar_redundancy_file(path, data.identity()?.inode);
     if !medium.exists(&place)? {
         return Ok(false);
     }
     // Held until it is gone.
-    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    let side = medium.open_companion(&place, Access::ReadWrite, 0, &data)?;
     if take_lock(&side, LockKind::Exclusive)? { remove_at(medium, &place) } else { Err(locked(path, &side)) }
 }
 
@@ -63,7 +64,7 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
     if !medium.exists(&place)? {
         return Ok(false);
     }
-    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    let side = medium.open_companion(&place, Access::ReadWrite, 0, &data)?;
     if !take_lock(&side, LockKind::Exclusive)? {
         return Err(locked(path, &side));
     }
@@ -94,7 +95,7 @@ pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     if !medium.exists(&place)? {
         return Ok(Found::Nothing);
     }
-    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    let side = medium.open_companion(&place, Access::ReadWrite, 0, &data)?;
     // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has
     // its name.
     let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::ItsOwn) };
@@ -122,7 +123,7 @@ pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<D
     if !medium.exists(&place)? {
         return Ok(None);
     }
-    let side = medium.open(&place, Access::Read, 0)?;
+    let side = medium.open_companion(&place, Access::Read, 0, &data)?;
     match Superblock::read(&side, &place, &data) {
         Ok((superblock, _)) if is_of(&superblock, &data)? => Ok(superblock.period),
         // Whoever opens it is told what is wrong.
@@ -159,7 +160,7 @@ pub(super) fn attach<M: Medium>(
             created = true;
         }
         let reserve = side_reserve(data, settings);
-        let side = match medium.open(place, mode.access_to_redundancy(), reserve) {
+        let side = match medium.open_companion(place, mode.access_to_redundancy(), reserve, data) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
             other => other?,
         };
@@ -220,7 +221,7 @@ pub(super) fn create<M: Medium>(
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
     let geometry = Geometry { len, stripe, layout: settings.layout.unwrap_or_default() };
-    medium.create_dir(&parent(place))?;
+    medium.create_companion_dir(&parent(place), data)?;
     let mut unfinished = OsString::from(place);
     unfinished.push(".new");
     let unfinished = PathBuf::from(unfinished);
@@ -229,7 +230,7 @@ pub(super) fn create<M: Medium>(
             Ok(side) if take_lock(&side, LockKind::Exclusive)? => break side,
             Ok(side) => return Err(locked(path, &side)),
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
-                let left = medium.open(&unfinished, Access::ReadWrite, 0)?;
+                let left = medium.open_companion(&unfinished, Access::ReadWrite, 0, data)?;
                 if !take_lock(&left, LockKind::Exclusive)? {
                     return Err(locked(path, &left));
                 }

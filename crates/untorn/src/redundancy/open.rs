@@ -151,6 +151,10 @@ impl<M: Medium> Redundancy<M> {
             created = true;
         }
         agree(path, &place, &superblock, &data, &settings, of_sidecar)?;
+        if !matches!(mode, Mode::Look | Mode::Report) {
+            // Before the first store: the file may have come to another owner or other permissions.
+            medium.bring_in_line(&side, &data)?;
+        }
         // With whatever is written next.
         superblock.period = settings.keep.or(superblock.period);
         let geometry = superblock.geometry;

@@ -30,7 +30,7 @@ pub(crate) fn recorded<M: Medium>(medium: &M, path: &Path) -> Result<Option<Cove
     let Some(mut coverage) = read(medium, path, &data, redundancy_file(path, inode))? else { return Ok(None) };
     let (of_sidecar, sidecar) = (sidecar_redundancy_file(path, inode), sidecar_path(path, inode));
     if medium.exists(&of_sidecar)? && medium.exists(&sidecar)? {
-        let pages = medium.open(&sidecar, Access::Read, 0)?;
+        let pages = medium.open_companion(&sidecar, Access::Read, 0, &data)?;
         coverage.sidecar = match read(medium, path, &pages, of_sidecar) {
             // It is of a sidecar that is gone.
             Err(Error::Protection { problem: ProtectionProblem::OtherFile { .. }, .. }) => None,
@@ -47,7 +47,7 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
     let mut tries = 0;
     loop {
         tries += 1;
-        let side = medium.open(&place, Access::Read, 0)?;
+        let side = medium.open_companion(&place, Access::Read, 0, of)?;
         let superblock = match Superblock::read(&side, &place, of) {
             Err(Error::Corrupt { .. }) if tries < ATTEMPTS => {
                 std::thread::sleep(PAUSE);

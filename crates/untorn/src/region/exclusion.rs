@@ -20,7 +20,7 @@ pub(super) fn place_of(identity: Identity) -> String {
 /// # Errors
 /// [`Error::InUse`] if a process does; [`Error::Io`].
 fn refuse_if_shared(store: &Path, identity: Identity) -> Result<()> {
-    let who = find_participant(&sidecar::directory(store), &place_of(identity));
+    let who = find_participant(store, &sidecar::directory(store), &place_of(identity));
     match who.map_err(|error| Error::io("find the processes that share a region of", store, error))? {
         Some(who) => {
             Err(Error::InUse { path: store.to_owned(), holder: format!("{who}, which shares a region of it") })

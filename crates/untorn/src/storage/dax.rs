@@ -8,6 +8,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use super::companion;
 use super::forward::forward;
 use super::mapping::MappedFile;
 use super::names::{self, Directories};
@@ -76,7 +77,10 @@ impl Medium for Dax {
     }
 
     fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&DaxFile>) -> Result<DaxFile> {
-        let file = names::create_regular(path, len, like.map(|like| like.file.fd()))?;
+        let file = match like {
+            None => names::create_regular(path, len)?,
+            Some(like) => companion::create(path, len, &like.file.principal()?, like.file.fd())?,
+        };
         // The first error is the one that helps, whether or not the name can be removed again.
         self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
     }
@@ -85,6 +89,18 @@ impl Medium for Dax {
         let file = names::create_private(path, len)?;
         // As above.
         self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
+    }
+
+    fn open_companion(&self, path: &Path, access: Access, reserve: u64, data: &DaxFile) -> Result<DaxFile> {
+        self.map(path, companion::open(path, access, &data.file.principal()?)?, access, reserve)
+    }
+
+    fn create_companion_dir(&self, path: &Path, data: &DaxFile) -> Result<()> {
+        companion::create_directory(path, &data.file.principal()?)
+    }
+
+    fn bring_in_line(&self, companion: &DaxFile, data: &DaxFile) -> Result<()> {
+        companion.file.bring_in_line(&data.file)
     }
 
     fn names(&self) -> &dyn Names {

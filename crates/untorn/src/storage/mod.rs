@@ -20,6 +20,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 
 pub(crate) mod barrier;
+pub(crate) mod companion;
 mod dax;
 mod detect;
 mod forward;
@@ -179,11 +180,44 @@ pub trait Medium: Send + Sync + 'static {
         self.create(path, len, reserve)
     }
 
-    /// Like [`create`](Medium::create), for a file that will hold bytes of `like`. If files have owners and
-    /// permissions, the new file gets those of `like`, so that no user who may not open `like` can open it. Otherwise
-    /// it is [`create`](Medium::create).
+    /// Like [`create`](Medium::create), for a companion: a file that will hold bytes of the data file `like`. If files
+    /// have owners and permissions, the new file gets the owner of `like`, and only users that may write `like` can
+    /// open it. Otherwise it is [`create`](Medium::create).
     fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
         self.create_new(path, len, reserve, Some(like))
+    }
+
+    /// Opens a companion of the data file `data`, unless another user may have planted it: its owner, its other names,
+    /// and the users that may write it and its directory are compared with those of `data`. Where files have no owners
+    /// it is [`open`](Medium::open).
+    ///
+    /// A companion of a companion may be opened by that one in the place of the data file.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`]; [`Error::NoAccess`] if this user may not open it.
+    fn open_companion(&self, path: &Path, access: Access, reserve: u64, data: &Self::File) -> Result<Self::File> {
+        let _ = data;
+        self.open(path, access, reserve)
+    }
+
+    /// Creates the directory of companions of the data file `data`. An existing one is not an error, unless another
+    /// user may have planted it. Where files have no owners it is [`create_dir`](Medium::create_dir).
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`].
+    fn create_companion_dir(&self, path: &Path, data: &Self::File) -> Result<()> {
+        let _ = data;
+        self.create_dir(path)
+    }
+
+    /// Gives an open companion the owner that `data` has now, and lets in the users that may write `data` now. The
+    /// caller has it locked and stores to it only afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] if it lets in others, and this user may not change that.
+    fn bring_in_line(&self, companion: &Self::File, data: &Self::File) -> Result<()> {
+        let _ = (companion, data);
+        Ok(())
     }
 
     /// Creates a directory. An existing directory is not an error.

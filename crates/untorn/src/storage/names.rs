@@ -8,9 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
+use super::companion::{self, directory_of_name};
 use super::{Access, NameChange, Names};
 use crate::error::{Error, FileKind, Result};
 use crate::sys;
@@ -34,6 +35,9 @@ pub struct CreateAttrs {
 /// # Errors
 /// [`Error::NotAFile`], [`Error::Io`]. Source: `open(2)`, `stat(2)`.
 pub(crate) fn open_regular(path: &Path, access: Access) -> Result<OwnedFd> {
+    if let Some((dir, name)) = companion::split(path) {
+        return companion::open_again(path, dir, name, access);
+    }
     let failed = |errno| Error::io("open", path, errno);
     check_regular(path, &rustix::fs::stat(path).map_err(failed)?)?;
     let mode = match access {
@@ -82,19 +86,12 @@ impl Names for Directories {
     }
 }
 
-/// Creates a file of `len` zero bytes that must not exist yet: with the owner, the group and the permissions of another
-/// file, or else with the permissions that the umask leaves. Nobody else can open it before it has those of the other.
+/// Creates a file of `len` zero bytes that must not exist yet, with the permissions that the umask leaves.
 ///
 /// # Errors
-/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `fchown(2)`, `fchmod(2)`, `ftruncate(2)`.
-pub(crate) fn create_regular(path: &Path, len: u64, like: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
-    create_with(path, if like.is_some() { 0o600 } else { 0o666 }, |file| {
-        if let Some(like) = like {
-            sys::file::take_permissions(file, like)
-                .map_err(|error| Error::io("set the permissions of", path, error))?;
-        }
-        lengthen(path, file, len)
-    })
+/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `ftruncate(2)`.
+pub(crate) fn create_regular(path: &Path, len: u64) -> Result<OwnedFd> {
+    create_with(path, 0o666, |file| lengthen(path, file, len))
 }
 
 /// The same for a file that only its owner may open.
@@ -153,7 +150,16 @@ fn is_dir(path: &Path) -> bool {
 
 /// Source: `rename(2)`.
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
-    rustix::fs::rename(from, to).map_err(|errno| Error::io("rename", from, errno))
+    let renamed = || {
+        let ((from_dir, from), (to_dir, to)) = (directory_of_name(from)?, directory_of_name(to)?);
+        rustix::fs::renameat(at(&from_dir), from, at(&to_dir), to)
+    };
+    renamed().map_err(|errno| Error::io("rename", from, errno))
+}
+
+/// The directory that a name is looked up in.
+fn at(dir: &Option<OwnedFd>) -> BorrowedFd<'_> {
+    dir.as_ref().map_or(CWD, AsFd::as_fd)
 }
 
 /// Renames a file to a name that must be free.
@@ -171,7 +177,11 @@ pub(crate) fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
 
 /// Source: `unlink(2)`.
 pub(crate) fn unlink(path: &Path) -> Result<()> {
-    rustix::fs::unlink(path).map_err(|errno| Error::io("remove", path, errno))
+    let removed = || {
+        let (dir, name) = directory_of_name(path)?;
+        rustix::fs::unlinkat(at(&dir), name, AtFlags::empty())
+    };
+    removed().map_err(|errno| Error::io("remove", path, errno))
 }
 
 /// Source: `rmdir(2)`.
@@ -179,6 +189,8 @@ fn remove_dir_if_empty(path: &Path) -> Result<()> {
     match rustix::fs::rmdir(path) {
         // POSIX allows either of the first two for a directory that isn't empty.
         Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => Ok(()),
+        // An empty directory of companions that is another user's to remove does no harm.
+        Err(Errno::ACCESS | Errno::PERM) if companion::is_directory(path) => Ok(()),
         other => other.map_err(|errno| Error::io("remove the directory", path, errno)),
     }
 }
@@ -220,7 +232,8 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
 fn open_dir(dir: &Path) -> rustix::io::Result<OwnedFd> {
     // An empty parent, which `Path::parent` gives for a bare name, means the working directory.
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    let follow = if companion::is_directory(dir) { OFlags::NOFOLLOW } else { OFlags::empty() };
+    rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | follow, Mode::empty())
 }
 
 /// Waits a moment for another thread: first by spinning, which a lock held for a copy needs, then by giving up the
@@ -276,11 +289,11 @@ mod tests {
     fn create_refuses_a_taken_name_and_leaves_nothing_when_it_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        drop(create_regular(&path, 100, None).unwrap());
+        drop(create_regular(&path, 100).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().len(), 100);
-        assert_eq!(create_regular(&path, 1, None).unwrap_err().errno(), Errno::EXIST.raw_os_error());
+        assert_eq!(create_regular(&path, 1).unwrap_err().errno(), Errno::EXIST.raw_os_error());
         let huge = dir.path().join("huge");
-        assert!(create_regular(&huge, u64::MAX, None).is_err());
+        assert!(create_regular(&huge, u64::MAX).is_err());
         assert!(!exists(&huge).unwrap());
     }
 
@@ -292,8 +305,8 @@ mod tests {
         remove_dir_if_empty(&dir).unwrap();
         create_dir(&dir).unwrap();
         create_dir(&dir).unwrap();
-        drop(create_regular(&dir.join("a"), 0, None).unwrap());
-        drop(create_regular(&dir.join("b"), 0, None).unwrap());
+        drop(create_regular(&dir.join("a"), 0).unwrap());
+        drop(create_regular(&dir.join("b"), 0).unwrap());
         assert!(create_dir(&dir.join("a")).is_err());
         rename(&dir.join("a"), &dir.join("b")).unwrap();
         sync_dir(&dir).unwrap();

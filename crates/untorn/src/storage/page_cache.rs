@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::companion;
 use super::forward::forward;
 use super::mapping::MappedFile;
 use super::names::{self, Directories};
@@ -74,7 +75,10 @@ impl Medium for PageCache {
     }
 
     fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&PageCacheFile>) -> Result<PageCacheFile> {
-        let file = names::create_regular(path, len, like.map(|like| like.file.fd()))?;
+        let file = match like {
+            None => names::create_regular(path, len)?,
+            Some(like) => companion::create(path, len, &like.file.principal()?, like.file.fd())?,
+        };
         // The first error is the one that helps, whether or not the name can be removed again.
         self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
     }
@@ -83,6 +87,18 @@ impl Medium for PageCache {
         let file = names::create_private(path, len)?;
         // As above.
         self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
+    }
+
+    fn open_companion(&self, path: &Path, access: Access, reserve: u64, data: &PageCacheFile) -> Result<PageCacheFile> {
+        self.map(path, companion::open(path, access, &data.file.principal()?)?, access, reserve)
+    }
+
+    fn create_companion_dir(&self, path: &Path, data: &PageCacheFile) -> Result<()> {
+        companion::create_directory(path, &data.file.principal()?)
+    }
+
+    fn bring_in_line(&self, companion: &PageCacheFile, data: &PageCacheFile) -> Result<()> {
+        companion.file.bring_in_line(&data.file)
     }
 
     fn names(&self) -> &dyn Names {

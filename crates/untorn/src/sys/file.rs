@@ -1,4 +1,4 @@
-//! What the kernel knows of a file beyond its bytes: identity, mark, permissions, lock.
+//! What the kernel knows of a file beyond its bytes: identity, mark, lock.
 //!
 //! # Safety
 //! One ioctl without a wrapper in rustix; it fills a plain integer.
@@ -10,8 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, SeekFrom, Stat, Statx, StatxFlags, StatxTimestamp, Uid,
-    XattrFlags,
+    Advice, AtFlags, CWD, FileType, FlockOperation, SeekFrom, Stat, Statx, StatxFlags, StatxTimestamp, XattrFlags,
 };
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
@@ -141,52 +140,6 @@ pub(crate) fn set_mark(file: BorrowedFd<'_>, mark: Option<[u8; 16]>) -> io::Resu
             Err(Errno::NODATA) => Ok(()),
             other => Ok(other?),
         },
-    }
-}
-
-/// The extended attribute that holds a file's access control list.
-const ACCESS_LIST: &str = "system.posix_acl_access";
-
-/// Gives a new file, which so far only its owner may open, the owner, the group, the access control list and the
-/// permissions of another one.
-///
-/// Not everybody may give a file away. Where owner or group stay ours, or a list can't be kept, the group gets no more
-/// than everybody has, so that nobody is let in who may not open the other.
-///
-/// # Errors
-/// Those of `fstat(2)` and `fchmod(2)`.
-pub(crate) fn take_permissions(file: BorrowedFd<'_>, like: BorrowedFd<'_>) -> io::Result<()> {
-    let (ours, theirs) = (rustix::fs::fstat(file)?, rustix::fs::fstat(like)?);
-    let mut mode = theirs.st_mode & 0o666;
-    let mut same_group = ours.st_gid == theirs.st_gid;
-    if !same_group {
-        same_group = rustix::fs::fchown(file, None, Some(Gid::from_raw(theirs.st_gid))).is_ok();
-    }
-    // A list that the directory gave the new file would let its entries in as soon as the group has permissions.
-    if !(take_access_list(file, like) && same_group) {
-        mode &= !0o060 | ((mode & 0o006) << 3);
-    }
-    match rustix::fs::fchmod(file, Mode::from_raw_mode(mode)) {
-        // A file system without permissions of its own refuses to change them, and gives both files the same.
-        Err(_) if ours.st_mode & 0o077 & !theirs.st_mode == 0 => {}
-        changed => changed?,
-    }
-    if ours.st_uid != theirs.st_uid {
-        // Last, for the permissions of another's file are not ours to set. Whoever made it could read the other one.
-        let _ = rustix::fs::fchown(file, Some(Uid::from_raw(theirs.st_uid)), None);
-    }
-    Ok(())
-}
-
-/// Makes the access control list of one file that of another, which may have none; false if that was not possible.
-fn take_access_list(file: BorrowedFd<'_>, like: BorrowedFd<'_>) -> bool {
-    let mut list = vec![0; 64 << 10]; // The longest value of an attribute (`xattr(7)`).
-    match rustix::fs::fgetxattr(like, ACCESS_LIST, &mut list) {
-        Ok(len) => rustix::fs::fsetxattr(file, ACCESS_LIST, &list[..len], XattrFlags::empty()).is_ok(),
-        Err(Errno::NODATA | Errno::NOTSUP) => {
-            matches!(rustix::fs::fremovexattr(file, ACCESS_LIST), Ok(()) | Err(Errno::NODATA | Errno::NOTSUP))
-        }
-        Err(_) => false,
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) mod mappings;
 #[cfg(feature = "regions")]
 pub(crate) mod paged;
 mod per_process;
+pub(crate) mod permissions;
 mod process;
 pub(crate) mod ring;
 pub(crate) mod runs;

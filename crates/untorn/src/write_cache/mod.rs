@@ -210,7 +210,7 @@ impl fmt::Debug for WriteCache {
 }
 
 /// The write-cache logs in a directory, by name: every file that begins as one, whoever owns it. Each is opened for
-/// reading only. A replay refuses those that are not trusted ([`Error::Untrusted`]).
+/// reading only. A replay refuses those that are not trusted ([`Error::UntrustedLog`]).
 ///
 /// # Errors
 /// Errors of reading the directory.

@@ -161,7 +161,7 @@ impl CacheOptions {
     /// - [`Error::ChangedOutside`] if another program changed a file after the log's last write of it.
     /// - [`Error::Corrupt`] for a file that is not a log, or a truncated log.
     /// - [`Error::Unsupported`] for a log of a later version.
-    /// - [`Error::Untrusted`] for a log that neither the caller nor root owns, or that other users may write to. A
+    /// - [`Error::UntrustedLog`] for a log that neither the caller nor root owns, or that other users may write to. A
     ///   replay writes to the files that a log names, with the rights of the caller.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<WriteCache> {
         let path = &trust::resolve(path.as_ref())?;

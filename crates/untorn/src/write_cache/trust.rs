@@ -29,12 +29,12 @@ const OTHERS: Mode = Mode::RWXG.union(Mode::RWXO);
 /// The path of the log itself. A symbolic link is followed if the caller or root made it.
 ///
 /// # Errors
-/// [`Error::Untrusted`] for a link that another user made; [`Error::Io`] if nothing has the name.
+/// [`Error::UntrustedLog`] for a link that another user made; [`Error::Io`] if nothing has the name.
 pub(super) fn resolve(path: &Path) -> Result<PathBuf> {
     let found = rustix::fs::lstat(path).map_err(|errno| Error::io("open", path, errno))?;
     if is_link(&found) && !is_ours(found.st_uid) {
         let what = format!("it is a symbolic link that user {} made; name the log itself", found.st_uid);
-        return Err(Error::Untrusted { path: path.to_owned(), what });
+        return Err(Error::UntrustedLog { path: path.to_owned(), what });
     }
     storage::resolve(path)
 }
@@ -42,7 +42,7 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf> {
 /// Checks an open log, to which nothing was stored yet. A medium that has no files of the kernel has no other users.
 ///
 /// # Errors
-/// [`Error::Untrusted`] if another user owns the file or may write to it, or if the name does not stand for it alone.
+/// [`Error::UntrustedLog`] if another user owns the file or may write to it, or if the name does not stand for it alone.
 pub(super) fn check(file: Option<BorrowedFd<'_>>, path: &Path) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let failed = |errno: Errno| Error::io("examine", path, errno);
@@ -69,7 +69,7 @@ pub(super) fn check(file: Option<BorrowedFd<'_>>, path: &Path) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::Untrusted { path: path.to_owned(), what })
+    Err(Error::UntrustedLog { path: path.to_owned(), what })
 }
 
 /// Takes the permissions of everybody but the owner away, as a log has none when it is created.

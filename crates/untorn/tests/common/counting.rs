@@ -232,6 +232,20 @@ impl<M: Medium> Medium for Counting<M> {
         Ok(self.wrap(path, self.inner.create_new(path, len, reserve, like.map(|file| &file.inner))?))
     }
 
+    fn open_companion(&self, path: &Path, access: Access, reserve: u64, data: &Self::File) -> Result<Self::File> {
+        self.cells.count_other()?;
+        Ok(self.wrap(path, self.inner.open_companion(path, access, reserve, &data.inner)?))
+    }
+
+    fn create_companion_dir(&self, path: &Path, data: &Self::File) -> Result<()> {
+        self.cells.count_other()?;
+        self.inner.create_companion_dir(path, &data.inner)
+    }
+
+    fn bring_in_line(&self, companion: &Self::File, data: &Self::File) -> Result<()> {
+        self.inner.bring_in_line(&companion.inner, &data.inner)
+    }
+
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
         self.cells.count(|counts| counts.fences += 1);
         self.cells.tell(barrier.name(), files.first().map_or(Path::new(""), |file| &file.path));

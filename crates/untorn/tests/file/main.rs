@@ -34,6 +34,7 @@ mod map_sparse;
 mod media;
 mod model;
 mod opening;
+mod planted;
 mod refusals;
 mod sigbus;
 mod space;

@@ -253,7 +253,7 @@ fn a_failed_flush_latches_on_any_medium() {
 }
 
 #[test]
-fn a_sidecar_lets_in_whom_its_file_lets_in() {
+fn a_sidecar_lets_in_the_writers_of_its_file() {
     let dir = tempfile::tempdir().unwrap();
     let permissions = |path: &Path| {
         let found = std::fs::metadata(path).unwrap();
@@ -263,7 +263,8 @@ fn a_sidecar_lets_in_whom_its_file_lets_in() {
     if !root {
         untorn_testing::skipped!("only root can give a file to another owner, so only its mode is looked at");
     }
-    for (n, mode) in [0o600, 0o640, 0o666, 0o755].into_iter().enumerate() {
+    let modes = [(0o600, 0o600), (0o640, 0o600), (0o660, 0o660), (0o666, 0o666), (0o755, 0o600)];
+    for (n, (mode, side_mode)) in modes.into_iter().enumerate() {
         let path = dir.path().join(format!("data-{n}"));
         std::fs::write(&path, vec![1; 40 * PAGE]).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -271,7 +272,7 @@ fn a_sidecar_lets_in_whom_its_file_lets_in() {
             std::os::unix::fs::chown(&path, Some(1234), Some(4321)).unwrap();
         }
         let (_, owner, group) = permissions(&path);
-        let expected = (mode & 0o666, owner, group);
+        let expected = (side_mode, owner, group);
         let medium = Counting::new(PageCache::new());
         let (seen, spills) = (path.clone(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
         let found = spills.clone();

@@ -44,7 +44,7 @@ fn all_ways(log: &Path) -> [Result<()>; 3] {
 #[track_caller]
 fn refused_by_all(log: &Path, path: &Path) {
     for refused in all_ways(log) {
-        assert!(matches!(&refused, Err(Error::Untrusted { path, .. }) if path == log), "{refused:?}");
+        assert!(matches!(&refused, Err(Error::UntrustedLog { path, .. }) if path == log), "{refused:?}");
     }
     assert_eq!(fs::read(path).unwrap(), b"before", "a log that is not trusted was believed");
 }
@@ -89,7 +89,7 @@ fn a_log_of_another_user_is_refused_whatever_its_name() {
     let own = dir.path().join("own");
     symlink(&log, &own).unwrap();
     for refused in all_ways(&own) {
-        assert!(matches!(&refused, Err(Error::Untrusted { .. })), "{refused:?}");
+        assert!(matches!(&refused, Err(Error::UntrustedLog { .. })), "{refused:?}");
     }
     assert_eq!(fs::read(&path).unwrap(), b"before");
     lchown(&log, Some(0), Some(0)).unwrap();

@@ -27,7 +27,7 @@ pub(super) fn live_records<M: Medium>(
     checkpoint: u64,
 ) -> Result<Vec<(u32, Record)>> {
     let lane_len = u64::from(geometry.slots) * LINE;
-    let mut scan = Scan::new(medium, sidecar, geometry)?;
+    let mut scan = Scan::new(medium, side, sidecar, geometry)?;
     let mut records = Vec::new();
     for lane in 0..geometry.lanes {
         let at = Geometry::LANES_AT + u64::from(lane) * lane_len;
@@ -62,11 +62,15 @@ struct Scan<'a, F> {
 }
 
 impl<'a, F: MediumFile> Scan<'a, F> {
-    fn new(medium: &impl Medium<File = F>, sidecar: &'a Path, geometry: Geometry) -> Result<Self> {
+    fn new(medium: &impl Medium<File = F>, side: &F, sidecar: &'a Path, geometry: Geometry) -> Result<Self> {
         // What the cache has of it can be relied on: the line that refers to it was stored after its flush had
         // succeeded.
         let spill_at = spill_path(sidecar);
-        let spill = if medium.exists(&spill_at)? { Some(medium.open(&spill_at, Access::Read, 0)?) } else { None };
+        let spill = match medium.exists(&spill_at)? {
+            // Whoever may write the sidecar may write its spill file.
+            true => Some(medium.open_companion(&spill_at, Access::Read, 0, side)?),
+            false => None,
+        };
         let spill_lines = spill.as_ref().map_or(0, MediumFile::len) / LINE;
         let ring = vec![0; (u64::from(geometry.slots) * LINE) as usize];
         let spill_allowance = (SPILL_READS * spill_lines).max(SPILL_ALLOWANCE);
@@ -318,7 +322,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sidecar = dir.path().join("7");
         std::fs::write(spill_path(&sidecar), spill.concat()).unwrap();
-        let mut scan = Scan::new(&PageCache::default(), &sidecar, GEOMETRY)?;
+        let medium = PageCache::default();
+        let side = medium.create(&sidecar, 0, 0)?;
+        let mut scan = Scan::new(&medium, &side, &sidecar, GEOMETRY)?;
         // Smaller than in earnest, to be exceeded sooner.
         scan.spill_allowance = SPILL_READS * scan.spill_lines;
         let mut found = 0;

@@ -28,17 +28,12 @@ use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
 /// # Errors
 /// [`Error::SidecarMissing`] if there is none, or only that of an original; [`Error::InUse`] while another process
 /// has it.
-pub(super) fn adopt<M: Medium>(
-    medium: &M,
-    path: &Path,
-    identity: Identity,
-    mark: &[u8; 16],
-    place: &Path,
-) -> Result<()> {
+pub(super) fn adopt<M: Medium>(medium: &M, path: &Path, data: &M::File, mark: &[u8; 16], place: &Path) -> Result<()> {
+    let identity = data.identity()?;
     let (mut original, mut in_use) = (None, None);
     for candidate in candidates(medium, path)? {
         // What cannot be opened or read as a sidecar is not the one looked for.
-        let Ok(side) = medium.open(&candidate, Access::ReadWrite, 0) else { continue };
+        let Ok(side) = medium.open_companion(&candidate, Access::ReadWrite, 0, data) else { continue };
         let is_it = || Superblock::read(&side, &candidate).ok().filter(|found| found.uuid == *mark);
         if is_it().is_none() {
             continue;
@@ -116,10 +111,10 @@ pub(super) fn set_aside<M: Medium>(medium: &M, path: &Path, place: &Path, superb
 }
 
 /// The sidecar with the UUID of a file's mark, wherever it stands in the directory; none is locked or changed.
-pub(super) fn find<M: Medium>(medium: &M, path: &Path, mark: MarkState) -> Option<PathBuf> {
+pub(super) fn find<M: Medium>(medium: &M, path: &Path, data: &M::File, mark: MarkState) -> Option<PathBuf> {
     let MarkState::Present(mark) = mark else { return None };
     let is_it = |candidate: &PathBuf| {
-        let side = medium.open(candidate, Access::Read, 0).ok();
+        let side = medium.open_companion(candidate, Access::Read, 0, data).ok();
         side.and_then(|side| Superblock::read(&side, candidate).ok()).is_some_and(|found| found.uuid == mark)
     };
     candidates(medium, path).ok()?.find(is_it)
@@ -127,14 +122,14 @@ pub(super) fn find<M: Medium>(medium: &M, path: &Path, mark: MarkState) -> Optio
 
 /// The refusal of a file and the sidecar at its place, with the sidecar that is the file's own, if that is to be found:
 /// then nothing need be given up.
-pub(super) fn explained<M: Medium>(medium: &M, path: &Path, mark: MarkState, error: Error) -> Error {
+pub(super) fn explained<M: Medium>(medium: &M, path: &Path, data: &M::File, mark: MarkState, error: Error) -> Error {
     match error {
         Error::SidecarMissing { path: at, sidecar, uuid, original: None, found: None } => {
-            let found = find(medium, path, mark);
+            let found = find(medium, path, data, mark);
             Error::SidecarMissing { path: at, sidecar, uuid, original: None, found }
         }
         Error::SidecarMismatch { path: at, sidecar, what, found: None } => {
-            let found = find(medium, path, mark).filter(|found| *found != sidecar);
+            let found = find(medium, path, data, mark).filter(|found| *found != sidecar);
             Error::SidecarMismatch { path: at, sidecar, what, found }
         }
         other => other,

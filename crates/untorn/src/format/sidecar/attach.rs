@@ -82,15 +82,18 @@ pub(crate) fn attach<M: Medium>(
     let place = sidecar_path(path, identity.inode);
     // Another process may create, settle or remove the sidecar between two of our steps; each time round we look anew.
     let mut drop_sidecar = options.prefer == Some(Prefer::File);
+    // The UUID of the sidecar that this call has made.
+    let mut made = None;
     for _ in 0..16 {
-        let Some(side) = open_existing(medium, &place, Access::ReadWrite, plan.reserve)? else {
+        let Some(side) = open_existing(medium, &place, Access::ReadWrite, plan.reserve, data)? else {
             match data.mark()? {
                 // Created and marked since we looked.
                 MarkState::Present(_) if medium.exists(&place)? => {}
-                MarkState::Present(mark) if options.adopt => adopt(medium, path, identity, &mark, &place)?,
-                MarkState::Present(mark) if !drop_sidecar => return Err(missing(medium, path, &place, &mark)),
+                MarkState::Present(mark) if options.adopt => adopt(medium, path, data, &mark, &place)?,
+                MarkState::Present(mark) if !drop_sidecar => return Err(missing(medium, path, data, &place, &mark)),
                 _ => match create(medium, path, data, &place, identity, plan) {
-                    Ok(stands) => drop_sidecar &= !stands,
+                    Ok(Some(uuid)) => (drop_sidecar, made) = (false, Some(uuid)),
+                    Ok(None) => {}
                     // The last to leave the directory removed it under our hands.
                     Err(error) if is_not_found(&error) => {}
                     Err(error) => return Err(error),
@@ -129,13 +132,24 @@ pub(crate) fn attach<M: Medium>(
             set_aside(medium, path, &place, &superblock)?;
             continue;
         }
+        if options.adopt && mark == MarkState::Present(superblock.uuid) {
+            superblock.identity = identity;
+        }
+        if !drop_sidecar {
+            superblock.left = how_left(&superblock, &side, &place)?;
+        }
         // Of a file that was closed cleanly the hybrid log keeps nothing back.
         let another = superblock.engine != plan.engine;
         let idle = superblock.engine == EngineKind::HybridLog && matches!(superblock.left, Left::Clean | Left::Fresh);
-        if superblock.left == Left::Settled || drop_sidecar || another && idle {
-            if !drop_sidecar && superblock.left == Left::Clean {
+        // A crash came while it was made, or somebody has put it there. No commit was made with it, so what it holds is
+        // nobody's: it is made anew and never completed.
+        let left_fresh = superblock.left == Left::Fresh && made != Some(superblock.uuid);
+        if superblock.left == Left::Settled || drop_sidecar || another && idle || left_fresh {
+            if !drop_sidecar && superblock.left != Left::Settled {
                 agree(path, &place, &superblock, identity, mark)
-                    .map_err(|error| explained(medium, path, mark, error))?;
+                    .map_err(|error| explained(medium, path, data, mark, error))?;
+            }
+            if !drop_sidecar && superblock.left == Left::Clean {
                 unchanged(path, superblock.stamp, data.stamp()?)?;
             }
             if superblock.left != Left::Settled {
@@ -150,18 +164,13 @@ pub(crate) fn attach<M: Medium>(
             return Err(Error::OtherEngine { path: path.to_owned(), engine: superblock.engine.to_string() });
         }
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
-        if options.adopt && mark == MarkState::Present(superblock.uuid) {
-            superblock.identity = identity;
-        }
-        agree(path, &place, &superblock, identity, mark).map_err(|error| explained(medium, path, mark, error))?;
+        agree(path, &place, &superblock, identity, mark).map_err(|error| explained(medium, path, data, mark, error))?;
         superblock.name = Name::of(path);
-        if superblock.left == Left::Fresh {
-            // A crash during creation: the sidecar is whole, the data file may not say yet that it has one.
-            brand(data, &superblock)?;
-        }
         if superblock.left == Left::Clean && options.prefer != Some(Prefer::Sidecar) {
             unchanged(path, superblock.stamp, data.stamp()?)?;
         }
+        // Before the first store: since the last opening the file may have come to another owner or other permissions.
+        medium.bring_in_line(&side, data)?;
         return Ok(Attached { side, path: place, superblock, retirement });
     }
     Err(in_use(path))
@@ -173,7 +182,7 @@ pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -
     let data = medium.open(path, Access::Read, 0)?;
     let place = sidecar_path(path, data.identity()?.inode);
     let read = |place: &Path| -> Result<Option<Superblock>> {
-        let Some(side) = open_existing(medium, place, Access::Read, 0)? else { return Ok(None) };
+        let Some(side) = open_existing(medium, place, Access::Read, 0, &data)? else { return Ok(None) };
         match Superblock::read(&side, place) {
             // What is wrong with it is for those to say who open it in earnest.
             Err(Error::Corrupt { .. } | Error::Unsupported { .. }) => Ok(None),
@@ -202,11 +211,11 @@ pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -
 pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Result<Option<Attached<M::File>>> {
     let place = sidecar_path(path, data.identity()?.inode);
     for _ in 0..16 {
-        let Some(side) = open_existing(medium, &place, Access::Read, 0)? else {
+        let Some(side) = open_existing(medium, &place, Access::Read, 0, data)? else {
             match data.mark()? {
                 // Created and marked since we looked.
                 MarkState::Present(_) if medium.exists(&place)? => continue,
-                MarkState::Present(mark) => return Err(missing(medium, path, &place, &mark)),
+                MarkState::Present(mark) => return Err(missing(medium, path, data, &place, &mark)),
                 _ => return Ok(None),
             }
         };
@@ -215,7 +224,7 @@ pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Resul
         }
         if is_named(medium, &place, &side)? {
             let mark = data.mark()?;
-            return judge(path, place, data, side).map_err(|error| explained(medium, path, mark, error));
+            return judge(path, place, data, side).map_err(|error| explained(medium, path, data, mark, error));
         }
     }
     Err(in_use(path))
@@ -224,16 +233,27 @@ pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Resul
 /// What a reader makes of a sidecar that no writer has.
 fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Result<Option<Attached<F>>> {
     let (identity, mark) = (data.identity()?, data.mark()?);
-    let superblock = Superblock::read(&side, &place)?;
+    let mut superblock = Superblock::read(&side, &place)?;
     if superblock.left == Left::Settled || mark == MarkState::Absent && orphaned(&superblock, identity) {
         return Ok(None);
     }
+    superblock.left = how_left(&superblock, &side, &place)?;
     agree(path, &place, &superblock, identity, mark)?;
+    if superblock.left == Left::Fresh {
+        // No commit was ever made with it: whatever it holds does not count.
+        return Ok(None);
+    }
     if superblock.left == Left::Clean {
         unchanged(path, superblock.stamp, data.stamp()?)?;
     }
     let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
     Ok(Some(Attached { side, path: place, superblock, retirement }))
+}
+
+/// How a sidecar was left: one that has been used is not fresh, whatever the superblock says that is left of two.
+fn how_left<F: MediumFile>(superblock: &Superblock, side: &F, place: &Path) -> Result<Left> {
+    let is_used = superblock.left == Left::Fresh && Retirement::shows_use(side, place, &superblock.uuid)?;
+    Ok(if is_used { Left::Open } else { superblock.left })
 }
 
 /// Takes the lock of a sidecar; false if another process keeps it. One that was killed may still seem to for a moment:
@@ -248,12 +268,18 @@ pub(crate) fn take_lock<F: MediumFile>(side: &F, kind: LockKind) -> Result<bool>
     side.try_lock(kind)
 }
 
-/// Opens a file, if there is one of this name.
-fn open_existing<M: Medium>(medium: &M, name: &Path, access: Access, reserve: u64) -> Result<Option<M::File>> {
+/// Opens a companion of `data`, if there is one of this name.
+fn open_existing<M: Medium>(
+    medium: &M,
+    name: &Path,
+    access: Access,
+    reserve: u64,
+    data: &M::File,
+) -> Result<Option<M::File>> {
     if !medium.exists(name)? {
         return Ok(None);
     }
-    match medium.open(name, access, reserve) {
+    match medium.open_companion(name, access, reserve, data) {
         Err(error) if is_not_found(&error) => Ok(None),
         opened => opened.map(Some),
     }
@@ -262,7 +288,7 @@ fn open_existing<M: Medium>(medium: &M, name: &Path, access: Access, reserve: u6
 /// Whether a name stands for this open file, at the length that was seen when it was opened: whoever held the lock
 /// before us may have changed either since.
 pub(crate) fn is_named<M: Medium>(medium: &M, name: &Path, file: &M::File) -> Result<bool> {
-    match open_existing(medium, name, Access::Read, 0)? {
+    match open_existing(medium, name, Access::Read, 0, file)? {
         Some(named) => Ok(named.identity()? == file.identity()? && named.len() == file.len()),
         None => Ok(false),
     }
@@ -272,10 +298,10 @@ fn is_not_found(error: &Error) -> bool {
     matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
 }
 
-fn missing<M: Medium>(medium: &M, path: &Path, place: &Path, mark: &[u8; 16]) -> Error {
+fn missing<M: Medium>(medium: &M, path: &Path, data: &M::File, place: &Path, mark: &[u8; 16]) -> Error {
     let (at, sidecar) = (path.to_owned(), place.to_owned());
     let error = Error::SidecarMissing { path: at, sidecar, uuid: uuid_text(mark), original: None, found: None };
-    explained(medium, path, MarkState::Present(*mark), error)
+    explained(medium, path, data, MarkState::Present(*mark), error)
 }
 
 fn in_use(path: &Path) -> Error {
@@ -369,8 +395,8 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path, data: &M::File, sidecar
     medium.remove_dir_if_empty(&directory(path))
 }
 
-/// Creates a sidecar under a temporary name and gives it its final one when it is whole. False if another process
-/// came in between, and all is to be looked at anew.
+/// Creates a sidecar under a temporary name and gives it its final one when it is whole. Returns its UUID; `None` if
+/// another process came in between, and all is to be looked at anew.
 fn create<M: Medium>(
     medium: &M,
     path: &Path,
@@ -378,14 +404,14 @@ fn create<M: Medium>(
     place: &Path,
     identity: Identity,
     plan: &Plan,
-) -> Result<bool> {
+) -> Result<Option<[u8; 16]>> {
     let dir = directory(path);
-    medium.create_dir(&dir)?;
+    medium.create_companion_dir(&dir, data)?;
     let temporary = place.with_extension("new");
-    let earlier = open_existing(medium, &temporary, Access::ReadWrite, plan.reserve)?;
+    let earlier = open_existing(medium, &temporary, Access::ReadWrite, plan.reserve, data)?;
     let is_ours = earlier.is_none();
     let side = match earlier.map_or_else(|| medium.create_like(&temporary, 0, plan.reserve, data), Ok) {
-        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => return Ok(false),
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => return Ok(None),
         side => side?,
     };
     // The lock decides between two processes that create at once.
@@ -394,12 +420,12 @@ fn create<M: Medium>(
     }
     // Whoever had it gave it its final name, or failed and removed it: what is filled now must be what is named.
     if !is_named(medium, &temporary, &side)? || medium.exists(place)? {
-        return Ok(false);
+        return Ok(None);
     }
     if !is_ours {
         // A crash left it. It may not have come to its permissions, so it is made anew.
         medium.unlink(&temporary)?;
-        return Ok(false);
+        return Ok(None);
     }
     let fill = || -> Result<Superblock> {
         side.set_len(0)?;
@@ -444,9 +470,9 @@ fn create<M: Medium>(
     medium.sync_dir(barriers::CREATE_NAME, &dir)?;
     medium.sync_dir(barriers::CREATE_DIRECTORY, &parent(path))?;
     brand(data, &superblock).inspect_err(|_| {
-        // It holds nothing yet. One that cannot be removed is completed by the next attempt.
+        // It holds nothing yet. One that cannot be removed is made anew by the next attempt.
         let _ = medium.unlink(place);
         let _ = medium.remove_dir_if_empty(&dir);
     })?;
-    Ok(true)
+    Ok(Some(superblock.uuid))
 }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 use crate::format::record::LINE;
 use crate::options::Layout;
-use crate::storage::{Identity, MarkState, Medium};
+use crate::storage::{Identity, MarkState, Medium, MediumFile};
 
 /// The longest file untorn serves, 64 PiB: what a sidecar says beyond it is nonsense, and below it no sum overflows.
 pub(crate) const MAX_LEN: u64 = 1 << 56;
@@ -153,10 +153,11 @@ fn candidates<M: Medium>(medium: &M, data: &Path) -> Result<impl Iterator<Item =
 pub(crate) fn find_or_at<M: Medium>(
     medium: &M,
     path: &Path,
-    mark: MarkState,
+    data: &M::File,
     place: PathBuf,
 ) -> Result<Option<PathBuf>> {
-    match adopt::find(medium, path, mark) {
+    let mark = data.mark()?;
+    match adopt::find(medium, path, data, mark) {
         // Without a mark its place is all that speaks for it.
         None if mark == MarkState::Unsupported && medium.exists(&place)? => Ok(Some(place)),
         found => Ok(found),

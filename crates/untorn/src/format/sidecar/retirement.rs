@@ -90,6 +90,20 @@ impl Retirement {
         Ok(best)
     }
 
+    /// Whether a sidecar that calls itself fresh has been used: then a damaged superblock gave way to an older one.
+    ///
+    /// The first session is durable in one copy before "open" is stored, and it comes to the other copy together with
+    /// "open". Nothing else is stored before both are durable. As long as a whole copy has no session, nothing was
+    /// stored.
+    ///
+    /// # Errors
+    /// As [`read`](Retirement::read).
+    pub(crate) fn shows_use<F: MediumFile>(file: &F, path: &Path, uuid: &[u8; 16]) -> Result<bool> {
+        Retirement::read(file, path, uuid)?;
+        let lines = read_both(file, AT, |_, raw| Self::decode(raw, uuid))?;
+        Ok(lines.into_iter().flatten().all(|line| line.session > 0))
+    }
+
     /// Writes this as the newer copy, over the older one. Durable at the next fence.
     pub(crate) fn write<F: MediumFile>(&mut self, file: &F, uuid: &[u8; 16]) -> Result<()> {
         self.seq += 1;

@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+use crate::storage::companion::{self, Principal};
 use crate::sys::{incarnation, locks, socket};
 
 /// The most processes.
@@ -63,16 +64,53 @@ impl OpenFiles {
 /// Opens something that processes meet for in a directory, which is made if it is not there.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be made; those of `open`.
-pub(crate) fn in_directory<T>(dir: &Path, open: impl FnOnce() -> Result<T>) -> Result<T> {
-    match std::fs::create_dir(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Error::io("create", dir, error)),
-        _ => {}
-    }
+/// [`Error::Untrusted`]; [`Error::Io`] if it cannot be made; those of `open`.
+/// Another user may have planted that directory for the file that is shared; then it is refused.
+pub(crate) fn in_directory<T>(file: &Path, dir: &Path, open: impl FnOnce() -> Result<T>) -> Result<T> {
+    companion::create_directory(dir, &Principal::at(file)?)?;
     open().inspect_err(|_| {
         // Only if nothing is in it; if it stays, the error is the one that helps.
         let _ = std::fs::remove_dir(dir);
     })
+}
+
+/// Opens a directory; that of companions without following a symbolic link.
+fn open_directory(dir: &Path) -> rustix::io::Result<OwnedFd> {
+    let follow = if companion::is_directory(dir) { OFlags::NOFOLLOW } else { OFlags::empty() };
+    rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | follow, Mode::empty())
+}
+
+/// Opens a lock file, or makes it. What root makes belongs to the owner of the file that is shared.
+fn open_lock(dir: &OwnedFd, name: &str, file: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    loop {
+        match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => {}
+            opened => return opened,
+        }
+        match rustix::fs::openat(dir, name, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+            Ok(made) => {
+                let owner = rustix::fs::stat(file).ok().filter(|_| rustix::process::geteuid().is_root());
+                let owner = owner.map(|owner| Uid::from_raw(owner.st_uid));
+                rustix::fs::fchown(&made, owner, None)?;
+                return Ok(made);
+            }
+        }
+    }
+}
+
+/// Why a lock file is not believed: another user could keep everybody away with it for ever.
+fn believe_lock(found: &Stat, file: &Path) -> std::result::Result<(), String> {
+    let (caller, owner) = (rustix::process::geteuid().as_raw(), rustix::fs::stat(file).ok().map(|file| file.st_uid));
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink > 1 {
+        return Err("it is no regular file with one name".to_owned());
+    }
+    if ![Some(0), Some(caller), owner].contains(&Some(found.st_uid)) {
+        return Err(format!("it belongs to user {}", found.st_uid));
+    }
+    Ok(())
 }
 
 /// A rendezvous, with the slot that this process has there.
@@ -92,7 +130,8 @@ impl Rendezvous {
     /// Goes to the rendezvous `name` in the directory `dir`, which need not exist before. Errors name `file`.
     ///
     /// # Errors
-    /// [`Error::InUse`] if this process is there already, or there are too many; [`Error::Io`].
+    /// [`Error::InUse`] if this process is there already, or there are too many; [`Error::Untrusted`] if another user
+    /// may have made the lock file; [`Error::Io`].
     pub(crate) fn open(file: &Path, dir: &Path, name: &str) -> Result<Self> {
         Rendezvous::open_for(file, dir, name, "another handle of this process")
     }
@@ -107,8 +146,7 @@ impl Rendezvous {
             let path = path.clone();
             move |error: Errno| Error::io(what, &path, error)
         };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let handle = rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open the directory of"))?;
+        let handle = open_directory(dir).map_err(failed("open the directory of"))?;
         let lock_name = format!("{name}.lock");
         // Held until the file is noted: two threads may come at once.
         let open_files = open_files();
@@ -120,10 +158,12 @@ impl Rendezvous {
         {
             return Err(Error::InUse { path, holder: holder.to_owned() });
         }
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let lock = rustix::fs::openat(&handle, &lock_name, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(failed("open the lock file of"))?;
-        let identity = identity(rustix::fs::fstat(&lock).map_err(failed("examine the lock file of"))?);
+        let lock = open_lock(&handle, &lock_name, file).map_err(failed("open the lock file of"))?;
+        let found = rustix::fs::fstat(&lock).map_err(failed("examine the lock file of"))?;
+        if let Err(what) = believe_lock(&found, file) {
+            return Err(Error::Untrusted { path, companion: dir.join(lock_name), what });
+        }
+        let identity = identity(found);
         open.push(identity);
         drop(open);
         let socket = format!("{name}.sock");
@@ -252,25 +292,32 @@ impl Rendezvous {
 ///
 /// # Errors
 /// Those of the directory and of locks. That the lock file is not this user's to read is none: it stays when all have
-/// gone.
-pub(crate) fn find_participant(dir: &Path, name: &str) -> io::Result<Option<String>> {
-    let path = dir.join(format!("{name}.lock"));
+/// gone. One that [`Rendezvous::open`] would refuse counts as absent: nobody takes part there.
+pub(crate) fn find_participant(file: &Path, dir: &Path, name: &str) -> io::Result<Option<String>> {
+    let name = format!("{name}.lock");
     // Held until the file is closed again: that would take from this process what it locked in it meanwhile.
     let open = open_files();
     let open = open.lock();
-    let found = match rustix::fs::lstat(&path) {
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+    let dir = match open_directory(dir) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+        dir => dir?,
+    };
+    let found = match rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(None),
         found => found?,
     };
+    if believe_lock(&found, file).is_err() {
+        return Ok(None);
+    }
     if open.contains(&(found.st_dev, found.st_ino)) {
         return Ok(Some("this process".to_owned()));
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match rustix::fs::open(&path, flags, Mode::empty()) {
+    let lock = match rustix::fs::openat(&dir, &name, flags, Mode::empty()) {
         Err(Errno::NOENT | Errno::ACCESS) => return Ok(None),
-        file => file?,
+        lock => lock?,
     };
-    let holder = locks::holder(file.as_fd(), ATTACHED, MEMBERS as u64)?;
+    let holder = locks::holder(lock.as_fd(), ATTACHED, MEMBERS as u64)?;
     let name = |process: i32| match u32::try_from(process) {
         Ok(process) if process > 0 => locks::process_name(process),
         _ => "another process".to_owned(),

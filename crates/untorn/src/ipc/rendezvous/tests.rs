@@ -13,14 +13,17 @@ fn a_child_forked_while_a_lock_file_is_opened_opens_its_own() {
     let held = open.lock();
     let child = in_forked_child(|| {
         // The parent's is another process's here, and the child may come too.
-        let found = find_participant(dir.path(), "meeting");
+        let found = find_participant(&dir.path().join("data"), dir.path(), "meeting");
         let parent = found.is_ok_and(|who| who.is_some_and(|who| who != "this process"));
         let own = Rendezvous::open(&data, dir.path(), "meeting");
         i32::from(parent) | i32::from(own.is_ok_and(|own| own.slot() == 1 && own.has_others())) << 1
     });
     assert_eq!(child, Some(0b11), "nothing if the child had to be killed");
     drop(held);
-    assert_eq!(find_participant(dir.path(), "meeting").unwrap().as_deref(), Some("this process"));
+    assert_eq!(
+        find_participant(&dir.path().join("data"), dir.path(), "meeting").unwrap().as_deref(),
+        Some("this process")
+    );
 }
 
 /// Dropping what it inherited closes no descriptor of a lock file of which the child may have another one.
@@ -36,8 +39,9 @@ fn a_child_that_drops_an_inherited_place_keeps_its_own_locks() {
         }
         drop(inherited.take());
         // Only another process sees a lock.
-        let seen =
-            in_forked_child(|| i32::from(find_participant(dir.path(), "meeting").is_ok_and(|who| who.is_some())));
+        let seen = in_forked_child(|| {
+            i32::from(find_participant(&dir.path().join("data"), dir.path(), "meeting").is_ok_and(|who| who.is_some()))
+        });
         if seen == Some(1) { 0 } else { 3 }
     });
     assert_eq!(child, Some(0));

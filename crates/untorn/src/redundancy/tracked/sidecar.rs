@@ -88,7 +88,9 @@ impl<M: Medium> TrackedPages<M> {
         if !self.medium.exists(&self.path)? {
             return Ok(None);
         }
-        let side = self.medium.open(&self.path, Access::Read, 0)?;
+        let Of::Sidecar(sidecar) = &self.of else { return Ok(None) };
+        let data = self.medium.open(&sidecar.data, Access::Read, 0)?;
+        let side = self.medium.open_companion(&self.path, Access::Read, 0, &data)?;
         match Superblock::read(&side, &self.path) {
             Ok(superblock) if superblock.engine == EngineKind::Reflection => Ok(Some((side, superblock))),
             Ok(_) | Err(Error::Corrupt { .. } | Error::Unsupported { .. }) => Ok(None),
@@ -101,7 +103,7 @@ impl<M: Medium> TrackedPages<M> {
         if !self.medium.exists(&sidecar.place)? {
             return Ok(());
         }
-        let redundancy_file = self.medium.open(&sidecar.place, Access::Read, 0)?;
+        let redundancy_file = self.medium.open_companion(&sidecar.place, Access::Read, 0, &side)?;
         let found = match FileSuperblock::read(&redundancy_file, &sidecar.place, &side) {
             Ok((found, _)) if !is_of(&found, &side)? => return Ok(()), // It is of a sidecar that is gone.
             Ok((found, _)) => {

@@ -21,6 +21,14 @@ pub(crate) struct TrackedStorage<M: Medium> {
     pub(crate) sidecar: Arc<TrackedPages<M>>,
 }
 
+impl<M: Medium> TrackedStorage<M> {
+    fn tracked(&self, path: &Path, access: Access, file: M::File) -> TrackedFile<M> {
+        let tracked = [&self.data, &self.sidecar].into_iter().filter(|_| matches!(access, Access::ReadWrite));
+        let pages = tracked.filter(|pages| path == pages.path()).map(Arc::clone).next();
+        TrackedFile { file, pages }
+    }
+}
+
 impl<M: Medium> Medium for TrackedStorage<M> {
     type File = TrackedFile<M>;
 
@@ -31,10 +39,19 @@ impl<M: Medium> Medium for TrackedStorage<M> {
     }
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
-        let file = self.medium.open(path, access, reserve)?;
-        let tracked = [&self.data, &self.sidecar].into_iter().filter(|_| matches!(access, Access::ReadWrite));
-        let pages = tracked.filter(|pages| path == pages.path()).map(Arc::clone).next();
-        Ok(TrackedFile { file, pages })
+        Ok(self.tracked(path, access, self.medium.open(path, access, reserve)?))
+    }
+
+    fn open_companion(&self, path: &Path, access: Access, reserve: u64, data: &Self::File) -> Result<Self::File> {
+        Ok(self.tracked(path, access, self.medium.open_companion(path, access, reserve, &data.file)?))
+    }
+
+    fn create_companion_dir(&self, path: &Path, data: &Self::File) -> Result<()> {
+        self.medium.create_companion_dir(path, &data.file)
+    }
+
+    fn bring_in_line(&self, companion: &Self::File, data: &Self::File) -> Result<()> {
+        self.medium.bring_in_line(&companion.file, &data.file)
     }
 
     fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&Self::File>) -> Result<Self::File> {

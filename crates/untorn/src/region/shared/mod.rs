@@ -398,7 +398,7 @@ impl RegionMapOptions {
         let reserve = self.reserved_to_share();
         let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve };
         let place = place_of(identity);
-        let copy = in_directory(&dir, || SharedMemory::open(&store, &dir, &place, with(opener), 0))?;
+        let copy = in_directory(&store, &dir, || SharedMemory::open(&store, &dir, &place, with(opener), 0))?;
         let states = States::new(Layout::of_len(copy.len()));
         Ok(SharedRegion { copy, states, store, name: name.to_owned() })
     }

@@ -96,7 +96,7 @@ pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         return refuse("the passthrough engine cannot share a file between processes; choose another engine");
     }
     let dir = sidecar::directory(path);
-    let member = in_directory(&dir, || {
+    let member = in_directory(path, &dir, || {
         let rendezvous = Rendezvous::open(path, &dir, &sidecar::meeting_place(identity, sidecar::CALLS))?;
         member::join(path.to_owned(), Arc::new(rendezvous), options, opener)
     })?;

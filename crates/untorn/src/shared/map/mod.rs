@@ -274,7 +274,7 @@ pub(crate) fn open(
     let reserve = options.reserve_for_map(len, RESERVE);
     let opener = Committed { path: path.clone(), identity, options, open };
     let place = sidecar::meeting_place(identity, sidecar::SHARE);
-    let copy = in_directory(&dir, || SharedMemory::open(&path, &dir, &place, with(opener), reserve))?;
+    let copy = in_directory(&path, &dir, || SharedMemory::open(&path, &dir, &place, with(opener), reserve))?;
     Ok(SharedMap { copy, path })
 }
 

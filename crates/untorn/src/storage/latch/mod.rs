@@ -127,6 +127,20 @@ impl<M: Medium> Medium for Latched<M> {
         Ok(self.file(path, self.inner.create_private(path, len, reserve)?))
     }
 
+    fn open_companion(&self, path: &Path, access: Access, reserve: u64, data: &Self::File) -> Result<Self::File> {
+        Ok(self.file(path, self.inner.open_companion(path, access, reserve, &data.inner)?))
+    }
+
+    fn create_companion_dir(&self, path: &Path, data: &Self::File) -> Result<()> {
+        self.latch.check(path)?;
+        self.inner.create_companion_dir(path, &data.inner)
+    }
+
+    fn bring_in_line(&self, companion: &Self::File, data: &Self::File) -> Result<()> {
+        companion.check()?;
+        self.inner.bring_in_line(&companion.inner, &data.inner)
+    }
+
     #[inline]
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
         let path = files.first().map_or(Path::new(""), |file| &file.path);

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use self::limits::Limits;
 use self::windows::Windows;
+use super::companion::{self, Principal};
 use super::{Access, Identity, LockKind, Mark, MarkState, Stamp};
 use crate::error::{Error, Result};
 use crate::options::LostPage;
@@ -81,6 +82,16 @@ impl MappedFile {
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// The file as that by which its companions are judged.
+    pub(super) fn principal(&self) -> Result<Principal<'_>> {
+        Principal::new(&self.path, self.fd())
+    }
+
+    /// Gives this file, a companion of `data`, the owner and the writers that `data` has now.
+    pub(super) fn bring_in_line(&self, data: &MappedFile) -> Result<()> {
+        companion::bring_in_line(&self.path, self.fd(), &data.path, data.fd())
     }
 
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {

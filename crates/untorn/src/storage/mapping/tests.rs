@@ -11,7 +11,7 @@ const PAGE: u64 = 4096;
 
 fn file(dir: &Path, kind: MapKind, len: u64, reserve: u64) -> MappedFile {
     let path = dir.join("file");
-    let descriptor = names::create_regular(&path, len, None).unwrap();
+    let descriptor = names::create_regular(&path, len).unwrap();
     MappedFile::new(&path, descriptor, kind, Access::ReadWrite, reserve, LostPage::Fail).unwrap()
 }
 
@@ -127,7 +127,7 @@ fn a_reservation_beyond_the_address_space_is_made_smaller() {
 fn a_mapping_that_needs_persistent_memory_is_refused_without() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
-    let descriptor = names::create_regular(&path, 10, None).unwrap();
+    let descriptor = names::create_regular(&path, 10).unwrap();
     match MappedFile::new(&path, descriptor, MapKind::SyncReadWrite, Access::ReadWrite, PAGE, LostPage::Fail) {
         Ok(_) => untorn_testing::skipped!("{} is on persistent memory", dir.path().display()),
         Err(error) => assert!(error.to_string().starts_with("cannot map "), "{error}"),
@@ -188,7 +188,7 @@ fn distrusted_pages_leave_memory_or_are_written_again() {
 fn a_failed_resize_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
-    drop(names::create_regular(&path, 10, None).unwrap());
+    drop(names::create_regular(&path, 10).unwrap());
     let descriptor = names::open_regular(&path, Access::Read).unwrap();
     let file = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, PAGE, LostPage::Fail).unwrap();
     assert!(file.set_len(5).unwrap_err().to_string().starts_with("cannot resize "));
