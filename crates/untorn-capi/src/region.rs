@@ -2,7 +2,6 @@
 //! and expects.
 #![allow(clippy::missing_safety_doc, reason = "region.h says what each function expects of its arguments")]
 
-use std::env;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{PathBuf, absolute};
 
@@ -19,7 +18,8 @@ fn store() -> Result<PathBuf> {
                                      region store",
         )
     };
-    let path = env::var_os("UNTORN_REGION_STORE").filter(|path| !path.is_empty()).ok_or_else(unset)?;
+    let path =
+        untorn_core::testing::variable("UNTORN_REGION_STORE").filter(|path| !path.is_empty()).ok_or_else(unset)?;
     absolute(&path).map_err(|error| Failure::system("UNTORN_REGION_STORE", &error))
 }
 

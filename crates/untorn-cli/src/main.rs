@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 /// Starts logging to stderr with the filter in `UNTORN_LOG`; without it, nothing is logged.
 fn start_logging() -> Result<()> {
     const VARIABLE: &str = "UNTORN_LOG";
-    if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) {
+    if untorn::testing::variable(VARIABLE).is_none_or(|value| value.is_empty()) {
         return Ok(());
     }
     let filter = EnvFilter::try_from_env(VARIABLE).map_err(|error| {

@@ -15,7 +15,8 @@ static SIGNAL: AtomicU64 = AtomicU64::new(libc::SIGKILL as u64);
 
 /// Reads what the environment says: the number of the step, the number of times, the signal, with colons between them.
 pub(crate) fn set_up() {
-    let Ok(text) = std::env::var(untorn_wire::DEATH) else { return };
+    let Some(text) = untorn_ring::environment::variable(untorn_wire::DEATH) else { return };
+    let text = text.to_string_lossy();
     let mut numbers = text.split(':').map(str::parse::<u64>);
     if let (Some(Ok(step)), Some(Ok(times))) = (numbers.next(), numbers.next()) {
         BEFORE.store(times, Ordering::Relaxed);

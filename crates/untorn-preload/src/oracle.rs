@@ -71,7 +71,7 @@ extern "C" fn in_child() {
 
 /// Begins to watch, if the environment says where to report.
 pub(crate) fn set_up() {
-    let Some(path) = std::env::var_os(untorn_wire::ORACLE) else { return };
+    let Some(path) = untorn_ring::environment::variable(untorn_wire::ORACLE) else { return };
     let mut path = path.into_vec();
     path.push(0);
     if REPORT.set(path).is_err() {

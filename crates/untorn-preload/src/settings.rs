@@ -53,7 +53,7 @@ pub(crate) fn may_be_managed(device: u64, inode: u64) -> bool {
 }
 
 fn variable(name: &str) -> Option<Vec<u8>> {
-    std::env::var_os(name).map(OsString::into_vec)
+    untorn_ring::environment::variable(name).map(OsString::into_vec)
 }
 
 /// Sets the layer up, if this process is one of a run.

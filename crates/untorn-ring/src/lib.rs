@@ -24,6 +24,7 @@
 
 mod append;
 mod entry;
+pub mod environment;
 pub mod flush;
 mod group;
 mod ledger;

@@ -6,6 +6,7 @@ pub use crate::sys::{FirstUse, Heard, OnceForAll, PerProcess, StoreWatch, in_for
 #[cfg(feature = "write-cache")]
 pub use crate::write_cache::backing::MediumDir;
 use crate::{file, format};
+pub use untorn_ring::environment::{has_more_rights_than_its_caller, variable};
 
 /// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
 pub fn barriers(kind: EngineKind) -> Vec<Barrier> {

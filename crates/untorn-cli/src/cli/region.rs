@@ -60,7 +60,7 @@ impl Place {
             (Some(named), None) => Some(PathBuf::from(named)),
             (None, store) => store.clone(),
         };
-        let default = || std::env::var_os(STORE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let default = || untorn::testing::variable(STORE).filter(|path| !path.is_empty()).map(PathBuf::from);
         named.or_else(default).ok_or_else(|| {
             Failure::usage(format!(
                 "no store is given: name its file as the first argument or with --store, or set {STORE}"

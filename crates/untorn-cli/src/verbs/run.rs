@@ -113,6 +113,11 @@ fn failure(error: NotRun) -> Failure {
 
 /// The layer's path: as given, or beside the tool, or in the installation's library directory.
 fn layer(told: Option<&Path>) -> Result<PathBuf> {
+    if untorn::testing::has_more_rights_than_its_caller() {
+        let what = "`untorn run` loads a library into programs, so it does not run with more rights than its caller; \
+                    take the setuid bit and the file capabilities from the tool";
+        return Err(Failure::usage(what.to_owned()));
+    }
     if let Some(told) = told {
         return told.canonicalize().map_err(|error| Failure::io_at("find the preload layer", told, &error));
     }

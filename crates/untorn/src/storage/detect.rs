@@ -186,7 +186,8 @@ impl Probe {
             identity: mapping::identity(named, path)?,
             file_system: file_system as u64,
             map_sync: file.as_ref().and_then(|file| map_sync(file.as_fd())),
-            assumed: cfg!(target_arch = "x86_64") && std::env::var_os(ASSUME).is_some_and(|value| value == "1"),
+            assumed: cfg!(target_arch = "x86_64")
+                && untorn_ring::environment::variable(ASSUME).is_some_and(|value| value == "1"),
             file,
             directory,
             unprobed,
