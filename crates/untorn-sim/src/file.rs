@@ -84,6 +84,9 @@ impl SimFile {
         if is_memory && world.inode(self.number).is_refused(offset, src.len() as u64) {
             return Err(errno("write to", &self.path, EIO));
         }
+        if !is_memory {
+            world.has_space(&self.path, self.number, offset, src.len() as u64)?;
+        }
         if !world.inode(self.number).overwrite(offset, src.len() as u64) {
             return Err(errno("write to", &self.path, EIO));
         }
@@ -164,10 +167,22 @@ impl MediumFile for SimFile {
         self.writable()?;
         let mut world = self.medium.enter(Step::Allocate, None, &self.path)?;
         self.check(&mut world, offset, len)?;
+        world.has_space(&self.path, self.number, offset, len)?;
         if world.inode(self.number).volatile.unallocated(offset, len).is_some() {
             world.change(self.number, What::Allocate { at: offset, len });
         }
         Ok(())
+    }
+
+    fn own_space(&self, offset: u64, len: u64) -> u64 {
+        let mut world = self.medium.lock();
+        let inode = world.inode(self.number);
+        let len = len.min(inode.volatile.len.saturating_sub(offset));
+        inode.volatile.unallocated(offset, len).map_or(len, |hole| hole - offset)
+    }
+
+    fn next_data(&self, offset: u64) -> Option<u64> {
+        self.medium.lock().inode(self.number).volatile.next_data(offset)
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
@@ -201,6 +216,9 @@ impl MediumFile for SimFile {
     fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
         self.writable()?;
         let mut world = self.medium.enter(Step::SetMark, None, &self.path)?;
+        if mark.is_some() && world.inode(self.number).volatile.mark.is_none() {
+            world.has_space_for_new(&self.path)?;
+        }
         world.set_mark(self.number, mark);
         Ok(())
     }

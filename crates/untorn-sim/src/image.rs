@@ -21,7 +21,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// A hash of all names, bytes, lengths and marks; modification times and holes are left out.
+    /// A hash of all names, bytes, lengths, marks and holes; modification times are left out.
     pub fn digest(&self) -> u64 {
         let mut sum = self.class as u64;
         for (place, node) in self.tree.iter() {

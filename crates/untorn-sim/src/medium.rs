@@ -51,6 +51,7 @@ pub(crate) fn errno(operation: &'static str, path: &Path, code: i32) -> Error {
 
 pub(crate) const ENOENT: i32 = 2;
 pub(crate) const EIO: i32 = 5;
+pub(crate) const ENOSPC: i32 = 28;
 const EEXIST: i32 = 17;
 const ENOTDIR: i32 = 20;
 const EISDIR: i32 = 21;
@@ -89,6 +90,18 @@ impl SimMedium {
     /// Makes one barrier do nothing from now on, also in machines booted from this one's crash states.
     pub fn mutate(&self, barrier: Barrier) {
         self.lock().muted = Some(barrier);
+    }
+
+    /// Leaves the disk room for this many pages more, of all files together; `None` is room for any number. On a full
+    /// disk every call fails with ENOSPC that would give space to a page that has none, make a file, or mark one.
+    pub fn leave_room(&self, pages: Option<u64>) {
+        let mut world = self.lock();
+        world.capacity = pages.map_or(u64::MAX, |pages| world.used() + pages);
+    }
+
+    /// Whether a full disk has refused a new file, or a new mark, since the start.
+    pub fn refused_new(&self) -> bool {
+        self.lock().refused_new
     }
 
     /// Calls `hook` before every call from now on.
@@ -237,6 +250,7 @@ impl Medium for SimMedium {
         if world.names.volatile.get(place.dir, &place.name).is_some() {
             return Err(errno("create", path, EEXIST));
         }
+        world.has_space_for_new(path)?;
         let number = world.add_file(len);
         Self::change_names(&mut world, vec![(place, Some(Node::File(number)))]);
         Ok(self.handle(&mut world, number, path, Access::ReadWrite, reserve))

@@ -10,7 +10,7 @@ use crate::block;
 use crate::content::{Content, PAGE};
 use crate::effects::{Effect, Log, What};
 use crate::instant::{Hook, Instant, Step, Verdict};
-use crate::medium::{EIO, errno};
+use crate::medium::{EIO, ENOSPC, errno};
 use crate::names::{Names, Node};
 use crate::pmem::{self, Flush};
 use crate::rng::mix;
@@ -180,6 +180,10 @@ pub(crate) struct World {
     pub(crate) counters: Counters,
     pub(crate) faults: Vec<Fault>,
     pub(crate) hook: Option<Hook>,
+    /// Pages that all files together may have.
+    pub(crate) capacity: u64,
+    /// Whether a new file, or a new mark, was refused for that.
+    pub(crate) refused_new: bool,
 }
 
 impl World {
@@ -197,7 +201,31 @@ impl World {
             counters: Counters::default(),
             faults: Vec::new(),
             hook: None,
+            capacity: u64::MAX,
+            refused_new: false,
         }
+    }
+
+    /// Pages that have space now.
+    pub(crate) fn used(&self) -> u64 {
+        self.files.values().map(|inode| inode.volatile.allocated()).sum()
+    }
+
+    /// ENOSPC if a range lacks more space than the disk has.
+    pub(crate) fn has_space(&mut self, path: &Path, number: u64, offset: u64, len: u64) -> Result<()> {
+        if self.capacity == u64::MAX {
+            return Ok(());
+        }
+        let lacking = self.inode(number).volatile.lacking(offset, len);
+        let fits = lacking == 0 || self.used() + lacking <= self.capacity;
+        if fits { Ok(()) } else { Err(errno("give space to", path, ENOSPC)) }
+    }
+
+    /// ENOSPC if the disk is full.
+    pub(crate) fn has_space_for_new(&mut self, path: &Path) -> Result<()> {
+        let fits = self.capacity == u64::MAX || self.used() < self.capacity;
+        self.refused_new |= !fits;
+        if fits { Ok(()) } else { Err(errno("make something new in", path, ENOSPC)) }
     }
 
     /// Called at the start of every call: ticks, and shows the hook the state before the call has any effect.
@@ -393,7 +421,6 @@ impl World {
     pub(crate) fn change(&mut self, number: u64, what: What) {
         let call = self.clock;
         self.version += 1;
-        let block = self.class == MediumClass::Block;
         let inode = self.inode(number);
         match what {
             What::Punch { at, len } => block::cut_out(&mut inode.log, call, &inode.volatile, at, len),
@@ -401,16 +428,10 @@ impl World {
             _ => {}
         }
         what.apply(&mut inode.volatile);
-        match what {
-            // On a block medium space only decides whether a write can fail, and writes are checked when they are made.
-            What::Allocate { .. } if block => {}
-            what => {
-                if !matches!(what, What::Mark(_) | What::Allocate { .. }) {
-                    inode.modified = call;
-                }
-                inode.log.push(call, what);
-            }
+        if !matches!(what, What::Mark(_) | What::Allocate { .. }) {
+            inode.modified = call;
         }
+        inode.log.push(call, what);
     }
 
     pub(crate) fn set_mark(&mut self, number: u64, mark: Option<Mark>) {

@@ -118,7 +118,7 @@ pub enum Error {
         /// What changed.
         what: String,
     },
-    /// The file was not closed cleanly, and this handle may not recover it because it is read-only.
+    /// The file was not closed cleanly, and its state may not be changed here: `untorn check` reports it so.
     NeedsRecovery {
         /// The data file.
         path: PathBuf,
@@ -554,8 +554,8 @@ impl fmt::Display for Error {
             ),
             Error::NeedsRecovery { path } => write!(
                 f,
-                "{} was not closed cleanly and this handle is read-only; run `untorn recover` on the file, or open it \
-                 for writing",
+                "{} was not closed cleanly; a read-only handle serves its last commit, and `untorn recover` or an open \
+                 for writing recovers it",
                 path.display()
             ),
             Error::ReplayIncomplete { path, what } => write!(

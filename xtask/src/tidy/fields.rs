@@ -34,6 +34,7 @@ const SPREAD: &[Spread] = &[
             "resize.rs",
             "single.rs",
             "undo.rs",
+            "view.rs",
             "write.rs",
         ],
         "the state of one open log: each operation is a file, and takes the locks in the order of the module's header",

@@ -159,7 +159,7 @@ impl DaxFile {
 
 impl MediumFile for DaxFile {
     forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
-    forward!(file: prefetch, prefetch_to_store, set_len, punch);
+    forward!(file: prefetch, prefetch_to_store, set_len, punch, own_space, next_data);
 
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -53,6 +53,8 @@ macro_rules! __forward {
 
     (@set_len $by:tt) => { $crate::__forward!(@fn $by set_len(len: u64) -> Result<()>); };
     (@allocate $by:tt) => { $crate::__forward!(@fn $by allocate(offset: u64, len: u64) -> Result<()>); };
+    (@own_space $by:tt) => { $crate::__forward!(@fn $by own_space(offset: u64, len: u64) -> u64); };
+    (@next_data $by:tt) => { $crate::__forward!(@fn $by next_data(offset: u64) -> Option<u64>); };
     (@punch $by:tt) => { $crate::__forward!(@fn $by punch(offset: u64, len: u64) -> Result<()>); };
     (@sync $by:tt) => { $crate::__forward!(@fn $by sync(barrier: Barrier) -> Result<()>); };
     (@distrust_cache $by:tt) => {

@@ -423,8 +423,21 @@ pub trait MediumFile: Send + Sync {
     fn set_len(&self, len: u64) -> Result<()>;
 
     /// Allocates space for a range, so that a store to it cannot fail for lack of space. Contents are kept; new space
-    /// reads as zeros.
+    /// reads as zeros. The space is durable after [`sync`](MediumFile::sync): until then a power cut may take it back.
     fn allocate(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// How many bytes from `offset` on, at most `len`, have space of their own, so that a store to them takes none. It
+    /// is 0 if the medium cannot tell. Space that was there when the file was last [synced](MediumFile::sync) is
+    /// durable.
+    fn own_space(&self, _offset: u64, _len: u64) -> u64 {
+        0
+    }
+
+    /// The first offset from `offset` on where the file may hold something else than zeros; `None` if it holds nothing
+    /// up to its end. A medium that cannot tell says `offset`.
+    fn next_data(&self, offset: u64) -> Option<u64> {
+        Some(offset)
+    }
 
     /// Makes a range read as zeros and frees its space if the file system can. The length stays.
     fn punch(&self, offset: u64, len: u64) -> Result<()>;

@@ -175,7 +175,7 @@ impl PageCacheFile {
 }
 
 impl MediumFile for PageCacheFile {
-    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock, own_space, next_data);
 
     fn changed_by_others(&self) {
         self.changed();

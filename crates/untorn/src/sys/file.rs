@@ -239,6 +239,16 @@ pub(crate) fn is_hole(file: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     }
 }
 
+/// The first offset from `offset` on that is in no hole, or `None` if there is none before the end. A file system that
+/// does not tell says `offset`.
+pub(crate) fn next_data(file: BorrowedFd<'_>, offset: u64) -> Option<u64> {
+    match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Ok(data) => Some(data),
+        Err(Errno::NXIO) => None,
+        Err(_) => Some(offset),
+    }
+}
+
 /// Whether the file lives in memory only (tmpfs, ramfs), where even a load from a hole takes space.
 pub(crate) fn in_memory(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| matches!(found.f_type as u64, TMPFS | RAMFS))

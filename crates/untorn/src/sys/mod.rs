@@ -6,6 +6,7 @@
 pub(crate) mod cached;
 pub(crate) mod copy;
 pub(crate) mod direct;
+pub(crate) mod extents;
 pub(crate) mod fault;
 pub(crate) mod file;
 mod first_use;

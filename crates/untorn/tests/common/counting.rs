@@ -304,7 +304,7 @@ impl<F> CountingFile<F> {
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    forward!(inner: len, identity, mark, distrust_cache);
+    forward!(inner: len, identity, mark, distrust_cache, own_space, next_data);
     forward!(inner after cells.count_other: stamp, set_mark, punch);
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

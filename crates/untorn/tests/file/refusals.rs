@@ -107,16 +107,23 @@ fn a_file_open_for_reading_is_not_changed() {
         file.close().unwrap();
         assert!(tree(dir.path()) == before);
     }
-    // At a crash there is something to repair, which a reader may not.
+    // After a crash a reader finds the last commit, and repairs nothing.
     let file = options().open(&path).unwrap();
     file.write_at(&[3; 64], 0).unwrap();
+    file.sync().unwrap();
+    let model = read(&file);
     let pair = Pair::of(&path);
     file.close().unwrap();
     pair.restore();
     let before = tree(dir.path());
-    let error = options().read_only(true).open(&path).unwrap_err();
-    assert!(matches!(error, Error::NeedsRecovery { .. }) && error.path() == path, "{error}");
+    let file = options().read_only(true).open(&path).unwrap();
+    assert!(file.info().recovery.was_needed && read(&file) == model);
+    let error = file.write_at(&[1; 10], 5).unwrap_err();
+    assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
+    file.close().unwrap();
     assert!(tree(dir.path()) == before);
+    let report = untorn::inspect(&path).unwrap();
+    assert!(matches!(report.state, untorn::report::State::NeedsRecovery), "{report:?}");
 }
 
 #[test]

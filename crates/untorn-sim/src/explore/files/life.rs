@@ -78,13 +78,26 @@ impl Subject for Config {
         Ok(allowed.digest())
     }
 
-    fn recover(life: &Life<'_>, medium: &SimMedium, allowed: &Allowed, _seed: u64) -> Found<()> {
+    fn recover(life: &Life<'_>, medium: &SimMedium, allowed: &Allowed, seed: u64) -> Found<()> {
         if !medium.exists(Path::new(PATH)).unwrap_or(false) {
             return if allowed.missing { Ok(()) } else { wrong("the file does not exist after the crash") };
         }
-        let file = tried("opening after the crash", || life.open(medium))?;
+        // Whatever filled the disk meanwhile.
+        medium.leave_room(Some(0));
+        let file = match guarded("opening after the crash, on a full disk", || life.open(medium))? {
+            // A file that nobody has written to yet has no sidecar, or half of one.
+            Err(_) if medium.refused_new() => {
+                medium.leave_room(None);
+                tried("opening after the crash", || life.open(medium))?
+            }
+            opened => tried("opening after the crash, on a full disk", || opened)?,
+        };
         let bytes = read_all(&file)?;
-        guarded("dropping the handle", || drop(file))?;
+        if seed.is_multiple_of(2) {
+            guarded("dropping the handle, on a full disk", || drop(file))?;
+        } else {
+            tried("settling the file on a full disk", || file.settle())?;
+        }
         allowed.difference(&bytes).map_or(Ok(()), |difference| differs(format!("the recovered file {difference}")))
     }
 }

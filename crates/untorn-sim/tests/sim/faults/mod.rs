@@ -7,7 +7,7 @@
 //! `cargo test` takes a sample that follows from `UNTORN_SEED`; `UNTORN_FAULTS=all` tries everything, and
 //! `UNTORN_FAULTS=TOKEN` one case again, or all whose token begins so.
 
-mod script;
+pub(crate) mod script;
 
 use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,8 +36,8 @@ const SAMPLE: usize = 200;
 const LONG_SAMPLE: usize = 600;
 
 #[derive(Clone, Copy, Debug)]
-struct Setup {
-    class: MediumClass,
+pub(crate) struct Setup {
+    pub(crate) class: MediumClass,
     durability: Durability,
     order: Order,
     engine: Engine,
@@ -51,7 +51,7 @@ enum Engine {
 }
 
 impl Setup {
-    fn all() -> Vec<Setup> {
+    pub(crate) fn all() -> Vec<Setup> {
         let mut all = Vec::new();
         for class in [MediumClass::Block, MediumClass::PersistentMemory] {
             for durability in [Durability::PerCommit, Durability::PerWrite] {
@@ -73,7 +73,7 @@ impl Setup {
 
     /// The fewest slots, so that cuts are frequent and a wide commit is spilled; and of the hybrid log chunks so
     /// small, and so few at first, that the log grows and is used again.
-    fn options(&self) -> Options {
+    pub(crate) fn options(&self) -> Options {
         let options = Options::new().durability(self.durability).order(self.order).max_len(64 << 10);
         match self.engine {
             Engine::Reflection(layout) => options.layout(layout).record_area(2, 4),
@@ -85,7 +85,7 @@ impl Setup {
     }
 
     /// The content of the file after an operation that succeeded.
-    fn after(&self, before: &Content, op: &Op) -> Content {
+    pub(crate) fn after(&self, before: &Content, op: &Op) -> Content {
         let engine = match self.engine {
             Engine::Reflection(_) => EngineKind::Reflection,
             Engine::HybridLog(_) => EngineKind::HybridLog,

@@ -4,7 +4,7 @@ use untorn_sim::script::{Op, Writes};
 
 /// The operations that are worth failing in: each one, on fresh and on written pages, within an epoch and across
 /// commits.
-pub(super) fn script() -> Vec<Op> {
+pub(crate) fn script() -> Vec<Op> {
     let mut some = Writes::default();
     let wide: Vec<(u64, u64)> = (0..10).map(|page| (page * 4096 + 40, 90)).collect();
     vec![

@@ -72,7 +72,7 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// Those of a sidecar that has `len` bytes; all are free. The log may take `most` bytes.
+    /// Those of a sidecar that is written to up to byte `len`; all are free. The log may take `most` bytes.
     pub(super) fn new(class: MediumClass, at: u64, units: u64, len: u64, most: u64) -> std::io::Result<Self> {
         let chunk = chunk_len(units);
         let total = len.saturating_sub(at) / chunk;
@@ -381,7 +381,10 @@ impl Chunks {
         }
         let chunk = chunk_len(self.units);
         self.fit(new).map_err(|error| Error::io("reserve memory for the log", path, error))?;
-        side.set_len(self.at + new * chunk)?;
+        // It may be longer already, by chunks that are holes.
+        if side.len() < self.at + new * chunk {
+            side.set_len(self.at + new * chunk)?;
+        }
         for chunk in old..new {
             self.give_space(side, chunk)?;
             self.states[chunk as usize].space.store(PREALLOCATED, Ordering::Relaxed);
@@ -439,6 +442,22 @@ impl Chunks {
         Ok(())
     }
 
+    /// The chunks whose headers are in no hole: those that anybody has written to. A log may be as long as its owner
+    /// likes, and recovery costs what it holds.
+    pub(super) fn with_headers<F: MediumFile>(&self, side: &F) -> Vec<u64> {
+        let (mut chunks, mut chunk) = (Vec::new(), 0);
+        while chunk < self.total() {
+            let Some(data) = side.next_data(self.start(chunk)) else { break };
+            if data < self.start(chunk) + headers_len(self.units) {
+                chunks.push(chunk);
+                chunk += 1;
+            } else {
+                chunk = ((data - self.at) / chunk_len(self.units)).max(chunk + 1);
+            }
+        }
+        chunks
+    }
+
     /// Byte offset of a chunk.
     fn start(&self, chunk: u64) -> u64 {
         self.at + chunk * chunk_len(self.units)
@@ -474,6 +493,18 @@ impl Chunks {
         );
         Error::Invalid { path: path.to_owned(), what }
     }
+}
+
+/// The bytes of a sidecar up to the end of the last chunk that is not a hole. A log may be as long as its owner likes,
+/// and costs what it holds: chunks behind that are made again when they are needed.
+pub(super) fn written_len<F: MediumFile>(side: &F, at: u64, units: u64) -> u64 {
+    let chunk = chunk_len(units);
+    let (whole, mut next) = (side.len().saturating_sub(at) / chunk, 0);
+    while next < whole {
+        let Some(data) = side.next_data(at + next * chunk) else { break };
+        next = (data - at) / chunk + 1;
+    }
+    at + next.min(whole) * chunk
 }
 
 /// Bytes of the headers of a chunk.

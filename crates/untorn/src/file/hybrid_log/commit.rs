@@ -75,6 +75,7 @@ impl<M: Medium> Core<M> {
             digest.count = digest.count.wrapping_add(part.count);
             digest.sum = digest.sum.wrapping_add(part.sum);
         }
+        self.space.sync(&self.data, barriers::EPOCH_SPACE).map_err(|error| self.handle_state.poison(error))?;
         let certified = self.is_certified(lanes);
         if !certified {
             let both: &[&M::File] = &[&self.side, &self.data];

@@ -26,7 +26,9 @@
 //! 6. Before any new write after a crash, recovery makes the outcome durable, and a new session number, which no older
 //!    header or record is sealed with, retires everything in one step.
 //! 7. The length belongs to the epoch: its record has it.
-//! 8. A block is *clean* only while the file has all of it, none of it belongs to the open epoch, and no thread
+//! 8. The bytes of an entry have their space in the data file before the entry is stored, and durably before the record
+//!    of its epoch (`format::sidecar::space`). So a checkpoint and a recovery take no space of the disk.
+//! 9. A block is *clean* only while the file has all of it, none of it belongs to the open epoch, and no thread
 //!    stores there. So a reader need look no further (`sync::clean_bits`). Every write marks all blocks of its ranges
 //!    dirty, under their locks, before it links an entry or stores to the file. A block becomes clean again under the
 //!    lock of its range, when its link names no entry that a reader, a checkpoint or the open epoch needs.
@@ -58,6 +60,7 @@ mod redo;
 mod resize;
 mod single;
 mod undo;
+mod view;
 mod workers;
 mod write;
 
@@ -68,6 +71,7 @@ use self::chunks::Chunks;
 use self::index::Index;
 use self::lanes::{LaneState, ReadCount};
 use self::recovery::Found;
+use self::view::View;
 use self::workers::Workers;
 use crate::engine::handle_state::HandleState;
 use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
@@ -102,6 +106,9 @@ pub(crate) mod barriers {
         CHECKPOINT_CUT = "hybrid-log.checkpoint.cut";
         /// The log's new length is durable before an entry in it counts.
         LOG_GROW = "hybrid-log.grow";
+        /// The space that the epoch's bytes take at home is durable before the epoch's record is stored: a recovery
+        /// needs no space that another file could have taken.
+        EPOCH_SPACE = "hybrid-log.epoch.space";
         /// The result of recovery is durably in the file before the log it came from is retired.
         RECOVER_HOME = "hybrid-log.recover.home";
         /// A longer data file is durable before a record gives its length.
@@ -186,6 +193,8 @@ struct Core<M: Medium> {
     /// What is written back at cuts and at close.
     sidecar_state: Mutex<SidecarState>,
     recovery: Recovery,
+    /// What a reader finds laid over a file that was not recovered; empty in every other.
+    view: View,
     options: Options,
 }
 
@@ -318,7 +327,7 @@ impl<M: Medium> Engine for HybridLog<M> {
 
     fn info(&self) -> Info {
         let core = &self.core;
-        let (mut reflected_pages, mut reflected_slices) = (0, 0);
+        let (mut reflected_pages, mut reflected_slices) = core.view.extent();
         core.each_linked(|extent| {
             let pages = u64::from(extent.end).div_ceil(4096) - u64::from(extent.offset) / 4096;
             reflected_pages += pages;

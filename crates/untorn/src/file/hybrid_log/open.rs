@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::chunks::{Chunks, chunk_len};
+use super::chunks::{Chunks, chunk_len, written_len};
 use super::index::Index;
 use super::recovery::Found;
+use super::view::View;
 use super::workers::Workers;
 use super::{Core, HybridLog, LANES, barriers};
 use crate::engine::Close;
@@ -13,9 +14,10 @@ use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::attach::{Attached, Plan, remove};
-use crate::format::sidecar::data::{Pair, open_clean_pair, open_pair, restore_len};
+use crate::format::sidecar::data::{Pair, open_pair, open_pair_to_read, restore_len};
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
+use crate::format::sidecar::superblock::Left;
 use crate::format::sidecar::{Geometry, PAGE};
 use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options};
 use crate::storage::{Medium, MediumClass, MediumFile};
@@ -67,10 +69,14 @@ impl<M: Medium> HybridLog<M> {
         Ok(HybridLog { workers: Workers::new(options.checkpoint_threads), core: Arc::new(core) })
     }
 
-    /// Opens a file that was closed cleanly, changing nothing. All its bytes are at home.
+    /// Opens a file at its last commit, changing nothing, however it was left; `None` if it is a plain file.
     pub(crate) fn open_for_reading(medium: Arc<M>, path: &Path, options: &Options) -> Result<Option<Self>> {
-        let Some(pair) = open_clean_pair(&*medium, path, options)? else { return Ok(None) };
-        let core = Core::build(medium, path, pair, options)?;
+        let Some(pair) = open_pair_to_read(&*medium, path, options)? else { return Ok(None) };
+        let was_closed = pair.1.superblock.left == Left::Clean;
+        let mut core = Core::build(medium, path, pair, options)?;
+        if !was_closed {
+            Self::view_last_commit(&mut core)?;
+        }
         Ok(Some(HybridLog { workers: Workers::new(0), core: Arc::new(core) }))
     }
 }
@@ -104,7 +110,8 @@ impl<M: Medium> Core<M> {
             handle_state: HandleState::new(path, options.read_only).map_err(out_of_memory)?,
             clean: CleanBits::new(blocks).map_err(out_of_memory)?,
             index: Index::new(blocks).map_err(out_of_memory)?,
-            chunks: Chunks::new(class, at, units, side.len(), options.log_size).map_err(out_of_memory)?,
+            chunks: Chunks::new(class, at, units, written_len(&side, at, units), options.log_size)
+                .map_err(out_of_memory)?,
             lanes: ThreadSlots::new(LANES).map_err(out_of_memory)?,
             reads: ZeroedBox::new().map_err(out_of_memory)?,
             space: Space::new(blocks).map_err(out_of_memory)?,
@@ -114,6 +121,7 @@ impl<M: Medium> Core<M> {
             checksum_seed: ChecksumSeed::new(&superblock.uuid, retirement.session),
             sidecar_state: Mutex::new(SidecarState { superblock, retirement, closed: false }),
             recovery: crate::engine::Recovery::default(),
+            view: View::default(),
             options: options.clone(),
             medium,
             class,

@@ -111,6 +111,9 @@ impl<M: Medium> Core<M> {
     }
 
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        if !self.view.is_empty() {
+            return self.read_view(offset, dst);
+        }
         self.count_read();
         if self.read_home_block(offset, dst) {
             return Ok(());

@@ -21,9 +21,9 @@ const WORTH_THREADS: u64 = 8 << 20;
 
 /// An entry whose header arrived.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    header: Header,
-    unit: u64,
+pub(super) struct Entry {
+    pub(super) header: Header,
+    pub(super) unit: u64,
     check: u64,
 }
 
@@ -91,6 +91,11 @@ impl Found {
         Ok(found)
     }
 
+    /// The entries whose bytes recovery stores to the file, in their order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.revert.iter().chain(&self.replay)
+    }
+
     pub(super) fn summary(&self) -> Recovery {
         Recovery {
             was_needed: self.was_needed,
@@ -125,8 +130,8 @@ impl<M: Medium> Core<M> {
 
     /// The entries of epochs above the cut whose headers are whole.
     fn read_headers(&self, checkpoint: u64) -> Result<Vec<Entry>> {
-        let chunks: Vec<u64> = (0..self.chunks.total()).collect();
-        let bytes = self.chunks.total() * headers_len(self.chunks.units);
+        let chunks = self.chunks.with_headers(&self.side);
+        let bytes = chunks.len() as u64 * headers_len(self.chunks.units);
         let read = |chunks: &[u64]| -> Result<Vec<Entry>> {
             let mut headers = vec![0; headers_len(self.chunks.units) as usize];
             let mut entries = Vec::new();
@@ -319,7 +324,7 @@ impl<M: Medium> Core<M> {
         in_parallel(&regions, bytes, bring).map(drop)
     }
 
-    fn read_entry(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<()> {
+    pub(super) fn read_entry(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<()> {
         image.resize(entry.header.len as usize, 0);
         self.side.read(self.chunks.bytes_at(entry.unit) + u64::from(entry.header.offset), image)
     }

@@ -28,6 +28,10 @@ impl<M: Medium> Core<M> {
             let lanes = self.lanes.acquire_all(self.relax());
             let ready = len <= self.len() || self.uncover(&lanes, len)?;
             if ready {
+                if len > self.len() {
+                    // The file system may have given space only to the part of the last page that was there.
+                    self.space.forget(self.len() / PAGE * PAGE);
+                }
                 match self.durability {
                     Durability::PerCommit => self.show_len(len),
                     // Nobody sees a length that a crash could take back.

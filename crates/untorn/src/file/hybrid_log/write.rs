@@ -7,7 +7,7 @@ use crate::engine::Piece;
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::Durability;
-use crate::storage::{Medium, MediumClass, MediumFile};
+use crate::storage::{Medium, MediumFile};
 use crate::sync::word_lock::lock;
 
 /// The part of a piece that lies in one cover.
@@ -253,11 +253,9 @@ impl<M: Medium> Core<M> {
         Ok(links)
     }
 
-    /// Space in the data file for all that is or will be stored there, where a store into a hole could end in a signal.
+    /// Space in the data file for all that is or will be stored there. A full disk refuses the write, and not the
+    /// checkpoint of a commit that was acknowledged.
     fn make_space(&self, plan: &Plan<'_>) -> Result<()> {
-        if self.class != MediumClass::PersistentMemory {
-            return Ok(());
-        }
         for (index, block_range) in plan.block_ranges.iter().enumerate() {
             let parts = plan.parts_of(index).map(|part| part.extent).reduce(Extent::with);
             let hull = match block_range.logged {
@@ -266,10 +264,13 @@ impl<M: Medium> Core<M> {
             };
             let Some(hull) = hull else { continue };
             let (from, to) = (block_range.start() + u64::from(hull.offset), block_range.start() + u64::from(hull.end));
-            for page in from / PAGE..to.div_ceil(PAGE) {
-                if !self.space.knows(page * PAGE) {
-                    self.space.ensure(&self.data, page * PAGE, self.class)?;
-                }
+            let pages = from / PAGE..to.div_ceil(PAGE);
+            if self.logs_undo() {
+                // The file is stored to before the epoch commits, and a crash brings the old bytes back.
+                let sync = || self.data.sync(barriers::EPOCH_SPACE).map_err(|error| self.handle_state.poison(error));
+                self.space.claim_durably(&self.data, pages, self.class, sync)?;
+            } else {
+                self.space.claim(&self.data, pages, self.class)?;
             }
         }
         Ok(())

@@ -115,7 +115,7 @@ impl AtomicMap {
         let info = engine.info();
         if options.read_only && info.reflected_pages > 0 {
             let what = "the sidecar holds committed bytes of this file, which plain loads cannot see; settle the file \
-                        first (`untorn settle`)";
+                        first (`untorn settle`), or read it as an AtomicFile";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         }
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());

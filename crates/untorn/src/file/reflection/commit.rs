@@ -93,6 +93,8 @@ impl<M: Medium> Reflection<M> {
         };
         let record = Record { seq, certain: sum.is_none(), sum: sum.unwrap_or(0), len, entries };
         let store = || {
+            self.data_space.sync(&self.data, barriers::EPOCH_SPACE).map_err(|error| self.poison(error))?;
+            self.side_space.sync(&self.side, barriers::EPOCH_SPACE).map_err(|error| self.poison(error))?;
             if spill {
                 self.append_spilled(lane, &record)?;
             } else {

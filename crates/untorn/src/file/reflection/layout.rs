@@ -4,7 +4,8 @@
 //! 8 bytes) and 512 reflection pages. *Sparse* is the compact form of §IV-F: chunks of one meta page (256 entries of
 //! page number and bitmap) and 256 reflection pages handed out on demand.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -65,6 +66,8 @@ pub(super) enum Places {
     Dense {
         /// Byte offset of the first chunk.
         at: u64,
+        /// Chunks whose pages got reflection pages since the file was opened: their meta pages may be holes still.
+        used: Mutex<BTreeSet<u64>>,
     },
     /// Looked up.
     Sparse(Sparse),
@@ -78,12 +81,15 @@ pub(super) struct Sparse {
     free: Mutex<FreeSlots>,
 }
 
+#[derive(Default)]
 struct FreeSlots {
     /// Slots the sidecar has room for.
     total: u32,
     /// Slots handed out so far, from 0; those below that came back are in `returned`.
     next: u32,
     returned: VecDeque<u32>,
+    /// Slots of chunks that were holes when the sidecar was opened, in ranges: they name no page.
+    holes: Vec<Range<u32>>,
     /// Slots that a failed write may have left naming this page, or none: nobody else may have them.
     doubtful: Vec<(u64, u32)>,
 }
@@ -105,12 +111,8 @@ impl Places {
     /// Of a file that has so many pages.
     pub(super) fn new(layout: Layout, at: u64, pages: u64) -> std::io::Result<Self> {
         Ok(match layout {
-            Layout::Sparse => Places::Sparse(Sparse {
-                at,
-                slot_of: GrowingArray::new(pages)?,
-                free: Mutex::new(FreeSlots { total: 0, next: 0, returned: VecDeque::new(), doubtful: Vec::new() }),
-            }),
-            _ => Places::Dense { at },
+            Layout::Sparse => Places::Sparse(Sparse { at, slot_of: GrowingArray::new(pages)?, free: Mutex::default() }),
+            _ => Places::Dense { at, used: Mutex::default() },
         })
     }
 
@@ -127,7 +129,7 @@ impl Places {
     pub(super) fn reflection(&self, page: u64) -> Option<u64> {
         match self {
             // Eq. 1: one meta page more for every 512 pages begun.
-            Places::Dense { at } => Some(at + page * PAGE + (page / DENSE_PAGES + 1) * PAGE),
+            Places::Dense { at, .. } => Some(at + page * PAGE + (page / DENSE_PAGES + 1) * PAGE),
             Places::Sparse(sparse) => sparse.reflection(page),
         }
     }
@@ -136,7 +138,7 @@ impl Places {
     #[inline(always)]
     pub(super) fn bitmap(&self, page: u64) -> Option<u64> {
         match self {
-            Places::Dense { at } => Some(at + page / DENSE_PAGES * DENSE_CHUNK + page % DENSE_PAGES * 8),
+            Places::Dense { at, .. } => Some(at + page / DENSE_PAGES * DENSE_CHUNK + page % DENSE_PAGES * 8),
             Places::Sparse(sparse) => sparse.bitmap(page),
         }
     }
@@ -155,7 +157,7 @@ impl Places {
         mut found: impl FnMut(u64, u64),
     ) -> Result<()> {
         let (at, chunk) = match self {
-            Places::Dense { at } => (*at, DENSE_CHUNK),
+            Places::Dense { at, .. } => (*at, DENSE_CHUNK),
             Places::Sparse(sparse) => (sparse.at, SPARSE_CHUNK),
         };
         // It grows by whole chunks. The bitmaps of one that is not whole would not be read, here and at the next open,
@@ -171,18 +173,28 @@ impl Places {
         }
     }
 
-    /// Calls `found` with every page that may have a reflection page, and with its bitmap in the sidecar.
+    /// Notes that a page has a reflection page now, and perhaps no bitmap in the sidecar yet.
+    pub(super) fn note_used(&self, page: u64) {
+        if let Places::Dense { used, .. } = self {
+            lock(used, |_| std::thread::yield_now()).insert(page / DENSE_PAGES);
+        }
+    }
+
+    /// Calls `found` with every page that may have a reflection page, and with its bitmap in the sidecar. Of holes it
+    /// reads nothing.
     pub(super) fn walk<F: MediumFile>(&self, side: &F, max_pages: u64, mut found: impl FnMut(u64, u64)) -> Result<()> {
         match self {
-            Places::Dense { at } => each_meta_page(side, *at, DENSE_CHUNK, |index, meta| {
-                for (n, bytes) in meta.chunks_exact(8).enumerate() {
-                    let page = index * DENSE_PAGES + n as u64;
-                    if page < max_pages {
-                        found(page, word(bytes));
-                    }
-                }
+            Places::Dense { at, used } => {
+                let mut used = lock(used, |_| std::thread::yield_now()).clone();
+                each_meta_page(side, *at, DENSE_CHUNK, |index, meta| {
+                    used.remove(&index);
+                    each_bitmap(index, meta, max_pages, &mut found);
+                    Ok(())
+                })?;
+                // Holes, as far as the file system is concerned.
+                used.into_iter().for_each(|index| each_bitmap(index, &[0; PAGE as usize], max_pages, &mut found));
                 Ok(())
-            }),
+            }
             Places::Sparse(sparse) => sparse.entries(side, |_, entry| {
                 if let Some((page, bitmap)) = entry
                     && page < max_pages
@@ -301,6 +313,12 @@ impl Sparse {
         if let Some(slot) = free.returned.pop_front() {
             return Ok(slot);
         }
+        while let Some(hole) = free.holes.last_mut() {
+            match hole.next() {
+                Some(slot) => return Ok(slot),
+                None => drop(free.holes.pop()),
+            }
+        }
         if free.next == free.total {
             if free.total == MAX_SLOTS {
                 let full = std::io::ErrorKind::StorageFull;
@@ -348,8 +366,12 @@ impl Sparse {
         }
         // The file is being opened: nobody else can hold the lock.
         let mut free = lock(&self.free, |_| std::thread::yield_now());
+        let mut known = 0;
         self.entries(side, |slot, entry| {
-            free.total = slot + 1;
+            if slot > known {
+                free.holes.push(known..slot);
+            }
+            known = slot + 1;
             // A slot that holds nothing may name a page beyond what the file can grow to this time.
             let Some((page, bitmap)) = entry.filter(|&(page, bitmap)| bitmap != 0 || page < max_pages) else {
                 free.returned.push_back(slot);
@@ -369,12 +391,21 @@ impl Sparse {
             found(page, bitmap);
             Ok(())
         })?;
-        free.next = free.total;
+        free.total = (chunks * SPARSE_PAGES) as u32;
+        free.next = known;
         Ok(())
     }
 }
 
-/// Calls `each` with the number and the bytes of every meta page.
+/// Calls `found` with the pages of a chunk of the dense form and their bitmaps.
+fn each_bitmap(index: u64, meta: &[u8; PAGE as usize], max_pages: u64, found: &mut impl FnMut(u64, u64)) {
+    for (page, bytes) in (index * DENSE_PAGES..max_pages).zip(meta.chunks_exact(8)) {
+        found(page, word(bytes));
+    }
+}
+
+/// Calls `each` with the number and the bytes of every meta page that is not a hole: a sidecar may be as long as its
+/// owner likes, and costs what it holds.
 fn each_meta_page<F: MediumFile>(
     side: &F,
     at: u64,
@@ -382,9 +413,17 @@ fn each_meta_page<F: MediumFile>(
     mut each: impl FnMut(u64, &[u8; PAGE as usize]) -> Result<()>,
 ) -> Result<()> {
     let mut meta = [0; PAGE as usize];
-    for index in 0..side.len().saturating_sub(at) / chunk {
-        side.read(at + index * chunk, &mut meta)?;
+    let (chunks, mut index) = (side.len().saturating_sub(at) / chunk, 0);
+    while index < chunks {
+        let start = at + index * chunk;
+        let Some(data) = side.next_data(start) else { break };
+        if data >= start + PAGE {
+            index = ((data - at) / chunk).max(index + 1);
+            continue;
+        }
+        side.read(start, &mut meta)?;
         each(index, &meta)?;
+        index += 1;
     }
     Ok(())
 }
@@ -437,7 +476,7 @@ mod tests {
         with_sidecar(AT, |medium, path| {
             let side = medium.open(path, Access::ReadWrite, AT).unwrap();
             let Places::Sparse(sparse) = sparse() else { panic!("asked for the sparse form") };
-            let full = FreeSlots { total: MAX_SLOTS, next: MAX_SLOTS, returned: VecDeque::new(), doubtful: Vec::new() };
+            let full = FreeSlots { total: MAX_SLOTS, next: MAX_SLOTS, ..FreeSlots::default() };
             *lock(&sparse.free, |_| std::thread::yield_now()) = full;
             let space = Space::new(1024).unwrap();
             let taken = sparse.take(&side, path, &space, MediumClass::Block, 3, |_| std::thread::yield_now());

@@ -67,6 +67,11 @@ pub(crate) mod barriers {
         EPOCH_DATA = "reflection.epoch.data";
         /// An epoch's record (on a block medium, its data too) is durable before the commit is acknowledged.
         EPOCH_RECORD = "reflection.epoch.record";
+        /// The space for an epoch's slices at home, and for their bitmaps, is durable before the epoch's record is
+        /// stored: recovery and deploying take no space that another file could have taken.
+        EPOCH_SPACE = "reflection.epoch.space";
+        /// The same for a write that is a commit by itself.
+        WRITE_SPACE = "reflection.write.space";
         /// The bitmaps are durable before the records that changed them are dropped.
         CUT_BITMAPS = "reflection.cut.bitmaps";
         /// The checkpoint is durable before the slots of retired records are used again.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::format::lane::Lanes;
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::attach::{Attached, Plan};
-use crate::format::sidecar::data::{Pair, open_clean_pair, open_pair, restore_len};
+use crate::format::sidecar::data::{Pair, open_pair, open_pair_to_read, restore_len};
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::format::sidecar::superblock::Left;
@@ -50,10 +50,16 @@ impl<M: Medium> Reflection<M> {
         Ok(engine)
     }
 
-    /// Opens a file that was closed cleanly, changing nothing; `None` if it is a plain file.
+    /// Opens a file at its last commit, changing nothing, however it was left; `None` if it is a plain file.
     pub(crate) fn open_for_reading(medium: Arc<M>, path: &Path, options: &Options) -> Result<Option<Self>> {
-        let Some(pair) = open_clean_pair(&*medium, path, options)? else { return Ok(None) };
-        Self::build(medium, path, pair, options).map(Some)
+        let Some(pair) = open_pair_to_read(&*medium, path, options)? else { return Ok(None) };
+        let engine = Self::build(medium, path, pair, options)?;
+        let (has, len) = (engine.data.len(), engine.state.head().len.load(Ordering::Relaxed));
+        if has < len {
+            let what = format!("it has {has} bytes, but its last commit has {len}");
+            return Err(Error::ModifiedExternally { path: path.to_owned(), what });
+        }
+        Ok(Some(engine))
     }
 
     /// Puts the engine together and replays the live records in memory. Writes nothing.

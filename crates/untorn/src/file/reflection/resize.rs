@@ -29,6 +29,10 @@ impl<M: Medium> Reflection<M> {
         let _cutting = head.checkpoint.lock(self.relax());
         let lanes = self.lanes.acquire_all(self.relax());
         let old = head.len.load(Ordering::Relaxed);
+        if len > old {
+            // The file system may have given space only to the part of the last page that was there.
+            self.data_space.forget(old / PAGE * PAGE);
+        }
         let emptied = self.commit_len(&lanes, old, len)?;
         if len < old {
             // Bitmaps of pages that are gone must be 0 before the record that says so is given up.

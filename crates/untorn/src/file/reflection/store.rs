@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Reflection;
 use super::slices::{Part, SLICE, runs};
 use super::write::PageParts;
+use super::{Reflection, barriers};
 use crate::error::Result;
 use crate::format::record::{DataSum, Entry};
 use crate::format::sidecar::PAGE;
@@ -164,6 +164,10 @@ impl<M: Medium> Reflection<M> {
         if !self.side_space.knows(at) {
             self.make_space(page, at)?;
         }
+        // Whoever deploys the slices takes no space then.
+        if !self.data_space.knows(page * PAGE) {
+            self.claim_home(page)?;
+        }
         Ok(at)
     }
 
@@ -190,10 +194,30 @@ impl<M: Medium> Reflection<M> {
     #[cold]
     fn make_space(&self, page: u64, at: u64) -> Result<()> {
         if let Some(meta) = self.places.bitmap(page).filter(|&meta| !self.side_space.knows(meta)) {
-            self.side.allocate(meta / PAGE * PAGE, PAGE)?;
+            let meta_page = meta / PAGE * PAGE;
+            if self.side.own_space(meta_page, PAGE) < PAGE {
+                self.side.allocate(meta_page, PAGE)?;
+                self.side_space.gave();
+            }
             self.side_space.learn(meta);
+            self.places.note_used(page);
+            if self.durability == Durability::PerWrite {
+                self.side_space.sync(&self.side, barriers::WRITE_SPACE).map_err(|error| self.poison(error))?;
+            }
         }
         self.side_space.ensure(&self.side, at, self.class)
+    }
+
+    /// Space in the data file for the slices that a reflection page gets.
+    #[cold]
+    fn claim_home(&self, page: u64) -> Result<()> {
+        let pages = page..page + 1;
+        match self.durability {
+            Durability::PerCommit => self.data_space.claim(&self.data, pages, self.class),
+            Durability::PerWrite => self.data_space.claim_durably(&self.data, pages, self.class, || {
+                self.data.sync(barriers::WRITE_SPACE).map_err(|error| self.poison(error))
+            }),
+        }
     }
 
     #[inline(always)]

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use super::attach::{Attached, Plan, attach, share};
-use super::superblock::Left;
 use crate::error::{Error, Result};
 use crate::options::{Options, Prefer};
 use crate::storage::{Access, Medium, MediumFile};
@@ -29,16 +28,17 @@ pub(crate) fn open_pair<M: Medium>(
     Ok((data, attached))
 }
 
-/// Opens a file that was closed cleanly, changing nothing; `None` if it is a plain file.
+/// Opens a file and its sidecar for reading, however it was left, changing nothing; `None` if it is a plain file.
 ///
 /// # Errors
-/// [`Error::NeedsRecovery`] for a file that was not closed cleanly; as for [`share`].
-pub(crate) fn open_clean_pair<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<Option<Pair<M::File>>> {
+/// As for [`share`].
+pub(crate) fn open_pair_to_read<M: Medium>(
+    medium: &M,
+    path: &Path,
+    options: &Options,
+) -> Result<Option<Pair<M::File>>> {
     let data = open_data(medium, path, options)?;
     let Some(attached) = share(medium, path, &data)? else { return Ok(None) };
-    if attached.superblock.left != Left::Clean {
-        return Err(Error::NeedsRecovery { path: path.to_owned() });
-    }
     Ok(Some((reopen_data(medium, path, options, data)?, attached)))
 }
 

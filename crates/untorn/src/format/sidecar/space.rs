@@ -1,22 +1,38 @@
-//! Which pages of a mapped file have space: where a store into a hole could raise a signal, space is allocated before
-//! the store.
+//! Which pages of a file have space. A page gets its space before the first store that needs it: on persistent memory a
+//! store into a hole could raise a signal, and on any medium a commit is acknowledged only when its bytes have a place
+//! at home.
+//!
+//! # Invariants
+//!
+//! 1. A page is *known* only while it has space: it is learned after the call that gave it, and forgotten with the
+//!    call that takes it away.
+//! 2. Every record, of whatever engine, is stored after the space in the data file for all that it covers is durable.
+//!    So recovery, a checkpoint, a deployment and a settlement take no space of the disk, whatever fills it meanwhile.
+//! 3. The cost follows the holes: a page that has space already is learned with its neighbours in one call, and space
+//!    that was given is made durable once.
+
+use std::ops::Range;
 
 use super::PAGE;
 use crate::error::Result;
-use crate::storage::{MediumClass, MediumFile};
+use crate::storage::{Barrier, MediumClass, MediumFile};
 use crate::sys::growing::GrowingArray;
 use crate::sys::sync::{AtomicU64, Ordering};
 
-/// Which pages of a file are known to have space, a bit each; for media where a store into a hole could fail by a
-/// signal.
+/// Bytes looked over at once for space that a file has already.
+const LOOK: u64 = 16 << 20;
+
+/// Which pages of a file are known to have space, a bit each.
 pub(crate) struct Space {
     known: GrowingArray<AtomicU64>,
+    /// 1 while pages have got space that no sync of the file covers yet.
+    unsynced: AtomicU64,
 }
 
 impl Space {
     /// For a file of so many pages.
     pub(crate) fn new(pages: u64) -> std::io::Result<Self> {
-        Ok(Space { known: GrowingArray::new(pages.div_ceil(64))? })
+        Ok(Space { known: GrowingArray::new(pages.div_ceil(64))?, unsynced: AtomicU64::new(0) })
     }
 
     /// Makes room for a file of so many pages. Nothing is known of a page without room, so its space is asked for
@@ -35,12 +51,111 @@ impl Space {
     #[cold]
     pub(crate) fn ensure<F: MediumFile>(&self, file: &F, offset: u64, class: MediumClass) -> Result<()> {
         match class {
-            MediumClass::PersistentMemory => self.allocate(file, offset / PAGE),
+            MediumClass::PersistentMemory => self.claim(file, offset / PAGE..offset / PAGE + 1, class),
             MediumClass::Block => {
                 self.learn(offset);
                 Ok(())
             }
         }
+    }
+
+    /// Makes sure that all of these pages of `file`, within it, have space, whatever the medium: for bytes that are to
+    /// find a place there later. What is given is not durable before [`sync`](Space::sync).
+    #[inline]
+    pub(crate) fn claim<F: MediumFile>(&self, file: &F, pages: Range<u64>, class: MediumClass) -> Result<()> {
+        self.each_unknown(file, pages, |unknown| {
+            let given = self.give(file, unknown, class)?;
+            self.gave();
+            Ok(given)
+        })
+    }
+
+    /// The same for a caller whose commit is this write, so that the space is durable at once. No other thread finds it
+    /// known before it is.
+    #[inline]
+    pub(crate) fn claim_durably<F: MediumFile>(
+        &self,
+        file: &F,
+        pages: Range<u64>,
+        class: MediumClass,
+        sync: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        self.each_unknown(file, pages, |unknown| {
+            let given = self.give(file, unknown, class)?;
+            sync().map(|()| given)
+        })
+    }
+
+    #[inline]
+    fn each_unknown<F: MediumFile>(
+        &self,
+        file: &F,
+        pages: Range<u64>,
+        give: impl FnMut(Range<u64>) -> Result<Range<u64>>,
+    ) -> Result<()> {
+        match pages.clone().find(|page| !self.knows(page * PAGE)) {
+            Some(first) => self.learn_unknown(file, first..pages.end, give),
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn learn_unknown<F: MediumFile>(
+        &self,
+        file: &F,
+        pages: Range<u64>,
+        mut give: impl FnMut(Range<u64>) -> Result<Range<u64>>,
+    ) -> Result<()> {
+        let mut page = pages.start;
+        while page < pages.end {
+            if self.knows(page * PAGE) {
+                page += 1;
+                continue;
+            }
+            let own = file.own_space(page * PAGE, LOOK);
+            // The last page may be there in part, and then has all that it can have.
+            let is_rest = own > 0 && page * PAGE + own >= file.len();
+            let own = if is_rest { own.div_ceil(PAGE) } else { own / PAGE };
+            let end = (page..pages.end).find(|page| self.knows(page * PAGE)).unwrap_or(pages.end);
+            let known = if own > 0 { page..page + own } else { give(page..end)? };
+            page = known.end;
+            known.for_each(|page| self.learn(page * PAGE));
+        }
+        Ok(())
+    }
+
+    /// Gives space to the first of these pages, none of which is known to have any, and perhaps to more. Returns those
+    /// that have it now.
+    fn give<F: MediumFile>(&self, file: &F, unknown: Range<u64>, class: MediumClass) -> Result<Range<u64>> {
+        let given = match class {
+            MediumClass::PersistentMemory => self.group_of(unknown.start),
+            // No more than is needed: a sparse file stays sparse.
+            MediumClass::Block => unknown,
+        };
+        // Only what lies within the file now: it may grow, and what it grows by has no space yet.
+        let end = (given.end * PAGE).min(file.len());
+        file.allocate(given.start * PAGE, end.saturating_sub(given.start * PAGE))?;
+        Ok(given.start..end.div_ceil(PAGE).max(given.start + 1))
+    }
+
+    /// Makes the space durable that pages of `file` have got. The caller keeps others from getting some for what it
+    /// is about to commit.
+    ///
+    /// # Errors
+    /// Those of the sync, after which nothing may be promised any more.
+    #[inline]
+    pub(crate) fn sync<F: MediumFile>(&self, file: &F, barrier: Barrier) -> Result<()> {
+        if self.unsynced.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        // Before the sync, which covers no space that is given from here on.
+        self.unsynced.store(0, Ordering::Release);
+        file.sync(barrier)
+    }
+
+    /// Notes that a page got space that no sync of the file covers yet.
+    pub(crate) fn gave(&self) {
+        self.unsynced.store(1, Ordering::Release);
     }
 
     /// Notes that the page at byte `offset` has space.
@@ -51,20 +166,13 @@ impl Space {
         }
     }
 
-    fn allocate<F: MediumFile>(&self, file: &F, page: u64) -> Result<()> {
-        let Some(group) = self.group(page) else {
-            return file.allocate(page * PAGE, PAGE.min(file.len().saturating_sub(page * PAGE)));
-        };
-        let known = group.load(Ordering::Relaxed);
-        // A group nobody touched yet is allocated whole, to be asked for once and to stay contiguous; in one that was,
-        // the others may have been given back on purpose.
-        let (first, last) = if known == 0 { (page / 64 * 64, page / 64 * 64 + 64) } else { (page, page + 1) };
-        let end = (last * PAGE).min(file.len());
-        file.allocate(first * PAGE, end - first * PAGE)?;
-        // Only what lies within the file now: it may grow, and what it grows by has no space yet.
-        let given = end.div_ceil(PAGE) - first;
-        group.fetch_or((u64::MAX >> (64 - given)) << (first % 64), Ordering::Relaxed);
-        Ok(())
+    /// The pages that are allocated together with one on memory. A group nobody touched yet is allocated whole, to be
+    /// asked for once and to stay contiguous; in one that was, the others may have been given back on purpose.
+    fn group_of(&self, page: u64) -> Range<u64> {
+        match self.group(page).map(|group| group.load(Ordering::Relaxed)) {
+            Some(0) => page / 64 * 64..page / 64 * 64 + 64,
+            _ => page..page + 1,
+        }
     }
 
     /// Notes that the page at byte `offset` lost its space.

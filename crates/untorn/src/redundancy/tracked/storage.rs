@@ -105,7 +105,7 @@ impl<M: Medium> TrackedFile<M> {
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
     forward!(file: len, identity, stamp, notes_stores, mark, set_mark, try_lock, read, try_read, read_stored);
-    forward!(file: prefetch, prefetch_to_store, flush, sync);
+    forward!(file: prefetch, prefetch_to_store, flush, sync, own_space, next_data);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))

@@ -286,7 +286,24 @@ impl MappedFile {
     /// Whether space was allocated; false where the file system has no such operation. Source: `fallocate(2)`.
     pub(super) fn allocate(&self, offset: u64, len: u64) -> Result<bool> {
         self.checked(offset, len)?;
-        self.fallocate("allocate space in", FallocateFlags::KEEP_SIZE, offset, len)
+        const OPERATION: &str = "allocate space in";
+        // Space that is shared with another file is not this one's to write to. Only XFS gives a file its own ahead of
+        // the write; elsewhere the write asks for it.
+        let unshare = FallocateFlags::UNSHARE_RANGE | FallocateFlags::KEEP_SIZE;
+        if sys::extents::shares_space(self.fd(), offset, len) && self.fallocate(OPERATION, unshare, offset, len)? {
+            return Ok(true);
+        }
+        self.fallocate(OPERATION, FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    /// The first offset from `offset` on that is in no hole. Source: `lseek(2)`, SEEK_DATA.
+    pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
+        sys::file::next_data(self.fd(), offset)
+    }
+
+    /// How many bytes from `offset` on, at most `len`, have space that only this file has.
+    pub(super) fn own_space(&self, offset: u64, len: u64) -> u64 {
+        sys::extents::own_space(self.fd(), offset, len.min(self.len().saturating_sub(offset)))
     }
 
     /// Makes a range read as zeros. Where holes can't be made, zeros are written. Source: `fallocate(2)`.
@@ -388,12 +405,21 @@ impl MappedFile {
         if none(at, end.saturating_sub(at)) {
             return Ok(false);
         }
+        // In ever larger steps where there is nothing, and halved again where there is: a file that is one hole may be
+        // of any length.
+        let mut step = LOOK;
         while at < end {
-            let part = (end - at).min(LOOK);
+            let part = (end - at).min(step);
             if none(at, part) {
                 at += part;
+                step = step.saturating_mul(2);
                 continue;
             }
+            if part > LOOK {
+                step = (part / 2).max(LOOK);
+                continue;
+            }
+            step = LOOK;
             // Pages this mapping has touched are in use, by this mapping. Advice that is refused leaves pages in
             // memory, and so they are found there.
             let _ = self.map.release(at, part);

@@ -35,6 +35,25 @@ pub(super) struct Scan {
     pub(super) is_blank: bool,
 }
 
+/// Bytes read on before it is asked again whether the log has a hole there.
+const LOOK: u64 = 1 << 20;
+
+/// The slots that may hold something: a log may be as long as its owner likes, and a scan costs what it holds.
+fn written_slots<F: MediumFile>(file: &F, geometry: Geometry) -> impl Iterator<Item = u64> {
+    let (first, slot_len) = (geometry.entry_at(0), geometry.entry_at(1) - geometry.entry_at(0));
+    let (mut slot, mut looked) = (0, 0);
+    std::iter::from_fn(move || {
+        let at = first + slot * slot_len;
+        if slot < geometry.slots && at >= looked {
+            let data = file.next_data(at)?;
+            slot = (data - first) / slot_len;
+            looked = data.max(at) + LOOK;
+        }
+        slot += 1;
+        (slot <= geometry.slots).then_some(slot - 1)
+    })
+}
+
 /// Reads a log through.
 pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock) -> Result<Scan> {
     let (geometry, checksum_seed) = (superblock.geometry, superblock.checksum_seed());
@@ -42,7 +61,7 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
     let mut entries = BTreeMap::new();
     let mut data = Vec::new();
     let mut is_blank = true;
-    for slot in 0..geometry.slots {
+    for slot in written_slots(file, geometry) {
         // A process that was killed may have left data without a header.
         let mut start = [0; 2 * HEADER as usize];
         file.read(geometry.entry_at(slot), &mut start)?;
@@ -101,4 +120,29 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         return Err(Error::Corrupt { path: path.to_owned(), offset, what });
     }
     Ok(Scan { geometry, checksum_seed, operations, table, incomplete: end - tail - whole.min(end - tail), is_blank })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::{Medium, PageCache};
+
+    /// A log of 16 TiB of hole, with an entry's worth of bytes here and there.
+    #[test]
+    fn of_a_long_log_only_the_written_slots_are_looked_at() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let geometry = Geometry { entry: 4096, files: 8, slots: 1 << 32 };
+        let path = dir.path().join("log");
+        std::fs::File::create(&path).unwrap().set_len(geometry.len().unwrap()).unwrap();
+        let written = [0, 1, 77_777, 1 << 20, (1 << 32) - 1];
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        for slot in written {
+            std::os::unix::fs::FileExt::write_all_at(&file, &[7; 64], geometry.entry_at(slot)).unwrap();
+        }
+        let log = PageCache::new().open(&path, crate::storage::Access::Read, 0).unwrap();
+        let slots: Vec<u64> = written_slots(&log, geometry).collect();
+        assert!(written.iter().all(|slot| slots.contains(slot)) && slots.is_sorted());
+        let most = written.len() as u64 * (2 + LOOK / 4096);
+        assert!((slots.len() as u64) < most, "{} slots are looked at", slots.len());
+    }
 }

@@ -1,0 +1,219 @@
+//! A process that fills the disk and is killed: on the full disk its file can be read, opens, closes and becomes a
+//! plain file, at its last commit; and work goes on once there is room.
+
+use std::path::Path;
+
+use crate::common::disk::{Kind, SmallDisk};
+use crate::common::system::in_forked_child;
+use crate::common::{PAGE, killed, memory_dir, names, pattern, pmem, read, run_alone, scratch, tree};
+use rustix::process::{Signal, getpid, kill_process};
+use untorn::options::LogPolicy;
+use untorn::testing::storage::{Medium, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Options};
+use untorn_testing::test_name;
+
+/// Bytes of a commit: more than the last pages that a disk has.
+const STEP: usize = 16 * PAGE;
+/// Bytes of the file, of which there is never room for all.
+const LEN: usize = 32 << 20;
+
+fn options(engine: EngineKind) -> Options {
+    Options::new().engine(engine).durability(Durability::PerCommit).log_policy(LogPolicy::Redo).checkpoint_threads(0)
+}
+
+/// The file after so many commits, each of which fills a step.
+fn filled(commits: usize) -> Vec<u8> {
+    let mut bytes = vec![0; LEN];
+    for (commit, step) in bytes.chunks_mut(STEP).take(commits).enumerate() {
+        step.copy_from_slice(&pattern(STEP, commit as u64 + 1));
+    }
+    bytes
+}
+
+/// Commits step after step until there is no room, and notes each commit in a file elsewhere.
+fn fill_up(file: &AtomicFile, note: &Path) {
+    for commit in 0..LEN / STEP {
+        let written = file.write_at(&pattern(STEP, commit as u64 + 1), (commit * STEP) as u64);
+        if let Err(error) = written.and_then(|()| file.sync().map(drop)) {
+            assert_eq!(error.errno(), 28, "{error}");
+            return;
+        }
+        std::fs::write(note, (commit + 1).to_string()).unwrap();
+    }
+    panic!("the disk has room for all of it");
+}
+
+fn go<M: Medium>(kind: Kind, kib: u64, engine: EngineKind, medium: impl Fn() -> M) {
+    let Some(disk) = SmallDisk::mount(kind, kib) else { return };
+    let (path, elsewhere) = (disk.path("data"), memory_dir());
+    let note = elsewhere.path().join("commits");
+    options(engine).create_on(medium(), &path, LEN as u64).unwrap().close().unwrap();
+    let child = in_forked_child(|| {
+        fill_up(&options(engine).open_on(medium(), &path).unwrap(), &note);
+        kill_process(getpid(), Signal::KILL).unwrap();
+        0
+    });
+    assert_eq!(child.wait(), None, "it was to be killed");
+    disk.fill(0);
+    let commits: usize = std::fs::read_to_string(&note).unwrap().parse().unwrap();
+    assert!(commits > 8, "{kind:?} {engine}: {commits} commits found room");
+    let model = filled(commits);
+    let what = |doing: &str| format!("{kind:?} {engine}, {commits} commits, {doing}");
+    let is_model = |bytes: &[u8], doing: &str| assert!(bytes == model, "{}: other bytes", what(doing));
+
+    let reader = options(engine).read_only(true).open_on(medium(), &path);
+    is_model(&read(&reader.unwrap_or_else(|error| panic!("{}: {error}", what("to read")))), "read only");
+    let file = options(engine).open_on(medium(), &path);
+    let file = file.unwrap_or_else(|error| panic!("{}: {error}", what("to open")));
+    is_model(&read(&file), "recovered");
+    // A page that has its place can be written on.
+    file.write_at(&pattern(PAGE, 1), 0).and_then(|()| file.sync()).unwrap();
+    file.write_at(&model[..PAGE], 0).and_then(|()| file.sync()).unwrap();
+    file.close().unwrap_or_else(|error| panic!("{}: {error}", what("to close")));
+    let file = options(engine).open_on(medium(), &path).unwrap();
+    file.settle().unwrap_or_else(|error| panic!("{}: {error}", what("to settle")));
+    is_model(&std::fs::read(&path).unwrap(), "settled");
+    assert_eq!(names(disk.0.path()), ["ballast", "data"], "{}", what("what is left"));
+
+    disk.empty();
+    let file = options(engine).open_on(medium(), &path).unwrap();
+    file.write_at(&pattern(STEP, 9), (LEN - STEP) as u64).and_then(|()| file.sync()).unwrap();
+    file.close().unwrap();
+}
+
+#[test]
+fn a_kill_on_a_full_disk_is_no_dead_end() {
+    run_alone(test_name!(), 240, "processes killed on a full disk", || {
+        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+            for kind in [Kind::Tmpfs, Kind::Ext4] {
+                go(kind, 16 << 10, engine, PageCache::new);
+            }
+            if untorn_testing::cases(0, 1) == 1 {
+                go(Kind::Xfs, 300 << 10, engine, PageCache::new);
+            }
+        }
+    });
+}
+
+/// What a reader finds of a file that a crash left is what recovery finds, under each engine and policy, and nothing
+/// changes.
+#[test]
+fn a_reader_finds_the_last_commit_after_a_crash() {
+    fn check<M: Medium>(options: &Options, medium: impl Fn() -> M) {
+        let path = scratch("data");
+        let file = options.create_on(medium(), &path, 40 * PAGE as u64).unwrap();
+        let mut model = vec![0; 40 * PAGE];
+        for commit in 0..12 {
+            for write in 0..5 {
+                let (from, len) =
+                    ((commit * 7919 + write * 3571) % (39 * PAGE), 1 + (commit * 331 + write * 977) % PAGE);
+                model[from..from + len].copy_from_slice(&pattern(len, (commit * 5 + write) as u64));
+                file.write_at(&model[from..from + len], from as u64).unwrap();
+            }
+            file.sync().unwrap();
+        }
+        // Not committed, and so not to be seen.
+        file.write_at(&[0xEE; 3 * PAGE], 5 * PAGE as u64 + 10).unwrap();
+        let path = killed(file);
+        let before = tree(path.parent().unwrap());
+        let reader = options.clone().read_only(true).open_on(medium(), &path).unwrap();
+        assert!(read(&reader) == model, "{options:?}");
+        for at in (0..model.len() - 700).step_by(1013) {
+            let mut bytes = [0; 700];
+            reader.read_at(&mut bytes, at as u64).unwrap();
+            assert!(bytes == model[at..at + 700], "{options:?}, byte {at}");
+        }
+        assert!(reader.info().recovery.was_needed);
+        drop(reader);
+        assert!(tree(path.parent().unwrap()) == before, "a reader changes nothing");
+        // Two at once, and nobody writes meanwhile.
+        let readers = [(); 2].map(|()| options.clone().read_only(true).open_on(medium(), &path).unwrap());
+        assert!(options.open_on(medium(), &path).is_err());
+        drop(readers);
+        assert!(read(&options.open_on(medium(), &path).unwrap()) == model, "{options:?}");
+    }
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        check(&options(engine), PageCache::new);
+        for policy in [LogPolicy::Redo, LogPolicy::Undo] {
+            check(&options(engine).log_policy(policy), pmem);
+        }
+    }
+}
+
+/// A script of operations on a disk with so many pages of room. Each one does what it says, or finds no room and
+/// changes nothing; and on the full disk the file closes, is read, and becomes a plain file.
+fn with_room(disk: &SmallDisk, kind: Kind, engine: EngineKind, room: u64) -> bool {
+    let what = |doing: &str| format!("{kind:?} {engine}, room for {room} pages, {doing}");
+    let path = disk.path("data");
+    let mut found_room = true;
+    let mut is_done = |result: untorn::Result<()>, doing: &str| match result {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.errno(), 28, "{}: {error}", what(doing));
+            found_room = false;
+            false
+        }
+    };
+    let options = options(engine).record_area(2, 16).max_len(4 << 20);
+    let file = match options.create(&path, 1 << 20) {
+        Ok(file) => file,
+        Err(error) => {
+            assert_eq!(error.errno(), 28, "{}: {error}", what("creating"));
+            assert_eq!(names(disk.0.path()), ["ballast"], "{}", what("creating"));
+            return false;
+        }
+    };
+    let mut now = vec![0; 1 << 20];
+    let mut kept = now.clone();
+    for n in 0..24_usize {
+        let (at, bytes) = (n * 37 % 256 * PAGE + n * 100, pattern(PAGE, n as u64 + 1));
+        if at + PAGE <= now.len() && is_done(file.write_at(&bytes, at as u64), "writing") {
+            now[at..at + PAGE].copy_from_slice(&bytes);
+        }
+        assert!(read(&file) == now, "{}", what("after a write"));
+        if n % 3 == 2 && is_done(file.sync().map(drop), "committing") {
+            kept.clone_from(&now);
+        }
+        if n == 11 && is_done(file.resize(2 << 20), "resizing") {
+            now.resize(2 << 20, 0);
+        }
+    }
+    if is_done(file.sync().map(drop), "committing") {
+        kept = now;
+    }
+    file.close().unwrap_or_else(|error| panic!("{}: {error}", what("closing")));
+    let reader = options.clone().read_only(true).open(&path);
+    let reader = reader.unwrap_or_else(|error| panic!("{}: {error}", what("reading")));
+    let seen = read(&reader);
+    // A resize commits with the engine that makes it a commit of its own.
+    assert!(seen == kept, "{}: {} bytes of {}", what("reading"), seen.len(), kept.len());
+    drop(reader);
+    let file = options.open(&path).unwrap_or_else(|error| panic!("{}: {error}", what("opening")));
+    file.settle().unwrap_or_else(|error| panic!("{}: {error}", what("settling")));
+    assert!(std::fs::read(&path).unwrap() == seen, "{}", what("settled"));
+    std::fs::remove_file(&path).unwrap();
+    found_room
+}
+
+#[test]
+fn a_disk_that_fills_up_anywhere_keeps_what_was_acknowledged() {
+    run_alone(test_name!(), 600, "disks with little room", || {
+        let kinds: &[(Kind, u64)] = match untorn_testing::cases(0, 1) {
+            0 => &[(Kind::Tmpfs, 64 << 10), (Kind::Ext4, 64 << 10)],
+            _ => &[(Kind::Tmpfs, 64 << 10), (Kind::Ext4, 64 << 10), (Kind::Xfs, 300 << 10)],
+        };
+        for &(kind, kib) in kinds {
+            let Some(disk) = SmallDisk::mount(kind, kib) else { continue };
+            for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+                for room in (0..2000).step_by(untorn_testing::cases(17, 1)) {
+                    disk.fill(room);
+                    let found_room = with_room(&disk, kind, engine, room);
+                    disk.empty();
+                    if found_room {
+                        break;
+                    }
+                }
+            }
+        }
+    });
+}
