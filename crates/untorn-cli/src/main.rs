@@ -23,6 +23,8 @@ use crate::cli::Cli;
 use crate::exit::{Exit, Failure, Result};
 
 fn main() -> ExitCode {
+    // Without the handler a file beyond `ulimit -f` ends the tool without a word; all else works as well without it.
+    let _ = untorn_run::survive_size_limits();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -13,7 +13,7 @@ use std::thread;
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process, set_child_subreaper, setrlimit, wait,
 };
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use untorn::write_cache::WriteCache;
 use untorn_wire::{BOARD, LAYER, MATCH, MODE, ORACLE, SOCKET, is_chosen};
@@ -190,6 +190,19 @@ fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Has a write beyond the limit on the size of files (`ulimit -f`) fail with EFBIG in this process, and not end it. A
+/// program that it starts finds SIGXFSZ as this process did: `exec` resets a handler, and an ignored signal stays
+/// ignored.
+///
+/// # Errors
+/// Those of `sigaction(2)`.
+pub fn survive_size_limits() -> io::Result<()> {
+    if ignored() >> (SIGXFSZ - 1) & 1 == 1 {
+        return Ok(());
+    }
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
 /// As many descriptors as this process may have: it has some for each process and each file of the run. The program was

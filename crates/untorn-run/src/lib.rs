@@ -35,7 +35,7 @@ mod report;
 mod server;
 mod service;
 
-pub use launch::{Ended, Launch, NotRun, launch, launch_with_log};
+pub use launch::{Ended, Launch, NotRun, launch, launch_with_log, survive_size_limits};
 pub use managed::{Atomic, Managed, Mode};
 pub use program::{Refusal, examine};
 pub use report::{Demoted, FileReport, Refused, Report};

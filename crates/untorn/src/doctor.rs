@@ -134,7 +134,7 @@ fn log(kind: MediumKind, durable: bool) -> &'static str {
 fn tracking(wanted: DirtyTracking) -> io::Result<DirtyTracking> {
     let file = rustix::fs::memfd_create("untorn-probe", rustix::fs::MemfdFlags::CLOEXEC)?;
     let page = page_size() as u64;
-    rustix::fs::ftruncate(&file, page)?;
+    crate::sys::file::set_len(&file, page)?;
     let memory = FileMap::new(file.as_fd(), MapKind::Private, page, page, LostPage::Signal)?;
     Ok(Tracking::new(memory.address(0) as usize, page_size(), wanted)?.method())
 }

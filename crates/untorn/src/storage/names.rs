@@ -44,6 +44,9 @@ pub(crate) fn open_regular(path: &Path, access: Access) -> Result<OwnedFd> {
         Access::Read => OFlags::RDONLY,
         Access::ReadWrite => OFlags::RDWR,
     };
+    if access == Access::ReadWrite {
+        sys::size_limit::read_limit();
+    }
     let flags = mode | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
     check_regular(path, &rustix::fs::fstat(&file).map_err(failed)?)?;
@@ -106,7 +109,7 @@ fn lengthen(path: &Path, file: BorrowedFd<'_>, len: u64) -> Result<()> {
     if len == 0 {
         return Ok(());
     }
-    rustix::fs::ftruncate(file, len).map_err(|errno| Error::io("resize", path, errno))
+    sys::file::set_len(file, len).map_err(|errno| Error::io("resize", path, errno))
 }
 
 /// Creates an empty file that must not exist yet, for a replay: like one that a crash took.

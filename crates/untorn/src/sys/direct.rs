@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::file::uninterrupted;
+use super::size_limit;
 
 const PAGE: usize = 4096;
 
@@ -67,7 +68,8 @@ pub(crate) fn write_page(file: BorrowedFd<'_>, offset: u64, src: &[u8]) -> io::R
     let bytes: [u8; PAGE] = src.try_into().map_err(|_| Errno::INVAL)?;
     let file = open_for(file, OFlags::RDWR)?;
     let page = Box::new(Aligned(bytes));
-    match uninterrupted(|| rustix::io::pwrite(&file, &page.0[..], offset))? {
+    let end = offset.saturating_add(PAGE as u64);
+    match size_limit::writing(end, || uninterrupted(|| rustix::io::pwrite(&file, &page.0[..], offset)))? {
         PAGE => Ok(()),
         // A device takes whole blocks, so the rest of it is what it refused.
         _ => Err(Errno::IO.into()),

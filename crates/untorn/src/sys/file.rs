@@ -6,7 +6,7 @@
 
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -14,6 +14,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+use super::size_limit;
 
 /// The extended attribute that holds a data file's mark.
 pub(crate) const MARK_ATTRIBUTE: &str = "user.untorn";
@@ -184,7 +186,9 @@ fn transfer_all(len: usize, nothing: Errno, mut call: impl FnMut(usize) -> rusti
 /// How many bytes were written before the error, and the error. A write of 0 bytes, which a full file system of some
 /// kinds gives, is ENOSPC.
 pub(crate) fn write_all(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Transferred {
-    transfer_all(bytes.len(), Errno::NOSPC, |done| rustix::io::pwrite(file, &bytes[done..], offset + done as u64))
+    size_limit::writing(offset.saturating_add(bytes.len() as u64), || {
+        transfer_all(bytes.len(), Errno::NOSPC, |done| rustix::io::pwrite(file, &bytes[done..], offset + done as u64))
+    })
 }
 
 /// Writes all of some parts, one after the other. Source: `pwritev(2)`.
@@ -198,16 +202,30 @@ pub(crate) fn write_all_parts(file: BorrowedFd<'_>, parts: &[&[u8]], mut offset:
     for parts in parts.chunks(MOST) {
         let mut parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         let mut parts = &mut parts[..];
-        let len = parts.iter().map(|part| part.len()).sum();
-        let written = transfer_all(len, Errno::NOSPC, |done| {
-            let n = rustix::io::pwritev(file, parts, offset + done as u64)?;
-            IoSlice::advance_slices(&mut parts, n);
-            Ok(n)
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let written = size_limit::writing(offset.saturating_add(len as u64), || {
+            transfer_all(len, Errno::NOSPC, |done| {
+                let n = rustix::io::pwritev(file, parts, offset + done as u64)?;
+                IoSlice::advance_slices(&mut parts, n);
+                Ok(n)
+            })
         });
         written.map_err(|(done, error)| (offset - start + done, error))?;
         offset += len as u64;
     }
     Ok(())
+}
+
+/// Writes at least some of `bytes` at `offset`. Source: `pwrite(2)`.
+pub(crate) fn write_some(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    size_limit::writing(offset.saturating_add(bytes.len() as u64), || {
+        uninterrupted(|| rustix::io::pwrite(file, bytes, offset))
+    })
+}
+
+/// Sets the length of a file. Source: `ftruncate(2)`.
+pub(crate) fn set_len(file: impl AsFd, len: u64) -> rustix::io::Result<()> {
+    size_limit::growing(len, || rustix::fs::ftruncate(file, len))
 }
 
 /// Fills `bytes` from `offset`. Source: `pread(2)`.

@@ -23,6 +23,7 @@ mod process;
 pub(crate) mod ring;
 pub(crate) mod runs;
 pub(crate) mod shared;
+pub(crate) mod size_limit;
 pub(crate) mod socket;
 mod stores;
 // The one place where the model checker comes in.

@@ -40,7 +40,7 @@ impl SharedPages {
     /// Those of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
     pub(crate) fn create(name: &str, len: u64, reserve: usize) -> io::Result<Self> {
         let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&file, len)?;
+        super::file::set_len(&file, len)?;
         // Nobody can pull pages away from under the others.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
         Self::map(file, reserve)
@@ -111,7 +111,7 @@ impl SharedPages {
     /// # Errors
     /// Those of `ftruncate(2)`.
     pub(crate) fn grow(&self, len: u64) -> io::Result<()> {
-        Ok(rustix::fs::ftruncate(&self.file, len)?)
+        Ok(super::file::set_len(&self.file, len)?)
     }
 
     /// Puts memory of this process's own in the place of the mapping, zeros to begin with: from then on it neither

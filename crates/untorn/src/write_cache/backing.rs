@@ -286,7 +286,7 @@ impl BackingFile for Descriptor {
     }
 
     fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
-        let written = sys::file::uninterrupted(|| rustix::io::pwrite(&self.file, src, offset));
+        let written = sys::file::write_some(self.file.as_fd(), src, offset);
         match written.map_err(|error| Error::io_at("write to", &self.path, offset, error))? {
             // What a full file system of some kinds says.
             0 if !src.is_empty() => Err(Error::io_at("write to", &self.path, offset, Errno::NOSPC)),
@@ -295,7 +295,7 @@ impl BackingFile for Descriptor {
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        sys::file::uninterrupted(|| rustix::fs::ftruncate(&self.file, len))
+        sys::file::uninterrupted(|| sys::file::set_len(&self.file, len))
             .map_err(|error| Error::io("resize", &self.path, error))
     }
 

@@ -6,7 +6,7 @@ use crate::common::disk::{Kind, SmallDisk};
 use crate::common::{PAGE, alone, counted_pmem, create_on, limit, names, pattern, pmem, read, run_alone, scratch};
 use untorn::options::Layout;
 use untorn::testing::storage::{Medium, PageCache};
-use untorn::{AtomicFile, Durability, Error, Options};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
 
 fn small(durability: Durability) -> Options {
@@ -259,4 +259,47 @@ full_disk! {
     block_per_write_sparse: PageCache::new(), PerWrite, Sparse;
     block_per_commit_dense: PageCache::new(), PerCommit, Dense;
     block_per_commit_sparse: PageCache::new(), PerCommit, Sparse;
+}
+
+/// The limit on the size of files (`ulimit -f`): a call beyond it is an error, and no signal ends the process. What is
+/// there can be read, and all goes on when the limit is lifted.
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_no_signal() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    alone!(60, "the limit is the process's own");
+    let before = getrlimit(Resource::Fsize);
+    let set = |current: Option<u64>| setrlimit(Resource::Fsize, Rlimit { current, ..before }).unwrap();
+    let is_too_large = |error: Error, file: &std::path::Path| {
+        assert!(error.errno() == 27 && error.path().starts_with(file.parent().unwrap()), "{error}");
+    };
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let options = Options::new().engine(engine).durability(Durability::PerCommit).record_area(2, 16);
+        let path = scratch("data");
+        let file = options.create(&path, 64 * PAGE as u64).unwrap();
+        let mut model = read(&file);
+        file.close().unwrap();
+        let file = options.open(&path).unwrap();
+        set(Some(8 * PAGE as u64));
+        // Another file that is made here has the limit read.
+        let other = path.with_file_name("other");
+        is_too_large(options.create(&other, 64 * PAGE as u64).unwrap_err(), &other);
+        assert!(!other.exists());
+        let written = file.write_at(&pattern(40 * PAGE, 1), 0).and_then(|()| file.sync().map(drop));
+        is_too_large(written.expect_err("the sidecar would be longer than the limit"), &path);
+        is_too_large(file.resize(200 * PAGE as u64).unwrap_err(), &path);
+        assert!(read(&file)[40 * PAGE..] == model[40 * PAGE..]);
+        drop(file);
+        set(before.current);
+        let file = options.open(&path).unwrap();
+        assert!(read(&file) == model, "{engine}: a write that failed is there");
+        model[..40 * PAGE].copy_from_slice(&pattern(40 * PAGE, 1));
+        file.write_at(&model[..40 * PAGE], 0).and_then(|()| file.sync()).unwrap();
+        assert!(read(&file) == model);
+        file.settle().unwrap();
+        set(Some(8 * PAGE as u64));
+        is_too_large(Options::new().create_map(path.with_file_name("map"), 64 * PAGE as u64).unwrap_err(), &path);
+        let log = path.with_file_name("log");
+        is_too_large(untorn::write_cache::CacheOptions::new().create(&log).map(drop).unwrap_err(), &log);
+        set(before.current);
+    }
 }

@@ -264,7 +264,7 @@ impl MappedFile {
         // No access is admitted to a byte that the file does not have: a shrink is announced before it is made, growth
         // after.
         self.change_len(before.min(len));
-        if let Err(errno) = rustix::fs::ftruncate(&self.file, len) {
+        if let Err(errno) = sys::file::set_len(&self.file, len) {
             self.change_len(before);
             return Err(Error::io("resize", &self.path, errno));
         }

@@ -274,7 +274,7 @@ impl Open {
     fn check_exclusion(&mut self, file: &OwnedFd, memory: &FileMap, pages: Range<u64>, bytes: &[u8]) -> io::Result<()> {
         let end = pages.end.next_multiple_of(CHUNK) * PAGE;
         if self.len < end {
-            rustix::fs::ftruncate(file, end)?;
+            file::set_len(file, end)?;
             self.len = end;
         }
         // The file has no bytes of a closed page: zeros need not be written. All else goes in rows, for a call each.
