@@ -91,6 +91,7 @@ print('done')
 
 #[test]
 fn a_directory_is_renamed_with_what_is_managed_below_it() {
+    untorn_testing::needs!("python3");
     let program = "
 import errno, os
 os.makedirs('a/b')

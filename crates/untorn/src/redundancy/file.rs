@@ -15,7 +15,7 @@ use super::{Mode, barriers};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::attach::{is_named, take_lock};
 pub(crate) use crate::format::sidecar::redundancy_file;
-use crate::format::sidecar::{directory, parent, path as sidecar_path, uuid_text};
+use crate::format::sidecar::{parent, path as sidecar_path, uuid_text};
 use crate::options::Settings;
 use crate::storage::{Access, LockKind, Medium, MediumFile, lock_holder};
 
@@ -71,8 +71,8 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
     // That of the sidecar first: it speaks of nothing without this one.
     remove_of_sidecar(medium, path)?;
     medium.unlink(&place)?;
-    medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
-    medium.remove_dir_if_empty(&directory(path))?;
+    medium.sync_dir(barriers::CREATE_NAME, &parent(&place))?;
+    medium.remove_dir_if_empty(&parent(&place))?;
     Ok(true)
 }
 
@@ -111,7 +111,7 @@ pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
         let (data, file) = (path.display(), orphan.display());
         tracing::warn!(path = %data, redundancy_file = %file, "renamed a redundancy file that belongs to another file");
         medium.rename(&place, &orphan)?;
-        medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
+        medium.sync_dir(barriers::CREATE_NAME, &parent(&place))?;
     }
     Ok(Found::Nothing)
 }

@@ -22,10 +22,20 @@
 //!    means: it is sticky itself, or only its owner writes to it.
 //! 7. The user of this process is no reason to believe a directory, unlike a file: the next opener would not believe
 //!    it, and miss the sidecar in it.
+//! 8. A user that came first shuts nobody out: a data file that cannot believe `.untorn` has its companions in
+//!    `.untorn-UID`, by the same rules, where UID is the number of the data file's owner.
+//! 9. All companions of a file are in one directory, and all processes find the same one. It is `.untorn-UID` if that
+//!    is believed and has something of this file. It is `.untorn` if that is absent, or believed and open to the file's
+//!    owner or with something of this file. Otherwise it is `.untorn-UID`. The answer depends on the file, not on the
+//!    process. It stays the same while the file has a sidecar, whatever other users make or remove.
+//! 10. If only one user writes to the directory around, nobody else came first: a `.untorn` that is not believed is an
+//!    error to mend, and no reason for a second one.
+//! 11. A file whose mark says that it has a sidecar is refused, not served without it, if the only one is in a
+//!     `.untorn` that is not believed any more.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -33,14 +43,68 @@ use rustix::io::Errno;
 use super::Access;
 use super::names::{check_regular, unlink};
 use crate::error::{Error, Result};
+use crate::sys::file::MARK_ATTRIBUTE;
 use crate::sys::permissions::{Permissions, conform, conform_directory};
 
 /// The name of the directory of companions.
-pub(crate) const DIRECTORY: &str = ".untorn";
+const DIRECTORY: &str = ".untorn";
 
-/// Whether a path names a directory of companions.
+/// Whether a path names a directory of companions: `.untorn`, or `.untorn-UID`.
 pub(crate) fn is_directory(path: &Path) -> bool {
-    path.file_name() == Some(OsStr::new(DIRECTORY))
+    let name = path.file_name().map(OsStr::as_encoded_bytes).unwrap_or_default();
+    match name.strip_prefix(DIRECTORY.as_bytes()) {
+        Some([]) => true,
+        Some([b'-', digits @ ..]) => !digits.is_empty() && digits.iter().all(u8::is_ascii_digit),
+        _ => false,
+    }
+}
+
+/// What a name of a directory of companions stands for.
+enum Judged {
+    Absent,
+    /// Believed, and the owner of the data file can make files in it.
+    Usable,
+    Believed,
+    Refused,
+}
+
+fn judge(dir: &Path, around: &Path, data: u32) -> Judged {
+    match (Permissions::of_directory(dir), Permissions::at(around)) {
+        (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => Judged::Absent,
+        (Ok(Some(dir)), Ok(around)) if believe_directory(&dir, &around, data).is_ok() => {
+            let is_usable = data == 0 || dir.uid == data || dir.lets_others_write();
+            if is_usable { Judged::Usable } else { Judged::Believed }
+        }
+        _ => Judged::Refused,
+    }
+}
+
+/// The directory of companions of a data file, and the other one in which there may be some: invariants 8 and 9.
+pub(crate) fn directories_of(data: &Path) -> (PathBuf, Option<PathBuf>) {
+    let around = data.parent().filter(|around| *around != Path::new("")).unwrap_or(Path::new("."));
+    let common = around.join(DIRECTORY);
+    // A file of a simulated medium is none of the kernel's.
+    let Ok(file) = rustix::fs::stat(data) else { return (common, None) };
+    let own = around.join(format!("{DIRECTORY}-{}", file.st_uid));
+    let names = [file.st_ino.to_string(), format!("{}.redundancy", file.st_ino)];
+    let holds = |dir: &Path| names.iter().any(|name| rustix::fs::lstat(dir.join(name)).is_ok());
+    match (judge(&common, around, file.st_uid), judge(&own, around, file.st_uid)) {
+        (_, Judged::Usable | Judged::Believed) if holds(&own) => (own, Some(common)),
+        (Judged::Absent | Judged::Usable, _) => (common, Some(own)),
+        (Judged::Believed, _) if holds(&common) => (common, Some(own)),
+        // Opening it says why it is refused.
+        (Judged::Refused, _) if holds(&common) && may_have_sidecar(data) => (common, Some(own)),
+        (Judged::Refused, _) if !Permissions::at(around).is_ok_and(|around| around.lets_others_write()) => {
+            (common, Some(own))
+        }
+        (Judged::Believed, _) => (own, Some(common)),
+        (Judged::Refused, _) => (own, None),
+    }
+}
+
+/// Whether nothing says that a data file has no sidecar: without a mark it has none, where there are marks.
+fn may_have_sidecar(data: &Path) -> bool {
+    !matches!(rustix::fs::getxattr(data, MARK_ATTRIBUTE, &mut [0; 32]), Err(Errno::NODATA))
 }
 
 /// The directory of companions that a path is in, and its name there; `None` for every other path.
@@ -332,5 +396,30 @@ pub(super) fn directory_of_name(path: &Path) -> rustix::io::Result<(Option<Owned
     match split(path) {
         Some((dir, name)) => Ok((Some(Directory::open(dir)?), name)),
         None => Ok((None, path.as_os_str())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_companions_are_told_by_their_names() {
+        for yes in [".untorn", "a/.untorn", "/a/.untorn-0", ".untorn-65534"] {
+            assert!(is_directory(Path::new(yes)), "{yes}");
+        }
+        for no in
+            ["", "/", "untorn", ".untorn-", ".untorn-x", ".untorn-1x", ".untorn-probe-1-2", ".untorn/7", ".untornx"]
+        {
+            assert!(!is_directory(Path::new(no)), "{no}");
+        }
+        assert_eq!(split(Path::new("a/.untorn/7")), Some((Path::new("a/.untorn"), OsStr::new("7"))));
+        assert_eq!(split(Path::new("a/7")), None);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_has_the_common_directory() {
+        assert_eq!(directories_of(Path::new("/nowhere/f")), (PathBuf::from("/nowhere/.untorn"), None));
+        assert_eq!(directories_of(Path::new("nothing-of-this-name")).0, PathBuf::from("./.untorn"));
     }
 }

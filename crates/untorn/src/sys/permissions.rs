@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use rustix::fs::{Gid, Mode, Stat, Uid, XattrFlags};
+use rustix::fs::{FileType, Gid, Mode, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
 
 /// The extended attribute that holds a file's access control list. Source: `acl(5)`, `linux/posix_acl_xattr.h`.
@@ -66,6 +66,19 @@ impl Permissions {
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let list = read_list(|value| rustix::fs::getxattr(path, ACCESS_LIST, value))?;
         Ok(Permissions::new(&rustix::fs::stat(path)?, list))
+    }
+
+    /// Those of the directory that has this name; `None` if something else has it, be it a symbolic link to one.
+    ///
+    /// # Errors
+    /// Those of `lstat(2)` and `lgetxattr(2)`.
+    pub(crate) fn of_directory(path: &Path) -> io::Result<Option<Self>> {
+        let found = rustix::fs::lstat(path)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+            return Ok(None);
+        }
+        let list = read_list(|value| rustix::fs::lgetxattr(path, ACCESS_LIST, value))?;
+        Ok(Some(Permissions::new(&found, list)))
     }
 
     /// Those of a file of which only the inode could be examined.

@@ -6,7 +6,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr};
+use rustix::io::Errno;
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use twox_hash::XxHash3_64;
 use untorn::options::Prefer;
@@ -291,10 +292,13 @@ fn cell(owner: u32, dir: &Path, plant: Plant, (verb, go): Verb, forged: &Forged)
     if let Some((path, _)) = found.iter().find(|(_, bytes)| has(bytes, SECRET) || has(bytes, &original()[..100])) {
         return Err(format!("the attacker can read the caller's bytes in {}", path.display()));
     }
-    // Without a plant, nothing is refused. Some kernels let only root ask for what a map needs.
+    // Without a plant nothing is refused, and nobody is shut out of a sticky directory. Some kernels let only root ask
+    // for what a map needs.
+    let marks = getxattr(&path, "user.untorn", &mut [0; 32]) != Err(Errno::NOTSUP);
+    let open = shut_out || marks && fs::metadata(dir).unwrap().mode() & 0o1000 != 0;
     let allowed = verb != "repair" && (owner == 0 || verb != "map");
-    if let (true, Err(error)) = (shut_out && allowed, outcome) {
-        return Err(format!("refused without a plant: {error}"));
+    if let (true, Err(error)) = (open && allowed, outcome) {
+        return Err(format!("refused: {error}"));
     }
     Ok(())
 }
@@ -510,4 +514,91 @@ fn a_fresh_sidecar_does_not_hide_a_lost_one() {
         let error = options.open(&path).err().unwrap();
         assert!(matches!(error, Error::SidecarMismatch { .. }), "{error}");
     }
+}
+
+/// Each has a directory of its own for what untorn keeps beside their files, whoever came first and whatever the other
+/// makes or removes.
+#[test]
+fn strangers_in_a_sticky_directory_keep_their_sidecars() {
+    untorn_testing::needs!("root");
+    strangers([VICTIM, MEMBER, 0]);
+    strangers([0, VICTIM, MEMBER]);
+}
+
+fn strangers([first, second, third]: [u32; 3]) {
+    let dir = directory(0o1777, 0);
+    let own = |user: u32| dir.path().join(format!(".untorn-{user}"));
+    let common = dir.path().join(".untorn");
+    let write = |user: u32| {
+        let path = dir.path().join(format!("of-{user}"));
+        fs::write(&path, original()).unwrap();
+        chown(&path, Some(user), Some(user)).unwrap();
+        let open = || Options::new().engine(EngineKind::Reflection).open(&path).unwrap();
+        let file = as_user(user, user, || {
+            let file = open();
+            file.write_at(SECRET, 0).unwrap();
+            file.sync().unwrap();
+            file
+        });
+        (path, file)
+    };
+    let users = [first, second, third];
+    let files = users.map(write);
+    let side = |dir: &Path, path: &Path| dir.join(fs::metadata(path).unwrap().ino().to_string());
+    let dirs = [common.clone(), own(second), own(third)];
+    let places = [0, 1, 2].map(|n| side(&dirs[n], &files[n].0));
+    for (place, owner) in places.iter().zip(users) {
+        assert_eq!(access(place), (owner, owner, 0o600), "{}", place.display());
+        let around = fs::metadata(place.parent().unwrap()).unwrap();
+        assert_eq!((around.uid(), around.mode() & 0o7777), (owner, 0o1755), "{}", place.display());
+    }
+    // As three processes leave them that are killed.
+    let left = places.clone().map(|place| fs::read(place).unwrap());
+    let marks = files.each_ref().map(|(path, _)| crate::common::mark(path));
+    let paths = files.map(|(path, file)| {
+        drop(file);
+        path
+    });
+    for n in 0..3 {
+        fs::create_dir_all(&dirs[n]).unwrap();
+        chown(&dirs[n], Some(users[n]), Some(users[n])).unwrap();
+        fs::write(&places[n], &left[n]).unwrap();
+        chown(&places[n], Some(users[n]), Some(users[n])).unwrap();
+        fs::set_permissions(&places[n], Permissions::from_mode(0o600)).unwrap();
+        fs::write(&paths[n], original()).unwrap();
+        if let Some(mark) = &marks[n] {
+            setxattr(&paths[n], "user.untorn", mark, XattrFlags::empty()).unwrap();
+        }
+    }
+    // The first goes, and another user makes the directory anew.
+    let read = |n: usize| {
+        let open = || Options::new().engine(EngineKind::Reflection).open(&paths[n]);
+        let file = as_user(users[n], users[n], open).unwrap();
+        let bytes = all_of(&file).unwrap().unwrap();
+        assert!(bytes.starts_with(SECRET), "user {} lost a commit", users[n]);
+        as_user(users[n], users[n], || file.settle()).unwrap();
+    };
+    read(0);
+    assert!(!common.exists());
+    read(1);
+    as_user(ATTACKER, ATTACKER, || fs::create_dir(&common)).unwrap();
+    read(2);
+    assert!(common.exists() && dirs[1..].iter().all(|dir| !dir.exists()));
+}
+
+/// On upgrade, or after a `chmod`: what a file has there is neither used nor forgotten.
+#[test]
+fn a_sidecar_in_a_directory_not_believed_is_not_forgotten() {
+    untorn_testing::needs!("root");
+    let dir = directory(0o1777, 0);
+    let (path, model) = crashed(dir.path());
+    let common = dir.path().join(".untorn");
+    chown(&common, Some(ATTACKER), None).unwrap();
+    for options in [Options::new(), Options::new().read_only(true)] {
+        let error = options.open(&path).err().unwrap();
+        assert!(matches!(error, Error::Untrusted { .. }), "{error}");
+        assert!(error.to_string().contains("/.untorn,") && error.to_string().contains("user 65534"), "{error}");
+    }
+    chown(&common, Some(0), None).unwrap();
+    assert!(all_of(&Options::new().open(&path).unwrap()).unwrap().unwrap() == model);
 }

@@ -92,7 +92,7 @@ impl<M: Medium> Reflection<M> {
         let durable = || {
             self.medium.fence(barriers::SPILL_NAME, &[&spill])?;
             spill.sync(barriers::SPILL_NAME)?;
-            self.medium.sync_dir(barriers::SPILL_NAME, &crate::format::sidecar::directory(&self.path))
+            self.medium.sync_dir(barriers::SPILL_NAME, &crate::format::sidecar::parent(&self.sidecar))
         };
         durable().map_err(|error| self.poison(error))?;
         self.lanes.append_line(lane, &self.side, at, &lines[0], None).map_err(|error| self.poison(error))

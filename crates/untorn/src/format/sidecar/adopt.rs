@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use super::attach::{is_named, take_lock};
 use super::superblock::Superblock;
-use super::{aside, barriers, candidates, companions, directory, parent, path as sidecar_path, uuid_text};
+use super::{aside, barriers, candidates, companions, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
@@ -48,8 +48,13 @@ pub(super) fn adopt<M: Medium>(medium: &M, path: &Path, data: &M::File, mark: &[
         };
         original = owner(medium, path, identity, &superblock, &candidate)?;
         if original.is_none() {
-            relocate(medium, &directory(path), &candidate, place)?;
-            return medium.sync_dir(barriers::CREATE_NAME, &directory(path));
+            relocate(medium, &parent(place), &candidate, place)?;
+            medium.sync_dir(barriers::CREATE_NAME, &parent(place))?;
+            if parent(&candidate) != parent(place) {
+                // A rename from one directory to another is durable when both are.
+                medium.sync_dir(barriers::CREATE_NAME, &parent(&candidate))?;
+            }
+            return Ok(());
         }
     }
     match in_use {
@@ -107,7 +112,7 @@ pub(super) fn set_aside<M: Medium>(medium: &M, path: &Path, place: &Path, superb
     let to = aside(place, &superblock.uuid);
     let (file, sidecar) = (path.display(), to.display());
     tracing::warn!(path = %file, %sidecar, "renamed a sidecar that does not belong to this file");
-    relocate(medium, &directory(path), place, &to)
+    relocate(medium, &parent(place), place, &to)
 }
 
 /// The sidecar with the UUID of a file's mark, wherever it stands in the directory; none is locked or changed.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::adopt::{adopt, explained, set_aside};
 use super::retirement::Retirement;
 use super::superblock::{Left, Name, Superblock};
-use super::{Geometry, PAGE, barriers, candidates, companions, directory, parent, path as sidecar_path, uuid_text};
+use super::{Geometry, PAGE, barriers, candidates, companions, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
@@ -112,7 +112,7 @@ pub(crate) fn attach<M: Medium>(
         options.exclusion.as_ref().map_or(Ok(()), |exclusion| exclusion.check_exclusion())?;
         data.sync(barriers::ATTACH_FILES)?;
         side.sync(barriers::ATTACH_FILES)?;
-        medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;
+        medium.sync_dir(barriers::ATTACH_NAMES, &parent(&place))?;
         medium.sync_dir(barriers::ATTACH_NAMES, &parent(path))?;
         side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
         let mut superblock = match Superblock::read(&side, &place) {
@@ -386,13 +386,14 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path, data: &M::File, sidecar
         data.set_mark(None)?;
     }
     data.sync(barriers::REMOVE_MARK)?;
+    tracing::debug!(path = %path.display(), sidecar = %sidecar.display(), "removing a sidecar");
     medium.unlink(sidecar)?;
     for companion in companions(sidecar) {
         if medium.exists(&companion)? {
             medium.unlink(&companion)?;
         }
     }
-    medium.remove_dir_if_empty(&directory(path))
+    medium.remove_dir_if_empty(&parent(sidecar))
 }
 
 /// Creates a sidecar under a temporary name and gives it its final one when it is whole. Returns its UUID; `None` if
@@ -405,7 +406,7 @@ fn create<M: Medium>(
     identity: Identity,
     plan: &Plan,
 ) -> Result<Option<[u8; 16]>> {
-    let dir = directory(path);
+    let dir = parent(place);
     medium.create_companion_dir(&dir, data)?;
     let temporary = place.with_extension("new");
     let earlier = open_existing(medium, &temporary, Access::ReadWrite, plan.reserve, data)?;

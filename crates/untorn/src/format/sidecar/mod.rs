@@ -15,11 +15,13 @@ pub(crate) mod state;
 pub(crate) mod superblock;
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::record::LINE;
 use crate::options::Layout;
+use crate::storage::companion::directories_of;
 use crate::storage::{Identity, MarkState, Medium, MediumFile};
 
 /// The longest file untorn serves, 64 PiB: what a sidecar says beyond it is nonsense, and below it no sum overflows.
@@ -99,9 +101,9 @@ impl Geometry {
     }
 }
 
-/// The directory of sidecars beside a data file.
+/// The directory of sidecars beside a data file: `.untorn`, or that of its owner where `.untorn` is a stranger's.
 pub(crate) fn directory(data: &Path) -> PathBuf {
-    parent(data).join(".untorn")
+    directories_of(data).0
 }
 
 /// The directory of the data file.
@@ -144,9 +146,18 @@ fn is_meeting_place(name: &OsStr) -> bool {
 
 /// The files in the directory of sidecars that may be sidecars.
 fn candidates<M: Medium>(medium: &M, data: &Path) -> Result<impl Iterator<Item = PathBuf>> {
-    let dir = directory(data);
-    let names = medium.list(&dir)?.into_iter().filter(|name| !is_meeting_place(name));
-    Ok(names.map(move |name| dir.join(name)))
+    let (one, other) = directories_of(data);
+    let mut found = Vec::new();
+    for dir in [Some(one), other].into_iter().flatten() {
+        // One that a stranger made may not be this user's to list.
+        let names = match medium.list(&dir) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::PermissionDenied => continue,
+            names => names?,
+        };
+        let names = names.into_iter().filter(|name| !is_meeting_place(name));
+        found.extend(names.map(|name| dir.join(name)));
+    }
+    Ok(found.into_iter())
 }
 
 /// The sidecar of a file: at its place, or under another name with the UUID of its mark.
