@@ -63,6 +63,7 @@ pub struct Options {
     pub(crate) redo_threshold_percent: u8,
     pub(crate) log_size: u64,
     pub(crate) checkpoint_threads: usize,
+    pub(crate) notice_changes: bool,
     pub(crate) prefer: Option<Prefer>,
     pub(crate) adopt: bool,
     pub(crate) keep_sidecar: bool,
@@ -95,6 +96,7 @@ impl Default for Options {
             redo_threshold_percent: 5,
             log_size: 1 << 36,
             checkpoint_threads: 2,
+            notice_changes: true,
             prefer: None,
             adopt: false,
             keep_sidecar: false,
@@ -269,6 +271,19 @@ impl Options {
     #[must_use]
     pub fn prefer(mut self, side: Prefer) -> Self {
         self.prefer = Some(side);
+        self
+    }
+
+    /// Sets whether [`sync`](crate::AtomicFile::sync), `close` and `settle` look whether another program has changed
+    /// the data file since it was opened. If one has, they fail with [`Error::ModifiedExternally`], commit nothing, and
+    /// leave both versions: the file as it is, and the last commit in the sidecar. Every open refuses the file then,
+    /// until the user [chooses](Options::prefer). It costs one `fstat(2)` a commit. The default is true.
+    ///
+    /// Length and modification time tell. `docs/fault-model.md` lists what they do not tell; on persistent memory and
+    /// on network file systems that is everything.
+    #[must_use]
+    pub fn notice_changes(mut self, notice: bool) -> Self {
+        self.notice_changes = notice;
         self
     }
 

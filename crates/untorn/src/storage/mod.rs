@@ -27,6 +27,7 @@ mod forward;
 mod latch;
 mod mapping;
 pub(crate) mod names;
+mod own_changes;
 mod page_cache;
 mod whole;
 
@@ -316,6 +317,15 @@ pub trait MediumFile: Send + Sync {
 
     /// The current size and modification time.
     fn stamp(&self) -> Result<Stamp>;
+
+    /// Whether another program has changed the file since this process opened it for writing, as far as its length and
+    /// its modification time tell. It is false if the medium cannot tell: see `own_changes` for what is not noticed.
+    ///
+    /// # Errors
+    /// None that a later call would not return too.
+    fn is_disturbed(&self) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Whether a store through a mapping, by any process, changes the modification time at the first store after a
     /// [`sync`](MediumFile::sync). It is false if files live in memory only.

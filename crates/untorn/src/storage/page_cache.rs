@@ -14,6 +14,7 @@ use super::companion;
 use super::forward::forward;
 use super::mapping::MappedFile;
 use super::names::{self, Directories};
+use super::own_changes::OwnChanges;
 use super::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Names, Stamp, is_bad_place,
     unless_bad,
@@ -144,13 +145,24 @@ pub struct PageCacheFile {
     flushed: AtomicU64,
     /// For reads past the page cache: opened when first needed, `None` where the file system has no such reads.
     direct: OnceLock<Option<OwnedFd>>,
+    /// `None` for a file that is open for reading, and where times tell nothing.
+    own: Option<OwnChanges>,
 }
 
 impl PageCacheFile {
     fn new(file: MappedFile, by_call: bool) -> Self {
         let by_call = by_call || sys::file::in_memory(file.fd());
         let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
-        PageCacheFile { file, by_call, written, flushed, direct: OnceLock::new() }
+        let own = file.is_writable().then(|| OwnChanges::of(file.fd())).flatten();
+        PageCacheFile { file, by_call, written, flushed, direct: OnceLock::new(), own }
+    }
+
+    /// Makes a change that this process knows to be its own.
+    fn change<T>(&self, work: impl FnOnce(&MappedFile) -> T) -> T {
+        match &self.own {
+            Some(own) => own.change(|| self.file.stamp().ok(), || work(&self.file)),
+            None => work(&self.file),
+        }
     }
 
     /// Counts a change, after it was made: a flush that sees the count then covers the change.
@@ -179,6 +191,11 @@ impl MediumFile for PageCacheFile {
 
     fn changed_by_others(&self) {
         self.changed();
+    }
+
+    fn is_disturbed(&self) -> Result<bool> {
+        let Some(own) = &self.own else { return Ok(false) };
+        Ok(own.is_disturbed(self.file.len(), || self.file.stamp().ok()))
     }
 
     #[inline]
@@ -229,7 +246,7 @@ impl MediumFile for PageCacheFile {
             return self.write(offset, src).map(|()| true);
         }
         // A place that a device can neither read nor write would fail the next flush, and with it the file.
-        match sys::direct::write_page(self.file.fd(), offset, src) {
+        match self.change(|file| sys::direct::write_page(file.fd(), offset, src)) {
             Ok(()) => {
                 self.changed();
                 Ok(true)
@@ -243,7 +260,7 @@ impl MediumFile for PageCacheFile {
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.file.range_mut(offset, src.len())?;
-        let result = self.file.pwrite(offset, src);
+        let result = self.change(|file| file.pwrite(offset, src));
         // A failed write may have written a part.
         self.changed();
         result
@@ -251,7 +268,7 @@ impl MediumFile for PageCacheFile {
 
     fn write_parts(&self, offset: u64, parts: &[&[u8]]) -> Result<()> {
         self.file.range_mut(offset, parts.iter().map(|part| part.len()).sum())?;
-        let result = self.file.pwritev(offset, parts);
+        let result = self.change(|file| file.pwritev(offset, parts));
         // As above.
         self.changed();
         result
@@ -265,20 +282,20 @@ impl MediumFile for PageCacheFile {
     fn flush(&self, _: Barrier, _: u64, _: u64) {}
 
     fn set_len(&self, len: u64) -> Result<()> {
-        let result = self.file.set_len(len);
+        let result = self.change(|file| file.set_len(len));
         self.changed();
         result
     }
 
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         // Where space can't be allocated ahead, a write that finds none says so itself.
-        let _allocated = self.file.allocate(offset, len)?;
+        let _allocated = self.change(|file| file.allocate(offset, len))?;
         self.changed();
         Ok(())
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        let result = self.file.punch(offset, len);
+        let result = self.change(|file| file.punch(offset, len));
         self.changed();
         result
     }
@@ -292,7 +309,7 @@ impl MediumFile for PageCacheFile {
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
         // A file system in memory has nothing but the cache.
-        if self.by_call || !self.file.distrust(offset, len)? {
+        if self.by_call || !self.change(|file| file.distrust(offset, len))? {
             return Ok(());
         }
         self.changed();

@@ -248,6 +248,17 @@ pub(crate) fn forget_clean(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::R
     uninterrupted(|| rustix::fs::fadvise(file, start, NonZeroU64::new(end - start), Advice::DontNeed))
 }
 
+/// Whether the times of a file come from this machine's clock: those of a file system on another machine may not, and
+/// those of one in user space are what its server says.
+pub(crate) fn has_local_times(file: BorrowedFd<'_>) -> bool {
+    // ext4, xfs, btrfs, f2fs, overlayfs.
+    const LOCAL: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x794c_7630];
+    rustix::fs::fstatfs(file).is_ok_and(|found| {
+        let kind = found.f_type as u64;
+        matches!(kind, TMPFS | RAMFS) || LOCAL.contains(&kind)
+    })
+}
+
 /// Whether the file system says that a range is a hole, with nothing written to it.
 pub(crate) fn is_hole(file: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     // The position this sets is nobody's: all reads and writes name their own.

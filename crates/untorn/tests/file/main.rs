@@ -40,6 +40,7 @@ mod planted;
 mod refusals;
 mod sigbus;
 mod space;
+mod strangers;
 mod threads;
 
 #[global_allocator]

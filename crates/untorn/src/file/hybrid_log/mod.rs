@@ -77,6 +77,7 @@ use crate::engine::handle_state::HandleState;
 use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::Result;
 use crate::format::record::ChecksumSeed;
+use crate::format::sidecar::attach::disturbed;
 use crate::format::sidecar::data::Pair;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
@@ -85,7 +86,7 @@ use crate::storage::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_R
 use crate::sync::clean_bits::{CleanBits, SequenceCounter};
 use crate::sync::group_commit::GroupFlush;
 use crate::sync::slots::{ThreadSlot, ThreadSlots};
-use crate::sync::word_lock::WordLock;
+use crate::sync::word_lock::{WordLock, lock};
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox, thread_number};
 
 /// The barriers of this engine.
@@ -255,6 +256,20 @@ impl<M: Medium> Core<M> {
         self.medium.fence(barrier, files).map_err(|error| self.handle_state.poison(error))
     }
 
+    /// Refuses to go on if another program has changed the data file. Both versions stay until the user chooses.
+    fn undisturbed(&self) -> Result<()> {
+        if !self.options.notice_changes || self.handle_state.writable().is_err() || !self.data.is_disturbed()? {
+            return Ok(());
+        }
+        let error = self.handle_state.poison(disturbed(self.path()));
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        if let Err(failed) = sidecar_state.write_disputed(&*self.medium, &self.side, barriers::CLOSE_STATE) {
+            tracing::error!(path = %self.path().display(), error = %failed, "cannot note that the file is in dispute; \
+                                                                            the next open takes the last commit");
+        }
+        Err(error)
+    }
+
     fn check(&self, offset: u64, len: u64) -> Result<()> {
         check_range(self.path(), offset, len, self.len()).map_err(|error| self.handle_state.unless_forked(error))
     }
@@ -309,6 +324,7 @@ impl<M: Medium> Engine for HybridLog<M> {
             return Ok(self.core.durable());
         }
         self.core.handle_state.writable()?;
+        self.core.undisturbed()?;
         // What is due now the next call finds out: to wake a thread would take longer than the commit.
         self.core.commit().map_err(|error| self.core.handle_state.unless_lost(error))?;
         Ok(self.core.durable())
@@ -359,11 +375,13 @@ impl<M: Medium> Engine for HybridLog<M> {
             // A checkpoint in the background may have come upon a flush that failed since the last sync.
             self.core.handle_state.writable()?;
         }
+        self.core.undisturbed()?;
         self.core.let_go(how)
     }
 
     fn settle(&self) -> Result<()> {
         self.workers.stop();
+        self.core.undisturbed()?;
         self.core.settle_all()
     }
 }
@@ -371,7 +389,7 @@ impl<M: Medium> Engine for HybridLog<M> {
 impl<M: Medium> Drop for HybridLog<M> {
     fn drop(&mut self) {
         self.workers.stop();
-        if let Err(error) = self.core.let_go(Close::AsAsked) {
+        if let Err(error) = self.core.undisturbed().and_then(|()| self.core.let_go(Close::AsAsked)) {
             // Nobody is left to return it to; the next open recovers.
             tracing::warn!(path = %self.core.path().display(), %error, "cannot close the file cleanly; the next open \
                                                                         recovers it");

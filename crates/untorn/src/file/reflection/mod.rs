@@ -47,11 +47,13 @@ use crate::error::{Error, Result};
 use crate::format::lane::{Lane, Lanes};
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::Geometry;
+use crate::format::sidecar::attach::disturbed;
 use crate::format::sidecar::data::Pair;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
 use crate::storage::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_READ};
+use crate::sync::word_lock::lock;
 
 /// The barriers of this engine.
 pub(crate) mod barriers {
@@ -191,6 +193,20 @@ impl<M: Medium> Reflection<M> {
         self.handle_state.unless_lost(error)
     }
 
+    /// Refuses to go on if another program has changed the data file. Both versions stay until the user chooses.
+    fn undisturbed(&self) -> Result<()> {
+        if !self.options.notice_changes || self.writable().is_err() || !self.data.is_disturbed()? {
+            return Ok(());
+        }
+        let error = self.poison(disturbed(&self.path));
+        let mut sidecar_state = lock(&self.sidecar_state, self.relax());
+        if let Err(failed) = sidecar_state.write_disputed(&*self.medium, &self.side, barriers::CLOSE_STATE) {
+            tracing::error!(path = %self.path.display(), error = %failed, "cannot note that the file is in dispute; \
+                                                                          the next open takes the last commit");
+        }
+        Err(error)
+    }
+
     /// The bitmap of a page at the last commit. Stable while no commit of the page is under way.
     fn committed_bitmap(&self, page: u64) -> u64 {
         match self.durability {
@@ -247,6 +263,7 @@ impl<M: Medium> Engine for Reflection<M> {
             return Ok(self.commit_number());
         }
         self.writable()?;
+        self.undisturbed()?;
         if self.durability == Durability::PerCommit {
             self.commit_epoch().map_err(|error| self.unless_lost(error))?;
         }
@@ -297,17 +314,19 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn close(&self, how: Close) -> Result<()> {
+        self.undisturbed()?;
         self.let_go(how)
     }
 
     fn settle(&self) -> Result<()> {
+        self.undisturbed()?;
         self.settle_all()
     }
 }
 
 impl<M: Medium> Drop for Reflection<M> {
     fn drop(&mut self) {
-        if let Err(error) = self.let_go(Close::AsAsked) {
+        if let Err(error) = self.undisturbed().and_then(|()| self.let_go(Close::AsAsked)) {
             // Nobody is left to return it to; the next open recovers.
             tracing::warn!(path = %self.path.display(), %error, "cannot close the file cleanly; the next open recovers \
                                                                  it");

@@ -72,7 +72,7 @@ impl<M: Medium> Reflection<M> {
             Left::Open => live_records(&*medium, &side, &sidecar, geometry, checksum_seed, retirement.checkpoint)?,
             // Closing makes a cut; before the first open there was no commit. Whatever a lane holds then counts for
             // nothing.
-            Left::Fresh | Left::Clean | Left::Settled => Vec::new(),
+            Left::Fresh | Left::Clean | Left::Settled | Left::Disputed => Vec::new(),
         };
         if let Some((_, record)) = records.iter().find(|(_, record)| record.seq > MAX_NUMBER_AT_OPEN) {
             let what = format!("a record has the number {}, which is higher than any file can reach", record.seq);

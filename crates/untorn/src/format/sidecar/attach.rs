@@ -169,6 +169,12 @@ pub(crate) fn attach<M: Medium>(
         if superblock.left == Left::Clean && options.prefer != Some(Prefer::Sidecar) {
             unchanged(path, superblock.stamp, data.stamp()?)?;
         }
+        if superblock.left == Left::Disputed {
+            if options.prefer != Some(Prefer::Sidecar) {
+                return Err(disturbed(path));
+            }
+            superblock.left = Left::Open;
+        }
         // Before the first store: since the last opening the file may have come to another owner or other permissions.
         medium.bring_in_line(&side, data)?;
         return Ok(Attached { side, path: place, superblock, retirement });
@@ -239,12 +245,12 @@ fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Resul
     }
     superblock.left = how_left(&superblock, &side, &place)?;
     agree(path, &place, &superblock, identity, mark)?;
-    if superblock.left == Left::Fresh {
+    match superblock.left {
         // No commit was ever made with it: whatever it holds does not count.
-        return Ok(None);
-    }
-    if superblock.left == Left::Clean {
-        unchanged(path, superblock.stamp, data.stamp()?)?;
+        Left::Fresh => return Ok(None),
+        Left::Clean => unchanged(path, superblock.stamp, data.stamp()?)?,
+        Left::Disputed => return Err(disturbed(path)),
+        Left::Open | Left::Settled => {}
     }
     let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
     Ok(Some(Attached { side, path: place, superblock, retirement }))
@@ -369,6 +375,15 @@ pub(crate) fn unchanged(path: &Path, recorded: Stamp, now: Stamp) -> Result<()> 
         return Ok(());
     };
     Err(Error::ModifiedExternally { path: path.to_owned(), what })
+}
+
+/// The error of a file that another program changed while it was open.
+pub(crate) fn disturbed(path: &Path) -> Error {
+    let what =
+        "its length or its modification time changed while untorn had it open, and not by untorn; the open epoch \
+                was not committed"
+            .to_owned();
+    Error::ModifiedExternally { path: path.to_owned(), what }
 }
 
 /// Makes the data file say that it has this sidecar.

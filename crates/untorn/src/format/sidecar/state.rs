@@ -49,6 +49,18 @@ impl SidecarState {
         Ok(ChecksumSeed::new(&self.superblock.uuid, self.retirement.session))
     }
 
+    /// Says, durably, that another program changed the data file while it was open. No open takes either version for
+    /// the right one from then on, before the user has chosen. Nothing else is written any more.
+    pub(crate) fn write_disputed<M: Medium>(&mut self, medium: &M, side: &M::File, barrier: Barrier) -> Result<()> {
+        self.closed = true;
+        self.superblock.left = Left::Disputed;
+        for _ in 0..2 {
+            self.superblock.write(side)?;
+            medium.fence(barrier, &[side])?;
+        }
+        Ok(())
+    }
+
     /// Says, durably, that everything is in the data file: the sidecar may be removed.
     pub(crate) fn write_settled<M: Medium>(&mut self, medium: &M, side: &M::File, barrier: Barrier) -> Result<()> {
         self.closed = true;

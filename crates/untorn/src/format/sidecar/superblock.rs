@@ -23,6 +23,8 @@ pub(crate) enum Left {
     Clean,
     /// Everything is in the data file; the sidecar only waits to be removed.
     Settled,
+    /// Another program changed the data file while it was open: as [`Open`](Left::Open), but the user has to choose.
+    Disputed,
 }
 
 /// What the superblock holds.
@@ -107,7 +109,8 @@ const _: () = {
 
 const LAYOUTS: Codes<Layout> = Codes("layout", &[(1, Layout::Dense), (2, Layout::Sparse)]);
 const DURABILITIES: Codes<Durability> = Codes("durability", &[(1, Durability::PerWrite), (2, Durability::PerCommit)]);
-const LEFTS: Codes<Left> = Codes("state", &[(1, Left::Fresh), (2, Left::Open), (3, Left::Clean), (4, Left::Settled)]);
+const LEFTS: Codes<Left> =
+    Codes("state", &[(1, Left::Fresh), (2, Left::Open), (3, Left::Clean), (4, Left::Settled), (5, Left::Disputed)]);
 const ENGINES: Codes<EngineKind> = Codes("engine", &[(1, EngineKind::Reflection), (2, EngineKind::HybridLog)]);
 
 impl DualCopy for Superblock {

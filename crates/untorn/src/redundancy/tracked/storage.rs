@@ -104,8 +104,8 @@ impl<M: Medium> TrackedFile<M> {
 }
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
-    forward!(file: len, identity, stamp, notes_stores, mark, set_mark, try_lock, read, try_read, read_stored);
-    forward!(file: prefetch, prefetch_to_store, flush, sync, own_space, next_data);
+    forward!(file: len, identity, stamp, is_disturbed, notes_stores, mark, set_mark, try_lock);
+    forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, sync, own_space, next_data);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))

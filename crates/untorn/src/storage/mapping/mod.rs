@@ -80,6 +80,10 @@ impl MappedFile {
         &self.path
     }
 
+    pub(super) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
