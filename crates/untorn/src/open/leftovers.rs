@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use crate::error::{Error, Result};
 use crate::format::sidecar::leftovers::{self, Found, LeftoverKind};
 use crate::storage::PageCache;
+use crate::storage::companion::directories_in;
 
 /// A file in `.untorn` that belongs to no file of the directory, with the files that go with it.
 #[derive(Clone, Debug)]
@@ -47,23 +48,26 @@ pub struct Leftover {
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`] if the directory cannot be read, or a file in it cannot be removed.
+/// [`Error::Io`] if the directory cannot be read, or a file in it cannot be removed. [`Error::Untrusted`] if another
+/// user could exchange the files in `.untorn`.
 pub fn prune(dir: impl AsRef<Path>, older_than: Duration, remove: bool) -> Result<Vec<Leftover>> {
     let beside = dir.as_ref();
-    let (medium, sidecars) = (PageCache::reading_by_call(), beside.join(".untorn"));
+    let medium = PageCache::reading_by_call();
     if !beside.is_dir() {
         return Err(Error::io("list the directory", beside, rustix::io::Errno::NOTDIR));
     }
     let mut all = Vec::new();
-    for found in leftovers::list(&medium, beside, &sidecars)? {
-        let Some(mut leftover) = examined(&found) else { continue };
-        if leftover.age < older_than {
-            continue;
+    for sidecars in directories_in(beside)? {
+        for found in leftovers::list(&medium, beside, &sidecars)? {
+            let Some(mut leftover) = examined(&found) else { continue };
+            if leftover.age < older_than {
+                continue;
+            }
+            if remove {
+                leftover.removed = leftovers::remove(&medium, beside, &sidecars, &found)?;
+            }
+            all.push(leftover);
         }
-        if remove {
-            leftover.removed = leftovers::remove(&medium, beside, &sidecars, &found)?;
-        }
-        all.push(leftover);
     }
     Ok(all)
 }

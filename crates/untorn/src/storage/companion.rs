@@ -43,7 +43,7 @@ use rustix::io::Errno;
 use super::Access;
 use super::names::{check_regular, unlink};
 use crate::error::{Error, Result};
-use crate::sys::file::MARK_ATTRIBUTE;
+use crate::sys::file::{MARK_ATTRIBUTE, set_len};
 use crate::sys::permissions::{Permissions, conform, conform_directory};
 
 /// The name of the directory of companions.
@@ -100,6 +100,33 @@ pub(crate) fn directories_of(data: &Path) -> (PathBuf, Option<PathBuf>) {
         (Judged::Believed, _) => (own, Some(common)),
         (Judged::Refused, _) => (own, None),
     }
+}
+
+/// The directories of companions in a directory, for a process that clears them. One that belongs to a user that is not
+/// believed is not cleared: that user could exchange its names meanwhile.
+///
+/// # Errors
+/// [`Error::Untrusted`] if `.untorn` is not believed; [`Error::Io`].
+pub(crate) fn directories_in(around: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for name in super::names::list(around)? {
+        let dir = around.join(&name);
+        if !is_directory(&dir) {
+            continue;
+        }
+        let of = name.to_str().and_then(|name| name.rsplit_once('-')).and_then(|(_, uid)| uid.parse().ok());
+        let caller = rustix::process::geteuid().as_raw();
+        match judge(&dir, around, of.unwrap_or(caller)) {
+            Judged::Usable | Judged::Believed => found.push(dir),
+            Judged::Refused if of.is_none() => {
+                let what = "another user may exchange the files in it".to_owned();
+                return Err(Error::Untrusted { path: around.to_owned(), companion: dir, what });
+            }
+            Judged::Absent | Judged::Refused => {}
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Whether nothing says that a data file has no sidecar: without a mark it has none, where there are marks.
@@ -306,7 +333,7 @@ pub(crate) fn create(path: &Path, len: u64, data: &Principal<'_>, like: Borrowed
         if len == 0 {
             return Ok(());
         }
-        rustix::fs::ftruncate(&file, len).map_err(|errno| Error::io("resize", path, errno))
+        set_len(file.as_fd(), len).map_err(|error| Error::io("resize", path, error))
     };
     // The first error is the one that helps, whether or not the name can be removed again.
     finish().inspect_err(|_| drop(unlink(path)))?;

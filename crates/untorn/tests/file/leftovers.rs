@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::forged::renumber;
 use crate::common::{PAGE, copy, mark, names, partly_reflected, read, sidecar_of, tree};
-use untorn::Options;
 use untorn::report::{Leftover, LeftoverKind};
+use untorn::{Error, Options};
 
 const LEN: usize = 8 * PAGE;
 
@@ -81,4 +81,19 @@ fn what_was_set_aside_is_left_over_unless_its_file_is_there() {
     assert_eq!(kinds(&found(dir.path())), [(LeftoverKind::Orphan, Some(gone))]);
     assert!(untorn::prune(dir.path(), Duration::ZERO, true).unwrap()[0].removed);
     assert_eq!(names(dir.path()), ["data"]);
+}
+
+#[test]
+fn nothing_is_removed_through_a_symbolic_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let gone = dir.path().join("gone");
+    partly_reflected(&options(), &gone, LEN, 1);
+    std::fs::remove_file(&gone).unwrap();
+    let (here, elsewhere) = (dir.path().join(".untorn"), dir.path().join("elsewhere"));
+    std::fs::rename(&here, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &here).unwrap();
+    let before = tree(&elsewhere);
+    let refused = untorn::prune(dir.path(), Duration::ZERO, true).unwrap_err();
+    assert!(matches!(&refused, Error::Untrusted { companion, .. } if *companion == here), "{refused}");
+    assert!(tree(&elsewhere) == before);
 }

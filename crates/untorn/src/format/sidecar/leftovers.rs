@@ -135,8 +135,7 @@ pub(crate) fn list<M: Medium>(medium: &M, beside: &Path, dir: &Path) -> Result<V
     names.retain(|name| !is_meeting_place(name));
     names.sort();
     let is_free = |found: &Found| {
-        // Opened for writing only to be locked.
-        let locked = medium.open(&found.path, Access::ReadWrite, 0).and_then(|side| side.try_lock(LockKind::Exclusive));
+        let locked = medium.open(&found.path, Access::Read, 0).and_then(|side| side.try_lock(LockKind::Exclusive));
         locked.unwrap_or(false)
     };
     let found = names.iter().filter_map(|name| judge(medium, beside, dir, name, &living));
@@ -148,7 +147,7 @@ pub(crate) fn list<M: Medium>(medium: &M, beside: &Path, dir: &Path) -> Result<V
 /// # Errors
 /// Those of locking and removing.
 pub(crate) fn remove<M: Medium>(medium: &M, beside: &Path, dir: &Path, found: &Found) -> Result<bool> {
-    let side = medium.open(&found.path, Access::ReadWrite, 0)?;
+    let side = medium.open(&found.path, Access::Read, 0)?;
     if !side.try_lock(LockKind::Exclusive)? || !is_named(medium, &found.path, &side)? {
         return Ok(false);
     }
