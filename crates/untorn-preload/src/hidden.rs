@@ -11,6 +11,15 @@ use crate::settings::settings;
 /// The directory with the sidecars of the files of a directory.
 pub(crate) const SIDECARS: &CStr = c".untorn";
 
+/// Whether a name is that of a directory with sidecars: `.untorn`, or `.untorn-UID` beside a stranger's.
+pub(crate) fn is_sidecars(name: &[u8]) -> bool {
+    match name.strip_prefix(SIDECARS.to_bytes()) {
+        Some([]) => true,
+        Some([b'-', digits @ ..]) => !digits.is_empty() && digits.iter().all(u8::is_ascii_digit),
+        _ => false,
+    }
+}
+
 /// The extended attribute by which a file says that it has a sidecar.
 pub(crate) const MARK: &CStr = c"user.untorn";
 
@@ -22,7 +31,7 @@ pub(crate) fn hides() -> bool {
 /// Whether an entry of a directory, of this name and kind (`DT_…`), is to be left out. A file system that tells no
 /// kinds is taken at the name's word: to ask it would cost a system call where least is expected.
 pub(crate) fn is_hidden(name: &[u8], kind: u8) -> bool {
-    name == SIDECARS.to_bytes() && matches!(kind, libc::DT_DIR | libc::DT_UNKNOWN)
+    is_sidecars(name) && matches!(kind, libc::DT_DIR | libc::DT_UNKNOWN)
 }
 
 /// The same of what the C library read.

@@ -11,7 +11,7 @@ use libc::stat as Status;
 
 use super::calls;
 use super::status::seen_of;
-use crate::hidden::{SIDECARS, hides, name_of};
+use crate::hidden::{hides, is_sidecars, name_of};
 use crate::layer::{fail, managed};
 use crate::real::watched;
 
@@ -55,7 +55,7 @@ unsafe fn is_out_of_sight(path: *const c_char, status: *const Status, kind: c_in
     // SAFETY: the caller's.
     let status = if kind == NO_STATUS { None } else { unsafe { status.as_ref() } };
     let is_directory = status.is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFDIR);
-    below.any(|name| name == SIDECARS.to_bytes()) || is_directory && last == Some(SIDECARS.to_bytes())
+    below.any(is_sidecars) || is_directory && last.is_some_and(is_sidecars)
 }
 
 /// Walks from a path; what it was that the thread walked from before is so again afterwards.
@@ -157,7 +157,7 @@ unsafe fn is_left_out(entry: *const Entry, names_only: bool) -> bool {
     let Some(entry) = (unsafe { entry.as_ref() }) else { return false };
     // SAFETY: of an entry of the C library's, where it goes on behind what is declared of it, and ends in a zero.
     let name = unsafe { name_of(name.cast()) };
-    (names_only || DIRECTORIES.contains(&entry.info)) && entry.level > 0 && name == SIDECARS.to_bytes()
+    (names_only || DIRECTORIES.contains(&entry.info)) && entry.level > 0 && is_sidecars(name)
 }
 
 /// What `fts` says of a regular file, be it the end of a link or not (`FTS_F`).

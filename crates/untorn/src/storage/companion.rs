@@ -29,7 +29,7 @@
 //!    owner or with something of this file. Otherwise it is `.untorn-UID`. The answer depends on the file, not on the
 //!    process. It stays the same while the file has a sidecar, whatever other users make or remove.
 //! 10. If only one user writes to the directory around, nobody else came first: a `.untorn` that is not believed is an
-//!    error to mend, and no reason for a second one.
+//!     error to mend, and no reason for a second one.
 //! 11. A file whose mark says that it has a sidecar is refused, not served without it, if the only one is in a
 //!     `.untorn` that is not believed any more.
 
