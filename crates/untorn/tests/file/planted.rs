@@ -310,13 +310,13 @@ fn nothing_that_another_user_planted_is_believed() {
     untorn_testing::needs!("root");
     let _limit = limit(300, "opening what another user planted");
     let (forged, mut failures, mut cells) = (Forged::new(), Failures::default(), 0);
-    let every = untorn_testing::cases(6, 1);
+    let every = untorn_testing::cases(6, 1_usize);
     let kinds = [("own", 0o755, 0), ("sticky", 0o1777, 0), ("group", 0o2775, ATTACKER)];
     let places = kinds.into_iter().flat_map(|kind| [(kind, 0), (kind, VICTIM)]);
     for (place, ((kind, mode, group), owner)) in places.enumerate() {
         let tried = PLANTS.iter().enumerate().flat_map(|(n, plant)| VERBS.map(|verb| (n, *plant, verb)));
         for (n, (row, plant, verb)) in tried.enumerate() {
-            if (place + row + n % VERBS.len()) % every as usize != 0 {
+            if !(place + row + n % VERBS.len()).is_multiple_of(every) {
                 continue;
             }
             let dir = directory(mode, group);
