@@ -214,7 +214,8 @@ pub fn start_writer(file: &Path, durability: &str) -> Child {
 
 /// An untorn file that was created with these options and whose writer was killed at work.
 pub fn crashed(options: &[&str]) -> Place {
-    let place = Place::created_with(TORTURED_LEN, options);
+    // The writer takes the engine of the sidecar.
+    let place = Place::created_with(TORTURED_LEN, &[options, &["--keep-sidecar"]].concat());
     kill(&mut start_writer(&place.file, "commit"));
     place
 }
