@@ -99,8 +99,8 @@ extern "C" {
 #define UNTORN_EOPNOTSUPP (-EOPNOTSUPP)
 /* A sidecar, log, store or redundancy file is damaged. */
 #define UNTORN_EBADMSG (-EBADMSG)
-/* The file was not closed cleanly, and a read-only handle may not repair it:
- * open it for writing, or run `untorn recover`. */
+/* A log holds writes that a replay could not bring to their files. (Opening a
+ * file after a crash is no error: a read-only handle serves its last commit.) */
 #define UNTORN_EUCLEAN (-EUCLEAN)
 /* The handle belongs to the parent process, not to this forked child. */
 #define UNTORN_EOWNERDEAD (-EOWNERDEAD)
@@ -211,7 +211,8 @@ typedef struct untorn_tx untorn_tx;
 #define UNTORN_TRACKING_PAGE_TABLE 2
 
 /* untorn_options.flags. */
-/* Open read-only: change nothing, not even by recovery. */
+/* Open read-only: change nothing, not even by recovery. After a crash the handle
+ * serves the last commit. */
 #define UNTORN_READ_ONLY 1
 /* If the file does not exist, create one of untorn_options.length zero bytes.
  * An empty file grows to that length; any other file keeps its own. */
@@ -334,9 +335,8 @@ typedef struct untorn_options {
  * is then unchanged.
  * Errors: UNTORN_ENOENT, UNTORN_EEXIST, UNTORN_EISDIR, UNTORN_EACCES,
  * UNTORN_EBUSY (open elsewhere, or here with other options), UNTORN_EINVAL
- * (an option), UNTORN_EOPNOTSUPP, UNTORN_EUCLEAN (read-only),
- * UNTORN_EBADMSG, UNTORN_ESIDECAR_MISSING, UNTORN_ESIDECAR_MISMATCH,
- * UNTORN_EMIXED_USE, UNTORN_ENOSPC and others from the system. */
+ * (an option), UNTORN_EOPNOTSUPP, UNTORN_EBADMSG,
+ * UNTORN_ESIDECAR_MISSING, UNTORN_ESIDECAR_MISMATCH, UNTORN_EMIXED_USE, UNTORN_ENOSPC and others from the system. */
 untorn_t *untorn_open(const char *path, const untorn_options *opts, untorn_error *err);
 
 /* Fills `dst` with the `n` bytes at `off`, atomically: a write by another thread

@@ -90,6 +90,7 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         Err(error) => format!("Several processes cannot share a file as plain memory (SharedMap): {error}."),
     });
     reasons.push(log(found.kind, found.durable).to_owned());
+    reasons.extend(rustix::fs::statfs(path).ok().and_then(|found| on_a_full_disk(found.f_type as u64)));
     reasons.push(
         "If a mapped page is lost (the file truncated, the disk full, the medium failed), the call that accesses it \
          returns an error instead of SIGBUS, unless the program installs its own SIGBUS handler later."
@@ -105,6 +106,18 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         dirty_tracking,
         reasons,
     })
+}
+
+/// Where space that a file has is not space to write to: file systems that write each page to a new place. By `f_type`.
+/// Source: `linux/magic.h`; ZFS and bcachefs.
+const COPY_ON_WRITE: [u64; 3] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e];
+
+/// The promise for a full disk, if it is a weaker one here.
+fn on_a_full_disk(file_system: u64) -> Option<String> {
+    let what = "This file system writes a page to a new place each time. A full disk can therefore delay a checkpoint, \
+                a recovery and a settlement until space is freed; reading goes on. On btrfs, `chattr +C` on a new \
+                directory avoids it for files made there.";
+    COPY_ON_WRITE.contains(&file_system).then(|| what.to_owned())
 }
 
 /// What a log of a write cache there would promise to programs.
@@ -152,4 +165,16 @@ fn why(method: DirtyTracking) -> String {
         "Plain stores into an AtomicMap {how}. No store waits for another process or thread, and read(2) into the map \
          counts as a store."
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_copies_on_write_is_named() {
+        assert!(COPY_ON_WRITE.into_iter().all(|kind| on_a_full_disk(kind).is_some()));
+        // ext4 and xfs.
+        assert!([0xef53, 0x5846_5342].into_iter().all(|kind| on_a_full_disk(kind).is_none()));
+    }
 }

@@ -141,7 +141,8 @@ mod tests {
                 let end = (start + len).min(64);
                 view.lay(start, Piece { end, at: round * 1000 });
                 (start..end).for_each(|byte| model[byte as usize] = round * 1000 + (byte - start));
-                let (from, to) = (next(64), 64 - next(10));
+                let from = next(64);
+                let to = from + next(65 - from);
                 let mut seen = vec![0; 64];
                 let each = |first: u64, len: u64, at: u64| {
                     (0..len).for_each(|n| seen[(first + n) as usize] = at + n);

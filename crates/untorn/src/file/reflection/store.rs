@@ -1,5 +1,6 @@
 //! Storing: slices go to the copy that is invalid, with space made for them first.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::slices::{Part, SLICE, runs};
@@ -57,6 +58,10 @@ pub(super) fn written(visible: u64, valid: u64, mask: u64) -> u64 {
 impl<M: Medium> Reflection<M> {
     /// Fills the invalid copies of all pages. The caller holds their locks.
     pub(super) fn store_pages(&self, pages: &[PageParts<'_>]) -> Result<(Vec<Entry>, DataSum)> {
+        // Neighbours in one call. A page by itself gets its space when it is stored to.
+        for run in pages.chunk_by(|one, next| next.page == one.page + 1).filter(|run| run.len() > 1) {
+            self.claim_home(run[0].page..run[0].page + run.len() as u64)?;
+        }
         let mut entries = Vec::with_capacity(pages.len());
         let mut sum = DataSum::default();
         let mut image = [0; PAGE as usize];
@@ -166,7 +171,7 @@ impl<M: Medium> Reflection<M> {
         }
         // Whoever deploys the slices takes no space then.
         if !self.data_space.knows(page * PAGE) {
-            self.claim_home(page)?;
+            self.claim_home(page..page + 1)?;
         }
         Ok(at)
     }
@@ -208,10 +213,9 @@ impl<M: Medium> Reflection<M> {
         self.side_space.ensure(&self.side, at, self.class)
     }
 
-    /// Space in the data file for the slices that a reflection page gets.
+    /// Space in the data file for the slices that reflection pages get.
     #[cold]
-    fn claim_home(&self, page: u64) -> Result<()> {
-        let pages = page..page + 1;
+    fn claim_home(&self, pages: Range<u64>) -> Result<()> {
         match self.durability {
             Durability::PerCommit => self.data_space.claim(&self.data, pages, self.class),
             Durability::PerWrite => self.data_space.claim_durably(&self.data, pages, self.class, || {

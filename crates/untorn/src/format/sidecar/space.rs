@@ -190,3 +190,46 @@ impl Space {
         self.group(page).is_some_and(|group| group.load(Ordering::Relaxed) & 1 << (page % 64) != 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::storage::{Medium, PageCache};
+
+    const SYNC: Barrier = Barrier::new("test.sync");
+
+    /// A sparse file gets space for the pages that are claimed and for no other, and is synced once for them. A page
+    /// that has its space costs nothing, also after the file was opened again.
+    #[test]
+    fn space_is_given_once_and_only_where_it_is_claimed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let file = PageCache::new().create(&path, 256 * PAGE + 100, 1 << 22).unwrap();
+        let held = || std::fs::metadata(&path).unwrap().blocks() * 512 / PAGE;
+        let before = held();
+        let space = Space::new(300).unwrap();
+        let is_unsynced = |space: &Space| space.unsynced.load(Ordering::Relaxed) != 0;
+        for (pages, given) in [(3..5, 2), (4..8, 5), (0..3, 8), (0..8, 8), (255..257, 10)] {
+            space.claim(&file, pages.clone(), MediumClass::Block).unwrap();
+            assert!(pages.clone().all(|page| space.knows(page * PAGE)), "{pages:?}");
+            // The file system may need a page of its own to note many extents.
+            assert!((given..given + 3).contains(&(held() - before)), "{pages:?}");
+        }
+        assert!(is_unsynced(&space) && !space.knows(8 * PAGE) && !space.knows(254 * PAGE));
+        space.sync(&file, SYNC).unwrap();
+        space.claim(&file, 0..8, MediumClass::Block).unwrap();
+        assert!(!is_unsynced(&space));
+        if file.own_space(0, PAGE) == PAGE {
+            let again = Space::new(300).unwrap();
+            again.claim(&file, 2..8, MediumClass::Block).unwrap();
+            again.claim(&file, 255..257, MediumClass::Block).unwrap();
+            assert!(!is_unsynced(&again) && again.knows(256 * PAGE) && !again.knows(9 * PAGE));
+        }
+        space.forget(5 * PAGE);
+        file.punch(5 * PAGE, PAGE).unwrap();
+        space.claim(&file, 5..6, MediumClass::Block).unwrap();
+        assert!(is_unsynced(&space) && (10..13).contains(&(held() - before)));
+    }
+}
