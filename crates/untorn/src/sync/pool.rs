@@ -331,7 +331,7 @@ mod tests {
         let all = Arc::new(Barrier::new(MOST + 1));
         for _ in 0..MOST {
             let all = all.clone();
-            pool.submitter().submit(Length::Short, move || drop(all.wait())).unwrap();
+            pool.submitter().submit(Length::Short, move || _ = all.wait()).unwrap();
         }
         // Were they to wait for each other, none would end.
         all.wait();
@@ -352,7 +352,7 @@ mod tests {
         let (stop, stopped) = (Arc::new(Barrier::new(MOST_LONG + 1)), channel());
         for _ in 0..MOST_LONG {
             let stop = stop.clone();
-            pool.submitter().submit(Length::Long, move || drop(stop.wait())).unwrap();
+            pool.submitter().submit(Length::Long, move || _ = stop.wait()).unwrap();
         }
         for _ in 0..MOST {
             let told = stopped.0.clone();
