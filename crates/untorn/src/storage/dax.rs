@@ -151,7 +151,9 @@ pub struct DaxFile {
 
 impl DaxFile {
     /// The address of the shared mapping of the file, from its first byte on. It is valid while the file is open. A
-    /// program that protects its stores through this mapping passes it to `ProtectOptions::mapping`.
+    /// program that protects its stores through this mapping passes it to `ProtectOptions::mapping`. When the file
+    /// grows beyond twice its length at opening, it is mapped anew: ask again. The address from before stays valid for
+    /// the length from before.
     pub fn address(&self) -> *const u8 {
         self.file.start()
     }

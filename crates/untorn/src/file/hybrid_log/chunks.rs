@@ -78,13 +78,15 @@ impl Chunks {
         let total = len.saturating_sub(at) / chunk;
         // An older session may have allowed more than this one does.
         let most = most.div_ceil(chunk).max(total).max(2);
+        // Most logs stay within the first segment of each table.
+        let room = total.max(STEP);
         Ok(Chunks {
             at,
             units,
             shift: units.trailing_zeros(),
-            metas: GrowingArray::new(total * units)?,
-            states: GrowingArray::new(total)?,
-            laps: GrowingArray::new(total)?,
+            metas: GrowingArray::new(room * units)?,
+            states: GrowingArray::new(room)?,
+            laps: GrowingArray::new(room)?,
             free: Mutex::new(Free { chunks: (0..total).collect(), total }),
             total: AtomicU64::new(total),
             available: AtomicU64::new(total),
