@@ -162,8 +162,8 @@ pub trait Medium: Send + Sync + 'static {
     /// The names of its files.
     fn names(&self) -> &dyn Names;
 
-    /// Opens an existing regular file. `reserve` is the maximum length in bytes that it may grow to while open. A medium
-    /// that maps its files takes address space as they grow, not for the maximum.
+    /// Opens an existing regular file. `reserve` is the maximum length in bytes that it may grow to while open. A
+    /// medium that maps its files takes address space as they grow, not for the maximum.
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File>;
 
     /// [`create_like`](Medium::create_like) if there is a file to be like, [`create`](Medium::create) otherwise.
