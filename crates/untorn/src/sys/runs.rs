@@ -172,7 +172,7 @@ mod tests {
         ) {
             let mut added = of(&many);
             for at in few {
-                let few = Runs::from_iter([at..at + 1 + at % 5]);
+                let few: Runs = std::iter::once(at..at + 1 + at % 5).collect();
                 let union = added.union(&few);
                 added.add(&few);
                 prop_assert_eq!(&added, &union);

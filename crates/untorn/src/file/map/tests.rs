@@ -92,8 +92,9 @@ fn reads_from_a_descriptor_count_as_stores() {
 /// Every way of lending bytes for stores, each in a part of the map of its own.
 #[test]
 fn a_commit_finds_the_stores_of_every_way_of_lending() {
+    type Way = fn(&mut AtomicMap, usize, u8);
     const STEP: usize = 5 << 20;
-    let ways: [(&str, fn(&mut AtomicMap, usize, u8)); 9] = [
+    let ways: [(&str, Way); 9] = [
         ("an index", |map, at, byte| map[at] = byte),
         ("a range", |map, at, byte| map[at..at + 1].fill(byte)),
         ("a range from", |map, at, byte| map[at..][0] = byte),
