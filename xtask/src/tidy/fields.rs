@@ -62,7 +62,9 @@ const SPREAD: &[Spread] = &[
         "crates/untorn/src/redundancy/mod.rs",
         "Redundancy",
         &[
+            "ahead.rs",
             "announce.rs",
+            "holes.rs",
             "incremental.rs",
             "notifier.rs",
             "open.rs",

@@ -21,6 +21,7 @@
 use super::ScrubFindings;
 use super::file::{Filling, create};
 use super::format::Left;
+use super::holes::Holes;
 use super::layout::Geometry;
 use super::table::Tables;
 use super::uncovered_since::UncoveredSince;
@@ -57,7 +58,8 @@ impl<M: Medium> Redundancy<M> {
             return make(Filling::marked());
         }
         let to = Geometry { len, ..self.geometry };
-        make(Filling { left: Left::Storing, fill: Some(&mut |side, tables| self.carry(inner, to, side, tables)) })
+        let from = self.pages.begins_at();
+        make(Filling { left: Left::Storing, from, fill: Some(&mut |side, tables| self.carry(inner, to, side, tables)) })
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.
@@ -65,6 +67,11 @@ impl<M: Medium> Redundancy<M> {
         let from = self.geometry;
         let zeros = vec![0; PAGE as usize];
         let of_zeros = self.checksum.of(&zeros);
+        let mut parity_holes = Holes::default();
+        let put = |stripe: u64, parity: &[u8]| {
+            side.allocate(to.parity_at(stripe), PAGE)?;
+            side.write(to.parity_at(stripe), parity)
+        };
         // A sidecar may be longer than what was spoken of, and have there what it was once used for. Nobody says so
         // of a data file.
         let there = if self.of_sidecar {
@@ -88,10 +95,11 @@ impl<M: Medium> Redundancy<M> {
                 && !stay.iter().any(is_cut)
             {
                 tables.set_parity_sum(stripe, inner.tables.parity_sum(stripe));
-                if let Some((parity, _)) = self.read_parity(stripe, false)?
+                if !self.is_parity_hole(&mut parity_holes, stripe)?
+                    && let Some((parity, _)) = self.read_parity(stripe, false)?
                     && parity != zeros
                 {
-                    side.write(to.parity_at(stripe), &parity)?;
+                    put(stripe, &parity)?;
                 }
             } else {
                 let mut parity = zeros.clone();
@@ -118,7 +126,7 @@ impl<M: Medium> Redundancy<M> {
                 }
                 let sum = self.checksum.of(&parity);
                 tables.set_parity_sum(stripe, if is_known { sum } else { !sum });
-                side.write(to.parity_at(stripe), &parity)?;
+                put(stripe, &parity)?;
             }
         }
         Ok(())
