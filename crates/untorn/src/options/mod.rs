@@ -186,9 +186,9 @@ impl Options {
 
     /// Opens the file read-only: nothing changes, not even by recovery. After a crash the handle serves the last
     /// commit, which recovery would bring back. Any number of processes may read a file at once. If the file has a
-    /// sidecar, no process can open it for writing meanwhile. A reader of a plain file takes no lock: if another process
-    /// opens the file for writing, the reader goes on with the bytes of the data file, which need not be those of one
-    /// commit.
+    /// sidecar, no process can open it for writing meanwhile. A reader of a plain file takes no lock: if another
+    /// process opens the file for writing, the reader goes on with the bytes of the data file, which need not be those
+    /// of one commit.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;

@@ -212,7 +212,9 @@ fn touch(start: *mut u8, len: usize) -> io::Result<()> {
         // SAFETY: within the caller's mapping, which is there for as long as this runs; other processes access the byte
         // by loads and stores of their own. A page that is lost is replaced by one of zeros, and noted. A compiler that
         // knew the operand would make a load of the operation, which dirties nothing.
-        unsafe { AtomicU8::from_ptr(start.add(at)) }.fetch_or(black_box(0), Ordering::Relaxed);
+        let byte = unsafe { start.add(at) };
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(byte) }.fetch_or(black_box(0), Ordering::Relaxed);
     }
     let lost = watch.lost();
     // The only accesses to the mapping were made above, so no handler is about to replace a page of it.
@@ -315,7 +317,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4 * PAGE as u64).unwrap();
         let dirty = || super::super::cached::dirty_pages(file.as_fd(), 0, 4 * PAGE as u64);
-        for way in [populate as fn(*mut u8, usize) -> _, |start, len| Ok(touch(start, len).unwrap())] {
+        let ways: [fn(*mut u8, usize) -> io::Result<()>; 2] = [|start, len| Ok(populate(start, len)?), touch];
+        for way in ways {
             std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4 * PAGE], 0).unwrap();
             file.sync_all().unwrap();
             if dirty() != Some(0) {

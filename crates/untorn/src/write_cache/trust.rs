@@ -42,7 +42,8 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf> {
 /// Checks an open log, to which nothing was stored yet. A medium that has no files of the kernel has no other users.
 ///
 /// # Errors
-/// [`Error::UntrustedLog`] if another user owns the file or may write to it, or if the name does not stand for it alone.
+/// [`Error::UntrustedLog`] if another user owns the file or may write to it, or if the name does not stand for it
+/// alone.
 pub(super) fn check(file: Option<BorrowedFd<'_>>, path: &Path) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let failed = |errno: Errno| Error::io("examine", path, errno);

@@ -193,8 +193,8 @@ impl<M: Medium> Counting<M> {
         *self.cells.unreadable.lock().unwrap() = path.map(Path::to_owned);
     }
 
-    /// Calls `watcher` before each fence and each sync of a file, with the barrier's name, and before each lock and each
-    /// write that is refused, with "lock" or "refused" and the path.
+    /// Calls `watcher` before each fence and each sync of a file, with the barrier's name, and before each lock and
+    /// each write that is refused, with "lock" or "refused" and the path.
     pub(crate) fn watch(&self, watcher: impl Fn(&str, &Path) + Send + Sync + 'static) {
         let before = self.cells.watcher.write().unwrap().replace(Arc::new(watcher));
         assert!(before.is_none(), "one watcher is enough");

@@ -25,7 +25,7 @@ pub(in crate::explore) enum Opened {
 /// A region, open in one of two ways.
 pub(in crate::explore) enum Open {
     Copies(Region),
-    Mapped(RegionMap),
+    Mapped(Box<RegionMap>),
 }
 
 /// The options of every run: so few nodes, and so little room at a time, that pages are soon used again.
@@ -120,7 +120,7 @@ impl Open {
     fn mapped(&mut self) -> Result<&mut Self> {
         if let Open::Copies(region) = self {
             let options = RegionMapOptions::new().reserve(1 << 29).dirty_tracking(DirtyTracking::PageTable);
-            *self = Open::Mapped(options.map(region)?);
+            *self = Open::Mapped(Box::new(options.map(region)?));
         }
         Ok(self)
     }

@@ -59,7 +59,7 @@ impl<M: Medium> Reflection<M> {
         // From here on writers may go on; they keep off the frozen slices.
         let lane = lanes.keep(lane);
         let record = self.record_epoch(&lane, entries, head.len.load(Ordering::Relaxed), spill);
-        let record = record.map_err(|(entries, error)| self.reopen_epoch(&entries, error))?;
+        let record = record.map_err(|failed| self.reopen_epoch(&failed.0, failed.1))?;
         for entry in &record.entries {
             let state = &self.state.epochs[entry.page as usize];
             // Committed before thawed: a writer that finds the page thawed goes by the new bitmap. Nobody else changes
@@ -85,11 +85,11 @@ impl<M: Medium> Reflection<M> {
         entries: Vec<Entry>,
         len: u64,
         spill: bool,
-    ) -> std::result::Result<Record, (Vec<Entry>, Error)> {
+    ) -> std::result::Result<Record, Box<(Vec<Entry>, Error)>> {
         let seq = self.commit_number().max(lane.last()) + 1;
         let sum = match self.certify(&entries, len) {
             Ok(sum) => sum,
-            Err(error) => return Err((entries, error)),
+            Err(error) => return Err(Box::new((entries, error))),
         };
         let record = Record { seq, certain: sum.is_none(), sum: sum.unwrap_or(0), len, entries };
         let store = || {
@@ -104,7 +104,7 @@ impl<M: Medium> Reflection<M> {
         };
         match store() {
             Ok(()) => Ok(record),
-            Err(error) => Err((record.entries, error)),
+            Err(error) => Err(Box::new((record.entries, error))),
         }
     }
 

@@ -123,7 +123,7 @@ impl<M: Medium> Reflection<M> {
             let last = self.trim_last_page(len, &mut entries);
             entries.extend(last);
         }
-        let record = self.record_epoch(&lanes[lane], entries, len, spill).map_err(|(_, error)| error)?;
+        let record = self.record_epoch(&lanes[lane], entries, len, spill).map_err(|failed| failed.1)?;
         Ok((record, lane, spill))
     }
 

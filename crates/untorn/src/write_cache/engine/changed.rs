@@ -102,9 +102,10 @@ impl<M: Medium> Replayer<'_, M> {
                 Kind::SetLen => {
                     let before = limit;
                     limit = limit.min(operation.value);
-                    later.without(limit..before).into_iter().try_fold(true, |all, (at, end)| {
-                        Ok::<_, Error>(all && has_bytes(file, at, end, |_, bytes| Ok(bytes.fill(0)))?)
-                    })?
+                    later
+                        .without(limit..before)
+                        .into_iter()
+                        .try_fold(true, |all, (at, end)| Ok::<_, Error>(all && has_bytes(file, at, end, zeros)?))?
                 }
                 _ => {
                     let end = operation.value.saturating_add(operation.len).min(limit);
@@ -119,9 +120,7 @@ impl<M: Medium> Replayer<'_, M> {
             }
         }
         let before = if is_new { later.without(0..limit) } else { Vec::new() };
-        before
-            .into_iter()
-            .try_fold(true, |all, (at, end)| Ok(all && has_bytes(file, at, end, |_, bytes| Ok(bytes.fill(0)))?))
+        before.into_iter().try_fold(true, |all, (at, end)| Ok(all && has_bytes(file, at, end, zeros)?))
     }
 
     /// Reads bytes of a write, from its byte `skip` on.
@@ -143,6 +142,12 @@ impl<M: Medium> Replayer<'_, M> {
 fn last_of(operations: &[&Operation]) -> Option<u64> {
     let known = operations.iter().all(|operation| operation.time != 0);
     operations.iter().map(|operation| operation.time).max().filter(|_| known)
+}
+
+/// The bytes of a range that nothing was written to.
+fn zeros(_: u64, bytes: &mut [u8]) -> Result<()> {
+    bytes.fill(0);
+    Ok(())
 }
 
 /// Whether a range of a file has the bytes that `expected` fills in for an offset.
