@@ -116,6 +116,19 @@ static void options(const char *dir) {
     CHECK(refused("/dev/null", NULL) == UNTORN_EINVAL);
 }
 
+/* A closed file is a plain one, unless its sidecar is to stay. */
+static void closing(const char *dir) {
+    const char *path = in_dir(dir, "closing"), *sidecars = in_dir(dir, ".untorn");
+    untorn_t *file = create(path, 10000, UNTORN_DURABILITY_PER_COMMIT);
+    CHECK(untorn_close(file) == 0 && access(sidecars, F_OK) != 0);
+    untorn_options keeping = UNTORN_OPTIONS_INIT;
+    keeping.flags = UNTORN_KEEP_SIDECAR;
+    file = untorn_open(path, &keeping, NULL);
+    CHECK(file && untorn_close(file) == 0 && access(sidecars, F_OK) == 0);
+    file = untorn_open(path, NULL, NULL);
+    CHECK(file && untorn_close(file) == 0 && access(sidecars, F_OK) != 0);
+}
+
 static void reading_and_writing(const char *dir) {
     char seen[6];
     untorn_t *file = create(in_dir(dir, "file"), 10000, UNTORN_DURABILITY_PER_COMMIT);
@@ -240,6 +253,7 @@ int main(int argc, char **argv) {
     if (argc != 3) return 64;
     null_arguments(argv[1]);
     options(argv[1]);
+    closing(argv[1]);
     reading_and_writing(argv[1]);
     transactions(argv[1]);
     texts();

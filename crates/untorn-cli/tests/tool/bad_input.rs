@@ -127,8 +127,12 @@ fn directories_and_devices_are_refused() {
     let dir = place.dir();
     for arguments in on_a_file(dir) {
         let run = untorn(&arguments);
-        // It tells what is left over in a directory.
-        if arguments[0] == "info" { run.expect(0) } else { run.expect(64) }.names(dir);
+        if arguments[0] == "info" {
+            // It tells what is left over in a directory.
+            run.expect(0);
+        } else {
+            run.expect(64).names(dir);
+        }
     }
     for arguments in on_a_file("/dev/null") {
         untorn(&arguments).expect(64).names("/dev/null");

@@ -441,7 +441,7 @@ fn both_copies_of_a_table_are_rebuilt_while_the_file_is_open() {
 fn an_engine_opens_an_unreadable_sidecar_from_redundancy() {
     for class in BOTH {
         let medium = installed(class);
-        let options = with_engine(EngineKind::Reflection);
+        let options = with_engine(EngineKind::Reflection).keep_sidecar(true);
         let file = open_with(&options, &medium);
         let mut expected = bytes();
         for page in 0..PAGES {
