@@ -65,6 +65,8 @@ fn attach(cache: &WriteCache, path: &Path) -> CachedFile {
 
 const LATER: Duration = Duration::from_secs(10);
 
+type Change<'a> = &'a dyn Fn(&Killed);
+
 #[test]
 fn a_replay_keeps_both_versions_of_a_changed_file() {
     let killed = Killed::new(|_| {});
@@ -103,7 +105,7 @@ fn the_choice_decides_which_version_of_a_changed_file_stays() {
 
 #[test]
 fn what_is_not_another_program_s_write_is_no_reason_to_refuse() {
-    let no_change: [(&str, &dyn Fn(&Killed)); 5] = [
+    let no_change: [(&str, Change<'_>); 5] = [
         ("nothing", &|_| {}),
         ("a look at the file", &|killed| drop(killed.bytes())),
         ("other permissions", &|killed| fs::set_permissions(&killed.path, Permissions::from_mode(0o640)).unwrap()),

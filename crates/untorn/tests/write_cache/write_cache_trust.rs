@@ -70,7 +70,7 @@ fn a_log_that_others_may_write_to_is_refused() {
         fs::set_permissions(&log, Permissions::from_mode(mode)).unwrap();
         refused_by_all(&log, &path);
     }
-    assert_eq!(find_logs(dir.path()).unwrap(), [log.clone()], "it is named, and refused");
+    assert_eq!(find_logs(dir.path()).unwrap(), std::slice::from_ref(&log), "it is named, and refused");
     let pool = options().open_in(dir.path()).unwrap();
     assert_ne!(pool.path(), log);
     assert_eq!(fs::read(&path).unwrap(), b"before");
