@@ -62,9 +62,7 @@ const SPREAD: &[Spread] = &[
         "crates/untorn/src/redundancy/mod.rs",
         "Redundancy",
         &[
-            "ahead.rs",
             "announce.rs",
-            "holes.rs",
             "incremental.rs",
             "notifier.rs",
             "open.rs",

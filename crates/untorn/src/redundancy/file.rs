@@ -9,7 +9,6 @@ use rustix::io::Errno;
 
 use super::History;
 use super::format::{Left, Superblock};
-use super::holes::occupied;
 use super::layout::Geometry;
 use super::table::Tables;
 use super::{Mode, barriers};
@@ -193,15 +192,13 @@ type Fill<'a, F> = &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>;
 /// What a new redundancy file says.
 pub(super) struct Filling<'a, F> {
     pub(super) left: Left,
-    /// Where the first of the pages is in their file.
-    pub(super) from: u64,
     pub(super) fill: Option<Fill<'a, F>>,
 }
 
 impl<F> Filling<'_, F> {
     /// Every page is marked uncovered.
     pub(super) fn marked() -> Self {
-        Filling { left: Left::Announced, from: 0, fill: None }
+        Filling { left: Left::Announced, fill: None }
     }
 }
 
@@ -244,10 +241,8 @@ pub(super) fn create<M: Medium>(
     };
     let made = || {
         side.set_len(geometry.side_len())?;
-        // The space for all that there is, at once: a full disk is an error here and not later.
-        for part in occupied(&geometry, data, filling.from)? {
-            side.allocate(part.start, part.end - part.start)?;
-        }
+        // All space at once: a full disk is an error here and not later.
+        side.allocate(0, geometry.side_len())?;
         let mut superblock = Superblock {
             uuid: medium.unique()?,
             seq: 0,

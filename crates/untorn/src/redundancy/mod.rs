@@ -44,7 +44,6 @@
 //! file, and those to the sidecar pages that may hold valid bytes, see `tracked`. A handle of a file has one
 //! `FileRedundancy` for both.
 
-mod ahead;
 mod announce;
 mod bits;
 mod checksum;
@@ -52,7 +51,6 @@ pub(crate) mod engine;
 mod file;
 mod file_redundancy;
 mod format;
-mod holes;
 mod incremental;
 mod layout;
 mod notifier;
@@ -267,8 +265,6 @@ struct Inner {
     storing: BTreeMap<u64, u32>,
     /// How many do what changes the file's time and none of its bytes.
     touching: u32,
-    /// Rows of stripes whose parity is known to have its space, see [`holes`].
-    room: BTreeSet<u64>,
     /// Pages that were damaged, could not be given back, and were stored to in part all the same.
     spoilt: BTreeSet<u64>,
     /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are

@@ -10,7 +10,6 @@ use std::time::Instant;
 use super::bits::Bits;
 use super::file::{Filling, agree, attach, create, is_of, redundancy_file};
 use super::format::{Left, Superblock};
-use super::holes::{Holes, occupied};
 use super::pages::Pages;
 use super::premark::STRIDE;
 use super::scrub::Scrubs;
@@ -60,7 +59,6 @@ impl Inner {
             stride: STRIDE,
             storing: BTreeMap::new(),
             touching: 0,
-            room: BTreeSet::new(),
             spoilt: BTreeSet::new(),
             before: BTreeMap::new(),
             unknown: BTreeSet::new(),
@@ -167,9 +165,7 @@ impl<M: Medium> Redundancy<M> {
             }
             // Somebody cut it short. What is missing is then no whole block, and no whole parity.
             side.set_len(geometry.side_len())?;
-            for part in occupied(&geometry, &data, from)? {
-                side.allocate(part.start, part.end - part.start)?;
-            }
+            side.allocate(0, geometry.side_len())?;
         }
         // What the next line writes again is not a write that nobody told of.
         let seen = data.stamp()?;
@@ -274,11 +270,8 @@ impl<M: Medium> Redundancy<M> {
         }
         let closed = inner.superblock.left == Left::Closed;
         let mut bytes = [0; PAGE as usize];
-        let (mut holes, of_zeros) = (Holes::default(), self.checksum.of(&bytes));
         let mut differs = |inner: &Inner, page: u64| -> Result<bool> {
-            let is_hole = holes.has(&self.geometry.bytes_of(page), |offset| self.pages.data_from(offset))?;
-            let held = if is_hole { Some(of_zeros) } else { self.read(page, &mut bytes)? };
-            Ok(held != Some(inner.tables.sum(page)))
+            Ok(self.read(page, &mut bytes)? != Some(inner.tables.sum(page)))
         };
         if let Belief::Only(exact) = &belief {
             for page in (0..self.geometry.pages()).filter(|page| !exact.contains(page)) {

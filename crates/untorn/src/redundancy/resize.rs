@@ -21,7 +21,6 @@
 use super::ScrubFindings;
 use super::file::{Filling, create};
 use super::format::Left;
-use super::holes::Holes;
 use super::layout::Geometry;
 use super::table::Tables;
 use super::uncovered_since::UncoveredSince;
@@ -58,8 +57,7 @@ impl<M: Medium> Redundancy<M> {
             return make(Filling::marked());
         }
         let to = Geometry { len, ..self.geometry };
-        let from = self.pages.begins_at();
-        make(Filling { left: Left::Storing, from, fill: Some(&mut |side, tables| self.carry(inner, to, side, tables)) })
+        make(Filling { left: Left::Storing, fill: Some(&mut |side, tables| self.carry(inner, to, side, tables)) })
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.
@@ -67,11 +65,6 @@ impl<M: Medium> Redundancy<M> {
         let from = self.geometry;
         let zeros = vec![0; PAGE as usize];
         let of_zeros = self.checksum.of(&zeros);
-        let mut parity_holes = Holes::default();
-        let put = |stripe: u64, parity: &[u8]| {
-            side.allocate(to.parity_at(stripe), PAGE)?;
-            side.write(to.parity_at(stripe), parity)
-        };
         // A sidecar may be longer than what was spoken of, and have there what it was once used for. Nobody says so
         // of a data file.
         let there = if self.of_sidecar {
@@ -95,11 +88,10 @@ impl<M: Medium> Redundancy<M> {
                 && !stay.iter().any(is_cut)
             {
                 tables.set_parity_sum(stripe, inner.tables.parity_sum(stripe));
-                if !self.is_parity_hole(&mut parity_holes, stripe)?
-                    && let Some((parity, _)) = self.read_parity(stripe, false)?
+                if let Some((parity, _)) = self.read_parity(stripe, false)?
                     && parity != zeros
                 {
-                    put(stripe, &parity)?;
+                    side.write(to.parity_at(stripe), &parity)?;
                 }
             } else {
                 let mut parity = zeros.clone();
@@ -126,7 +118,7 @@ impl<M: Medium> Redundancy<M> {
                 }
                 let sum = self.checksum.of(&parity);
                 tables.set_parity_sum(stripe, if is_known { sum } else { !sum });
-                put(stripe, &parity)?;
+                side.write(to.parity_at(stripe), &parity)?;
             }
         }
         Ok(())

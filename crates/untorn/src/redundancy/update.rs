@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::format::Left;
-use super::holes::Holes;
 use super::{Inner, LeftAlone, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
@@ -20,9 +19,6 @@ pub(super) struct Sites {
 
 const SITES: Sites = Sites { data: barriers::COVER_DATA, tables: barriers::COVER_TABLES, marks: barriers::COVER_MARKS };
 
-/// Pages of holes that cost a pass about as much as one page that it reads.
-const HOLES_FOR_A_PAGE: u64 = 64;
-
 /// The bytes of one stripe, as they are read once and then checked, summed and folded.
 pub(super) struct Stripe {
     pub(super) pages: Vec<u64>,
@@ -32,10 +28,6 @@ pub(super) struct Stripe {
 }
 
 impl Stripe {
-    pub(super) fn new(pages: Vec<u64>, bytes: Vec<u8>, sums: Vec<Option<u64>>) -> Self {
-        Stripe { pages, bytes, sums }
-    }
-
     pub(super) fn bytes(&self, nth: usize) -> &[u8] {
         &self.bytes[nth * PAGE as usize..][..PAGE as usize]
     }
@@ -70,13 +62,6 @@ impl<M: Medium> Redundancy<M> {
             sums.push(if stored { self.read_stored(*page, bytes) } else { self.read(*page, bytes) }?);
         }
         Ok(Stripe { pages, bytes, sums })
-    }
-
-    /// The same of a stripe of holes, without a read.
-    fn hole_stripe(&self, stripe: u64, of_zeros: u64) -> Stripe {
-        let pages: Vec<u64> = self.geometry.members(stripe).collect();
-        let (bytes, sums) = (vec![0; pages.len() * PAGE as usize], vec![Some(of_zeros); pages.len()]);
-        Stripe { pages, bytes, sums }
     }
 
     /// Covers what was stored to before the call, in batches. Pages that somebody announced and is still storing to
@@ -119,8 +104,7 @@ impl<M: Medium> Redundancy<M> {
             if leaves() {
                 return Ok(covered);
             }
-            let batch = self.next_batch(&inner, from);
-            let Some((stripes, next)) = self.note_failure(&mut inner, batch)? else {
+            let Some((stripes, next)) = self.next_batch(&inner, from) else {
                 let given_up = self.give_up_premarked(&mut inner);
                 self.note_failure(&mut inner, given_up)?;
                 inner.uncovered_since.end(began);
@@ -158,29 +142,19 @@ impl<M: Medium> Redundancy<M> {
         }
     }
 
-    /// Some stripes with pages to be covered, behind `from`, and where to go on: as many as have a batch of them. A
-    /// page that is a hole costs no read, so it counts for less.
-    ///
-    /// # Errors
-    /// Those of asking for holes.
-    fn next_batch(&self, inner: &Inner, from: u64) -> Result<Option<(Vec<u64>, u64)>> {
+    /// Some stripes with pages to be covered, behind `from`, and where to go on: as many as have a batch of them.
+    fn next_batch(&self, inner: &Inner, from: u64) -> Option<(Vec<u64>, u64)> {
         // Of the spread layout, pages that follow each other are of stripes that do.
         let (mut stripes, mut next) = (BTreeSet::new(), None);
-        let (mut holes, mut count) = (Holes::default(), 0);
-        for page in inner.stored.iter_from(from) {
-            let is_hole = holes.has(&self.geometry.bytes_of(page), |offset| self.pages.data_from(offset))?;
-            count += if is_hole { 1 } else { HOLES_FOR_A_PAGE };
+        for page in inner.stored.iter().filter(|page| *page >= from).take(self.batch as usize) {
             stripes.insert(self.geometry.stripe_of(page));
             next = Some(page + 1);
-            if count >= self.batch * HOLES_FOR_A_PAGE {
-                break;
-            }
         }
         let is_calm = |stripe: &u64| {
             inner.left_alone.get(stripe).is_none_or(|alone| alone.left == 0)
                 && self.geometry.members(*stripe).all(|page| !inner.storing.contains_key(&page))
         };
-        Ok(next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next)))
+        next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next))
     }
 
     /// Notes the file's time, now that all that was announced is made.
@@ -195,22 +169,14 @@ impl<M: Medium> Redundancy<M> {
     fn cover_stripes(&self, inner: &mut Inner, stripes: &[u64]) -> Result<u64> {
         // What is stored from here on is announced or found again, so it is covered again.
         let mut covered: Vec<u64> = Vec::new();
-        let (mut parities, mut is_any) = (Vec::new(), false);
-        // Asked for anew in each batch, under the lock: no announcement comes in between.
-        let (mut holes, mut parity_holes) = (Holes::default(), Holes::default());
-        let zeros = vec![0; PAGE as usize];
-        let of_zeros = self.checksum.of(&zeros);
+        let mut parities = Vec::new();
         for &stripe in stripes {
             let fresh: Vec<u64> = self.geometry.members(stripe).filter(|page| inner.stored.has(*page)).collect();
             for &page in &fresh {
                 // Before it is read: a store that comes later is noted again, and must not be forgotten at the end.
                 inner.stored.put(page, false);
             }
-            let mut read = if self.is_hole(&mut holes, stripe)? {
-                self.hole_stripe(stripe, of_zeros)
-            } else {
-                self.read_stripe(stripe, false)?
-            };
+            let mut read = self.read_stripe(stripe, false)?;
             let strays = |inner: &Inner, read: &Stripe| -> Vec<usize> {
                 let differs = |nth: &usize| read.sums[*nth] != Some(inner.tables.sum(read.pages[*nth]));
                 let is_clean = |nth: &usize| !fresh.contains(&read.pages[*nth]) && !inner.stored.has(read.pages[*nth]);
@@ -249,18 +215,12 @@ impl<M: Medium> Redundancy<M> {
                     inner.tables.set_uncovered(page, true);
                 }
             }
-            is_any = true;
-            covered.extend(fresh);
             let parity = read.fold(None);
-            if parity == zeros && self.is_parity_hole(&mut parity_holes, stripe)? {
-                // The medium has it already.
-                inner.tables.set_parity_sum(stripe, of_zeros);
-                continue;
-            }
             inner.tables.set_parity_sum(stripe, self.checksum.of(&parity));
             parities.push((stripe, parity));
+            covered.extend(fresh);
         }
-        if !is_any {
+        if parities.is_empty() {
             // Else a scrub would find the medium not to hold what memory says.
             self.write_marks(inner)?;
             return Ok(0);
@@ -302,7 +262,6 @@ impl<M: Medium> Redundancy<M> {
         sites: &Sites,
     ) -> Result<u64> {
         self.pages.sync(sites.data)?;
-        self.make_room(inner, parities.iter().map(|(stripe, _)| *stripe))?;
         for (stripe, parity) in parities {
             self.side.write_anew(self.geometry.parity_at(*stripe), parity)?;
         }

@@ -3,7 +3,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod costs;
 mod covered;
 mod covered_sidecar;
 mod fixture;

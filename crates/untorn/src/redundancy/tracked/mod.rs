@@ -245,19 +245,6 @@ impl<M: Medium> TrackedPages<M> {
         }
     }
 
-    /// Allocates space in the file, and what the parity of these bytes takes: a store there finds both.
-    fn allocated(&self, bytes: Range<u64>, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.touched(work)?;
-        let from = self.begins_at();
-        match &*self.read() {
-            Kept::Open(redundancy) => {
-                let within = |at: u64| at.saturating_sub(from).min(redundancy.len());
-                redundancy.allocate_for(&(within(bytes.start)..within(bytes.end)))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Opens the redundancy file, or the one that was made just now. It notes damage where that of these pages is told.
     fn open(&self, made: Option<M::File>) -> Result<Redundancy<M>> {
         let beside = match &self.of {

@@ -4,7 +4,6 @@
 //! stored to.
 
 use std::ffi::OsString;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -105,8 +104,8 @@ impl<M: Medium> TrackedFile<M> {
 }
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
-    forward!(file: len, identity, stamp, is_disturbed, notes_stores, mark, set_mark, try_lock, own_space, data_from);
-    forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, sync);
+    forward!(file: len, identity, stamp, is_disturbed, notes_stores, mark, set_mark, try_lock);
+    forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, sync, own_space, next_data);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))
@@ -128,10 +127,7 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
 
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         // No byte changes, but the file's time may.
-        match &self.pages {
-            None => self.file.allocate(offset, len),
-            Some(pages) => pages.allocated(offset..offset.saturating_add(len), || self.file.allocate(offset, len)),
-        }
+        self.touched(|file| file.allocate(offset, len))
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
