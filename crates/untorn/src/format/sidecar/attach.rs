@@ -386,12 +386,12 @@ pub(crate) fn disturbed(path: &Path) -> Error {
     Error::ModifiedExternally { path: path.to_owned(), what }
 }
 
-/// Makes the data file say that it has this sidecar.
+/// Makes the data file say that it has this sidecar. Attaching, which comes next, makes that durable.
 fn brand<F: MediumFile>(data: &F, superblock: &Superblock) -> Result<()> {
-    if data.mark()? != MarkState::Unsupported {
-        data.set_mark(Some(superblock.uuid))?;
+    match data.mark()? {
+        MarkState::Unsupported => Ok(()),
+        _ => data.set_mark(Some(superblock.uuid)),
     }
-    data.sync(barriers::CREATE_MARK)
 }
 
 /// Removes a sidecar whose content is not wanted or not needed any more. The mark goes first and durably: a mark

@@ -56,11 +56,10 @@ pub(crate) mod barriers {
         CREATE_NAME = "sidecar.create.name";
         /// The directory `.untorn` is durable, for the same reason.
         CREATE_DIRECTORY = "sidecar.create.directory";
-        /// The data file's own length and the mark are durable before any commit: a file that comes back without its
-        /// mark beside an active sidecar is refused.
-        CREATE_MARK = "sidecar.create.mark";
         /// Bytes that a killed process left in the page cache are durable before the open relies on them, and before
-        /// the older of two copies is overwritten because a newer one was read.
+        /// the older of two copies is overwritten because a newer one was read. The data file's own length and the mark
+        /// of a new sidecar are durable before any commit: a file that comes back without its mark beside an active
+        /// sidecar is refused.
         ATTACH_FILES = "sidecar.attach.files";
         /// The superblocks and the retirement lines are read from the medium, not from pages that a failed flush left
         /// in the cache: they decide everything that follows, and the older of two copies is overwritten.
