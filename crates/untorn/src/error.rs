@@ -181,7 +181,7 @@ pub enum Error {
         /// What is wrong and what is allowed.
         what: String,
     },
-    /// The last commit is durable, and closing the file failed after it. The sidecar stays beside the file.
+    /// The last commit is durable, and closing the file failed after it. A sidecar may be left beside the file.
     NotClosed {
         /// The file.
         path: PathBuf,
@@ -594,7 +594,7 @@ impl fmt::Display for Error {
             Error::Invalid { path, what } => write!(f, "{}: {what}", path.display()),
             Error::NotClosed { path, commit, cause } => write!(
                 f,
-                "{}: commit {commit} is durable, but closing the file failed: {cause}; the sidecar stays and must go \
+                "{}: commit {commit} is durable, but closing the file failed: {cause}; a sidecar that is left must go \
                  with every copy of the file; remove the cause, then run `untorn settle`",
                 path.display()
             ),
