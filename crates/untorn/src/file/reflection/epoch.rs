@@ -71,11 +71,16 @@ impl<M: Medium> Reflection<M> {
             MediumClass::PersistentMemory if pages.len() > 1 => self.make_room(&pages).map(|()| Vec::new()),
             MediumClass::PersistentMemory => Ok(Vec::new()),
         };
-        let (saved, stored) = match saved {
-            Ok(saved) => (saved, self.store_pages(&pages)),
-            Err(error) => (Vec::new(), Err(error)),
+        let saved = match saved {
+            Ok(saved) => saved,
+            Err(error) => {
+                // Nothing was stored yet, so nothing has to be brought back.
+                let error = self.unless_lost(error);
+                pages.iter().for_each(|page| self.state.pages[page.page as usize].unlock_disturbed());
+                return Err(error);
+            }
         };
-        match stored {
+        match self.store_pages(&pages) {
             Ok((entries, _)) => {
                 self.medium.order();
                 // None is clean before the first is published, so that no reader sees one and not another.
