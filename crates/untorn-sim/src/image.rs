@@ -43,6 +43,6 @@ impl Image {
         let names = Names { volatile: self.tree.clone(), durable: self.tree, log: Vec::new() };
         let files = self.files.into_iter().collect();
         let Image { class, muted, clock, next_dir, .. } = self;
-        SimMedium::of(World { muted, clock, next_dir, names, files, ..World::new(class) })
+        SimMedium::of(World { muted, clock, booted: clock, next_dir, names, files, ..World::new(class) })
     }
 }

@@ -281,6 +281,10 @@ impl Medium for SimMedium {
         time_of(self.lock().clock)
     }
 
+    fn booted(&self) -> u64 {
+        time_of(self.lock().booted)
+    }
+
     fn relax(&self, round: u32) {
         schedule::relax(round);
     }

@@ -172,6 +172,8 @@ pub(crate) struct World {
     pub(crate) next_handle: u64,
     /// Counts calls; also the clock.
     pub(crate) clock: u64,
+    /// What the clock said when the machine was started.
+    pub(crate) booted: u64,
     /// Grows whenever the set of crash images may have changed.
     pub(crate) version: u64,
     pub(crate) muted: Option<Barrier>,
@@ -195,6 +197,7 @@ impl World {
             next_dir: 1,
             next_handle: 1,
             clock: 1,
+            booted: 1,
             version: 0,
             muted: None,
             reached: Vec::new(),

@@ -18,6 +18,7 @@ macro_rules! __forward {
     (@order $by:tt) => { $crate::__forward!(@fn $by order() -> ()); };
     (@unique $by:tt) => { $crate::__forward!(@fn $by unique() -> Result<[u8; 16]>); };
     (@now $by:tt) => { $crate::__forward!(@fn $by now() -> u64); };
+    (@booted $by:tt) => { $crate::__forward!(@fn $by booted() -> u64); };
     (@relax $by:tt) => { $crate::__forward!(@fn $by relax(round: u32) -> ()); };
 
     (@exists $by:tt) => { $crate::__forward!(@fn $by exists(path: &Path) -> Result<bool>); };

@@ -280,6 +280,12 @@ pub trait Medium: Send + Sync + 'static {
         crate::sys::now()
     }
 
+    /// When the machine was started, as [`now`](Medium::now) counts: what a power cut left is older. 0 if that is not
+    /// known.
+    fn booted(&self) -> u64 {
+        crate::sys::booted()
+    }
+
     /// Waits a moment for another thread to make progress. `round` counts the calls of one wait from 0.
     fn relax(&self, round: u32);
 }

@@ -45,6 +45,17 @@ pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
 
+/// When the machine was started, in nanoseconds since 1970; 0 if the kernel does not tell. Source: `proc_uptime(5)`.
+pub(crate) fn booted() -> u64 {
+    let uptime = || {
+        let text = std::fs::read_to_string("/proc/uptime").ok()?;
+        let (seconds, hundredths) = text.split_whitespace().next()?.split_once('.')?;
+        let (seconds, hundredths): (u64, u64) = (seconds.parse().ok()?, hundredths.parse().ok()?);
+        seconds.checked_mul(1_000_000_000)?.checked_add(hundredths.checked_mul(10_000_000)?)
+    };
+    uptime().map_or(0, |uptime| now().saturating_sub(uptime))
+}
+
 /// Sixteen random bytes.
 ///
 /// # Errors

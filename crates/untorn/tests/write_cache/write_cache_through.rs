@@ -139,3 +139,36 @@ fn a_removal_is_not_assumed_on_an_unmounted_file_system() {
     let cache = small(32).open_on(pmem(), Arc::new(Kernel), &log).unwrap();
     assert_eq!(cache.replayed().files[0].fate, ReplayOutcome::Removed);
 }
+
+/// A log of today's writer, with the times of its entries, whose process was killed.
+const TIMED: &str = "tests/golden/write-cache-timed.log";
+
+#[test]
+fn a_golden_log_with_times_is_replayed() {
+    const ENTRIES: usize = 3 * 4096 + 4 * 8192;
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(TIMED);
+    if std::env::var_os("UNTORN_BLESS").is_some() {
+        let (setup, cache, _) = Setup::create(small(16), [PATH]);
+        let file = setup.attach_through(&cache, PATH);
+        file.write_at(&[7; 100], 10).unwrap();
+        file.set_len(50).unwrap();
+        file.append(b"end").unwrap();
+        drop((file, cache));
+        let mut bytes = std::fs::read(&setup.log).unwrap();
+        bytes.truncate(bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1);
+        std::fs::write(&golden, bytes).unwrap();
+    }
+    let mut bytes = std::fs::read(golden).unwrap();
+    bytes.resize(ENTRIES + 16 * 128, 0);
+    // A time in the year 2020 or later, in each entry.
+    for entry in 0..4 {
+        let at = ENTRIES + entry * 128 + 48;
+        assert!(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) > 1_577_836_800_000_000_000, "entry {entry}");
+    }
+    let (setup, cache, [book]) = Setup::create(small(16), [PATH]);
+    drop(cache);
+    std::fs::write(&setup.log, bytes).unwrap();
+    let cache = setup.open().unwrap();
+    assert_eq!((cache.replayed().operations, cache.replayed().is_complete()), (3, true));
+    assert_eq!(*book.bytes.lock().unwrap(), [&[0; 10][..], &[7; 40], b"end"].concat());
+}

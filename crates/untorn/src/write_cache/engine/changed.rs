@@ -4,13 +4,19 @@
 //! 1. The entries of a file that is written through have the time at which the file gets them. A file whose
 //!    modification time is later than its last entry, and which does not have what the entries leave, is *changed*: a
 //!    replay stores nothing to it, and the log keeps the entries. Both versions are there until the user chooses.
-//! 2. A process may be held up between an entry and its write. So the file's time must be later by more than [`SLACK`].
-//! 3. After a kill the file has what the entries leave, whatever its time says: it is compared with them. So a process
+//! 2. After a power cut the log may lack entries that were not synced, and the file may have what they wrote. All of it
+//!    is older than the start of the machine: what counts as later is later than that.
+//! 3. Otherwise a process was killed, and the log has every entry. A process may be held up between an entry and its
+//!    write, so the file's time must be later by more than [`SLACK`].
+//! 4. After a kill the file has what the entries leave, whatever its time says: it is compared with them. So a process
 //!    that was held up for longer does not have its file called changed, and neither has a program that only sets the
 //!    file's times or attributes.
-//! 4. A replay, and a server that completes the change of a dead process, store to a file at times that no entry has.
-//!    Before the first such store the file's line durably says so ([`TableLine::late`]), and from then on its time is
-//!    not asked any more.
+//! 5. A replay, and a server that completes the change of a dead process, store to a file at times that no entry has.
+//!    Before the first such store the file's line says so ([`TableLine::late`]), and from then on its time is not asked
+//!    any more. The line need not be durable: after a power cut the machine is started anew (2).
+//!
+//! A power cut of the files' device alone, under a running machine, is taken for a kill. If it took unsynced entries,
+//! the file may be called changed, and the user chooses.
 //!
 //! Not noticed are: a change within [`SLACK`] of the last entry, one whose program sets the modification time back, one
 //! after a clock was set back, one after an interrupted replay, and one of a file that is not written through, because
@@ -18,7 +24,6 @@
 
 use std::collections::BTreeMap;
 
-use super::barriers;
 use super::format::{HEADER, Kind, TableLine};
 use super::replay::{Keep, ReplayOutcome, Replayer};
 use super::scan::Operation;
@@ -38,14 +43,14 @@ pub(super) const CHANGED: &str = "another program changed it after the last writ
 const PART: u64 = 1 << 16;
 
 impl<M: Medium> Replayer<'_, M> {
-    /// Finds out which files were changed, before any file is stored to, and has the log say that the others may be.
+    /// Finds out which files were changed, before any file is stored to, and has the log say that the others may be
+    /// from now on.
     pub(super) fn judge(&mut self, operations: &[Operation]) -> Result<()> {
         let mut by_file: BTreeMap<u64, Vec<&Operation>> = BTreeMap::new();
         for operation in operations.iter().filter(|operation| operation.kind != Kind::Move) {
             by_file.entry(operation.uid).or_default().push(operation);
         }
         let now = self.medium.now().max(1);
-        let mut begun = false;
         for (uid, operations) in by_file {
             let Some((_, _, line)) = self.scan.table.get(&uid).filter(|(_, _, line)| !line.replayed) else { continue };
             let Some(last) = last_of(&operations) else { continue };
@@ -62,15 +67,17 @@ impl<M: Medium> Replayer<'_, M> {
                 Err(error) => drop(self.judged.insert(uid, ReplayOutcome::Failed(error.to_string()))),
                 Ok(false) if self.is_dry() || line.late != 0 => {}
                 Ok(false) => {
-                    if let Some((_, _, line)) = self.scan.table.get_mut(&uid) {
+                    if let Some((slot, copy, line)) = self.scan.table.get_mut(&uid) {
                         line.late = now;
+                        line.seq += 1;
+                        // The copy that counts stays until a fence: whoever writes the line next goes over this one.
+                        line.write(self.log, self.scan.checksum_seed, *slot, 1 - *copy)?;
                     }
-                    self.write_line(uid)?;
-                    begun = true;
                 }
             }
         }
-        if begun { self.medium.fence(barriers::BEGUN, &[self.log]) } else { Ok(()) }
+        self.medium.order();
+        Ok(())
     }
 
     fn is_changed(
@@ -80,7 +87,9 @@ impl<M: Medium> Replayer<'_, M> {
         operations: &[&Operation],
         last: u64,
     ) -> Result<bool> {
-        let is_later = file.modified()?.is_some_and(|modified| modified > last.saturating_add(SLACK));
+        let booted = self.medium.booted();
+        let own = if last < booted { booted } else { last.saturating_add(SLACK) };
+        let is_later = file.modified()?.is_some_and(|modified| modified > own);
         Ok(is_later && !self.has_all(line, file, operations)?)
     }
 

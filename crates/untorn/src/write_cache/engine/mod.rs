@@ -179,8 +179,6 @@ pub(crate) mod barriers {
         MOVED = "cache.drain.moved";
         /// A write past the log is durable when the call returns.
         PAST = "cache.past";
-        /// The log says that a replay may change a file, before the first change: the file's time tells nothing then.
-        BEGUN = "cache.replay.begun";
         /// Replayed bytes are durable in their file before the log drops the entries.
         REPLAYED_FILE = "cache.replay.file";
         /// A file that was created again is durably whole and findable before the log accepts it in place of the lost
