@@ -125,7 +125,7 @@ fn a_kept_file_is_taken_over_by_another_engine() {
 /// A process that is killed while one engine takes a file over from another leaves a file that both open.
 #[test]
 fn a_switch_of_engines_may_end_at_any_barrier() {
-    let barriers = ["remove.state", "remove.mark", "create.file", "create.mark"];
+    let barriers = ["remove.state", "remove.mark", "create.file", "attach.files"];
     for barrier in barriers.map(|name| format!("sidecar.{name}")) {
         let path = scratch("data");
         let file = options(EngineKind::HybridLog).keep_sidecar(true).create(&path, LEN as u64).unwrap();

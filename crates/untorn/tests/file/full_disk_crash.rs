@@ -49,7 +49,9 @@ fn go<M: Medium>(kind: Kind, kib: u64, engine: EngineKind, medium: impl Fn() -> 
     let note = elsewhere.path().join("commits");
     options(engine).create_on(medium(), &path, LEN as u64).unwrap().close().unwrap();
     let child = in_forked_child(|| {
-        fill_up(&options(engine).open_on(medium(), &path).unwrap(), &note);
+        let file = options(engine).open_on(medium(), &path).unwrap();
+        fill_up(&file, &note);
+        // Before the file is dropped, which would close it.
         kill_process(getpid(), Signal::KILL).unwrap();
         0
     });

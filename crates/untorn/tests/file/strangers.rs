@@ -55,7 +55,7 @@ fn a_commit_after_another_program_s_write_is_refused_for_good() {
         for _ in 0..2 {
             is_refused(Options::new().open(&path));
             is_refused(Options::new().read_only(true).open(&path));
-            assert_eq!(untorn::inspect(&path).unwrap().state, State::Corrupt, "{engine}");
+            assert_eq!(untorn::inspect(&path).unwrap().state, State::Refused, "{engine}");
         }
         assert!(fs::read(&path).unwrap() == theirs, "{engine}: a refused open wrote to the file");
         let file = Options::new().prefer(Prefer::File).open(&path).unwrap();
