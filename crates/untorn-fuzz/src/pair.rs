@@ -72,7 +72,7 @@ pub(crate) static LOGS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
 fn build(class: MediumClass, options: Options, clean: bool) -> Result<Pair> {
     let medium = SimMedium::new(class);
     medium.install(PATH, &[7; LEN]);
-    let options = options.max_len(64 * PAGE as u64);
+    let options = options.max_len(64 * PAGE as u64).keep_sidecar(true);
     let file = options.open_on(medium.clone(), PATH)?;
     for (n, at) in [0, 100, PAGE, 2 * PAGE - 64, LEN - 50].into_iter().enumerate() {
         file.write_at(&[n as u8 + 1; 50], at as u64)?;

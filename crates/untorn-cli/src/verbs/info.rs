@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use untorn::report::{Report, State};
 use untorn::EngineKind;
+use untorn::report::{Report, State};
 
 use super::{protect, prune};
 use crate::cli::Look;

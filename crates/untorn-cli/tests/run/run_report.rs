@@ -116,7 +116,7 @@ fn a_file_in_use_elsewhere_is_busy() {
     cat("esource busy");
     held.settle().unwrap();
     // Of another engine, whose epochs are not those of the program: told no, too.
-    let held = untorn::AtomicFile::open(&path).unwrap();
+    let held = untorn::Options::new().keep_sidecar(true).open(&path).unwrap();
     held.write_at(b"theirs", 0).unwrap();
     held.close().unwrap();
     cat("peration not supported");
