@@ -346,7 +346,7 @@ impl Subject {
 
 /// How a file with this engine is opened.
 fn with_engine(engine: EngineKind, redundancy: ProtectOptions) -> Options {
-    Options::new().engine(engine).redundancy(redundancy)
+    Options::new().engine(engine).redundancy(redundancy).keep_sidecar(true)
 }
 
 /// Whether this is the expected report. If two superblocks are not consecutive, nothing can tell which one is valid.

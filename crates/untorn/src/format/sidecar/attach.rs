@@ -112,8 +112,11 @@ pub(crate) fn attach<M: Medium>(
         options.exclusion.as_ref().map_or(Ok(()), |exclusion| exclusion.check_exclusion())?;
         data.sync(barriers::ATTACH_FILES)?;
         side.sync(barriers::ATTACH_FILES)?;
-        medium.sync_dir(barriers::ATTACH_NAMES, &parent(&place))?;
-        medium.sync_dir(barriers::ATTACH_NAMES, &parent(path))?;
+        if options.adopt {
+            // An adoption that was killed may have renamed the sidecar without making the name durable. Every other
+            // sidecar that counts was named durably by the process that made it: one that was not is fresh.
+            medium.sync_dir(barriers::CREATE_NAME, &parent(&place))?;
+        }
         side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
         let mut superblock = match Superblock::read(&side, &place) {
             Err(Error::Corrupt { .. }) if drop_sidecar => {

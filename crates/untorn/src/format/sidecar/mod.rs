@@ -67,9 +67,6 @@ pub(crate) mod barriers {
         /// After a crash, both files are read from the medium as a whole: the result of recovery is durable, and stays
         /// so when the records it came from are dropped.
         ATTACH_CACHE = "sidecar.attach.cache";
-        /// Names that a killed process changed are durable too: the mark must not become durable before the sidecar's
-        /// name is.
-        ATTACH_NAMES = "sidecar.attach.names";
         /// A sidecar that is given up says "settled" before the data file loses its mark. A crash in between would
         /// leave one that claims the file, and a file that does not carry its mark.
         REMOVE_STATE = "sidecar.remove.state";
