@@ -172,7 +172,7 @@ pub(crate) struct World {
     pub(crate) next_handle: u64,
     /// Counts calls; also the clock.
     pub(crate) clock: u64,
-    /// What the clock said when the machine was started.
+    /// The time at which the machine was started.
     pub(crate) booted: u64,
     /// Grows whenever the set of crash images may have changed.
     pub(crate) version: u64,

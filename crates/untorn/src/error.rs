@@ -108,7 +108,7 @@ pub enum Error {
         path: PathBuf,
         /// The file that could not be opened.
         companion: PathBuf,
-        /// Who can help.
+        /// The user who can help, and how.
         what: String,
     },
     /// Another program changed the file while untorn's sidecar held committed bytes of it.

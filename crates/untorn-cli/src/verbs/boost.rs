@@ -47,7 +47,7 @@ pub(super) fn open(args: &BoostLog, launch: &Launch) -> Result<Log> {
         ));
     };
     let path = resolved(named)?;
-    // Of a link the library decides who may have made it; a log that it leads to must not be matched either.
+    // The library decides who may have made a link; a log that it leads to must not be matched either.
     let canonical = path.canonicalize().unwrap_or_else(|_| path.clone());
     if launch.manages(&canonical).map_err(|error| Failure::usage(error.to_string()))? {
         let what = "--match matches the log itself; move the log, narrow --match, or omit --match, which manages all \

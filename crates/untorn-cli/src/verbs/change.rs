@@ -117,7 +117,7 @@ pub(crate) fn durable(path: &Path) -> Result<bool> {
     Ok(untorn::testing::storage::is_durable(path)?)
 }
 
-/// What the line about a commit adds if a power cut takes it.
+/// The note on the line about a commit that a power cut takes.
 pub(crate) fn durability_note(durable: bool) -> &'static str {
     if durable { "" } else { " (NOT durable: it survives a killed process, not a power cut)" }
 }

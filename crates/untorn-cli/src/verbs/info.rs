@@ -33,7 +33,7 @@ pub(crate) fn verdict(report: &Report) -> Exit {
     }
 }
 
-/// What the text of a report says of a file whose commits a power cut takes; `untorn doctor` gives the reason.
+/// The text of a report on a file whose commits a power cut takes; `untorn doctor` gives the reason.
 pub(crate) const NOT_DURABLE: &str = "no: commits survive a killed process, not a power cut";
 
 /// The name of a state in JSON.

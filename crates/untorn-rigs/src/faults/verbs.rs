@@ -17,7 +17,7 @@ const LEN: u64 = 64 << 10;
 /// Another length.
 const LONGER: u64 = 100_000;
 
-/// What a command of the tool does.
+/// The effect of a command of the tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Create,
@@ -324,7 +324,7 @@ pub(super) fn survives(verb: Verb, dir: &Path, allowed: &Allowed) -> std::result
 mod tests {
     use super::*;
 
-    /// What a kill must never leave: a file that is refused, or of no commit.
+    /// A kill must never leave this: a file that is refused, or of no commit.
     #[test]
     fn a_refused_file_and_bytes_of_no_commit_are_convicted() {
         let verb = Verb::Write(HybridLog);

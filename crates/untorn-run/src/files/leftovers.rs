@@ -18,7 +18,7 @@ const KINDS: [&str; 4] = ["", ".spill", ".redundancy", ".sidecar-redundancy"];
 struct Sidecars {
     path: PathBuf,
     directory: OwnedFd,
-    /// What stands there beside the file.
+    /// The names there beside the file.
     names: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ fn remove_all(directory: &Path, found: &[Sidecars]) {
         for name in &sidecars.names {
             let _ = unlinkat(&sidecars.directory, name, AtFlags::empty());
         }
-        // What stays there is what others need, or are about to.
+        // Others need what stays there, or are about to.
         let _ = std::fs::remove_dir(&sidecars.path);
     }
 }

@@ -182,7 +182,7 @@ impl Shared {
     }
 }
 
-/// What closing does with the sidecar.
+/// The ways to close a file, by their effect on the sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Close {
     /// What [`Options::keep_sidecar`] says.

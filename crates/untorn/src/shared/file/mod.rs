@@ -191,7 +191,7 @@ impl RemoteFile {
         self.here_or(|service| Ok(Some(service.engine().info())), call)?.ok_or_else(invalid)
     }
 
-    /// What closing does with the sidecar: others go on from it, and the last to leave decides.
+    /// The way to close: others go on from the sidecar, and the last to leave decides about it.
     fn asked(&self, how: Close) -> Close {
         if self.member.has_others() {
             Close::KeepSidecar
