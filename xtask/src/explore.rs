@@ -1,6 +1,8 @@
 //! `cargo xtask explore`: runs the crash explorer on every core.
 
-use std::io::{IsTerminal, Write, stderr};
+use std::fs;
+use std::io::{self, IsTerminal, Write, stderr};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::thread::available_parallelism;
@@ -40,11 +42,17 @@ pub(crate) struct Arguments {
     /// Seconds after which a mutant is acquitted even if not all of its cases were tried
     #[arg(long, value_name = "S", default_value_t = 1800)]
     mutant_time: u64,
+    /// Start the search for each mutant with the case in `xtask/convictions` that convicted it before
+    #[arg(long)]
+    known_first: bool,
+    /// Write the cases that convict the mutants to `xtask/convictions`, for `--known-first`
+    #[arg(long, conflicts_with = "no_mutants")]
+    note: bool,
     /// Print one JSON object before the last line
     #[arg(long)]
     json: bool,
     /// Run one case again, given the token of a violation
-    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["mutants_only", "no_mutants", "json"])]
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["mutants_only", "no_mutants", "json", "note"])]
     replay: Option<String>,
 }
 
@@ -72,6 +80,11 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if let Some(token) = &arguments.replay {
         return replay(token);
     }
+    let known = crate::root().join("xtask/convictions").join(arguments.engine.to_string());
+    let try_first = match arguments.known_first.then(|| tokens(&known)).transpose() {
+        Ok(tokens) => tokens.unwrap_or_default(),
+        Err(code) => return code,
+    };
     let settings = Settings {
         states: arguments.states,
         seed: arguments.seed,
@@ -79,6 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         target: arguments.engine,
         jobs: arguments.jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)),
         mutant_time: Duration::from_secs(arguments.mutant_time),
+        try_first,
         ..Settings::default()
     };
     let bar = Bar::new();
@@ -99,7 +113,26 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         print_details(&settings, &outcome, explored);
     }
     println!("{outcome}");
+    if let Some(Err(code)) = arguments.note.then(|| note(&known, &outcome)) {
+        return code;
+    }
     if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn tokens(file: &Path) -> Result<Vec<String>, ExitCode> {
+    let text = fs::read_to_string(file).map_err(|error| cannot("read", file, &error))?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+fn note(file: &Path, outcome: &Outcome) -> Result<(), ExitCode> {
+    let convictions = outcome.mutants.iter().filter_map(|mutant| mutant.conviction.as_ref());
+    let text: String = convictions.map(|violation| violation.replay.clone() + "\n").collect();
+    fs::write(file, text).map_err(|error| cannot("write", file, &error))
+}
+
+fn cannot(what: &str, file: &Path, error: &io::Error) -> ExitCode {
+    eprintln!("explore: cannot {what} {}: {error}", file.display());
+    ExitCode::from(74)
 }
 
 fn replay(token: &str) -> ExitCode {

@@ -85,7 +85,7 @@ enum Verb {
     /// The last line has the number of distinct states.
     ///
     /// Exit codes: 0 no violation, and every barrier mutant and the canary were convicted; 1 otherwise; 64 the --replay
-    /// token is invalid.
+    /// token is invalid; 74 I/O error.
     #[command(after_help = "Example:\n  cargo xtask explore --engine hybrid-log --states 100000")]
     Explore(explore::Arguments),
     /// Make each system call of the real media fail, and check how the library handles it.

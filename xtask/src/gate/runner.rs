@@ -215,7 +215,7 @@ impl<'a> Runner<'a> {
             println!("\n== explore-{engine}: {states} crash states, every mutant and the canary");
             let start = Instant::now();
             let mut command = self.context.xtask();
-            command.args(["explore", "--engine", engine, "--states", &states.to_string()]);
+            command.args(["explore", "--engine", engine, "--states", &states.to_string(), "--known-first"]);
             let outcome = finish(&mut command, 0);
             self.record(&format!("explore-{engine}"), outcome, start.elapsed().as_secs());
         }

@@ -97,12 +97,12 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci],
         needs: &[],
         work: &[
-            Xtask(&["explore", "--engine", "reflection", "--states", "100000"]),
-            Xtask(&["explore", "--engine", "hybrid-log", "--states", "100000"]),
-            Xtask(&["explore", "--engine", "snapshot", "--states", "100000"]),
-            Xtask(&["explore", "--engine", "cache", "--states", "20000"]),
-            Xtask(&["explore", "--engine", "redundancy", "--states", "100000"]),
-            Xtask(&["explore", "--engine", "covered", "--states", "3000"]),
+            Xtask(&["explore", "--engine", "reflection", "--states", "100000", "--known-first"]),
+            Xtask(&["explore", "--engine", "hybrid-log", "--states", "100000", "--known-first"]),
+            Xtask(&["explore", "--engine", "snapshot", "--states", "100000", "--known-first"]),
+            Xtask(&["explore", "--engine", "cache", "--states", "20000", "--known-first"]),
+            Xtask(&["explore", "--engine", "redundancy", "--states", "100000", "--known-first"]),
+            Xtask(&["explore", "--engine", "covered", "--states", "3000", "--known-first"]),
         ],
     },
     Step {
@@ -475,7 +475,7 @@ mod tests {
         let explored = |which: Loop| {
             let steps = STEPS.iter().filter(move |step| step.loops.contains(&which));
             let work = steps.flat_map(|step| step.work).filter_map(|work| match work {
-                Xtask(["explore", "--engine", engine, "--states", states]) => {
+                Xtask(["explore", "--engine", engine, "--states", states, ..]) => {
                     Some((*engine, states.parse::<u64>().unwrap()))
                 }
                 _ => None,

@@ -126,6 +126,9 @@ pub struct Settings {
     /// Time after which a mutant is acquitted, or the canary. By default far more than the cases take: how busy the
     /// machine is must not decide.
     pub mutant_time: Duration,
+    /// Tokens of cases that convicted mutants before. A mutant's search starts with its own; it is convicted only if the
+    /// case convicts it again.
+    pub try_first: Vec<String>,
 }
 
 impl Default for Settings {
@@ -139,6 +142,7 @@ impl Default for Settings {
             max_violations: 5,
             mutant_cases: 4000,
             mutant_time: Duration::from_secs(3600),
+            try_first: Vec::new(),
         }
     }
 }

@@ -17,7 +17,7 @@ use super::{Canary, Mutant, Outcome, ProgressFn, Settings, Target};
 use crate::rng::{Rng, mix};
 
 /// One point of a space of configurations.
-pub(super) trait Configuration: Copy + Sync + fmt::Display + FromStr<Err = String> {
+pub(super) trait Configuration: Copy + PartialEq + Sync + fmt::Display + FromStr<Err = String> {
     /// Tells the searches for its mutants from those of the others with the same seed.
     const SALT: u64;
     /// The most crash states of one case that the search for a mutant looks at: a mutant is convicted by many short
@@ -80,6 +80,15 @@ impl<C: Subject> Case<C> {
     /// Whether it has no violation when no barrier is muted.
     fn is_right(&self) -> bool {
         Case { muted: None, ..*self }.run(&Shared::new(C::STATES)).is_none()
+    }
+
+    /// The violation that convicts the mutant of the case, and whether the case passes the barrier. A case that never
+    /// passes it, or is wrong without the mutation too, says nothing about the mutant.
+    fn conviction(&self) -> (Option<Violation>, bool) {
+        let shared = Shared::new(C::STATES);
+        let found = self.run(&shared);
+        let passed = shared.reached.load(Ordering::Relaxed);
+        (found.filter(|_| self.muted.is_none() || passed && self.is_right()), passed)
     }
 }
 
@@ -212,6 +221,13 @@ fn search<C: Subject>(settings: &Settings, configs: &[C], muted: Option<Barrier>
     let start = Instant::now();
     let mut rng = Rng::derive(mix(settings.seed ^ C::SALT), 4);
     let (mut reached, mut cases) = (vec![0; configs.len()], 0);
+    let known = settings.try_first.iter().filter_map(|token| token.parse::<Case<C>>().ok());
+    for case in known.filter(|case| muted.is_some() && case.muted == muted && configs.contains(&case.config)) {
+        cases += 1;
+        if let (Some(violation), _) = case.conviction() {
+            return (Some(violation), true, cases);
+        }
+    }
     for round in 0.. {
         if cases >= settings.mutant_cases || start.elapsed() > settings.mutant_time {
             break;
@@ -224,14 +240,10 @@ fn search<C: Subject>(settings: &Settings, configs: &[C], muted: Option<Barrier>
         if most >= 2 && 4 * reached[index] < most && !rng.one_in(4) {
             continue;
         }
-        let case = Case { config, source, muted };
-        let shared = Shared::new(C::STATES);
-        let found = case.run(&shared);
+        let (found, passed) = Case { config, source, muted }.conviction();
         cases += 1;
-        let passed = shared.reached.load(Ordering::Relaxed);
         reached[index] += u64::from(passed);
-        // A case that never comes by the barrier, or is wrong without the mutation too, says nothing about it.
-        if let Some(violation) = found.filter(|_| muted.is_none() || passed && case.is_right()) {
+        if let Some(violation) = found {
             return (Some(violation), true, cases);
         }
     }
