@@ -126,8 +126,8 @@ pub struct Settings {
     /// Time after which a mutant is acquitted, or the canary. By default far more than the cases take: how busy the
     /// machine is must not decide.
     pub mutant_time: Duration,
-    /// Tokens of cases that convicted mutants before. A mutant's search starts with its own; it is convicted only if the
-    /// case convicts it again.
+    /// Tokens of cases that convicted mutants before. The search for a mutant starts with its own; only a case that
+    /// convicts it again counts.
     pub try_first: Vec<String>,
 }
 

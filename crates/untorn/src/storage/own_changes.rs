@@ -9,11 +9,12 @@
 //!    counted. The kernel takes the file's time from the same clock during the change.
 //! 3. A look at the file counts only if no change was under way during it. Then the record is not older than the last
 //!    change that the look has seen.
-//! 4. After a [pause](PAUSE) a change looks before it begins, because it takes the trace of an earlier change away.
+//! 4. The first change after a commit has looked, and each one after a [pause](PAUSE), looks before it begins, because
+//!    it takes the trace of an earlier change away.
 //!
-//! Not noticed are a change within one tick of the kernel's clock after an own one (up to 10 ms), one that is followed
-//! by an own change without a pause, one by a program that sets the time back, and stores through a mapping to a page
-//! that was dirty before. The times of a file system on another machine come from another clock and are not compared.
+//! Not noticed are a change within one tick of the kernel's clock after an own one (up to 10 ms), one between two own
+//! changes of one epoch without a pause, one by a program that sets the time back, and stores through a mapping to a
+//! page that was dirty before. The times of a file system on another machine come from another clock and are not compared.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -43,6 +44,8 @@ struct Record {
     ended: AtomicU64,
     /// A time that is not before the last own change.
     latest: AtomicU64,
+    /// A change has looked since a commit did.
+    has_looked: AtomicBool,
     /// Another program has changed the file.
     disturbed: AtomicBool,
 }
@@ -74,7 +77,8 @@ impl OwnChanges {
     /// Makes a change. `stamp` looks at the file.
     pub(super) fn change<T>(&self, stamp: impl Fn() -> Option<Stamp>, work: impl FnOnce() -> T) -> T {
         let record = &*self.record;
-        if sys::now() > record.latest.load(Ordering::Acquire).saturating_add(PAUSE) {
+        let after_pause = sys::now() > record.latest.load(Ordering::Acquire).saturating_add(PAUSE);
+        if !record.has_looked.swap(true, Ordering::AcqRel) || after_pause {
             self.look(None, &stamp);
         }
         record.begun.fetch_add(1, Ordering::AcqRel);
@@ -84,9 +88,10 @@ impl OwnChanges {
         done
     }
 
-    /// Whether another program has changed the file, which should have this length.
+    /// Whether another program has changed the file, which should have this length: for a commit.
     pub(super) fn is_disturbed(&self, len: u64, stamp: impl Fn() -> Option<Stamp>) -> bool {
         self.look(Some(len), &stamp);
+        self.record.has_looked.store(false, Ordering::Release);
         self.record.disturbed.load(Ordering::Acquire)
     }
 
@@ -168,6 +173,20 @@ mod tests {
         let theirs = Stamp { size: 0, modified: now - PAUSE };
         own.change(|| Some(theirs), || ());
         assert!(own.is_disturbed(0, || Some(Stamp { size: 0, modified: 1 })), "the own change hides the other one");
+    }
+
+    #[test]
+    fn the_first_change_after_a_commit_looks_first() {
+        let file = tempfile::tempfile().unwrap();
+        let Some(own) = OwnChanges::of(file.as_fd()) else {
+            untorn_testing::skip!("temporary files are on a file system of another machine");
+        };
+        let later = || Some(Stamp { size: 0, modified: sys::now() + 100 * PAUSE });
+        let hidden = || Some(Stamp { size: 0, modified: 1 });
+        own.change(hidden, || ());
+        assert!(!own.is_disturbed(0, hidden));
+        own.change(later, || ());
+        assert!(own.is_disturbed(0, hidden), "the own change hides the other one");
     }
 
     #[test]
