@@ -14,7 +14,8 @@
 //!
 //! Not noticed are a change within one tick of the kernel's clock after an own one (up to 10 ms), one between two own
 //! changes of one epoch without a pause, one by a program that sets the time back, and stores through a mapping to a
-//! page that was dirty before. The times of a file system on another machine come from another clock and are not compared.
+//! page that was dirty before. The times of a file system on another machine come from another clock and are not
+//! compared.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
