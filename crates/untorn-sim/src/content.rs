@@ -125,11 +125,9 @@ impl Content {
         by_page(at, len).filter(|(index, _)| !matches!(self.pages.get(*index), Some(Some(_)))).count() as u64
     }
 
-    /// The first offset from `at` on, before the end, that has space.
-    pub(crate) fn next_data(&self, at: u64) -> Option<u64> {
-        let first = (at / PAGE) as usize;
-        let page = self.pages.iter().enumerate().skip(first).find(|(_, page)| page.is_some())?.0;
-        Some((page as u64 * PAGE).max(at)).filter(|&data| data < self.len)
+    /// Whether a page has space of its own.
+    pub(crate) fn has_page(&self, index: u64) -> bool {
+        matches!(self.pages.get(index as usize), Some(Some(_)))
     }
 
     /// Gives space to every page a range touches.

@@ -1,10 +1,12 @@
 //! [`SimFile`]: one open file of a [`SimMedium`].
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use untorn::testing::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, MediumClass, MediumFile, Stamp};
 use untorn::{Error, Result};
 
+use crate::content::PAGE;
 use crate::effects::What;
 use crate::instant::{Step, Verdict};
 use crate::medium::{EIO, SimMedium, errno, time_of};
@@ -115,6 +117,22 @@ impl MediumFile for SimFile {
         Ok(Stamp { size: inode.volatile.len, modified: time_of(inode.modified) })
     }
 
+    /// A page that is damaged is one that the device has.
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let mut world = self.medium.enter(Step::Read, None, &self.path)?;
+        let inode = world.inode(self.number);
+        let len = inode.volatile.len;
+        let is_data = |page: u64| {
+            let mut worn = [0; PAGE as usize];
+            inode.show_worn(page * PAGE, &mut worn);
+            inode.volatile.has_page(page) || inode.is_bad(page * PAGE, PAGE) || worn != [0; PAGE as usize]
+        };
+        let mut pages = offset / PAGE..len.div_ceil(PAGE);
+        let Some(first) = pages.by_ref().find(|page| is_data(*page)) else { return Ok(None) };
+        let end = pages.find(|page| !is_data(*page)).map_or(len, |page| page * PAGE);
+        Ok(Some(offset.max(first * PAGE)..end))
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.get(offset, dst, false)
     }
@@ -179,10 +197,6 @@ impl MediumFile for SimFile {
         let inode = world.inode(self.number);
         let len = len.min(inode.volatile.len.saturating_sub(offset));
         inode.volatile.unallocated(offset, len).map_or(len, |hole| hole - offset)
-    }
-
-    fn next_data(&self, offset: u64) -> Option<u64> {
-        self.medium.lock().inode(self.number).volatile.next_data(offset)
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {

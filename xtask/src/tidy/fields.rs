@@ -62,6 +62,7 @@ const SPREAD: &[Spread] = &[
         "crates/untorn/src/redundancy/mod.rs",
         "Redundancy",
         &[
+            "ahead.rs",
             "announce.rs",
             "incremental.rs",
             "notifier.rs",

@@ -50,6 +50,18 @@ impl Geometry {
             .filter(move |page| *page < pages)
     }
 
+    /// The data pages of consecutive stripes, as ranges of consecutive pages: the more stripes, the longer they are.
+    pub(super) fn runs(&self, stripes: Range<u64>) -> Vec<Range<u64>> {
+        let (pages, width) = (self.pages(), u64::from(self.stripe));
+        // How many there are, where each begins, and how far.
+        let (count, apart, factor) = match self.layout {
+            StripeLayout::Consecutive => (1, 0, width),
+            StripeLayout::Spread => (width, self.stripes(), 1),
+        };
+        let runs = (0..count).map(|nth| nth * apart + stripes.start * factor..nth * apart + stripes.end * factor);
+        runs.map(|run| run.start..run.end.min(pages)).filter(|run| !run.is_empty()).collect()
+    }
+
     /// Bytes of the file that a page has.
     pub(super) fn bytes_of(&self, page: u64) -> Range<u64> {
         page * PAGE..((page + 1) * PAGE).min(self.len)
@@ -111,6 +123,25 @@ mod tests {
                         }
                     }
                     assert!(seen.iter().all(|&times| times == 1), "{geometry:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_runs_of_stripes_are_their_pages() {
+        for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
+            for (stripe, pages) in (1..6).flat_map(|stripe| (1..30).map(move |pages| (stripe, pages))) {
+                let geometry = Geometry { len: pages * PAGE - 1, stripe, layout };
+                let all = geometry.stripes();
+                for (from, to) in (0..all).flat_map(|from| (from + 1..=all).map(move |to| (from, to))) {
+                    let mut members: Vec<u64> = (from..to).flat_map(|stripe| geometry.members(stripe)).collect();
+                    members.sort_unstable();
+                    let runs = geometry.runs(from..to);
+                    assert!(runs.iter().all(|run| !run.is_empty()));
+                    let mut found: Vec<u64> = runs.into_iter().flatten().collect();
+                    found.sort_unstable();
+                    assert_eq!(found, members, "{geometry:?}, stripes {from} to {to}");
                 }
             }
         }

@@ -44,6 +44,7 @@
 //! file, and those to the sidecar pages that may hold valid bytes, see `tracked`. A handle of a file has one
 //! `FileRedundancy` for both.
 
+mod ahead;
 mod announce;
 mod bits;
 mod checksum;

@@ -1,5 +1,6 @@
 //! The source of protected pages: the data file, or its sidecar.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -33,9 +34,15 @@ impl<M: Medium> Pages<M> {
         self.read_with(offset, bytes, M::File::read_unless_bad)
     }
 
-    /// Reads bytes of one page as the medium holds them; false likewise.
+    /// Reads bytes as the medium holds them; false if it has lost some of them.
     pub(super) fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
         self.read_with(offset, bytes, M::File::read_stored_unless_bad)
+    }
+
+    /// The first range at `offset` or behind it that may hold other bytes than zeros.
+    pub(super) fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let data = self.with(|file| file.data_from(self.from + offset))?;
+        Ok(data.map(|data| data.start - self.from..data.end - self.from))
     }
 
     /// Replaces the bytes of one page, which may be one that cannot be read; false if the medium cannot write it

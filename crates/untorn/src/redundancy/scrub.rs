@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::ahead::Ahead;
 use super::bits::Bits;
 use super::layout::Geometry;
 use super::{Inner, Mode, Redundancy, barriers};
@@ -146,6 +147,7 @@ impl<M: Medium> Redundancy<M> {
         let total = self.geometry.len;
         let mut done = looked.looked.count() * PAGE;
         let mut notified: Option<u64> = None;
+        let mut ahead = Ahead::default();
         for stripe in 0..self.geometry.stripes() {
             let fresh = self.geometry.members(stripe).filter(|page| !looked.looked.has(*page)).count() as u64;
             if fresh == 0 {
@@ -157,7 +159,8 @@ impl<M: Medium> Redundancy<M> {
             if (how.stops)() {
                 return Ok(End::Stopped);
             }
-            let found = self.look_at(stripe)?;
+            self.read_ahead(&mut ahead, stripe, how.rate)?;
+            let found = self.look_at(stripe, &ahead)?;
             // Of a stripe that has others than before, some pages were looked at already, and nothing was wrong with
             // them.
             looked.note(self.geometry.members(stripe), &found.uncovered);
@@ -221,21 +224,24 @@ impl<M: Medium> Redundancy<M> {
         PageRange { offset: range.start, len: range.end - range.start }
     }
 
-    /// Looks at a stripe without a lock, and again with it if anything seems wrong.
-    fn look_at(&self, stripe: u64) -> Result<StripeFindings> {
+    /// Looks at a stripe that was read without a lock, and reads it again with it if anything seems wrong.
+    ///
+    /// The tables are asked after the reading. A page that was stored to since, or covered since, differs or is left
+    /// out, and one that differs is read again: so what was read too early costs a second look, and accuses nothing.
+    fn look_at(&self, stripe: u64, ahead: &Ahead) -> Result<StripeFindings> {
         let (sums, parity_sum, mut found) = {
             let inner = self.usable()?;
             let sums: Vec<u64> = self.geometry.members(stripe).map(|page| inner.tables.sum(page)).collect();
             (sums, inner.tables.parity_sum(stripe), self.not_covered(&inner, stripe, &[]))
         };
-        let read = self.read_stripe(stripe, true)?;
+        let read = ahead.stripe(&self.geometry, self.checksum, stripe);
         let skip = |page: &u64| found.uncovered.contains(page) || found.unknown.contains(page);
         let differs =
             (0..sums.len()).any(|nth| read.sums[nth].is_none_or(|sum| !skip(&read.pages[nth]) && sum != sums[nth]));
         let whole = found.uncovered.is_empty() && found.unknown.is_empty();
         let parity_is_wrong = whole
-            && match self.read_parity(stripe, true)? {
-                Some((parity, sum)) => sum != parity_sum || !differs && parity != read.fold(None),
+            && match ahead.parity(stripe) {
+                Some(parity) => self.checksum.of(parity) != parity_sum || !differs && parity != read.fold(None),
                 None => true,
             };
         if differs || parity_is_wrong {

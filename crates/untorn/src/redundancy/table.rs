@@ -13,6 +13,10 @@ use super::layout::Geometry;
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::storage::MediumFile;
+use crate::sys::direct::PageBuffer;
+
+/// Blocks that are read at once to look at all of them: 1 MiB.
+const AT_ONCE: u64 = 256;
 
 /// Both tables in memory, and which copy of each block is the older.
 pub(super) struct Tables {
@@ -209,20 +213,32 @@ impl Tables {
     /// whole.
     pub(super) fn damaged<F: MediumFile>(&self, side: &F) -> Result<Vec<(u64, usize)>> {
         let mut damaged = Vec::new();
-        for index in 0..self.geometry.blocks() {
-            let held = self.blocks[index as usize];
-            for copy in [0, 1] {
-                let found = read_copy(side, &self.geometry, self.tie, index, copy, true)?;
-                let right = match found {
-                    Some(found) if copy == held.copy => found == self.block(index),
-                    Some(found) => found.seq <= held.seq,
-                    None => false,
-                };
-                if !right {
-                    damaged.push((index, copy));
+        let mut buffer = PageBuffer::new(AT_ONCE.min(self.geometry.blocks()));
+        for copy in [0, 1] {
+            for first in (0..self.geometry.blocks()).step_by(AT_ONCE as usize) {
+                let end = (first + AT_ONCE).min(self.geometry.blocks());
+                let bytes = &mut buffer.bytes_mut()[..((end - first) * PAGE) as usize];
+                // Many at once, and one by one only if some of them cannot be read.
+                let are_there = side.read_stored_unless_bad(self.geometry.block_at(first, copy), bytes)?;
+                for (index, bytes) in (first..end).zip(bytes.as_chunks::<{ PAGE as usize }>().0) {
+                    let found = if are_there {
+                        Block::decode(bytes, index, self.tie)
+                    } else {
+                        read_copy(side, &self.geometry, self.tie, index, copy, true)?
+                    };
+                    let held = self.blocks[index as usize];
+                    let right = match found {
+                        Some(found) if copy == held.copy => found == self.block(index),
+                        Some(found) => found.seq <= held.seq,
+                        None => false,
+                    };
+                    if !right {
+                        damaged.push((index, copy));
+                    }
                 }
             }
         }
+        damaged.sort_unstable();
         Ok(damaged)
     }
 

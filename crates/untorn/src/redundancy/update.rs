@@ -28,6 +28,10 @@ pub(super) struct Stripe {
 }
 
 impl Stripe {
+    pub(super) fn new(pages: Vec<u64>, bytes: Vec<u8>, sums: Vec<Option<u64>>) -> Self {
+        Stripe { pages, bytes, sums }
+    }
+
     pub(super) fn bytes(&self, nth: usize) -> &[u8] {
         &self.bytes[nth * PAGE as usize..][..PAGE as usize]
     }

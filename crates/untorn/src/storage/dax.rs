@@ -5,6 +5,7 @@
 //! one copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -161,7 +162,7 @@ impl DaxFile {
 
 impl MediumFile for DaxFile {
     forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
-    forward!(file: prefetch, prefetch_to_store, set_len, punch, own_space, next_data);
+    forward!(file: prefetch, prefetch_to_store, set_len, punch, own_space, data_from);
 
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

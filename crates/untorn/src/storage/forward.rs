@@ -53,10 +53,10 @@ macro_rules! __forward {
     (@prefetch_to_store $by:tt) => { $crate::__forward!(@fn $by prefetch_to_store(offset: u64) -> ()); };
     (@flush $by:tt) => { $crate::__forward!(@fn $by flush(barrier: Barrier, offset: u64, len: u64) -> ()); };
 
+    (@data_from $by:tt) => { $crate::__forward!(@fn $by data_from(offset: u64) -> Result<Option<Range<u64>>>); };
     (@set_len $by:tt) => { $crate::__forward!(@fn $by set_len(len: u64) -> Result<()>); };
     (@allocate $by:tt) => { $crate::__forward!(@fn $by allocate(offset: u64, len: u64) -> Result<()>); };
     (@own_space $by:tt) => { $crate::__forward!(@fn $by own_space(offset: u64, len: u64) -> u64); };
-    (@next_data $by:tt) => { $crate::__forward!(@fn $by next_data(offset: u64) -> Option<u64>); };
     (@punch $by:tt) => { $crate::__forward!(@fn $by punch(offset: u64, len: u64) -> Result<()>); };
     (@sync $by:tt) => { $crate::__forward!(@fn $by sync(barrier: Barrier) -> Result<()>); };
     (@distrust_cache $by:tt) => {

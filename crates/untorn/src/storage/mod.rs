@@ -14,6 +14,7 @@
 //! 512-byte sector on a block device.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
@@ -342,6 +343,14 @@ pub trait MediumFile: Send + Sync {
     /// Fills `dst` from `offset`. The range must be within the length.
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
 
+    /// The first range at `offset` or behind it that may hold other bytes than zeros, or none up to the end. What lies
+    /// before it is a hole, also for stores that are in a cache only. A medium that does not tell holes from data gives
+    /// all the rest of the file.
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let len = self.len();
+        Ok((offset < len).then_some(offset..len))
+    }
+
     /// A fast [`read`](MediumFile::read) within one page (4096 bytes from a multiple of 4096). If it fails for any
     /// reason, it returns false, `dst` has unspecified bytes, and `read` reports the error. For short reads, which
     /// error reporting would slow down.
@@ -350,9 +359,9 @@ pub trait MediumFile: Send + Sync {
         self.read(offset, dst).is_ok()
     }
 
-    /// [`read`](MediumFile::read) of bytes of one page as the medium itself holds them, past any cache, so that it sees
-    /// damage that a cache hides. Newer bytes in the cache are written back first. If a medium has no such read, or is
-    /// memory, this is [`read`](MediumFile::read).
+    /// [`read`](MediumFile::read) of bytes as the medium itself holds them, past any cache, so that it sees damage that
+    /// a cache hides. Newer bytes in the cache are written back first. If a medium has no such read, or is memory, this
+    /// is [`read`](MediumFile::read). Whole pages go straight into memory that begins at a multiple of 4096.
     fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.read(offset, dst)
     }
@@ -367,7 +376,7 @@ pub trait MediumFile: Send + Sync {
         unless_bad(self.read(offset, dst))
     }
 
-    /// Like [`read_stored`](MediumFile::read_stored), with the same result for an unreadable place.
+    /// Like [`read_stored`](MediumFile::read_stored), with the same result if any place of the range is unreadable.
     ///
     /// # Errors
     /// As for [`read_unless_bad`](MediumFile::read_unless_bad).
@@ -452,7 +461,7 @@ pub trait MediumFile: Send + Sync {
     /// The first offset from `offset` on where the file may hold something else than zeros; `None` if it holds nothing
     /// up to its end. A medium that cannot tell says `offset`.
     fn next_data(&self, offset: u64) -> Option<u64> {
-        Some(offset)
+        self.data_from(offset).map_or(Some(offset), |data| Some(data?.start))
     }
 
     /// Makes a range read as zeros and frees its space if the file system can. The length stays.

@@ -5,6 +5,7 @@
 //! copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -189,7 +190,7 @@ impl PageCacheFile {
 }
 
 impl MediumFile for PageCacheFile {
-    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock, own_space, next_data);
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock, own_space, data_from);
 
     fn changed_by_others(&self) {
         self.changed();
@@ -214,7 +215,7 @@ impl MediumFile for PageCacheFile {
 
     fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.file.range(offset, dst.len())?;
-        match self.direct().map(|file| sys::direct::read_in_page(file, offset, dst)) {
+        match self.direct().map(|file| sys::direct::read(file, offset, dst)) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if !sys::direct::is_refusal(&error) => {
                 Err(Error::io_at("read from the device of", self.file.path(), offset, error))
@@ -231,7 +232,7 @@ impl MediumFile for PageCacheFile {
     fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
         self.file.range(offset, dst.len())?;
         let end = offset + dst.len() as u64;
-        match self.direct().map(|file| sys::direct::read_in_page(file, offset, dst)) {
+        match self.direct().map(|file| sys::direct::read(file, offset, dst)) {
             Some(Ok(())) => Ok(true),
             Some(Err(error)) if is_bad_place(&error) && self.file.stamp()?.size >= end => Ok(false),
             Some(Err(error)) if !sys::direct::is_refusal(&error) => {

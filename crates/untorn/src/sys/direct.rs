@@ -5,15 +5,15 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::file::uninterrupted;
+use super::file::{read_all, uninterrupted};
 use super::size_limit;
 
 const PAGE: usize = 4096;
 
 /// A buffer as aligned as any device asks for.
-#[derive(Clone, FromBytes, IntoBytes)]
+#[derive(Clone, FromBytes, Immutable, IntoBytes)]
 #[repr(C, align(4096))]
 struct Aligned([u8; PAGE]);
 
@@ -46,11 +46,47 @@ pub(crate) fn is_refusal(error: &io::Error) -> bool {
     [Errno::INVAL, Errno::OPNOTSUPP].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Fills `dst`, which lies within one page, from `offset`. Source: `open(2)`, O_DIRECT.
+/// Memory of whole pages, zeros to begin with, that a read past the page cache fills without a copy.
+#[derive(Default)]
+pub(crate) struct PageBuffer(Vec<Aligned>);
+
+impl PageBuffer {
+    pub(crate) fn new(pages: u64) -> Self {
+        PageBuffer(vec![Aligned([0; PAGE]); pages as usize])
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut_bytes()
+    }
+}
+
+/// Fills `dst` from `offset`: at once if it is whole pages in memory that is aligned, otherwise page by page. Source:
+/// `open(2)`, O_DIRECT.
 ///
 /// # Errors
 /// Those of `pread(2)`; EIO where the file has become shorter.
-pub(crate) fn read_in_page(file: BorrowedFd<'_>, offset: u64, dst: &mut [u8]) -> io::Result<()> {
+pub(crate) fn read(file: BorrowedFd<'_>, offset: u64, dst: &mut [u8]) -> io::Result<()> {
+    let is_aligned = [offset as usize, dst.len(), dst.as_ptr().addr()].iter().all(|at| at.is_multiple_of(PAGE));
+    if is_aligned {
+        return read_all(file, dst, offset).map_err(|(_, error)| error);
+    }
+    let (mut at, mut rest) = (offset, dst);
+    while !rest.is_empty() {
+        let here = rest.len().min(PAGE - at as usize % PAGE);
+        let (part, behind) = rest.split_at_mut(here);
+        read_in_page(file, at, part)?;
+        at += here as u64;
+        rest = behind;
+    }
+    Ok(())
+}
+
+/// Fills `dst`, which lies within one page, from `offset`.
+fn read_in_page(file: BorrowedFd<'_>, offset: u64, dst: &mut [u8]) -> io::Result<()> {
     let within = offset as usize % PAGE;
     let mut page = Box::new(Aligned([0; PAGE]));
     let read = uninterrupted(|| rustix::io::pread(file, &mut page.0[..], offset - within as u64))?;
@@ -111,5 +147,26 @@ mod tests {
             Err(error) => assert!(is_refusal(&error), "{error}"),
         }
         assert!(read_in_page(direct.as_fd(), 4096, &mut [0; 905]).is_err());
+    }
+
+    #[test]
+    fn a_direct_read_of_any_range_is_that_of_its_pages() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let bytes: Vec<u8> = (0..5 * PAGE).map(|at| (at / 7) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        let Ok(direct) = open(file.as_fd()) else { return };
+        let mut buffer = PageBuffer::new(6);
+        for (from, at, len) in [(0, 0, 5 * PAGE), (0, PAGE, 3 * PAGE), (1, 7, 2 * PAGE), (PAGE, 2 * PAGE - 1, PAGE + 2)]
+        {
+            let dst = &mut buffer.bytes_mut()[from..][..len];
+            match read(direct.as_fd(), at as u64, dst) {
+                Ok(()) => assert!(*dst == bytes[at..][..len], "{len} bytes at {at} to {from}"),
+                Err(error) => assert!(is_refusal(&error), "{error}"),
+            }
+        }
+        let behind = read(direct.as_fd(), 4 * PAGE as u64, &mut buffer.bytes_mut()[..2 * PAGE]);
+        assert!(behind.is_err(), "a part of it is behind the end");
     }
 }

@@ -6,6 +6,7 @@
 
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
@@ -259,22 +260,27 @@ pub(crate) fn has_local_times(file: BorrowedFd<'_>) -> bool {
     })
 }
 
+/// The first range from `offset` on that is no hole; none if the rest is one.
+///
+/// # Errors
+/// Those of `lseek(2)`: of a file system that does not tell, EINVAL.
+pub(crate) fn data_from(file: BorrowedFd<'_>, offset: u64) -> io::Result<Option<Range<u64>>> {
+    // The position this sets is nobody's: all reads and writes name their own.
+    match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Err(Errno::NXIO) => Ok(None),
+        data => {
+            let data = data?;
+            Ok(Some(data..rustix::fs::seek(file, SeekFrom::Hole(data))?))
+        }
+    }
+}
+
 /// Whether the file system says that a range is a hole, with nothing written to it.
 pub(crate) fn is_hole(file: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     // The position this sets is nobody's: all reads and writes name their own.
     match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(data) => data >= offset + len,
         Err(error) => error == Errno::NXIO,
-    }
-}
-
-/// The first offset from `offset` on that is in no hole, or `None` if there is none before the end. A file system that
-/// does not tell says `offset`.
-pub(crate) fn next_data(file: BorrowedFd<'_>, offset: u64) -> Option<u64> {
-    match rustix::fs::seek(file, SeekFrom::Data(offset)) {
-        Ok(data) => Some(data),
-        Err(Errno::NXIO) => None,
-        Err(_) => Some(offset),
     }
 }
 

@@ -1,6 +1,7 @@
 //! A small medium that counts what an engine asks of it, and can be made slow, full or watched.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -304,7 +305,7 @@ impl<F> CountingFile<F> {
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    forward!(inner: len, identity, mark, distrust_cache, own_space, next_data);
+    forward!(inner: len, identity, data_from, mark, distrust_cache, own_space);
     forward!(inner after cells.count_other: stamp, set_mark, punch);
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

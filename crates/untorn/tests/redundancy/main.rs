@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod costs;
 mod covered;
 mod covered_sidecar;
 mod fixture;

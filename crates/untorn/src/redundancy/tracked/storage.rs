@@ -4,6 +4,7 @@
 //! stored to.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -105,7 +106,7 @@ impl<M: Medium> TrackedFile<M> {
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
     forward!(file: len, identity, stamp, is_disturbed, notes_stores, mark, set_mark, try_lock);
-    forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, sync, own_space, next_data);
+    forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, sync, own_space, data_from);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))

@@ -9,6 +9,7 @@ mod limits;
 mod windows;
 
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -287,6 +288,16 @@ impl MappedFile {
         }
     }
 
+    /// The first range at `offset` or behind it that is no hole. Where the file system does not tell, all the rest is.
+    pub(super) fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let len = self.len();
+        if offset >= len {
+            return Ok(None);
+        }
+        let data = sys::file::data_from(self.fd(), offset).unwrap_or(Some(offset..len));
+        Ok(data.filter(|data| data.start < len).map(|data| data.start..data.end.min(len)))
+    }
+
     /// Whether space was allocated; false where the file system has no such operation. Source: `fallocate(2)`.
     pub(super) fn allocate(&self, offset: u64, len: u64) -> Result<bool> {
         self.checked(offset, len)?;
@@ -298,11 +309,6 @@ impl MappedFile {
             return Ok(true);
         }
         self.fallocate(OPERATION, FallocateFlags::KEEP_SIZE, offset, len)
-    }
-
-    /// The first offset from `offset` on that is in no hole. Source: `lseek(2)`, SEEK_DATA.
-    pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
-        sys::file::next_data(self.fd(), offset)
     }
 
     /// How many bytes from `offset` on, at most `len`, have space that only this file has.
