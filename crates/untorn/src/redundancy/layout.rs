@@ -62,6 +62,21 @@ impl Geometry {
         runs.map(|run| run.start..run.end.min(pages)).filter(|run| !run.is_empty()).collect()
     }
 
+    /// The stripes that have any of these pages, as few ranges, of which two may overlap.
+    pub(super) fn stripes_of(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let (width, stripes) = (u64::from(self.stripe), self.stripes());
+        let ranges = match self.layout {
+            _ if pages.is_empty() => [0..0, 0..0],
+            StripeLayout::Consecutive => [pages.start / width..pages.end.div_ceil(width), 0..0],
+            StripeLayout::Spread if pages.end - pages.start >= stripes => [0..stripes, 0..0],
+            StripeLayout::Spread => match (pages.start % stripes, (pages.end - 1) % stripes) {
+                (first, last) if first <= last => [first..last + 1, 0..0],
+                (first, last) => [0..last + 1, first..stripes],
+            },
+        };
+        ranges.into_iter().filter(|range| !range.is_empty()).collect()
+    }
+
     /// Bytes of the file that a page has.
     pub(super) fn bytes_of(&self, page: u64) -> Range<u64> {
         page * PAGE..((page + 1) * PAGE).min(self.len)
@@ -129,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runs_of_stripes_are_their_pages() {
+    fn the_runs_of_stripes_are_their_pages_and_the_other_way_round() {
         for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
             for (stripe, pages) in (1..6).flat_map(|stripe| (1..30).map(move |pages| (stripe, pages))) {
                 let geometry = Geometry { len: pages * PAGE - 1, stripe, layout };
@@ -142,6 +157,15 @@ mod tests {
                     let mut found: Vec<u64> = runs.into_iter().flatten().collect();
                     found.sort_unstable();
                     assert_eq!(found, members, "{geometry:?}, stripes {from} to {to}");
+                }
+                for (from, to) in (0..pages).flat_map(|from| (from..=pages).map(move |to| (from, to))) {
+                    let mut stripes: Vec<u64> = geometry.stripes_of(from..to).into_iter().flatten().collect();
+                    stripes.sort_unstable();
+                    stripes.dedup();
+                    let mut expected: Vec<u64> = (from..to).map(|page| geometry.stripe_of(page)).collect();
+                    expected.sort_unstable();
+                    expected.dedup();
+                    assert_eq!(stripes, expected, "{geometry:?}, pages {from} to {to}");
                 }
             }
         }

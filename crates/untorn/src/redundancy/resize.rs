@@ -17,6 +17,11 @@
 //! 4. The new redundancy file says that stores are in progress, so nothing depends on the file's time until a pass has
 //!    recorded it. After a crash, a redundancy file of another length than the file's is carried over once more. Pages
 //!    that one of the lengths cuts, and pages that it does not include, are marked.
+//! 5. An engine that shrinks a file punches a hole at once, and the length follows later. Until then the old parity
+//!    speaks of the punched bytes too, and rebuilds nothing without them. The other pages of their stripes are
+//!    therefore compared, and rebuilt if needed and possible, before the hole is announced.
+
+use std::ops::Range;
 
 use super::ScrubFindings;
 use super::file::{Filling, create};
@@ -119,6 +124,37 @@ impl<M: Medium> Redundancy<M> {
                 let sum = self.checksum.of(&parity);
                 tables.set_parity_sum(stripe, if is_known { sum } else { !sum });
                 side.write(to.parity_at(stripe), &parity)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rebuilds damaged pages that share a stripe with bytes that are about to be punched, as long as parity can.
+    ///
+    /// # Errors
+    /// Those of reading, writing and flushing. That a page is lost is noted, and no error: it was lost before.
+    pub(super) fn mend_beside(&self, hole: &Range<u64>) -> Result<()> {
+        let mut inner = self.usable()?;
+        let inner = &mut *inner;
+        if !inner.begun {
+            let begun = self.take_over(inner);
+            self.note_failure(inner, begun)?;
+        }
+        let mut held = vec![0; PAGE as usize];
+        for stripe in self.geometry.stripes_of(self.geometry.pages_of(hole)).into_iter().flatten() {
+            for page in self.geometry.members(stripe) {
+                let bytes = self.geometry.bytes_of(page);
+                let is_punched = hole.start <= bytes.start && bytes.end <= hole.end;
+                if is_punched || !self.speaks_of(inner, page) {
+                    continue;
+                }
+                let is_whole = self.read(page, &mut held)? == Some(inner.tables.sum(page));
+                if !is_whole && !self.give_back(inner, page)? {
+                    self.note_damaged(inner, page);
+                    tracing::error!(path = %self.path.display(), page, "a page beside a hole that is about to be \
+                                                                        punched is damaged, and parity cannot rebuild \
+                                                                        it");
+                }
             }
         }
         Ok(())

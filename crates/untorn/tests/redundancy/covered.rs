@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use untorn::options::Prefer;
-use untorn::redundancy::{Damage, ProtectOptions, VerifyReads};
+use untorn::redundancy::{Damage, ProtectOptions, StripeLayout, VerifyReads};
 use untorn::report::ProtectionProblem;
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 
@@ -445,4 +445,24 @@ fn reads_that_nobody_can_verify_are_refused() {
     assert!(matches!(with_redundancy.open(&place.path), Err(Error::InUse { .. })));
     first.close().unwrap();
     with_redundancy.open(&place.path).unwrap().close().unwrap();
+}
+
+/// The bytes behind the new end are given up, and parity speaks of them until it is made anew.
+#[test]
+fn a_shrink_repairs_a_damaged_page_of_the_stripe_it_cuts() {
+    for options in engines() {
+        for redundancy in [by_hand(), at_once()] {
+            let options = options.clone().redundancy(redundancy.stripe(3).layout(StripeLayout::Consecutive));
+            let (place, file, bytes) = filled(&options);
+            file.sync_redundancy().unwrap();
+            place.rot(9 * PAGE + 5, b"damage");
+            file.resize(10 * PAGE).unwrap();
+            file.sync().unwrap();
+            let report = file.repair().unwrap();
+            assert!(report.is_whole(), "{report:?}");
+            assert_eq!(read(&file), bytes[..10 * PAGE as usize]);
+            file.close().unwrap();
+            assert_eq!(place.scrub().damage, []);
+        }
+    }
 }

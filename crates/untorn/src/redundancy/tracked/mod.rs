@@ -227,6 +227,18 @@ impl<M: Medium> TrackedPages<M> {
         }
     }
 
+    /// Punches these bytes of the file, and tells. The other pages of a data file's stripes are whole by then, see
+    /// invariant 5 of [`resize`](super::resize): what an engine punches there is the end of the file. In a sidecar it
+    /// punches what counts no more, all the time, and that is a store like any other.
+    fn punched(&self, bytes: Range<u64>, punch: impl FnOnce() -> Result<()>) -> Result<()> {
+        if matches!(self.of, Of::Data { .. })
+            && let Kept::Open(redundancy) = &*self.fresh()?
+        {
+            redundancy.mend_beside(&(bytes.start.min(redundancy.len())..bytes.end.min(redundancy.len())))?;
+        }
+        self.announced(bytes, punch)
+    }
+
     /// Does with the file what changes its time, and no byte.
     fn touched(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         // The time of a sidecar says nothing as long as it is open.

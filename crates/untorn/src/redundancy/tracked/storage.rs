@@ -132,7 +132,10 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        self.announced(offset, len, |file| file.punch(offset, len))
+        match &self.pages {
+            None => self.file.punch(offset, len),
+            Some(pages) => pages.punched(offset..offset.saturating_add(len), || self.file.punch(offset, len)),
+        }
     }
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
