@@ -24,6 +24,7 @@ use crate::file::AtomicFile;
 use crate::file::hybrid_log::HybridLog;
 use crate::file::passthrough::Passthrough;
 use crate::file::reflection::Reflection;
+use crate::format::sidecar::adopt::bring;
 use crate::format::sidecar::attach::engine_of;
 use crate::options::{ExclusionCheck, Options};
 use crate::shared;
@@ -267,9 +268,18 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
     open_on(medium, path, options)
 }
 
+/// Brings the set of sidecar, spill and redundancy files to the file that is opened with adoption, before redundancy or
+/// an engine looks for its own.
+fn adopt<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<()> {
+    if options.adopt && !options.read_only && options.engine != EngineKind::Passthrough {
+        bring(medium, path, options)?;
+    }
+    Ok(())
+}
+
 /// The engine of a file, whatever redundancy it has.
 fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path, options)? };
+    let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path)? };
     // A reader takes the file as it is, whatever engine it asked for.
     let chosen = match (options.engine, recorded) {
         (EngineKind::Auto, recorded) => recorded.unwrap_or(EngineKind::Reflection),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bare_engine_on;
+use super::{adopt, bare_engine_on};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::sidecar::redundancy_file;
@@ -25,6 +25,7 @@ pub(super) fn engine_on<M: Medium>(
     if options.read_only {
         return bare_engine_on(medium, path, options);
     }
+    adopt(&*medium, path, options)?;
     refuse_redundancy(&*medium, path)?;
     let engine = bare_engine_on(Arc::clone(&medium), path, options)?;
     // Another process may have protected the file before the engine had it.

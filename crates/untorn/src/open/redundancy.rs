@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{bare_engine_on, boxed};
+use super::{adopt, bare_engine_on, boxed};
 use crate::engine::{Engine, Shared, State};
 use crate::error::{Error, Result};
 use crate::file::{AtomicFile, AtomicMap, inspect};
@@ -24,6 +24,7 @@ pub(super) fn engine_on<M: Medium>(
     options: &Options,
     tick: Duration,
 ) -> Result<Box<dyn Engine>> {
+    adopt(&*medium, path, options)?;
     match redundant::engine::watch(&medium, path, options)? {
         None if options.verify_reads.is_some() => {
             let what = "reads cannot be verified because the file has no redundancy; protect it (`untorn protect`), or \

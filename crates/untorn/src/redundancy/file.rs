@@ -13,11 +13,13 @@ use super::layout::Geometry;
 use super::table::Tables;
 use super::{Mode, barriers};
 use crate::error::{Error, ProtectionProblem, Result};
+use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::attach::{is_named, take_lock};
+use crate::format::sidecar::redundancy::set_aside_as;
 pub(crate) use crate::format::sidecar::redundancy_file;
-use crate::format::sidecar::{parent, path as sidecar_path, uuid_text};
+use crate::format::sidecar::{parent, path as sidecar_path, superblock as sidecar};
 use crate::options::Settings;
-use crate::storage::{Access, LockKind, Medium, MediumFile, lock_holder};
+use crate::storage::{Access, LockKind, MarkState, Medium, MediumFile, lock_holder};
 
 /// The redundancy file of the sidecar of the data file with this inode number.
 pub(super) fn sidecar_redundancy_file(data: &Path, inode: u64) -> PathBuf {
@@ -103,17 +105,33 @@ pub(super) fn look_for<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
         let differs = superblock.geometry.len != data.len();
         return Ok(if differs { Found::OfAnotherLength } else { Found::ItsOwn });
     }
+    if goes_with_anothers(medium, path, &data, &superblock)? {
+        return Ok(Found::Nothing);
+    }
     if !take_lock(&side, LockKind::Exclusive)? {
         return Err(locked(path, &side));
     }
     if is_named(medium, &place, &side)? {
-        let orphan = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
+        let orphan = set_aside_as(&place, &superblock.uuid);
         let (data, file) = (path.display(), orphan.display());
         tracing::warn!(path = %data, redundancy_file = %file, "renamed a redundancy file that belongs to another file");
         medium.rename(&place, &orphan)?;
         medium.sync_dir(barriers::CREATE_NAME, &parent(&place))?;
     }
     Ok(Found::Nothing)
+}
+
+/// Whether a redundancy file goes with a sidecar that is not this file's either. The engine sets both aside together.
+fn goes_with_anothers<M: Medium>(medium: &M, path: &Path, data: &M::File, redundancy: &Superblock) -> Result<bool> {
+    let place = sidecar_path(path, data.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(false);
+    }
+    let mark = data.mark()?;
+    let sidecar = medium.open_companion(&place, Access::Read, 0, data);
+    let sidecar = sidecar.and_then(|side| sidecar::Superblock::read(&side, &place));
+    let is_others = |sidecar: &sidecar::Superblock| mark != MarkState::Present(sidecar.uuid);
+    Ok(sidecar.is_ok_and(|sidecar| is_others(&sidecar) && redundancy.is_of(&sidecar.identity)))
 }
 
 /// The period that is kept with a file, if it has a redundancy file that can be read.

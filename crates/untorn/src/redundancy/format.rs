@@ -13,6 +13,7 @@ use crate::engine::redundancy::History;
 use crate::error::{Error, Result};
 use crate::format::checksum::{is_sealed, seal};
 use crate::format::dual_copy::{Codes, DualCopy, Head, RawIdentity, Refusal, look, neither, newest, place, sort_out};
+use crate::format::sidecar::redundancy::{MAGIC, are_one};
 use crate::format::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
 use crate::options::{Checksum, Settings, StripeLayout, as_kept};
 use crate::storage::{Identity, MediumFile, Stamp};
@@ -109,7 +110,7 @@ const LEFTS: Codes<Left> =
 
 impl DualCopy for Superblock {
     type Raw = RawSuperblock;
-    const MAGIC: [u8; 8] = *b"REDUND\r\n";
+    const MAGIC: [u8; 8] = MAGIC;
     const FILE: &'static str = "redundancy file";
     const NEITHER: &'static str = "neither superblock is valid; remove the redundancy file with `untorn unprotect` and \
                                    protect the file again";
@@ -297,12 +298,6 @@ fn leave_out(copies: &mut [Option<Superblock>; 2], mut holds: impl FnMut(&Superb
         copies[usize::from(held[0])] = None;
     }
     Ok(())
-}
-
-/// Whether two identities, of which either may not be known as a whole, are those of one file.
-fn are_one(one: &Identity, other: &Identity) -> bool {
-    let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
-    one.inode == other.inode && !differ(one.generation, other.generation) && !differ(one.birth, other.birth)
 }
 
 /// One block of a table: checksums of consecutive pages, and which of them are uncovered.

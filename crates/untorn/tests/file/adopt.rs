@@ -6,6 +6,7 @@ use super::forged::renumber;
 use crate::common::counting::Counting;
 use crate::common::{PAGE, copy, names, on_disk, partly_reflected, pattern, read, sidecar_of, tree};
 use untorn::options::Layout;
+use untorn::redundancy::ProtectOptions;
 use untorn::testing::storage::PageCache;
 use untorn::{Durability, EngineKind, Error, Options};
 
@@ -133,12 +134,98 @@ fn a_sidecar_set_aside_keeps_its_spill_file() {
     assert!(read(&options().open(&lost).unwrap()) == model);
 }
 
+fn protected() -> Options {
+    options().redundancy(ProtectOptions::new().on_demand())
+}
+
+fn redundancy_of(path: &Path) -> PathBuf {
+    sidecar_of(path).with_extension("redundancy")
+}
+
+/// The one name that is left beside a protected file when it is a plain one again.
+fn only_redundancy(path: &Path) -> [String; 1] {
+    [redundancy_of(path).file_name().unwrap().to_str().unwrap().to_owned()]
+}
+
+/// Damages a page of a closed file, which its redundancy must give back.
+fn mends(path: &Path, what: &str) {
+    let coverage = untorn::coverage(path).unwrap().unwrap_or_else(|| panic!("{what}: not protected"));
+    assert_eq!(coverage.uncovered, 0, "{what}: {coverage:?}");
+    let (whole, times) = (std::fs::read(path).unwrap(), std::fs::metadata(path).unwrap().modified().unwrap());
+    let mut damaged = whole.clone();
+    damaged[PAGE + 5] ^= 1;
+    std::fs::write(path, damaged).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_modified(times).unwrap();
+    let report = untorn::repair(path, &mut |_, _| true).unwrap();
+    assert_eq!(report.repaired.len(), 1, "{what}: {report:?}");
+    assert!(std::fs::read(path).unwrap() == whole, "{what}");
+}
+
+#[test]
+fn the_redundancy_file_follows_an_adoption() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let (dir, backup) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (from, path) = (dir.path().join("data"), backup.path().join("data"));
+        let model = pattern(LEN, 1);
+        let file = protected().engine(engine).create(&from, LEN as u64).unwrap();
+        file.write_at(&model, 0).unwrap();
+        file.close().unwrap();
+        copy(&from, &path);
+        let (side, restored) = (dir.path().join(".untorn"), backup.path().join(".untorn"));
+        std::fs::create_dir(&restored).unwrap();
+        for name in names(&side) {
+            std::fs::copy(side.join(&name), restored.join(&name)).unwrap();
+        }
+        assert!(restored.join(redundancy_of(&from).file_name().unwrap()).exists());
+        // Refused without a change, and then adopted.
+        let before = tree(backup.path());
+        assert!(matches!(Options::new().open(&path), Err(Error::SidecarMissing { .. })));
+        assert!(tree(backup.path()) == before, "{engine}");
+        untorn::recover(&path, &Options::new().adopt(true)).unwrap();
+        assert!(std::fs::read(&path).unwrap() == model, "{engine}");
+        assert_eq!(names(&restored), only_redundancy(&path), "{engine}");
+        mends(&path, &engine.to_string());
+        // The original has its own.
+        assert!(read(&options().open(&from).unwrap()) == model, "{engine}");
+        assert!(redundancy_of(&from).exists(), "{engine}");
+    }
+}
+
+#[test]
+fn the_redundancy_file_is_set_aside_with_its_sidecar() {
+    let dir = tempfile::tempdir().unwrap();
+    let (lost, path) = (dir.path().join("data"), dir.path().join("new"));
+    let model = partly_reflected(&protected(), &lost, LEN, 1);
+    std::thread::sleep(std::time::Duration::from_millis(20)); // Coarser clocks give times.
+    std::fs::write(&path, b"new").unwrap();
+    // The number of the lost file has gone to a younger one.
+    for place in [sidecar_of(&lost), redundancy_of(&lost)] {
+        let mut bytes = std::fs::read(&place).unwrap();
+        renumber(&mut bytes, &sidecar_of(&path));
+        let to = if place == sidecar_of(&lost) { sidecar_of(&path) } else { redundancy_of(&path) };
+        std::fs::rename(&place, &to).unwrap();
+        std::fs::write(&to, bytes).unwrap();
+    }
+    options().keep_sidecar(false).open(&path).unwrap().close().unwrap();
+    assert!(untorn::coverage(&path).unwrap().is_none(), "nobody asked for redundancy of this file");
+    let aside = names(&dir.path().join(".untorn"));
+    let ends = |end: &str| aside.iter().filter(|name| name.ends_with(end)).count();
+    assert_eq!((ends(".orphan"), ends(".redundancy")), (1, 1), "{aside:?}");
+    // Its own file turns up.
+    untorn::recover(&lost, &Options::new().adopt(true)).unwrap();
+    assert!(std::fs::read(&lost).unwrap() == model);
+    assert_eq!(names(&dir.path().join(".untorn")), only_redundancy(&lost));
+    mends(&lost, "after the file turned up");
+}
+
 /// All orders of three things.
 const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
 /// Three files as a crash left them, restored under each other's inode numbers: the sidecar of `names[i]` stands at the
-/// place of `names[places[i]]`, and was made for a file with that number. Returns their contents.
-fn swapped(dir: &Path, places: [usize; 3]) -> Vec<(PathBuf, Vec<u8>)> {
+/// place of `names[places[i]]`, and was made for a file with that number. If the last `is_protected`, its redundancy
+/// file came with its sidecar. Returns their contents.
+fn swapped(dir: &Path, places: [usize; 3], is_protected: bool) -> Vec<(PathBuf, Vec<u8>)> {
     let files = ["a", "b", "c"].map(|name| dir.join(name));
     let mut models = Vec::new();
     for (n, path) in files.iter().enumerate() {
@@ -152,10 +239,17 @@ fn swapped(dir: &Path, places: [usize; 3]) -> Vec<(PathBuf, Vec<u8>)> {
             crate::common::killed(file);
             models.push(model);
         } else {
-            models.push(partly_reflected(&options(), path, len, seed));
+            let options = if n == 2 && is_protected { protected() } else { options() };
+            models.push(partly_reflected(&options, path, len, seed));
         }
     }
     let sides = files.each_ref().map(|path| std::fs::read(sidecar_of(path)).unwrap());
+    if is_protected {
+        let mut redundancy = std::fs::read(redundancy_of(&files[2])).unwrap();
+        std::fs::remove_file(redundancy_of(&files[2])).unwrap();
+        renumber(&mut redundancy, &sidecar_of(&files[places[2]]));
+        std::fs::write(redundancy_of(&files[places[2]]), redundancy).unwrap();
+    }
     for (mut side, place) in sides.into_iter().zip(places) {
         let place = sidecar_of(&files[place]);
         renumber(&mut side, &place);
@@ -169,7 +263,9 @@ fn files_that_swapped_numbers_are_adopted_in_any_order() {
     for places in ORDERS {
         for order in ORDERS {
             let dir = tempfile::tempdir().unwrap();
-            let files = swapped(dir.path(), places);
+            // One order of each: it costs the most.
+            let is_protected = places == order;
+            let files = swapped(dir.path(), places, is_protected);
             for at in order {
                 let (path, model) = &files[at];
                 let what = format!("places {places:?}, order {order:?}, file {at}");
@@ -180,7 +276,13 @@ fn files_that_swapped_numbers_are_adopted_in_any_order() {
                 untorn::recover(path, &Options::new().adopt(true)).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert!(std::fs::read(path).unwrap() == *model, "{what}");
             }
-            assert_eq!(names(dir.path()), ["a", "b", "c"], "places {places:?}, order {order:?}");
+            let what = format!("places {places:?}, order {order:?}");
+            if is_protected {
+                assert_eq!(names(&dir.path().join(".untorn")), only_redundancy(&files[2].0), "{what}");
+                mends(&files[2].0, &what);
+            } else {
+                assert_eq!(names(dir.path()), ["a", "b", "c"], "{what}");
+            }
         }
     }
 }
@@ -188,7 +290,7 @@ fn files_that_swapped_numbers_are_adopted_in_any_order() {
 #[test]
 fn a_refusal_names_the_file_that_a_sidecar_was_made_for() {
     let dir = tempfile::tempdir().unwrap();
-    let files = swapped(dir.path(), [2, 1, 0]);
+    let files = swapped(dir.path(), [2, 1, 0], false);
     let text = options().open(&files[0].0).unwrap_err().to_string();
     assert!(text.contains(files[2].0.to_str().unwrap()), "{text}");
     // The file's own sidecar is found wherever it stands, and nothing is to be given up.

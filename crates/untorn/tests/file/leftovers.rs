@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::forged::renumber;
 use crate::common::{PAGE, copy, mark, names, partly_reflected, read, sidecar_of, tree};
+use untorn::redundancy::ProtectOptions;
 use untorn::report::{Leftover, LeftoverKind};
 use untorn::{Error, Options};
 
@@ -27,11 +28,14 @@ fn only_what_belongs_to_no_file_is_left_over() {
     let dir = tempfile::tempdir().unwrap();
     let (kept, gone) = (dir.path().join("kept"), dir.path().join("gone"));
     let model = partly_reflected(&options(), &kept, LEN, 1);
-    partly_reflected(&options(), &gone, LEN, 2);
+    let protection = ProtectOptions::new().on_demand();
+    partly_reflected(&options().redundancy(protection), &gone, LEN, 2);
     assert!(found(dir.path()).is_empty());
     let sidecar = sidecar_of(&gone);
     std::fs::write(sidecar.with_extension("spill"), vec![1; 3 * PAGE]).unwrap();
+    assert!(sidecar.with_extension("redundancy").exists());
     std::fs::remove_file(&gone).unwrap();
+    // All of the set is one leftover.
     let left = found(dir.path());
     assert_eq!(kinds(&left), [(LeftoverKind::Sidecar, Some(gone))]);
     assert!(left[0].path == sidecar && left[0].bytes >= 3 * PAGE as u64, "{left:?}");
@@ -79,6 +83,13 @@ fn what_was_set_aside_is_left_over_unless_its_file_is_there() {
     assert!(found(dir.path()).is_empty(), "its own file is there, and may adopt it");
     std::fs::remove_file(&gone).unwrap();
     assert_eq!(kinds(&found(dir.path())), [(LeftoverKind::Orphan, Some(gone))]);
+    // A kill between the removal of the sidecar and that of its spill file leaves remains.
+    let orphan = found(dir.path())[0].path.clone();
+    std::fs::write(orphan.with_extension("spill"), [1; PAGE]).unwrap();
+    let copied = std::fs::read(&orphan).unwrap();
+    std::fs::remove_file(&orphan).unwrap();
+    assert_eq!(kinds(&found(dir.path())), [(LeftoverKind::Remains, None)]);
+    std::fs::write(&orphan, copied).unwrap();
     assert!(untorn::prune(dir.path(), Duration::ZERO, true).unwrap()[0].removed);
     assert_eq!(names(dir.path()), ["data"]);
 }

@@ -8,17 +8,55 @@
 //!    is this file's. It is set aside under a name with its UUID.
 //! 3. An adoption looks through all names in the directory, also those set aside. So it does not matter in which order
 //!    the files come.
-//! 4. A sidecar moves with its companions, which go first, and durably: a crash in between leaves the sidecar under a
-//!    name where it is found again.
+//! 4. A sidecar moves with its companions and with the [redundancy file](super::redundancy) of its data file. These go
+//!    first, and durably: a crash in between leaves the sidecar under a name where it is found again.
+//! 5. An adoption comes before anything else that is done with a file: redundancy and engine find the set in its place.
 
 use std::path::{Path, PathBuf};
 
-use super::attach::{is_named, take_lock};
+use super::attach::{in_use, is_named, locked, open_existing, take_lock};
+use super::redundancy::{follow, sync_names};
 use super::superblock::Superblock;
-use super::{aside, barriers, candidates, companions, parent, path as sidecar_path, uuid_text};
+use super::{Geometry, aside, barriers, candidates, companions, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
+use crate::options::Options;
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
+
+/// Brings the sidecar of a file to its place, with all that goes with it, if the file is opened with adoption. A
+/// sibling's sidecar that stands there is set aside. A file without a mark stays as it is.
+///
+/// # Errors
+/// As for [`adopt`]; [`Error::InUse`] while another process has the sidecar at the place.
+pub(crate) fn bring<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<()> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = sidecar_path(path, data.identity()?.inode);
+    // Another process may create, settle or remove the sidecar between two of our steps; each time round we look anew.
+    for _ in 0..16 {
+        let MarkState::Present(mark) = data.mark()? else { return Ok(()) };
+        let Some(side) = open_existing(medium, &place, Access::ReadWrite, 0, &data)? else {
+            let ours = || options.exclusion.as_ref().map_or(Ok(()), |exclusion| exclusion.check_exclusion());
+            return adopt(medium, path, &data, &mark, &place, &ours);
+        };
+        let is_siblings = |side: &M::File| Superblock::read(side, &place).ok().filter(|found| found.uuid != mark);
+        if is_siblings(&side).is_none() {
+            // What is wrong with it otherwise, attaching tells.
+            return Ok(());
+        }
+        if !take_lock(&side, LockKind::Exclusive)? {
+            return Err(locked(path, &side));
+        }
+        if !is_named(medium, &place, &side)? {
+            continue;
+        }
+        options.exclusion.as_ref().map_or(Ok(()), |exclusion| exclusion.check_exclusion())?;
+        side.sync(barriers::ATTACH_FILES)?;
+        side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
+        let Some(superblock) = is_siblings(&side) else { return Ok(()) };
+        set_aside(medium, path, &data, &place, &superblock)?;
+    }
+    Err(in_use(path))
+}
 
 /// Brings the sidecar with this UUID to its `place`, for a pair restored together under new inode numbers.
 ///
@@ -28,7 +66,14 @@ use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
 /// # Errors
 /// [`Error::SidecarMissing`] if there is none, or only that of an original; [`Error::InUse`] while another process
 /// has it.
-pub(super) fn adopt<M: Medium>(medium: &M, path: &Path, data: &M::File, mark: &[u8; 16], place: &Path) -> Result<()> {
+fn adopt<M: Medium>(
+    medium: &M,
+    path: &Path,
+    data: &M::File,
+    mark: &[u8; 16],
+    place: &Path,
+    may: &dyn Fn() -> Result<()>,
+) -> Result<()> {
     let identity = data.identity()?;
     let (mut original, mut in_use) = (None, None);
     for candidate in candidates(medium, path)? {
@@ -48,13 +93,9 @@ pub(super) fn adopt<M: Medium>(medium: &M, path: &Path, data: &M::File, mark: &[
         };
         original = owner(medium, path, identity, &superblock, &candidate)?;
         if original.is_none() {
-            relocate(medium, &parent(place), &candidate, place)?;
-            medium.sync_dir(barriers::CREATE_NAME, &parent(place))?;
-            if parent(&candidate) != parent(place) {
-                // A rename from one directory to another is durable when both are.
-                medium.sync_dir(barriers::CREATE_NAME, &parent(&candidate))?;
-            }
-            return Ok(());
+            may()?;
+            relocate(medium, data, &superblock, [&candidate, place], Some(identity))?;
+            return sync_names(medium, &candidate, place);
         }
     }
     match in_use {
@@ -91,28 +132,41 @@ fn owner<M: Medium>(
     Ok(None)
 }
 
-/// Renames a sidecar and the files that go with it.
+/// Renames a sidecar and the files that go with it, for the file that adopts them if there is one.
 ///
 /// These go first, and durably: a crash in between leaves the sidecar under its old name, to be renamed again, with its
 /// spill already where it will be looked for. The other way round a record would find its sidecar without its spill.
-pub(super) fn relocate<M: Medium>(medium: &M, dir: &Path, from: &Path, to: &Path) -> Result<()> {
+fn relocate<M: Medium>(
+    medium: &M,
+    data: &M::File,
+    superblock: &Superblock,
+    [from, to]: [&Path; 2],
+    adopter: Option<Identity>,
+) -> Result<()> {
     for (companion, place) in companions(from).into_iter().zip(companions(to)) {
         // Of two sidecars "7" and "7.copy", the spill file "7.spill" belongs to the former.
         let owner = companion.with_extension("");
         if medium.exists(&companion)? && (owner == from || !medium.exists(&owner)?) {
             medium.rename(&companion, &place)?;
-            medium.sync_dir(barriers::CREATE_NAME, dir)?;
+            sync_names(medium, &companion, &place)?;
         }
     }
+    follow(medium, data, superblock, [from, to], adopter)?;
     medium.rename(from, to)
 }
 
 /// Sets a sidecar aside that stands at the place of another file: its own file finds it by its UUID.
-pub(super) fn set_aside<M: Medium>(medium: &M, path: &Path, place: &Path, superblock: &Superblock) -> Result<()> {
+pub(super) fn set_aside<M: Medium>(
+    medium: &M,
+    path: &Path,
+    data: &M::File,
+    place: &Path,
+    superblock: &Superblock,
+) -> Result<()> {
     let to = aside(place, &superblock.uuid);
     let (file, sidecar) = (path.display(), to.display());
     tracing::warn!(path = %file, %sidecar, "renamed a sidecar that does not belong to this file");
-    relocate(medium, &parent(place), place, &to)
+    relocate(medium, data, superblock, [place, &to], None)
 }
 
 /// The sidecar with the UUID of a file's mark, wherever it stands in the directory; none is locked or changed.

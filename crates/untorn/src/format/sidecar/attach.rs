@@ -4,10 +4,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::adopt::{adopt, explained, set_aside};
+use super::adopt::{explained, set_aside};
 use super::retirement::Retirement;
 use super::superblock::{Left, Name, Superblock};
-use super::{Geometry, PAGE, barriers, candidates, companions, parent, path as sidecar_path, uuid_text};
+use super::{Geometry, PAGE, barriers, companions, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
@@ -89,7 +89,6 @@ pub(crate) fn attach<M: Medium>(
             match data.mark()? {
                 // Created and marked since we looked.
                 MarkState::Present(_) if medium.exists(&place)? => {}
-                MarkState::Present(mark) if options.adopt => adopt(medium, path, data, &mark, &place)?,
                 MarkState::Present(mark) if !drop_sidecar => return Err(missing(medium, path, data, &place, &mark)),
                 _ => match create(medium, path, data, &place, identity, plan) {
                     Ok(Some(uuid)) => (drop_sidecar, made) = (false, Some(uuid)),
@@ -127,12 +126,10 @@ pub(crate) fn attach<M: Medium>(
         };
         let mark = data.mark()?;
         let theirs = agree(path, &place, &superblock, identity, mark).is_err();
-        let siblings = matches!(mark, MarkState::Present(mark) if options.adopt && mark != superblock.uuid);
-        if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs || siblings {
-            // The file it was made for is gone and its inode number went to this one, which never had a sidecar or has
-            // another; or the user says that it does not belong here. It is kept, for its own file may be matched with
-            // it by its UUID.
-            set_aside(medium, path, &place, &superblock)?;
+        if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs {
+            // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
+            // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
+            set_aside(medium, path, data, &place, &superblock)?;
             continue;
         }
         if options.adopt && mark == MarkState::Present(superblock.uuid) {
@@ -185,31 +182,17 @@ pub(crate) fn attach<M: Medium>(
     Err(in_use(path))
 }
 
-/// The engine whose sidecar a file has, or may adopt, if there is one that can be read. Nothing is locked: whoever
-/// opens it finds out whether it still is so.
-pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<Option<EngineKind>> {
+/// The engine whose sidecar a file has, if there is one that can be read. Nothing is locked: whoever opens it finds out
+/// whether it still is so.
+pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path) -> Result<Option<EngineKind>> {
     let data = medium.open(path, Access::Read, 0)?;
     let place = sidecar_path(path, data.identity()?.inode);
-    let read = |place: &Path| -> Result<Option<Superblock>> {
-        let Some(side) = open_existing(medium, place, Access::Read, 0, &data)? else { return Ok(None) };
-        match Superblock::read(&side, place) {
-            // What is wrong with it is for those to say who open it in earnest.
-            Err(Error::Corrupt { .. } | Error::Unsupported { .. }) => Ok(None),
-            superblock => superblock.map(Some),
-        }
-    };
-    let mark = data.mark()?;
-    // One of a sibling is set aside before this file's own is adopted.
-    let siblings = |found: &Superblock| options.adopt && matches!(mark, MarkState::Present(mark) if mark != found.uuid);
-    let mut found = read(&place)?.filter(|found| !siblings(found));
-    if let (None, true, MarkState::Present(mark)) = (&found, options.adopt, mark) {
-        for candidate in candidates(medium, path)? {
-            // What cannot be opened is not the one looked for.
-            let candidate = read(&candidate).ok().flatten();
-            found = found.or(candidate.filter(|superblock| superblock.uuid == mark));
-        }
+    let Some(side) = open_existing(medium, &place, Access::Read, 0, &data)? else { return Ok(None) };
+    match Superblock::read(&side, &place) {
+        // What is wrong with it is for those to say who open it in earnest.
+        Err(Error::Corrupt { .. } | Error::Unsupported { .. }) => Ok(None),
+        superblock => superblock.map(|superblock| Some(superblock.engine)),
     }
-    Ok(found.map(|superblock| superblock.engine))
 }
 
 /// Opens the sidecar of `data` for reading, locked against writers, without creating or changing anything; `None` if
@@ -278,7 +261,7 @@ pub(crate) fn take_lock<F: MediumFile>(side: &F, kind: LockKind) -> Result<bool>
 }
 
 /// Opens a companion of `data`, if there is one of this name.
-fn open_existing<M: Medium>(
+pub(super) fn open_existing<M: Medium>(
     medium: &M,
     name: &Path,
     access: Access,
@@ -313,11 +296,11 @@ fn missing<M: Medium>(medium: &M, path: &Path, data: &M::File, place: &Path, mar
     explained(medium, path, data, MarkState::Present(*mark), error)
 }
 
-fn in_use(path: &Path) -> Error {
+pub(super) fn in_use(path: &Path) -> Error {
     Error::InUse { path: path.to_owned(), holder: "another process".to_owned() }
 }
 
-fn locked<F: MediumFile>(path: &Path, side: &F) -> Error {
+pub(super) fn locked<F: MediumFile>(path: &Path, side: &F) -> Error {
     Error::InUse { path: path.to_owned(), holder: lock_holder(side) }
 }
 

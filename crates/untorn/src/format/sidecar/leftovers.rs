@@ -6,13 +6,15 @@
 //! 3. A lock file with which processes meet, and any file that is not recognized.
 //!
 //! A removal takes the lock first, and then looks again at the files of the directory. So a file that comes back
-//! meanwhile keeps its sidecar.
+//! meanwhile keeps its sidecar. The sidecar goes first, then what goes with it: a file that comes back after a kill is
+//! refused, not served without its spill file. What a kill leaves is found as remains.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use super::attach::is_named;
+use super::redundancy::{beside as redundancy_beside, goes_with};
 use super::superblock::Superblock;
 use super::{companions, is_meeting_place};
 use crate::error::Result;
@@ -23,11 +25,12 @@ use crate::storage::{Access, LockKind, MarkState, Medium, MediumFile};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeftoverKind {
-    /// A sidecar, with its spill file and its redundancy.
+    /// A sidecar, with its spill file, its redundancy and that of its file.
     Sidecar,
-    /// A sidecar or a redundancy file that untorn set aside, because another file got the inode number.
+    /// A sidecar, with the same, or a redundancy file alone, that untorn set aside, because another file got the inode
+    /// number.
     Orphan,
-    /// The redundancy of a file.
+    /// The redundancy of a file that has no sidecar.
     Redundancy,
     /// What a crash left of a file in creation, or of a sidecar that is gone.
     Remains,
@@ -91,13 +94,36 @@ fn kind_of(name: &str) -> LeftoverKind {
     }
 }
 
+/// Whether a name has the UUID of what was set aside, with what goes with it. It does not go by its number any more.
+fn is_aside(name: &str) -> bool {
+    let is_uuid = |part: &str| part.len() == 36 && part.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
+    name.ends_with(".orphan") || name.split('.').any(is_uuid)
+}
+
+/// The redundancy file that goes with a sidecar.
+fn redundancy_of<M: Medium>(medium: &M, sidecar: &Path, superblock: &Superblock) -> Option<PathBuf> {
+    let place = redundancy_beside(sidecar);
+    if !medium.exists(&place).unwrap_or(false) {
+        return None;
+    }
+    let file = medium.open(&place, Access::Read, 0);
+    goes_with(file, &place, superblock, None).map(|_| place)
+}
+
+/// Whether a redundancy file goes with a sidecar beside it, and stays or goes with that.
+fn has_sidecar<M: Medium>(medium: &M, redundancy: &Path) -> bool {
+    ["", "orphan"].map(|kind| redundancy.with_extension(kind)).iter().any(|sidecar| {
+        let superblock = medium.open(sidecar, Access::Read, 0).and_then(|side| Superblock::read(&side, sidecar));
+        superblock.is_ok_and(|superblock| redundancy_of(medium, sidecar, &superblock).is_some())
+    })
+}
+
 /// What a name in `dir` is, if no file owns it.
 fn judge<M: Medium>(medium: &M, beside: &Path, dir: &Path, name: &OsStr, living: &Living) -> Option<Found> {
     let (path, name) = (dir.join(name), name.to_str()?);
     let kind = kind_of(name);
     let number: Option<u64> = name.split('.').next().and_then(|number| number.parse().ok());
-    // An orphan does not go by its number any more.
-    if kind != LeftoverKind::Orphan && number.is_some_and(|number| living.inodes.contains(&number)) {
+    if !is_aside(name) && number.is_some_and(|number| living.inodes.contains(&number)) {
         return None;
     }
     let side = medium.open(&path, Access::Read, 0).ok()?;
@@ -116,9 +142,14 @@ fn judge<M: Medium>(medium: &M, beside: &Path, dir: &Path, name: &OsStr, living:
             return None;
         }
     }
+    if kind == LeftoverKind::Redundancy && has_sidecar(medium, &path) {
+        return None;
+    }
+    let redundancy = superblock.as_ref().and_then(|superblock| redundancy_of(medium, &path, superblock));
     let made_for = superblock.and_then(|superblock| superblock.name.beside(&beside.join("file")));
     let mut files = vec![path.clone()];
     files.extend(companions(&path).into_iter().filter(|companion| medium.exists(companion).unwrap_or(false)));
+    files.extend(redundancy);
     Some(Found { path, kind, made_for, files })
 }
 

@@ -5,10 +5,11 @@
 //! the superblock names the data file by inode, generation and birth time, and the data file carries the sidecar's UUID
 //! as a mark.
 
-mod adopt;
+pub(crate) mod adopt;
 pub(crate) mod attach;
 pub(crate) mod data;
 pub(crate) mod leftovers;
+pub(crate) mod redundancy;
 pub(crate) mod retirement;
 pub(crate) mod space;
 pub(crate) mod state;
@@ -56,6 +57,9 @@ pub(crate) mod barriers {
         CREATE_NAME = "sidecar.create.name";
         /// The directory `.untorn` is durable, for the same reason.
         CREATE_DIRECTORY = "sidecar.create.directory";
+        /// A redundancy file names the file that adopts it before it stands at that file's place: there, one that names
+        /// another file is set aside.
+        ADOPT_REDUNDANCY = "sidecar.adopt.redundancy";
         /// Bytes that a killed process left in the page cache are durable before the open relies on them, and before
         /// the older of two copies is overwritten because a newer one was read. The data file's own length and the mark
         /// of a new sidecar are durable before any commit: a file that comes back without its mark beside an active
