@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -35,6 +36,8 @@ pub(super) enum Verb {
     TrustSidecar,
     TrustFile,
     Adopt(EngineKind),
+    AdoptProtected(EngineKind),
+    Prune,
 }
 
 use EngineKind::{HybridLog, Reflection};
@@ -66,6 +69,8 @@ impl Verb {
         Verb::TrustFile,
         Verb::Adopt(Reflection),
         Verb::Adopt(HybridLog),
+        Verb::AdoptProtected(Reflection),
+        Verb::Prune,
     ];
 }
 
@@ -87,6 +92,8 @@ impl fmt::Display for Verb {
             Verb::TrustSidecar => f.write_str("trust-sidecar"),
             Verb::TrustFile => f.write_str("trust-file"),
             Verb::Adopt(engine) => write!(f, "adopt-{engine}"),
+            Verb::AdoptProtected(engine) => write!(f, "adopt-protected-{engine}"),
+            Verb::Prune => f.write_str("prune"),
         }
     }
 }
@@ -196,8 +203,23 @@ impl Verb {
                 kept(dir, if engine == HybridLog { Reflection } else { HybridLog }, false)?;
                 vec![before]
             }
-            Verb::Unprotect(engine) => {
+            Verb::Unprotect(engine) | Verb::AdoptProtected(engine) => {
                 kept(dir, engine, true)?;
+                vec![before]
+            }
+            Verb::Prune => {
+                // Two removed files with all that goes with them, and one that keeps its own.
+                for (name, protects) in [("gone", true), ("lost", false)] {
+                    kept(dir, Reflection, protects)?;
+                    let (gone, sidecars) = (dir.join(name), dir.join(".untorn"));
+                    fs::rename(path, &gone).map_err(io(path))?;
+                    let inode = fs::metadata(&gone).map_err(io(&gone))?.ino();
+                    fs::write(sidecars.join(format!("{inode}.spill")), [7; 4096]).map_err(io(&sidecars))?;
+                }
+                kept(dir, HybridLog, true)?;
+                for name in ["gone", "lost"] {
+                    fs::remove_file(dir.join(name)).map_err(io(path))?;
+                }
                 vec![before]
             }
             Verb::Grow(engine) => {
@@ -225,7 +247,7 @@ impl Verb {
                 if self == Verb::TrustFile { vec![bytes] } else { vec![merged] }
             }
         };
-        if let Verb::Adopt(_) = self {
+        if let Verb::Adopt(_) | Verb::AdoptProtected(_) = self {
             let (from, to) = (dir.join(".untorn"), dir.join("restored"));
             fs::create_dir(&to).map_err(io(&to))?;
             copy(path, &to.join("data"))?;
@@ -239,7 +261,10 @@ impl Verb {
     }
 
     fn path(self, dir: &Path) -> PathBuf {
-        if let Verb::Adopt(_) = self { dir.join("restored/data") } else { data(dir) }
+        match self {
+            Verb::Adopt(_) | Verb::AdoptProtected(_) => dir.join("restored/data"),
+            _ => data(dir),
+        }
     }
 
     /// Does it.
@@ -278,13 +303,20 @@ impl Verb {
             Verb::Shrink(engine) => changed(options().engine(engine), &|file| file.resize(20_000)),
             Verb::TrustSidecar => untorn::recover(&path, &options().prefer(Prefer::Sidecar)).map(drop),
             Verb::TrustFile => untorn::recover(&path, &options().prefer(Prefer::File)).map(drop),
-            Verb::Adopt(_) => untorn::recover(&path, &options().adopt(true)).map(drop),
+            Verb::Adopt(_) | Verb::AdoptProtected(_) => untorn::recover(&path, &options().adopt(true)).map(drop),
+            Verb::Prune => untorn::prune(dir, Duration::ZERO, true).map(drop),
         }
     }
 
     /// Whether the file is refused until somebody decides, so that the verb has to be repeated.
     fn decides(self) -> bool {
-        matches!(self, Verb::TrustSidecar | Verb::TrustFile | Verb::Adopt(_))
+        matches!(self, Verb::TrustSidecar | Verb::TrustFile | Verb::Adopt(_) | Verb::AdoptProtected(_))
+    }
+
+    /// Whether the file has redundancy before the verb and after it.
+    fn keeps_redundancy(self) -> bool {
+        use Verb::{AdoptProtected, GrowProtected, Prune, WriteProtected};
+        matches!(self, WriteProtected(_) | GrowProtected(_) | AdoptProtected(_) | Prune)
     }
 }
 
@@ -317,7 +349,19 @@ pub(super) fn survives(verb: Verb, dir: &Path, allowed: &Allowed) -> std::result
     if !held.is_empty() {
         write(&file, (held.len() as u64 / 2, b'z', 1)).map_err(told("writing"))?;
     }
-    file.close().map_err(told("closing"))
+    file.close().map_err(told("closing"))?;
+    if verb.keeps_redundancy() && untorn::coverage(&path).map_err(told("reading the coverage"))?.is_none() {
+        return Err("the file lost its redundancy".to_owned());
+    }
+    if verb == Verb::Prune {
+        verb.run(dir).map_err(told("repeating the verb"))?;
+        let left = fs::read_dir(dir.join(".untorn")).map_err(|error| format!("listing what is left: {error}"))?;
+        let left: Vec<_> = left.filter_map(|entry| Some(entry.ok()?.file_name())).collect();
+        if left.len() != 1 {
+            return Err(format!("only the redundancy file of the file should be left, but there is {left:?}"));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

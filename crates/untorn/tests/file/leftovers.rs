@@ -83,12 +83,16 @@ fn what_was_set_aside_is_left_over_unless_its_file_is_there() {
     assert!(found(dir.path()).is_empty(), "its own file is there, and may adopt it");
     std::fs::remove_file(&gone).unwrap();
     assert_eq!(kinds(&found(dir.path())), [(LeftoverKind::Orphan, Some(gone))]);
-    // A kill between the removal of the sidecar and that of its spill file leaves remains.
+    // A kill between the removal of the sidecar and that of what goes with it leaves remains.
     let orphan = found(dir.path())[0].path.clone();
-    std::fs::write(orphan.with_extension("spill"), [1; PAGE]).unwrap();
     let copied = std::fs::read(&orphan).unwrap();
     std::fs::remove_file(&orphan).unwrap();
-    assert_eq!(kinds(&found(dir.path())), [(LeftoverKind::Remains, None)]);
+    for kind in ["spill", "sidecar-redundancy"] {
+        std::fs::write(orphan.with_extension(kind), [1; PAGE]).unwrap();
+    }
+    assert_eq!(kinds(&found(dir.path())), [(LeftoverKind::Remains, None), (LeftoverKind::Remains, None)]);
+    assert_eq!(untorn::prune(dir.path(), Duration::ZERO, true).unwrap().len(), 2);
+    std::fs::create_dir_all(orphan.parent().unwrap()).unwrap();
     std::fs::write(&orphan, copied).unwrap();
     assert!(untorn::prune(dir.path(), Duration::ZERO, true).unwrap()[0].removed);
     assert_eq!(names(dir.path()), ["data"]);

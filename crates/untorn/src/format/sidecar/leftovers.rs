@@ -146,9 +146,13 @@ fn judge<M: Medium>(medium: &M, beside: &Path, dir: &Path, name: &OsStr, living:
         return None;
     }
     let redundancy = superblock.as_ref().and_then(|superblock| redundancy_of(medium, &path, superblock));
+    // Of what a kill left of a set each file is found by itself.
+    let is_sidecar = matches!(kind, LeftoverKind::Sidecar | LeftoverKind::Orphan);
     let made_for = superblock.and_then(|superblock| superblock.name.beside(&beside.join("file")));
     let mut files = vec![path.clone()];
-    files.extend(companions(&path).into_iter().filter(|companion| medium.exists(companion).unwrap_or(false)));
+    if is_sidecar {
+        files.extend(companions(&path).into_iter().filter(|companion| medium.exists(companion).unwrap_or(false)));
+    }
     files.extend(redundancy);
     Some(Found { path, kind, made_for, files })
 }
