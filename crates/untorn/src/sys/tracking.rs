@@ -104,7 +104,7 @@ impl Tracking {
     pub(crate) fn take_stored(&self, within: &[Range<u64>], own: &Runs) -> (Runs, io::Result<()>) {
         let mut unprotected = Runs::new();
         if self.protector.is_none() {
-            let read = within.iter().try_for_each(|range| self.read_page_table(range, &mut unprotected));
+            let read = within.iter().try_for_each(|range| self.find_own(range, &mut unprotected));
             return (unprotected, read);
         }
         let scan = |range: &Range<u64>| self.scan(range.clone(), Scan::TAKE_UNPROTECTED, |run| unprotected.push(run));
@@ -127,7 +127,24 @@ impl Tracking {
         protector.protect(self.start + range.start as usize, (range.end - range.start) as usize, false)
     }
 
-    /// The words of `/proc/self/pagemap`, one for each page.
+    /// The pages of a range that are the process's own. A scan tells where they are, and passes over page tables that
+    /// are not there; so the cost follows what is in memory, not the range. Before Linux 6.7 there is no such scan.
+    fn find_own(&self, range: &Range<u64>, runs: &mut Runs) -> io::Result<()> {
+        let mut found = Runs::new();
+        let places = match self.scan(range.clone(), Scan::PAGES_OF_ITS_OWN, |run| found.push(run)) {
+            Ok(()) => found.coarsened(LOOK),
+            Err(_) => vec![range.clone()],
+        };
+        places.iter().try_for_each(|place| self.read_page_table(place, runs))
+    }
+
+    /// Whether the kernel scans page tables.
+    #[cfg(test)]
+    pub(crate) fn can_scan(&self) -> bool {
+        self.scan(0..page_size() as u64, Scan::PAGES_OF_ITS_OWN, |_| ()).is_ok()
+    }
+
+    /// The words of `/proc/self/pagemap`, one for each page of a range, whatever is there.
     fn read_page_table(&self, range: &Range<u64>, runs: &mut Runs) -> io::Result<()> {
         const PAGE_PRESENT: u64 = 1 << 63;
         const PAGE_SWAPPED: u64 = 1 << 62;
@@ -323,6 +340,8 @@ struct ScanArgument {
 #[derive(Clone, Copy)]
 struct Scan {
     flags: u64,
+    /// Categories of the mask that a page must not have.
+    category_inverted: u64,
     category_mask: u64,
     category_anyof_mask: u64,
     return_mask: u64,
@@ -332,6 +351,7 @@ impl Scan {
     /// Pages that nothing protects, and protects them in the same step. They are somewhere, in memory or swapped out.
     const TAKE_UNPROTECTED: Scan = Scan {
         flags: PROTECT_MATCHING | CHECK_ASYNC,
+        category_inverted: 0,
         category_mask: WRITTEN,
         category_anyof_mask: PRESENT | SWAPPED,
         return_mask: WRITTEN,
@@ -340,20 +360,37 @@ impl Scan {
     /// Pages that are the file's. The kernel's one page of zeros is not: only DAX, where this is not done, has it
     /// stand for a hole in a file; elsewhere KSM puts it in the place of a page that the program has filled with
     /// zeros.
-    const PAGES_OF_THE_FILE: Scan = Scan { flags: 0, category_mask: FILE, category_anyof_mask: 0, return_mask: FILE };
+    const PAGES_OF_THE_FILE: Scan =
+        Scan { flags: 0, category_inverted: 0, category_mask: FILE, category_anyof_mask: 0, return_mask: FILE };
+
+    /// Pages that are somewhere, in memory or swapped out, and are not known to be the file's. On persistent memory the
+    /// words of `/proc/self/pagemap` know more of them, since the kernel finds no description of such a page here.
+    const PAGES_OF_ITS_OWN: Scan = Scan {
+        flags: 0,
+        category_inverted: FILE,
+        category_mask: FILE,
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: PRESENT | SWAPPED,
+    };
 
     /// Pages that were stored to since they were protected, and protects them in the same step. With other masks some
     /// kernels call a page clean that was stored to and then left memory.
     const TAKE_WRITTEN: Scan = Scan {
         flags: PROTECT_MATCHING | CHECK_ASYNC,
+        category_inverted: 0,
         category_mask: WRITTEN,
         category_anyof_mask: 0,
         return_mask: WRITTEN,
     };
 
     /// The same, without protecting them.
-    const WRITTEN: Scan =
-        Scan { flags: CHECK_ASYNC, category_mask: WRITTEN, category_anyof_mask: 0, return_mask: WRITTEN };
+    const WRITTEN: Scan = Scan {
+        flags: CHECK_ASYNC,
+        category_inverted: 0,
+        category_mask: WRITTEN,
+        category_anyof_mask: 0,
+        return_mask: WRITTEN,
+    };
 
     fn run(self, pagemap: &File, base: u64, range: Range<u64>, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
         // `_IOWR('f', 16, struct pm_scan_arg)`.
@@ -371,7 +408,7 @@ impl Scan {
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: regions.len() as u64,
                 max_pages: 0,
-                category_inverted: 0,
+                category_inverted: self.category_inverted,
                 category_mask: self.category_mask,
                 category_anyof_mask: self.category_anyof_mask,
                 return_mask: self.return_mask,

@@ -1,5 +1,7 @@
 //! What a map knows of its pages, looked at from inside.
 
+use std::fs::File;
+
 use super::*;
 
 /// Pages that seem to be stored to and were not, as those that were only read on persistent memory.
@@ -158,4 +160,43 @@ fn a_commit_looks_where_the_program_may_have_stored() {
         map.commit().unwrap();
         assert_eq!(looked(&map), 0);
     }
+}
+
+/// Where no userfaultfd is to be had, as in most containers, a commit of a long sparse map reads the words of the page
+/// table that is there, and none of all the others.
+#[test]
+fn page_tables_are_read_where_there_are_pages() {
+    /// Bytes that this thread has read so far.
+    fn has_read() -> Option<u64> {
+        let account = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+        account.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse().ok())
+    }
+    if has_read().is_none() {
+        return untorn_testing::skipped!("this kernel does not count what a thread reads");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (path, len, page) = (dir.path().join("file"), 1 << 36, page_size());
+    File::create(&path).unwrap().set_len(len).unwrap();
+    let mut map = Options::new().dirty_tracking(DirtyTracking::PageTable).map(&path).unwrap();
+    if !map.tracking.can_scan() {
+        return untorn_testing::skipped!("this kernel has no PAGEMAP_SCAN");
+    }
+    // Every commit looks at all of it.
+    map.as_mut_ptr();
+    let places: Vec<usize> = (0..20_usize).map(|n| n * (len as usize / 20) / page * page).collect();
+    for round in 1..=3 {
+        // Pages that are only loaded are the file's, and are passed over.
+        assert!(map[..4 << 20].iter().skip(page).all(|byte| *byte == 0));
+        places.iter().for_each(|place| map[*place] = round);
+        let before = has_read();
+        let stored = map.uncommitted().unwrap();
+        let bytes = has_read().unwrap() - before.unwrap();
+        assert!(bytes < 64 << 10, "{bytes} bytes of page tables were read for {} pages", places.len());
+        let expected: Vec<_> = places.iter().map(|place| *place as u64..(*place + page) as u64).collect();
+        assert_eq!(stored, expected);
+        map.commit().unwrap();
+    }
+    map.rollback().unwrap();
+    assert!(places.iter().all(|place| map[*place] == 3));
+    map.close().unwrap();
 }
