@@ -39,6 +39,8 @@ pub enum Op {
         /// How many there are.
         len: u64,
     },
+    /// Copies home what closing would, as a thread does in the background.
+    DeployAhead,
     /// Another length.
     Resize {
         /// The length.
@@ -164,6 +166,7 @@ impl fmt::Display for Op {
             Op::Sync => write!(f, "sync"),
             Op::Read { offset, len } => write!(f, "read {len} bytes at {offset}"),
             Op::Deploy { offset, len } => write!(f, "deploy {len} bytes at {offset}"),
+            Op::DeployAhead => write!(f, "deploy ahead"),
             Op::Resize { len } => write!(f, "resize to {len} bytes"),
             Op::Reclaim => write!(f, "reclaim"),
             Op::Close => write!(f, "close and open"),
@@ -199,6 +202,7 @@ pub fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
             return Ok(Some(bytes));
         }
         Op::Deploy { offset, len } => file.deploy(*offset, *len)?,
+        Op::DeployAhead => drop(file.deploy_ahead()?),
         Op::Resize { len } => file.resize(*len)?,
         Op::Reclaim => drop(file.reclaim()?),
         Op::Open | Op::Create { .. } | Op::Close | Op::Settle | Op::Drop | Op::FlushFails { .. } => {
@@ -260,7 +264,9 @@ impl Content {
             }
             Op::Drop => Content::committed(self.kept.clone()),
             // The last is two events: the operation, which never returned, and the drop.
-            Op::Read { .. } | Op::Deploy { .. } | Op::Reclaim | Op::Open | Op::FlushFails { .. } => self.clone(),
+            Op::Read { .. } | Op::Deploy { .. } | Op::DeployAhead | Op::Reclaim | Op::Open | Op::FlushFails { .. } => {
+                self.clone()
+            }
         }
     }
 }

@@ -43,6 +43,7 @@ const SPREAD: &[Spread] = &[
         "crates/untorn/src/file/reflection/mod.rs",
         "Reflection",
         &[
+            "ahead.rs",
             "checkpoint.rs",
             "commit.rs",
             "deploy.rs",

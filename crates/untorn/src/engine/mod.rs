@@ -221,6 +221,11 @@ pub(crate) trait Engine: Send + Sync {
     /// Writes all pieces as one. They are sorted by offset and do not overlap.
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()>;
     fn deploy(&self, offset: u64, len: u64) -> Result<()>;
+    /// Copies home what closing would have to, and commits nothing. Returns the pages copied; 0 for an engine without
+    /// such pages.
+    fn deploy_ahead(&self) -> Result<u64> {
+        Ok(0)
+    }
     fn sync(&self) -> Result<u64>;
     fn resize(&self, len: u64) -> Result<()>;
     fn reclaim(&self) -> Result<u64>;

@@ -161,6 +161,16 @@ impl AtomicFile {
         Ok(())
     }
 
+    /// Does at once, for pages however fresh, what [`Options::deploy_ahead`] has a thread do in the background: for
+    /// tests and simulators. Returns the pages that are at home now.
+    ///
+    /// # Errors
+    /// [`Error::Io`] from the file system.
+    #[doc(hidden)]
+    pub fn deploy_ahead(&self) -> Result<u64> {
+        self.engine().deploy_ahead()
+    }
+
     /// Frees unused space in the sidecar: empty reflection pages, or the log, which the engine checkpoints first.
     /// Returns the bytes freed. If the log existed when the file was opened, its bytes count even where they were
     /// already a hole.

@@ -24,6 +24,7 @@ use crate::file::AtomicFile;
 use crate::file::hybrid_log::HybridLog;
 use crate::file::passthrough::Passthrough;
 use crate::file::reflection::Reflection;
+use crate::file::reflection::background::Deploying;
 use crate::format::sidecar::adopt::bring;
 use crate::format::sidecar::attach::engine_of;
 use crate::options::{ExclusionCheck, Options};
@@ -306,9 +307,14 @@ fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> 
     } else if chosen == EngineKind::HybridLog {
         return HybridLog::open(medium, path, options).map(boxed);
     } else if chosen == EngineKind::Reflection {
-        return Reflection::open(medium, path, options).map(boxed);
+        return Reflection::open(medium, path, options).map(deploying);
     }
     Passthrough::open(medium, path, options).map(boxed)
+}
+
+/// With background work, if that is wanted.
+fn deploying<M: Medium>(engine: Reflection<M>) -> Box<dyn Engine> {
+    if engine.deploys_ahead() { boxed(Deploying::new(engine)) } else { boxed(engine) }
 }
 
 fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {

@@ -33,7 +33,9 @@ pub(super) fn engine_on<M: Medium>(
         }
         None => bare_engine_on(medium, path, options),
         Some(watched) => {
-            redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, options)).map(boxed)
+            // Closing compares the sidecar with its checksums before anything goes home.
+            let bare = options.clone().deploy_ahead(None);
+            redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, &bare)).map(boxed)
         }
     }
 }

@@ -51,6 +51,7 @@ macro_rules! __forward {
     };
     (@prefetch $by:tt) => { $crate::__forward!(@fn $by prefetch(offset: u64) -> ()); };
     (@prefetch_to_store $by:tt) => { $crate::__forward!(@fn $by prefetch_to_store(offset: u64) -> ()); };
+    (@start_writeback $by:tt) => { $crate::__forward!(@fn $by start_writeback(offset: u64, len: u64) -> ()); };
     (@flush $by:tt) => { $crate::__forward!(@fn $by flush(barrier: Barrier, offset: u64, len: u64) -> ()); };
 
     (@data_from $by:tt) => { $crate::__forward!(@fn $by data_from(offset: u64) -> Result<Option<Range<u64>>>); };

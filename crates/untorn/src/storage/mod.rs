@@ -444,6 +444,10 @@ pub trait MediumFile: Send + Sync {
     /// everything.
     fn flush(&self, barrier: Barrier, offset: u64, len: u64);
 
+    /// Hints that nobody stores to a range again soon, so that a later fence finds it written back. It makes nothing
+    /// durable, and does nothing on persistent memory.
+    fn start_writeback(&self, _offset: u64, _len: u64) {}
+
     /// Changes the length. New bytes read as zeros. Durable after [`sync`](MediumFile::sync).
     fn set_len(&self, len: u64) -> Result<()>;
 

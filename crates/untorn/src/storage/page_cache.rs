@@ -284,6 +284,10 @@ impl MediumFile for PageCacheFile {
     #[inline]
     fn flush(&self, _: Barrier, _: u64, _: u64) {}
 
+    fn start_writeback(&self, offset: u64, len: u64) {
+        sys::file::start_writeback(self.file.fd(), offset, len);
+    }
+
     fn set_len(&self, len: u64) -> Result<()> {
         let result = self.change(|file| file.set_len(len));
         self.changed();

@@ -7,7 +7,7 @@
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -247,6 +247,16 @@ pub(crate) fn forget_clean(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::R
     let start = offset / FOLIO * FOLIO;
     let end = offset.saturating_add(len).checked_next_multiple_of(FOLIO).unwrap_or(u64::MAX);
     uninterrupted(|| rustix::fs::fadvise(file, start, NonZeroU64::new(end - start), Advice::DontNeed))
+}
+
+/// Has the kernel begin to write back what is dirty in a range, and waits for none of it. Source: `sync_file_range(2)`,
+/// SYNC_FILE_RANGE_WRITE.
+///
+/// Its other flags wait, and take the error of a failed write away from the next `fsync(2)`. This one leaves it.
+pub(crate) fn start_writeback(file: BorrowedFd<'_>, offset: u64, len: u64) {
+    // SAFETY: the descriptor is open as long as it is borrowed, and the call takes no pointers.
+    let _hint =
+        unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
 /// Whether the times of a file come from this machine's clock: those of a file system on another machine may not, and

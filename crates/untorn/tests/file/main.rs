@@ -4,6 +4,7 @@
 mod common;
 
 mod adopt;
+mod ahead;
 mod clean_bits;
 mod closed;
 mod concurrent;

@@ -138,6 +138,8 @@ impl Config {
             .record_area(2, if self.engine == EngineKind::HybridLog { 4 } else { slots })
             .log_size(LOG_SIZE)
             .checkpoint_threads(0)
+            // By the operation, and never by a thread.
+            .deploy_ahead(Some(u64::MAX))
             .max_len(MAX_LEN)
     }
 }

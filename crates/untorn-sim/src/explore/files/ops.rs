@@ -32,6 +32,7 @@ pub(super) fn alphabet(config: &Config, len: u64, place: u64) -> Vec<Op> {
         Op::Read { offset: 0, len },
         Op::Eager(write(50, 100, 7)),
         Op::Deploy { offset: 0, len },
+        Op::DeployAhead,
         Op::Reclaim,
     ];
     if config.threads == 1 {
@@ -130,6 +131,7 @@ impl Generator {
                 let (offset, len) = self.stretch();
                 Op::Deploy { offset, len }
             }
+            _ if self.rng.one_in(2) => Op::DeployAhead,
             _ => Op::Reclaim,
         }
     }
@@ -181,6 +183,7 @@ impl Generator {
             let op = match self.rng.below(8) {
                 0 => Op::Sync,
                 1 => Op::Deploy { offset: 0, len: self.len },
+                2 => Op::DeployAhead,
                 _ => {
                     let mut range = self.range();
                     range.len = range.len.min(200);

@@ -47,8 +47,10 @@ impl<M: Medium> Reflection<M> {
         for &page in also {
             self.write_bitmap(page, self.committed_bitmap(page)).map_err(|error| self.poison(error))?;
         }
+        let mut named = also.len() as u64;
         for (index, &head) in heads.iter().enumerate() {
             for page in self.lanes.live_pages(index, head) {
+                named += 1;
                 self.write_bitmap(page, self.committed_bitmap(page)).map_err(|error| self.poison(error))?;
             }
         }
@@ -61,6 +63,7 @@ impl<M: Medium> Reflection<M> {
         drop(sidecar_state);
         self.fence(barriers::CUT_LINE).map_err(|error| self.poison(error))?;
         self.lanes.retire(heads);
+        self.ahead.note_backlog(named);
         Ok(())
     }
 

@@ -8,7 +8,9 @@
 //! 3. "Settled" is durable ([`SETTLE_STATE`](barriers::SETTLE_STATE)) before the mark goes. From then on every open
 //!    takes the data file as it is.
 //! 4. The mark is gone, durably, before the name of the sidecar is ([`remove`]).
-//! 5. What fails before step 3 leaves the sidecar. It is then closed as with `keep_sidecar` if that is still possible,
+//! 5. Pages that went home [ahead](super::ahead) at the version that they still have are not copied again. Steps 1 and
+//!    2 hold for them too.
+//! 6. What fails before step 3 leaves the sidecar. It is then closed as with `keep_sidecar` if that is still possible,
 //!    and left for recovery otherwise.
 
 use std::sync::atomic::Ordering;
@@ -92,6 +94,22 @@ impl<M: Medium> Reflection<M> {
         Ok((bitmap_sum.get(), slice_sum.get()))
     }
 
+    /// Copies the slices of this bitmap home, whose copies there are invalid, up to the end of the file.
+    pub(super) fn copy_home(&self, page: u64, bitmap: u64, len: u64) -> Result<()> {
+        if self.class == MediumClass::PersistentMemory && !self.data_space.knows(page * PAGE) {
+            self.data_space.ensure(&self.data, page * PAGE, self.class)?;
+        }
+        let mut image = [0; PAGE as usize];
+        for (start, count) in runs(bitmap) {
+            let offset = page * PAGE + start * SLICE;
+            let within = (count * SLICE).min(len.saturating_sub(offset)) as usize;
+            let bytes = &mut image[..(count * SLICE) as usize];
+            self.copy_slices(page, bitmap, start, count, bytes)?;
+            self.data.write(offset, &bytes[..within])?;
+        }
+        Ok(())
+    }
+
     /// Deploys everything, then removes the sidecar. A crash on the way leaves the sidecar valid: slices are copied
     /// over copies that its bitmaps call invalid, and the bitmaps do not change.
     pub(super) fn settle_all(&self) -> Result<()> {
@@ -100,32 +118,26 @@ impl<M: Medium> Reflection<M> {
         let mut reflected = Vec::new();
         self.places.walk(&self.side, self.state.count(), |page, _| {
             let bitmap = self.committed_bitmap(page);
-            // What a damaged sidecar has of pages behind the end is nobody's.
-            if bitmap != 0 && page * PAGE < len {
+            // What a damaged sidecar has of pages behind the end is nobody's. A page that went home ahead is there.
+            let is_ahead = || self.ahead.has(page, self.state.pages[page as usize].version());
+            if bitmap != 0 && page * PAGE < len && !is_ahead() {
                 reflected.push((page, bitmap));
             }
         })?;
-        let mut image = [0; PAGE as usize];
-        for (done, &(page, bitmap)) in reflected.iter().enumerate() {
-            if self.class == MediumClass::PersistentMemory && !self.data_space.knows(page * PAGE) {
-                self.data_space.ensure(&self.data, page * PAGE, self.class)?;
-            }
-            for (start, count) in runs(bitmap) {
-                let offset = page * PAGE + start * SLICE;
-                let within = (count * SLICE).min(len.saturating_sub(offset)) as usize;
-                let bytes = &mut image[..(count * SLICE) as usize];
-                self.copy_slices(page, bitmap, start, count, bytes)?;
-                self.data.write(offset, &bytes[..within])?;
-            }
+        let total = reflected.len() as u64;
+        for (done, &(page, bitmap)) in (0..).zip(&reflected) {
+            self.copy_home(page, bitmap, len)?;
             if done % 1024 == 0 {
-                self.options.report("deploying pages", done as u64, reflected.len() as u64);
+                self.options.report("deploying pages", done, total);
             }
         }
         if self.data.len() != len {
             self.data.set_len(len)?;
         }
+        self.options.report("flushing the file", 0, 1);
         self.medium.fence(barriers::SETTLE_DATA, &[&self.data])?;
         self.data.sync(barriers::SETTLE_DATA)?;
+        self.options.report("flushing the file", 1, 1);
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         sidecar_state.write_settled(&*self.medium, &self.side, barriers::SETTLE_STATE)?;
         remove(&*self.medium, &self.path, &self.data, &self.sidecar)

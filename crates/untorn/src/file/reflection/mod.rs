@@ -19,6 +19,8 @@
 //! 6. In per-commit mode a page has two bitmaps, of the last commit and of now; slices written since the commit stay in
 //!    the copy that is invalid in the last commit.
 
+mod ahead;
+pub(crate) mod background;
 mod checkpoint;
 mod commit;
 mod deploy;
@@ -39,6 +41,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use self::ahead::Ahead;
 use self::layout::Places;
 use self::state::State;
 use crate::engine::handle_state::HandleState;
@@ -115,6 +118,7 @@ pub(crate) struct Reflection<M: Medium> {
     data_space: Space,
     side_space: Space,
     state: State,
+    ahead: Ahead,
     durability: Durability,
     order: Order,
     read_policy: ReadPolicy,
@@ -158,6 +162,11 @@ impl<M: Medium> Reflection<M> {
             lane = self.lanes.acquire(self.relax());
         }
         Ok(lane)
+    }
+
+    /// Whether pages may go home ahead.
+    pub(crate) fn deploys_ahead(&self) -> bool {
+        self.ahead.is_wanted()
     }
 
     /// Makes all stores so far durable; on a block medium in a flush round shared by the threads that wait for one.

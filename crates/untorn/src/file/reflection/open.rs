@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::Reflection;
+use super::ahead::Ahead;
 use super::layout::{Places, choose, initial_len, pages, reserve};
 use super::recovery::live_records;
 use super::state::State;
@@ -90,6 +91,7 @@ impl<M: Medium> Reflection<M> {
             places: Places::new(layout, geometry.chunks_at(), pages(longest)).map_err(out_of_memory)?,
             data_space: Space::new(pages(longest)).map_err(out_of_memory)?,
             side_space: Space::new(pages(side.len())).map_err(out_of_memory)?,
+            ahead: Ahead::new(pages(longest), options).map_err(out_of_memory)?,
             durability: options.durability.unwrap_or(superblock.durability),
             order: options.order,
             read_policy: options.read_policy,

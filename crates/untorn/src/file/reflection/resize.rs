@@ -54,6 +54,7 @@ impl<M: Medium> Reflection<M> {
         self.state.fit(pages(len))?;
         self.places.fit(pages(len))?;
         self.data_space.fit(pages(len))?;
+        self.ahead.fit(pages(len))?;
         self.side_space.fit(pages(initial_len(self.layout, self.geometry.chunks_at(), len)))
     }
 
@@ -149,6 +150,7 @@ impl<M: Medium> Reflection<M> {
     fn clear_tail(&self, len: u64) -> Result<()> {
         self.punch_tail(len)?;
         let (page, within) = (len / PAGE, len % PAGE);
+        self.ahead.forget(page);
         let slice = within / SLICE;
         if within.is_multiple_of(SLICE) || self.state.pages[page as usize].bitmap() & 1 << slice == 0 {
             return Ok(());

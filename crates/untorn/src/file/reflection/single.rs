@@ -65,7 +65,7 @@ impl<M: Medium> Reflection<M> {
         let stored = check_range(&self.path, part.offset(), part.bytes.len() as u64, speculation.len)
             .and_then(|()| self.store(part.page, speculation.valid, mask, Staged::aligned(part)));
         if let Err(error) = stored {
-            state.unlock();
+            self.unlock_unwritten(part.page, state);
             return Err(self.unless_lost(error));
         }
         self.commit_page(&lane, state, part.page, mask, &speculation)
@@ -88,7 +88,7 @@ impl<M: Medium> Reflection<M> {
         match outcome {
             Ok(speculation) => self.commit_page(&lane, state, part.page, mask, &speculation),
             Err(error) => {
-                state.unlock();
+                self.unlock_unwritten(part.page, state);
                 Err(self.unless_lost(error))
             }
         }

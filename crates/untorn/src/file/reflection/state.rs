@@ -59,6 +59,8 @@ pub(super) struct State {
     dirty: GrowingArray<AtomicU64>,
     /// Words of `dirty` that are not 0, a bit each.
     dirty_words: GrowingArray<AtomicU64>,
+    /// Pages that had slices in the sidecar when the file was opened; one that several records named counts as often.
+    restored: AtomicU64,
     /// The most pages that the file may have while it is open.
     pub(super) max_pages: u64,
 }
@@ -74,6 +76,7 @@ impl State {
             epochs: GrowingArray::new(count)?,
             dirty: GrowingArray::new(count.div_ceil(64))?,
             dirty_words: GrowingArray::new(count.div_ceil(64 * 64))?,
+            restored: AtomicU64::new(0),
             max_pages: pages(max_len),
         };
         state.head().epoch.store(1, Ordering::Relaxed);
@@ -107,7 +110,13 @@ impl State {
         self.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
         if bitmap != 0 {
             self.clean.mark_dirty(page);
+            self.restored.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// How many pages may have had slices in the sidecar when the file was opened.
+    pub(super) fn restored(&self) -> u64 {
+        self.restored.load(Ordering::Relaxed)
     }
 
     /// What a reader of a clean page has to find unchanged after its copy; `None` if the page is not clean, if the

@@ -162,7 +162,7 @@ impl<M: Medium> Reflection<M> {
                 Ok(record.seq)
             }
             Err(error) => {
-                pages.iter().for_each(|page| state(page.page).unlock());
+                pages.iter().for_each(|page| self.unlock_unwritten(page.page, state(page.page)));
                 Err(self.unless_lost(error))
             }
         }

@@ -106,7 +106,8 @@ impl<M: Medium> TrackedFile<M> {
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
     forward!(file: len, identity, stamp, is_disturbed, notes_stores, mark, set_mark, try_lock);
-    forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, sync, own_space, data_from);
+    forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, start_writeback, sync);
+    forward!(file: own_space, data_from);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))
