@@ -146,6 +146,12 @@ impl SimMedium {
         self.lock().install(path.as_ref(), content);
     }
 
+    /// Restores a backup of the whole file system in which this file has another inode number. Content, marks and times
+    /// are as programs see them now, and durable. No file may be open.
+    pub fn restore(&self, path: impl AsRef<Path>) {
+        self.lock().restore(path.as_ref());
+    }
+
     /// Damages a file at rest: its bytes are others from now on, in every crash too, and its time stays. No such
     /// file, no damage. Pending stores there are left as they are.
     pub fn rot(&self, path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {

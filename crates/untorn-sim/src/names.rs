@@ -147,6 +147,14 @@ impl Names {
         self.log.push(change);
     }
 
+    /// Has the name of a file stand for another one, before any change is pending.
+    pub(crate) fn renumber(&mut self, path: &Path, number: u64) {
+        if let Some(place) = self.volatile.locate(path) {
+            Arc::make_mut(&mut self.volatile).set(&place, Some(Node::File(number)));
+            self.durable = self.volatile.clone();
+        }
+    }
+
     /// Makes the names of a directory durable. Returns whether anything changed.
     pub(crate) fn sync(&mut self, dir: u64) -> bool {
         let mut changed = false;

@@ -266,6 +266,29 @@ impl World {
         number
     }
 
+    /// Gives a file another inode number and time of birth, and makes everything durable: the machine after a backup
+    /// was restored. No file is open.
+    pub(crate) fn restore(&mut self, path: &Path) {
+        self.names.durable = self.names.volatile.clone();
+        self.names.log.clear();
+        for inode in self.files.values_mut() {
+            inode.durable = inode.volatile.clone();
+            inode.log = Log::default();
+            inode.flushes.clear();
+            inode.durable_modified = inode.modified;
+        }
+        self.collect();
+        let number = (1..).find(|number| !self.files.contains_key(number)).expect("not all numbers are taken");
+        let Some(Node::File(old)) = self.names.volatile.find(path) else { return };
+        if let Some(mut inode) = self.files.remove(&old) {
+            self.clock += 1;
+            (inode.generation, inode.birth) = (self.clock, self.clock);
+            self.files.insert(number, inode);
+        }
+        self.names.renumber(path, number);
+        self.version += 1;
+    }
+
     /// Drops files that have no name in any view and no handle.
     pub(crate) fn collect(&mut self) {
         let names = &self.names;

@@ -37,6 +37,11 @@ pub fn sidecar_redundancy_barriers() -> Vec<Barrier> {
     crate::redundancy::sidecar_barriers::ALL.to_vec()
 }
 
+/// The barriers of an adoption: for the mutation tests.
+pub fn adoption_barriers() -> Vec<Barrier> {
+    format::sidecar::adoption_barriers::ALL.to_vec()
+}
+
 /// Every barrier that the redundancy of a file passes: the list the mutation tests must convict whole.
 #[cfg(feature = "redundancy")]
 pub fn redundancy_barriers() -> Vec<Barrier> {

@@ -40,6 +40,8 @@ pub(super) fn bytes_of(tag: u64, offsets: Range<usize>) -> Vec<u8> {
 
 /// The newer whole superblock.
 pub(super) struct Superblock {
+    /// What no other redundancy file has.
+    pub(super) uuid: [u8; 16],
     /// The length of the data file.
     pub(super) len: u64,
     pub(super) is_closed: bool,
@@ -50,6 +52,7 @@ impl Superblock {
         let word = |block: &[u8], at: usize| u64::from_le_bytes(block[at..at + 8].try_into().unwrap_or_default());
         let whole = |block: &&[u8]| word(block, PAGE - 8) == XxHash3_64::oneshot(&block[..PAGE - 8]);
         let newer = side.chunks_exact(PAGE).take(2).filter(whole).max_by_key(|block| word(block, 56))?;
-        Some(Superblock { len: word(newer, 96), is_closed: newer[116..120] == [1, 0, 0, 0] })
+        let uuid = newer[40..56].try_into().ok()?;
+        Some(Superblock { uuid, len: word(newer, 96), is_closed: newer[116..120] == [1, 0, 0, 0] })
     }
 }

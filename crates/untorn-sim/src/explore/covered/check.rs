@@ -17,9 +17,20 @@ use crate::rng::Rng;
 /// Opens the file with its engine, which must find a state that it may be in. `keeps` is whether closing it keeps the
 /// sidecar.
 pub(super) fn open(config: &Config, medium: &SimMedium, expected: &Expected, keeps: bool) -> Found<AtomicFile> {
-    let file = tried("opening", || config.options().keep_sidecar(keeps).open_on(medium.clone(), PATH))?;
+    let options = config.options().keep_sidecar(keeps).adopt(expected.adopts.is_some());
+    let file = tried("opening", || options.open_on(medium.clone(), PATH))?;
+    if expected.adopts.is_some() && expected.adopts != uuid(medium)? {
+        return wrong("an adoption did not bring the redundancy file");
+    }
     let held = read(&file)?;
     if expected.states.contains(&held) { Ok(file) } else { wrong("the file's bytes match no committed state") }
+}
+
+/// What tells the redundancy file of the file from all others.
+pub(super) fn uuid(medium: &SimMedium) -> Found<Option<[u8; 16]>> {
+    let place = tried("looking for the redundancy file", || companion::path(medium))?;
+    let side = place.and_then(|place| medium.peek(place));
+    Ok(side.and_then(|side| Superblock::of(&side)).map(|superblock| superblock.uuid))
 }
 
 pub(super) fn read(file: &AtomicFile) -> Found<Vec<u8>> {
@@ -30,6 +41,10 @@ pub(super) fn read(file: &AtomicFile) -> Found<Vec<u8>> {
 
 /// Judges what redundancy says of a file that a crash left, and of which nothing was damaged.
 pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
+    if expected.adopts.is_some() {
+        // Before the adoption there is nothing in its place.
+        return Ok(());
+    }
     let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
     let looked = match looked {
         Ok(looked) => looked,

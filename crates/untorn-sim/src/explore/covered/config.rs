@@ -59,7 +59,7 @@ impl Configuration for Config {
 
     fn barriers(&self) -> Vec<Barrier> {
         // The others that an engine's stores come by belong to redundancy of any file, whose exploration convicts them.
-        untorn::testing::sidecar_redundancy_barriers()
+        [untorn::testing::sidecar_redundancy_barriers(), untorn::testing::adoption_barriers()].concat()
     }
 
     fn all(_: Target, media: &[MediumClass], canary: bool) -> Vec<Config> {

@@ -11,7 +11,7 @@ use super::super::finding::{Finding, Found, tried, wrong};
 use super::super::life::{Pace, Paced, Plan, Subject};
 use super::super::search::Case;
 use super::super::shared::{Shared, digest};
-use super::check::{Sidecar, cover, deceive, judge, mend, open, read, rot_before};
+use super::check::{Sidecar, cover, deceive, judge, mend, open, read, rot_before, uuid};
 use super::config::Config;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
@@ -35,6 +35,8 @@ enum Op {
         clean: bool,
     },
     Settle,
+    /// All is committed and covered; the file and its sidecar are restored under another inode number, and adopted.
+    Restore,
     /// All is committed, brought home and covered; then a page is damaged at rest, and repaired.
     Mend(u64),
     /// The file is closed, a page of its sidecar is damaged at rest, and it is opened again. Or all is covered, a
@@ -55,6 +57,7 @@ impl fmt::Display for Op {
             Op::Reopen { clean: true } => write!(f, "close, open"),
             Op::Reopen { clean: false } => write!(f, "drop, open"),
             Op::Settle => write!(f, "settle, open"),
+            Op::Restore => write!(f, "close, restore under another inode number, adopt"),
             Op::Mend(seed) => write!(f, "damage with seed {seed}, repair"),
             Op::Rest(seed) => write!(f, "close, damage the sidecar with seed {seed}, open"),
             Op::Untold(seed) => write!(f, "store with seed {seed} outside the engine"),
@@ -71,6 +74,8 @@ pub(in crate::explore) struct Expected {
     pub(super) unprotected: bool,
     /// Whether it may be of another length than the file.
     pub(super) resizing: bool,
+    /// Whether the file may have to adopt its sidecar, and with it this redundancy file.
+    pub(super) adopts: Option<[u8; 16]>,
 }
 
 impl Expected {
@@ -96,7 +101,7 @@ impl Subject for Config {
         let medium = SimMedium::new(case.config.medium);
         let bytes = bytes_of(0, LENS[0], 0);
         medium.install(PATH, &bytes);
-        let expected = Expected { states: vec![bytes], unprotected: true, resizing: false };
+        let expected = Expected { states: vec![bytes], unprotected: true, resizing: false, adopts: None };
         // The explorer judges the file that the canary leaves, and no more.
         let depth = if case.config.canary { 0 } else { PACE.depth };
         Pace { depth, ..PACE }.run(case, shared, medium, expected)
@@ -128,7 +133,7 @@ impl Subject for Config {
     /// An image of the same bytes may differ in the time of its files.
     fn digest(expected: &Expected, medium: &SimMedium) -> Found<u64> {
         let modified = tried("opening the file", || companion::modified(medium))?;
-        Ok(digest(&expected.states) ^ mix(modified))
+        Ok(digest(&expected.states) ^ mix(modified) ^ u64::from(expected.adopts.is_some()))
     }
 
     fn recover(life: &Life<'_>, medium: &SimMedium, expected: &Expected, seed: u64) -> Found<()> {
@@ -136,7 +141,7 @@ impl Subject for Config {
         if life.config().canary {
             return Ok(());
         }
-        if seed.is_multiple_of(4) {
+        if seed.is_multiple_of(4) && expected.adopts.is_none() {
             deceive(medium, &mut Rng::new(mix(seed)))?;
         }
         let file = open(life.config(), medium, expected, seed.is_multiple_of(3))?;
@@ -173,6 +178,7 @@ impl Life<'_> {
         let keeps = mix(self.seed ^ self.log.len() as u64).is_multiple_of(2);
         let file = open(self.config(), &self.medium, &self.model, keeps)?;
         self.model.states = vec![read(&file)?];
+        self.model.adopts = None;
         self.handle = Some(file);
         Ok(())
     }
@@ -202,6 +208,7 @@ impl Life<'_> {
             8..11 => Op::Cover,
             11 if len > 0 && rng.one_in(3) => Op::RotResize(*rng.pick(&LENS), rng.next_u64()),
             11 => Op::Resize(*rng.pick(&LENS)),
+            12 if len > 0 && rng.one_in(3) => Op::Restore,
             12 | 13 => Op::Reopen { clean: rng.one_in(2) },
             14 if rng.one_in(2) => Op::Settle,
             14 => Op::Rest(rng.next_u64()),
@@ -281,6 +288,21 @@ impl Life<'_> {
                     tried("settling", || file.settle())?;
                     self.committed();
                 }
+                self.open()?;
+            }
+            Op::Restore => {
+                self.recorder.arm(false);
+                self.commit()?;
+                self.handle.take();
+                let file = open(self.config(), &self.medium, &self.model, true)?;
+                // Something that is in the sidecar only.
+                tried("writing", || file.write_at(&self.model.now()[..1], 0))?;
+                tried("syncing", || file.sync())?;
+                tried("closing", || file.close())?;
+                self.model.adopts = uuid(&self.medium)?;
+                self.medium.restore(PATH);
+                self.recorder.arm(tested);
+                during = self.model.clone();
                 self.open()?;
             }
             Op::Mend(seed) => {

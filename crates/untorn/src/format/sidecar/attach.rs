@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::adopt::{explained, set_aside};
 use super::retirement::Retirement;
 use super::superblock::{Left, Name, Superblock};
-use super::{Geometry, PAGE, barriers, companions, parent, path as sidecar_path, uuid_text};
+use super::{Geometry, PAGE, adoption_barriers, barriers, companions, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
@@ -114,7 +114,7 @@ pub(crate) fn attach<M: Medium>(
         if options.adopt {
             // An adoption that was killed may have renamed the sidecar without making the name durable. Every other
             // sidecar that counts was named durably by the process that made it: one that was not is fresh.
-            medium.sync_dir(barriers::CREATE_NAME, &parent(&place))?;
+            medium.sync_dir(adoption_barriers::NAMES, &parent(&place))?;
         }
         side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
         let mut superblock = match Superblock::read(&side, &place) {

@@ -57,9 +57,6 @@ pub(crate) mod barriers {
         CREATE_NAME = "sidecar.create.name";
         /// The directory `.untorn` is durable, for the same reason.
         CREATE_DIRECTORY = "sidecar.create.directory";
-        /// A redundancy file names the file that adopts it before it stands at that file's place: there, one that names
-        /// another file is set aside.
-        ADOPT_REDUNDANCY = "sidecar.adopt.redundancy";
         /// Bytes that a killed process left in the page cache are durable before the open relies on them, and before
         /// the older of two copies is overwritten because a newer one was read. The data file's own length and the mark
         /// of a new sidecar are durable before any commit: a file that comes back without its mark beside an active
@@ -79,6 +76,19 @@ pub(crate) mod barriers {
         /// The superblock says "open" before the first store: otherwise a crash would leave one that says "closed
         /// cleanly" over bytes that changed since.
         OPEN = "sidecar.open";
+    }
+}
+
+/// The barriers of an adoption.
+pub(crate) mod adoption_barriers {
+    use crate::storage::barrier::barriers;
+    barriers! {
+        /// A redundancy file names the file that adopts it before it stands at that file's place: there, one that names
+        /// another file is set aside.
+        REDUNDANCY = "sidecar.adopt.redundancy";
+        /// What goes with a sidecar has its new name before the sidecar has: by the sidecar it is found. The sidecar
+        /// has its new name before a commit: without adoption a file finds no other.
+        NAMES = "sidecar.adopt.names";
     }
 }
 

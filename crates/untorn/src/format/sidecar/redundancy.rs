@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::attach::take_lock;
 use super::superblock::Superblock;
-use super::{MAX_NUMBER, PAGE, barriers, parent, uuid_text};
+use super::{MAX_NUMBER, PAGE, adoption_barriers, parent, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::{
     DualCopy, Head, RawIdentity, Refusal, look, newest, place as dual_place, read_both, sort_out,
@@ -141,9 +141,9 @@ pub(super) fn follow<M: Medium>(
 
 /// Makes it durable that a file has another name.
 pub(super) fn sync_names<M: Medium>(medium: &M, from: &Path, to: &Path) -> Result<()> {
-    medium.sync_dir(barriers::CREATE_NAME, &parent(to))?;
+    medium.sync_dir(adoption_barriers::NAMES, &parent(to))?;
     // A rename from one directory to another is durable when both are.
-    if parent(from) == parent(to) { Ok(()) } else { medium.sync_dir(barriers::CREATE_NAME, &parent(from)) }
+    if parent(from) == parent(to) { Ok(()) } else { medium.sync_dir(adoption_barriers::NAMES, &parent(from)) }
 }
 
 /// Has a redundancy file name the adopter, in both copies of its superblock.
@@ -152,7 +152,7 @@ fn rename<F: MediumFile>(file: &F, path: &Path, from: Identity, to: Identity) ->
     named.raw.identity = to.into();
     for _ in 0..2 {
         named.write(file)?;
-        file.sync(barriers::ADOPT_REDUNDANCY)?;
+        file.sync(adoption_barriers::REDUNDANCY)?;
     }
     Ok(())
 }
