@@ -28,10 +28,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "another_sigbus_kills_through_the_handler_of_the_runtime",
         "the sanitizer's signal handler replaces the runtime's, reports the signal and exits",
     ),
-    (
-        "an_enormous_sparse_redundancy_file_is_an_error",
-        "the sanitizer kills a process that allocates terabytes; the usual allocator returns an error",
-    ),
 ];
 
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {

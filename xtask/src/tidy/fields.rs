@@ -65,6 +65,7 @@ const SPREAD: &[Spread] = &[
         &[
             "ahead.rs",
             "announce.rs",
+            "holes.rs",
             "incremental.rs",
             "notifier.rs",
             "open.rs",

@@ -25,6 +25,8 @@ impl<M: Medium> Redundancy<M> {
             self.note_failure(inner, begun)?;
         }
         let pages = self.geometry.pages_of(&bytes);
+        // Before anything is changed: without it nothing may be stored.
+        self.make_room(inner, self.geometry.stripes_of(pages.clone()).into_iter().flatten())?;
         let before = match self.mode {
             Mode::Synchronous => self.remember(inner, &bytes)?,
             _ => {

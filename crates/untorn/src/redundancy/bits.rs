@@ -36,8 +36,15 @@ impl Bits {
 
     /// All members, ascending.
     pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
-        self.words.iter().zip(0_u64..).flat_map(|(word, at)| {
-            let mut word = *word;
+        self.iter_from(0)
+    }
+
+    /// Those that are not below a number, ascending.
+    pub(super) fn iter_from(&self, from: u64) -> impl Iterator<Item = u64> {
+        let first = (from / 64).min(self.words.len() as u64);
+        self.words[first as usize..].iter().zip(first..).flat_map(move |(word, at)| {
+            let below = if at == from / 64 { (1 << (from % 64)) - 1 } else { 0 };
+            let mut word = *word & !below;
             std::iter::from_fn(move || {
                 let next = (word != 0).then(|| at * 64 + u64::from(word.trailing_zeros()))?;
                 word &= word - 1;
@@ -66,6 +73,9 @@ mod tests {
             }
             prop_assert_eq!(bits.count(), set.len() as u64);
             prop_assert!(bits.iter().eq(set.iter().copied()));
+            for from in [0, 1, 63, 64, 130, 199, 200, 256, 1000] {
+                prop_assert!(bits.iter_from(from).eq(set.range(from..).copied()));
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::History;
 use super::format::{Left, Superblock};
+use super::holes::Room;
 use super::layout::Geometry;
 use super::table::Tables;
 use super::{Mode, barriers};
@@ -159,7 +160,7 @@ fn locked<F: MediumFile>(path: &Path, side: &F) -> Error {
     Error::InUse { path: path.to_owned(), holder }
 }
 
-/// Opens and locks the redundancy file, making it if need be. Whether it was made.
+/// Opens and locks the redundancy file, making it if need be, with this room. Whether it was made.
 pub(super) fn attach<M: Medium>(
     medium: &M,
     path: &Path,
@@ -167,6 +168,7 @@ pub(super) fn attach<M: Medium>(
     data: &M::File,
     mode: &Mode,
     settings: &Settings,
+    room: Room,
 ) -> Result<(M::File, bool)> {
     let mut created = false;
     for _ in 0..16 {
@@ -174,7 +176,8 @@ pub(super) fn attach<M: Medium>(
             if matches!(mode, Mode::Look | Mode::Report) {
                 return Err(Error::io("find the redundancy of", path, Errno::NOENT));
             }
-            drop(create(medium, path, place, data, data.len(), settings, History::default(), Filling::marked())?);
+            let filling = Filling::marked(room);
+            drop(create(medium, path, place, data, data.len(), settings, History::default(), filling)?);
             created = true;
         }
         let reserve = side_reserve(data, settings);
@@ -205,18 +208,19 @@ fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
 }
 
 /// Changes tables in which every page is marked uncovered, and writes parity.
-type Fill<'a, F> = &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>;
+pub(super) type Fill<'a, F> = &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>;
 
 /// What a new redundancy file says.
 pub(super) struct Filling<'a, F> {
     pub(super) left: Left,
+    pub(super) room: Room,
     pub(super) fill: Option<Fill<'a, F>>,
 }
 
 impl<F> Filling<'_, F> {
     /// Every page is marked uncovered.
-    pub(super) fn marked() -> Self {
-        Filling { left: Left::Announced, fill: None }
+    pub(super) fn marked(room: Room) -> Self {
+        Filling { left: Left::Announced, room, fill: None }
     }
 }
 
@@ -259,8 +263,8 @@ pub(super) fn create<M: Medium>(
     };
     let made = || {
         side.set_len(geometry.side_len())?;
-        // All space at once: a full disk is an error here and not later.
-        side.allocate(0, geometry.side_len())?;
+        // At once: a full disk is an error here and not later.
+        filling.room.allocate(&side, &geometry, data)?;
         let mut superblock = Superblock {
             uuid: medium.unique()?,
             seq: 0,

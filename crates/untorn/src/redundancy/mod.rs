@@ -52,6 +52,7 @@ pub(crate) mod engine;
 mod file;
 mod file_redundancy;
 mod format;
+mod holes;
 mod incremental;
 mod layout;
 mod notifier;
@@ -237,6 +238,8 @@ pub(crate) struct Redundancy<M: Medium> {
     /// What is protected are pages of a sidecar. Nobody but its engine stores to that, and to parts of it that are not
     /// protected all the time: as long as it is open, its time says nothing.
     of_sidecar: bool,
+    /// All parity has its space, see [`holes`].
+    has_all_room: bool,
     /// Passes and scrubs under way are to end.
     leaving: AtomicBool,
     /// Where damage is noted that is come upon by the way.
@@ -266,6 +269,8 @@ struct Inner {
     storing: BTreeMap<u64, u32>,
     /// How many do what changes the file's time and none of its bytes.
     touching: u32,
+    /// Rows of stripes whose parity is known to have its space, see [`holes`].
+    room: BTreeSet<u64>,
     /// Pages that were damaged, could not be given back, and were stored to in part all the same.
     spoilt: BTreeSet<u64>,
     /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are

@@ -10,10 +10,11 @@ use std::time::Instant;
 use super::bits::Bits;
 use super::file::{Filling, agree, attach, create, is_of, redundancy_file};
 use super::format::{Left, Superblock};
+use super::holes::{Holes, Room};
 use super::pages::Pages;
 use super::premark::STRIDE;
 use super::scrub::Scrubs;
-use super::table::{Read, Scope, Tables};
+use super::table::{Read, Scope, Tables, tables_exist};
 use super::uncovered_since::UncoveredSince;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, ProtectionProblem, Result};
@@ -59,6 +60,7 @@ impl Inner {
             stride: STRIDE,
             storing: BTreeMap::new(),
             touching: 0,
+            room: BTreeSet::new(),
             spoilt: BTreeSet::new(),
             before: BTreeMap::new(),
             unknown: BTreeSet::new(),
@@ -118,9 +120,12 @@ impl<M: Medium> Redundancy<M> {
             Some(InSidecar { place, from }) => (place, from),
             None => (redundancy_file(path, data.identity()?.inode), 0),
         };
+        // An engine's commit has its space, and that of its parity, before it is acknowledged.
+        let has_all_room = is_beside && mode.is_announced();
+        let room = if is_beside { Room::All } else { Room::OfData };
         let (mut side, mut created) = match made {
             Some(made) => (made, true),
-            None => attach(&*medium, path, &place, &data, &mode, &settings)?,
+            None => attach(&*medium, path, &place, &data, &mode, &settings, room)?,
         };
         if !matches!(mode, Mode::Report) {
             // Any file may have the name: it is a redundancy file before anything is stored to it.
@@ -136,7 +141,8 @@ impl<M: Medium> Redundancy<M> {
             // A crash while its length was being changed. Another may have changed it too, of which the time tells
             // only where nobody stored.
             // And anybody may have written the length, which nothing bounds but what there is of the companion.
-            let is_there = superblock.geometry.side_len() <= side.len();
+            let is_there = superblock.geometry.side_len() <= side.len()
+                && tables_exist(&side, &place, &superblock.geometry).is_ok();
             side = if superblock.left == Left::Storing && !trusted && is_there {
                 let before = Self::of_another_length(&medium, path, &place, side, (superblock, superblocks), &mode)?;
                 before.doubt_beyond(data.len());
@@ -145,7 +151,7 @@ impl<M: Medium> Redundancy<M> {
             } else {
                 let Superblock { history, .. } = superblock;
                 let settings = superblock.settings();
-                create(&*medium, path, &place, &data, data.len(), &settings, history, Filling::marked())?
+                create(&*medium, path, &place, &data, data.len(), &settings, history, Filling::marked(room))?
             };
             (superblock, superblocks) = Superblock::read(&side, &place, &data)?;
             created = true;
@@ -164,8 +170,12 @@ impl<M: Medium> Redundancy<M> {
                 return Err(Error::Corrupt { path: place, offset: Some(side.len()), what });
             }
             // Somebody cut it short. What is missing is then no whole block, and no whole parity.
+            tables_exist(&side, &place, &geometry)?;
             side.set_len(geometry.side_len())?;
-            side.allocate(0, geometry.side_len())?;
+            room.allocate(&side, &geometry, &data)?;
+        } else if has_all_room && !created {
+            // A plain file was protected, and has an engine now.
+            room.allocate(&side, &geometry, &data)?;
         }
         // What the next line writes again is not a write that nobody told of.
         let seen = data.stamp()?;
@@ -184,7 +194,7 @@ impl<M: Medium> Redundancy<M> {
         let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
         let batch = settings.batch.max(1);
         let opened = Self::assembled(medium, path, place, pages, side, mode, inner);
-        let opened = Redundancy { batch, has_engine, of_sidecar, ..opened };
+        let opened = Redundancy { batch, has_engine, of_sidecar, has_all_room, ..opened };
         if !created {
             opened.judge(&read, untouched, trusted)?;
         }
@@ -236,6 +246,7 @@ impl<M: Medium> Redundancy<M> {
             batch: 1,
             has_engine: true,
             of_sidecar: false,
+            has_all_room: false,
             leaving: AtomicBool::new(false),
             notifier: Arc::default(),
             scrubs: Scrubs::default(),
@@ -270,8 +281,11 @@ impl<M: Medium> Redundancy<M> {
         }
         let closed = inner.superblock.left == Left::Closed;
         let mut bytes = [0; PAGE as usize];
+        let (mut holes, of_zeros) = (Holes::default(), self.checksum.of(&bytes));
         let mut differs = |inner: &Inner, page: u64| -> Result<bool> {
-            Ok(self.read(page, &mut bytes)? != Some(inner.tables.sum(page)))
+            let is_hole = holes.has(&self.geometry.bytes_of(page), |offset| self.pages.data_from(offset))?;
+            let held = if is_hole { Some(of_zeros) } else { self.read(page, &mut bytes)? };
+            Ok(held != Some(inner.tables.sum(page)))
         };
         if let Belief::Only(exact) = &belief {
             for page in (0..self.geometry.pages()).filter(|page| !exact.contains(page)) {

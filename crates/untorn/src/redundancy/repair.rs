@@ -311,6 +311,7 @@ impl<M: Medium> Redundancy<M> {
     /// Writes parity pages anew, and copies of tables and of the superblock that are not whole. How many the medium
     /// has by then, and which it does not.
     fn rebuild_side(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<(u64, Vec<Damage>)> {
+        self.make_room(inner, parities.iter().map(|(stripe, _)| *stripe))?;
         for (stripe, parity) in parities {
             inner.tables.set_parity_sum(*stripe, self.checksum.of(parity));
             // What is not taken is not read either.

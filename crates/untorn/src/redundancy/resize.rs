@@ -24,8 +24,9 @@
 use std::ops::Range;
 
 use super::ScrubFindings;
-use super::file::{Filling, create};
+use super::file::{Fill, Filling, create};
 use super::format::Left;
+use super::holes::Room;
 use super::layout::Geometry;
 use super::table::Tables;
 use super::uncovered_since::UncoveredSince;
@@ -59,10 +60,11 @@ impl<M: Medium> Redundancy<M> {
             |filling| create(&*self.medium, &self.path, &self.side_path, &data, len, &settings, history, filling);
         if inner.failed.is_some() {
             // What is in memory may be on no medium.
-            return make(Filling::marked());
+            return make(Filling::marked(Room::All));
         }
         let to = Geometry { len, ..self.geometry };
-        make(Filling { left: Left::Storing, fill: Some(&mut |side, tables| self.carry(inner, to, side, tables)) })
+        let fill: Fill<'_, M::File> = &mut |side, tables| self.carry(inner, to, side, tables);
+        make(Filling { left: Left::Storing, room: Room::All, fill: Some(fill) })
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::ahead::Ahead;
 use super::bits::Bits;
+use super::holes::Holes;
 use super::layout::Geometry;
 use super::{Inner, Mode, Redundancy, barriers};
 use super::{Scrub, ScrubFindings, ScrubReport, Scrubbing};
@@ -148,6 +149,8 @@ impl<M: Medium> Redundancy<M> {
         let mut done = looked.looked.count() * PAGE;
         let mut notified: Option<u64> = None;
         let mut ahead = Ahead::default();
+        let (mut holes, mut parity_holes) = (Holes::default(), Holes::default());
+        let of_zeros = self.checksum.of(&[0; PAGE as usize]);
         for stripe in 0..self.geometry.stripes() {
             let fresh = self.geometry.members(stripe).filter(|page| !looked.looked.has(*page)).count() as u64;
             if fresh == 0 {
@@ -159,8 +162,13 @@ impl<M: Medium> Redundancy<M> {
             if (how.stops)() {
                 return Ok(End::Stopped);
             }
-            self.read_ahead(&mut ahead, stripe, how.rate)?;
-            let found = self.look_at(stripe, &ahead)?;
+            let is_hole = self.is_hole(&mut holes, stripe)? && self.is_parity_hole(&mut parity_holes, stripe)?;
+            let found = if is_hole {
+                self.look_at_hole(stripe, of_zeros)?
+            } else {
+                self.read_ahead(&mut ahead, stripe, how.rate)?;
+                self.look_at(stripe, &ahead)?
+            };
             // Of a stripe that has others than before, some pages were looked at already, and nothing was wrong with
             // them.
             looked.note(self.geometry.members(stripe), &found.uncovered);
@@ -246,6 +254,19 @@ impl<M: Medium> Redundancy<M> {
             };
         if differs || parity_is_wrong {
             found = self.accuse(&*self.usable()?, stripe)?;
+        }
+        Ok(found)
+    }
+
+    /// Looks at a stripe that was a hole, with its parity, when the scrub came by: only its checksums can be wrong.
+    fn look_at_hole(&self, stripe: u64, of_zeros: u64) -> Result<StripeFindings> {
+        let inner = self.usable()?;
+        let found = self.not_covered(&inner, stripe, &[]);
+        let skip = |page: &u64| found.uncovered.contains(page) || found.unknown.contains(page);
+        let differs = self.geometry.members(stripe).any(|page| !skip(&page) && inner.tables.sum(page) != of_zeros);
+        let whole = found.uncovered.is_empty() && found.unknown.is_empty();
+        if differs || whole && inner.tables.parity_sum(stripe) != of_zeros {
+            return self.accuse(&inner, stripe);
         }
         Ok(found)
     }

@@ -18,6 +18,39 @@ use crate::sys::direct::PageBuffer;
 /// Blocks that are read at once to look at all of them: 1 MiB.
 const AT_ONCE: u64 = 256;
 
+/// Blocks that are read, whether or not there is anything of them: 16 MiB in two copies.
+const FEW: u64 = 2048;
+
+/// Refuses tables of which the redundancy file lacks most: each block is written when the file is made, and anybody can
+/// make a sparse file that claims to have tables for terabytes. Memory and time go by what exists.
+///
+/// # Errors
+/// [`Error::Corrupt`] for such tables; those of asking for holes.
+pub(super) fn tables_exist<F: MediumFile>(side: &F, place: &Path, geometry: &Geometry) -> Result<()> {
+    let blocks = geometry.blocks();
+    let mut most = 0;
+    for copy in [0, 1] {
+        let (mut at, end) = (geometry.block_at(0, copy), geometry.block_at(blocks, copy));
+        let mut exists = 0;
+        while at < end
+            && 2 * most < blocks
+            && let Some(data) = side.data_from(at)?.filter(|data| data.start < end)
+        {
+            exists += (data.end.min(end) - data.start.max(at)) / PAGE;
+            at = data.end.max(at + 1);
+            most = most.max(exists);
+        }
+    }
+    if blocks <= FEW || 2 * most >= blocks {
+        return Ok(());
+    }
+    let what = format!(
+        "only {most} of {blocks} blocks of its checksums exist, the rest are holes; remove it with `untorn unprotect`, \
+         then protect the file again"
+    );
+    Err(Error::Corrupt { path: place.to_owned(), offset: Some(geometry.block_at(0, 0)), what })
+}
+
 /// Both tables in memory, and which copy of each block is the older.
 pub(super) struct Tables {
     geometry: Geometry,
@@ -83,6 +116,7 @@ impl Tables {
         tie: u64,
         closed: bool,
     ) -> Result<(Self, Read)> {
+        tables_exist(side, place, &geometry)?;
         let mut tables = Tables::new(geometry, tie, place)?;
         tables.changed.clear();
         let mut read = Read::default();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::format::Left;
+use super::holes::Holes;
 use super::{Inner, LeftAlone, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
@@ -18,6 +19,9 @@ pub(super) struct Sites {
 }
 
 const SITES: Sites = Sites { data: barriers::COVER_DATA, tables: barriers::COVER_TABLES, marks: barriers::COVER_MARKS };
+
+/// Pages of holes that cost a pass about as much as one page that it reads.
+const HOLES_FOR_A_PAGE: u64 = 512;
 
 /// The bytes of one stripe, as they are read once and then checked, summed and folded.
 pub(super) struct Stripe {
@@ -68,6 +72,13 @@ impl<M: Medium> Redundancy<M> {
         Ok(Stripe { pages, bytes, sums })
     }
 
+    /// The same of a stripe of holes, without a read, and without its bytes: zeros.
+    fn hole_stripe(&self, stripe: u64, of_zeros: u64) -> Stripe {
+        let pages: Vec<u64> = self.geometry.members(stripe).collect();
+        let sums = vec![Some(of_zeros); pages.len()];
+        Stripe { pages, bytes: Vec::new(), sums }
+    }
+
     /// Covers what was stored to before the call, in batches. Pages that somebody announced and is still storing to
     /// are left out, with their stripes. Returns how many pages were covered. Who calls goes by its return, so it
     /// does not leave for a file that is about to change: whoever changes it waits.
@@ -108,7 +119,8 @@ impl<M: Medium> Redundancy<M> {
             if leaves() {
                 return Ok(covered);
             }
-            let Some((stripes, next)) = self.next_batch(&inner, from) else {
+            let batch = self.next_batch(&inner, from);
+            let Some((stripes, next)) = self.note_failure(&mut inner, batch)? else {
                 let given_up = self.give_up_premarked(&mut inner);
                 self.note_failure(&mut inner, given_up)?;
                 inner.uncovered_since.end(began);
@@ -146,19 +158,29 @@ impl<M: Medium> Redundancy<M> {
         }
     }
 
-    /// Some stripes with pages to be covered, behind `from`, and where to go on: as many as have a batch of them.
-    fn next_batch(&self, inner: &Inner, from: u64) -> Option<(Vec<u64>, u64)> {
+    /// Some stripes with pages to be covered, behind `from`, and where to go on: as many as have a batch of them. A
+    /// page that is a hole costs no read, so it counts for less.
+    ///
+    /// # Errors
+    /// Those of asking for holes.
+    fn next_batch(&self, inner: &Inner, from: u64) -> Result<Option<(Vec<u64>, u64)>> {
         // Of the spread layout, pages that follow each other are of stripes that do.
         let (mut stripes, mut next) = (BTreeSet::new(), None);
-        for page in inner.stored.iter().filter(|page| *page >= from).take(self.batch as usize) {
+        let (mut holes, mut count) = (Holes::default(), 0);
+        for page in inner.stored.iter_from(from) {
+            let is_hole = holes.has(&self.geometry.bytes_of(page), |offset| self.pages.data_from(offset))?;
+            count += if is_hole { 1 } else { HOLES_FOR_A_PAGE };
             stripes.insert(self.geometry.stripe_of(page));
             next = Some(page + 1);
+            if count >= self.batch * HOLES_FOR_A_PAGE {
+                break;
+            }
         }
         let is_calm = |stripe: &u64| {
             inner.left_alone.get(stripe).is_none_or(|alone| alone.left == 0)
                 && self.geometry.members(*stripe).all(|page| !inner.storing.contains_key(&page))
         };
-        next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next))
+        Ok(next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next)))
     }
 
     /// Notes the file's time, now that all that was announced is made.
@@ -173,14 +195,19 @@ impl<M: Medium> Redundancy<M> {
     fn cover_stripes(&self, inner: &mut Inner, stripes: &[u64]) -> Result<u64> {
         // What is stored from here on is announced or found again, so it is covered again.
         let mut covered: Vec<u64> = Vec::new();
-        let mut parities = Vec::new();
+        let (mut parities, mut is_any) = (Vec::new(), false);
+        // Asked for anew in each batch, under the lock: no announcement comes in between. And asked for anew when the
+        // page tables have told of stores: these are of pages that may have been holes before.
+        let (mut holes, mut parity_holes) = (Holes::default(), Holes::default());
+        let of_zeros = self.checksum.of(&[0; PAGE as usize]);
         for &stripe in stripes {
             let fresh: Vec<u64> = self.geometry.members(stripe).filter(|page| inner.stored.has(*page)).collect();
             for &page in &fresh {
                 // Before it is read: a store that comes later is noted again, and must not be forgotten at the end.
                 inner.stored.put(page, false);
             }
-            let mut read = self.read_stripe(stripe, false)?;
+            let mut is_hole = self.is_hole(&mut holes, stripe)?;
+            let mut read = if is_hole { self.hole_stripe(stripe, of_zeros) } else { self.read_stripe(stripe, false)? };
             let strays = |inner: &Inner, read: &Stripe| -> Vec<usize> {
                 let differs = |nth: &usize| read.sums[*nth] != Some(inner.tables.sum(read.pages[*nth]));
                 let is_clean = |nth: &usize| !fresh.contains(&read.pages[*nth]) && !inner.stored.has(read.pages[*nth]);
@@ -190,6 +217,11 @@ impl<M: Medium> Redundancy<M> {
             if !bad.is_empty() {
                 // They may have been stored to since the page tables were asked.
                 self.note_stores(inner)?;
+                holes = Holes::default();
+                if is_hole {
+                    is_hole = false;
+                    read = self.read_stripe(stripe, false)?;
+                }
                 bad = strays(inner, &read);
             }
             if !bad.is_empty() && self.restore(inner, stripe, &mut read, &bad)? {
@@ -219,12 +251,18 @@ impl<M: Medium> Redundancy<M> {
                     inner.tables.set_uncovered(page, true);
                 }
             }
-            let parity = read.fold(None);
+            is_any = true;
+            covered.extend(fresh);
+            if is_hole && self.is_parity_hole(&mut parity_holes, stripe)? {
+                // The medium has it already.
+                inner.tables.set_parity_sum(stripe, of_zeros);
+                continue;
+            }
+            let parity = if is_hole { vec![0; PAGE as usize] } else { read.fold(None) };
             inner.tables.set_parity_sum(stripe, self.checksum.of(&parity));
             parities.push((stripe, parity));
-            covered.extend(fresh);
         }
-        if parities.is_empty() {
+        if !is_any {
             // Else a scrub would find the medium not to hold what memory says.
             self.write_marks(inner)?;
             return Ok(0);
@@ -266,6 +304,7 @@ impl<M: Medium> Redundancy<M> {
         sites: &Sites,
     ) -> Result<u64> {
         self.pages.sync(sites.data)?;
+        self.make_room(inner, parities.iter().map(|(stripe, _)| *stripe))?;
         for (stripe, parity) in parities {
             self.side.write_anew(self.geometry.parity_at(*stripe), parity)?;
         }

@@ -1,13 +1,140 @@
-//! What redundancy costs, counted and not timed.
+//! What redundancy costs, counted and not timed: space for holes, and reads of a scrub.
 
-use untorn::redundancy::StripeLayout;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use untorn::redundancy::{Damage, StripeLayout};
 use untorn::testing::storage::PageCache;
+use untorn::{EngineKind, Options};
 
 use crate::common::PAGE;
 use crate::common::counting::Counting;
-use crate::fixture::{Place, by_hand};
+use crate::fixture::{PAGE_LEN, Place, by_hand, page};
 
 const LAYOUTS: [StripeLayout; 2] = [StripeLayout::Consecutive, StripeLayout::Spread];
+/// Of a file that is almost all hole, and ends in the middle of a page.
+const LEN: u64 = (32 << 20) + 100;
+/// Its pages that are none.
+const DATA: [u64; 3] = [0, 3_000, LEN / PAGE_LEN];
+
+/// Bytes that a file has on the disk.
+fn space(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Two copies of a checksum for each page and for each stripe, with what goes with them.
+fn space_of_tables(stripe: u64) -> u64 {
+    let pages = LEN.div_ceil(PAGE_LEN);
+    2 * PAGE_LEN * (pages.div_ceil(500) + pages.div_ceil(stripe).div_ceil(500))
+}
+
+fn sparse() -> Place {
+    let place = Place::empty();
+    File::create(&place.path).unwrap().set_len(LEN).unwrap();
+    for data in DATA {
+        place.write((data * PAGE_LEN) as usize, &[data as u8 | 1; 100]);
+    }
+    place
+}
+
+#[test]
+fn holes_take_no_space_and_are_protected_all_the_same() {
+    for layout in LAYOUTS {
+        let place = sparse();
+        let before = space(&place.path);
+        by_hand().stripe(4).layout(layout).open(&place.path).unwrap().close().unwrap();
+        assert_eq!(space(&place.path), before, "{layout}: protecting a hole filled it");
+        // A page of parity for each page with data, and what a file system adds.
+        let most = space_of_tables(4) + (1 << 20);
+        assert!(space(&place.companion()) < most, "{layout}: {} of {most} bytes", space(&place.companion()));
+        let scrubbed = place.scrub();
+        assert_eq!((scrubbed.checked, scrubbed.damage), (LEN.div_ceil(PAGE_LEN), vec![]), "{layout}");
+
+        // A store to a hole gets its parity.
+        let protected = by_hand().open(&place.path).unwrap();
+        place.store(&protected, 2_000 * PAGE, &[7; 3 * PAGE]);
+        protected.sync().unwrap();
+        place.store(&protected, 4_000 * PAGE + 1000, &[8; 10]);
+        protected.close().unwrap();
+        let hit = [2_001, 4_000, 5_000];
+        place.rot(hit[0] * PAGE + 5, &[1]);
+        place.rot(hit[1] * PAGE + 1003, &[1]);
+        // One that no store ever came to.
+        place.rot(hit[2] * PAGE + 3, &[1]);
+        // By stripe, not by place.
+        let mut damage = place.damage();
+        damage.sort_unstable_by_key(|damage| match damage {
+            Damage::Page(range) => range.offset,
+            _ => u64::MAX,
+        });
+        assert_eq!(damage, hit.map(|at| Damage::Page(page(at))), "{layout}");
+        assert_eq!(place.repair().repaired.len(), hit.len(), "{layout}");
+        assert_eq!(place.damage(), vec![], "{layout}");
+        let bytes = place.bytes();
+        let at = |number: usize| &bytes[number * PAGE..(number + 1) * PAGE];
+        assert!(at(hit[0]).iter().all(|byte| *byte == 7) && at(hit[2]).iter().all(|byte| *byte == 0));
+        assert!(at(hit[1])[1000..1010].iter().all(|byte| *byte == 8));
+    }
+}
+
+/// A store is announced before it is made, and the space that its parity needs is had by then.
+#[test]
+fn a_full_disk_refuses_the_announcement_of_a_store_to_a_hole() {
+    let place = sparse();
+    let medium = Counting::new(PageCache::new());
+    let protected = by_hand().open_on(medium.clone(), &place.path).unwrap();
+    protected.sync().unwrap();
+    medium.refuse_space_to(Some(&fs::canonicalize(place.companion()).unwrap()));
+    let refused = protected.announce(6_000 * PAGE_LEN..6_001 * PAGE_LEN).unwrap_err();
+    assert_eq!(refused.errno(), 28, "{refused}");
+    // Nothing else fails for that, and nothing was marked.
+    protected.announce(0..10).unwrap().cover().unwrap();
+    assert_eq!(protected.coverage().unwrap().uncovered, 0);
+    medium.refuse_space_to(None);
+    let stores = protected.announce(6_000 * PAGE_LEN..6_001 * PAGE_LEN).unwrap();
+    place.write(6_000 * PAGE, &[9; PAGE]);
+    stores.cover().unwrap();
+    protected.close().unwrap();
+    place.rot(6_000 * PAGE, &[1]);
+    assert_eq!(place.repair().repaired, [page(6_000)]);
+}
+
+/// A commit that an engine acknowledged needs no more space, nor does recovery.
+#[test]
+fn an_engine_has_the_space_of_all_parity_from_the_beginning() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let place = sparse();
+        by_hand().stripe(4).open(&place.path).unwrap().close().unwrap();
+        let all = fs::metadata(place.companion()).unwrap().len();
+        assert!(space(&place.companion()) < all / 2);
+        let file = Options::new().engine(engine).open(&place.path).unwrap();
+        assert!(space(&place.companion()) >= all, "{engine}: of a file that was protected before");
+        file.resize(2 * LEN).unwrap();
+        let longer = fs::metadata(place.companion()).unwrap().len();
+        assert!(longer > all && space(&place.companion()) >= longer, "{engine}: of another length");
+        file.close().unwrap();
+        assert_eq!(place.damage(), [], "{engine}");
+    }
+}
+
+/// Nothing of a hole is read, of the file or of its parity.
+#[test]
+fn a_scrub_of_a_hole_reads_nothing_of_it() {
+    for layout in LAYOUTS {
+        let place = sparse();
+        let medium = Counting::new(PageCache::new());
+        let bytes = medium.bytes_read();
+        let protected = by_hand().stripe(4).layout(layout).open_on(medium.clone(), &place.path).unwrap();
+        protected.sync().unwrap();
+        assert_eq!(protected.scrub().unwrap().checked, LEN.div_ceil(PAGE_LEN), "{layout}");
+        let read = medium.bytes_read() - bytes;
+        // The tables, in both copies, as often as they are read; and what is read ahead.
+        let most = 6 * space_of_tables(4) + (8 << 20);
+        assert!(read < most, "{layout}: {read} of {most} bytes");
+        protected.close().unwrap();
+    }
+}
 
 #[test]
 fn a_scrub_reads_a_megabyte_at_once() {

@@ -275,6 +275,7 @@ impl Life<'_> {
                 // A power cut that takes the file's time and not the bytes makes a lost write of it, by all that can
                 // be told: no crash here.
                 let file = self.file()?;
+                file.allocate(range(*page).start as u64, range(*page).len() as u64).map_err(failed)?;
                 file.store(range(*page).start as u64, &bytes_of(*page, *tag)).map_err(failed)?;
                 file.flush(SYNC, 0, LEN as u64);
                 file.sync(SYNC).map_err(failed)?;
@@ -299,6 +300,8 @@ impl Life<'_> {
         let told = !self.config().is_tracked() && !self.config().canary;
         let stores = if told { Some(protected.announce(at.start as u64..at.end as u64)?) } else { None };
         memory.note(page);
+        // A store to a hole of persistent memory finds no space otherwise.
+        file.allocate(at.start as u64, at.len() as u64)?;
         file.store(at.start as u64, bytes)?;
         drop(stores);
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use super::super::companion::{self, PAGE};
 use super::super::shared::digest;
@@ -16,12 +17,18 @@ pub(super) const STRIPE: u64 = 3;
 const TAGS: u64 = 2;
 
 /// The range of a page.
-pub(super) fn range(page: u64) -> std::ops::Range<usize> {
+pub(super) fn range(page: u64) -> Range<usize> {
     page as usize * PAGE..((page as usize + 1) * PAGE).min(LEN)
 }
 
+/// Pages that are holes at the beginning: a whole stripe in either layout, and others.
+const HOLES: Range<u64> = 2..6;
+
 /// The content of a page that was given this tag.
 pub(super) fn bytes_of(page: u64, tag: u64) -> Vec<u8> {
+    if tag == 0 && HOLES.contains(&page) {
+        return vec![0; range(page).len()];
+    }
     companion::bytes_of((tag << 32) | (page << 16), 0..range(page).len())
 }
 

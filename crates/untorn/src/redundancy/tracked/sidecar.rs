@@ -34,6 +34,7 @@ use crate::format::sidecar::{PAGE, chunk_pages, path as sidecar_path};
 use crate::options::{EngineKind, Layout, Settings};
 use crate::redundancy::file::{Filling, create, is_of, remove_of_sidecar, sidecar_redundancy_file};
 use crate::redundancy::format::Superblock as FileSuperblock;
+use crate::redundancy::holes::Room;
 use crate::redundancy::open::InSidecar;
 use crate::redundancy::{History, Mode, Redundancy, Scrub};
 use crate::storage::{Access, Medium, MediumFile};
@@ -178,7 +179,7 @@ impl<M: Medium> TrackedPages<M> {
             _ => data.max(1) + data.max(1).div_ceil(chunk - 1),
         };
         let (len, history) = (pages * PAGE, History::default());
-        let filling = Filling::marked();
+        let filling = Filling::marked(Room::All);
         let made = create(&*self.medium, &self.path, &sidecar.place, &side, len, &settings, history, filling)?;
         let redundancy = self.open_from(sidecar, &superblock, Some(made))?;
         redundancy.begin()?;
