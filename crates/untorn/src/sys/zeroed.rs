@@ -28,6 +28,10 @@ pub(crate) struct ZeroedArray<T> {
 /// Tables of up to this many bytes live on the heap.
 const SMALL: usize = 64 << 10;
 
+/// Tables of more bytes have small pages. They are those of long files, which may be sparse: in huge pages, each part
+/// of the file that is touched would take megabytes of memory, and the time to clear them.
+const LARGE: usize = 16 << 20;
+
 // SAFETY: the array owns its values like a boxed slice does, so it moves between threads if they may.
 unsafe impl<T: Send> Send for ZeroedArray<T> {}
 // SAFETY: a shared array hands out shared references to its values only, so it is shared if they may be.
@@ -70,9 +74,12 @@ impl<T: FromZeros + Send + Sync> ZeroedArray<T> {
         // SAFETY: the advice concerns only the mapping just made, and changes no byte of it in this process. Where the
         // kernel doesn't know it, the child sees copies, which is what any memory gives it.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxWipeOnFork) };
-        // SAFETY: as above; huge pages change where the bytes live, not what they are. A table is looked up at random,
-        // and with small pages each look-up would miss the address translation cache once more. Advice only.
-        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        if bytes <= LARGE {
+            // SAFETY: as above; huge pages change where the bytes live, not what they are. A table is looked up at
+            // random, and with small pages each look-up would miss the address translation cache once more. Advice
+            // only.
+            let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        }
         let start = NonNull::new(start.cast()).expect("a mapping the kernel places is never at address 0");
         Ok(ZeroedArray { start, len, mapped: true })
     }

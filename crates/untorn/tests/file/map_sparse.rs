@@ -1,24 +1,31 @@
-//! A long [`AtomicMap`] with little in it costs what is touched, in memory, page tables and on the disk. A test by
-//! itself in its process: it counts all memory of that.
+//! A long file with little in it costs what is touched, in memory, page tables and on the disk, as an [`AtomicMap`] and
+//! as an [`AtomicFile`]. Each test is by itself in its process: it counts all memory of that.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use crate::common::{alone, make_long, methods, on_disk, page_tables};
-use untorn::{AtomicMap, Options};
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Options};
 
 const LEN: u64 = 16 << 30;
 /// Pages that are stored to, each in a part of the file, and page tables, of its own.
 const TOUCHED: u64 = 512;
 
+/// What `/proc/self/status` has under a name, in KiB.
+fn status(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
 /// KiB of this process's memory, and of its page tables.
 fn memory() -> (u64, u64) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let field = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
-    };
-    (field("VmRSS:"), field("VmPTE:"))
+    (status("VmRSS:"), status("VmPTE:"))
+}
+
+/// KiB of memory that is no file's, and of page tables.
+fn own_memory() -> u64 {
+    status("RssAnon:") + status("VmPTE:")
 }
 
 /// KiB on the disk of all in a directory.
@@ -77,5 +84,31 @@ fn a_very_long_map_takes_page_tables_for_what_is_touched() {
         map.commit().unwrap();
         assert!(taken() < 2 << 10, "{method}: 16 pages take {} KiB", taken());
         map.close().unwrap();
+    }
+}
+
+/// The tables of an engine are as long as the file, in pages of memory of which only those that are touched are there.
+#[test]
+fn a_long_file_takes_memory_for_what_is_touched() {
+    const LEN: u64 = 64 << 30;
+    const TOUCHED: u64 = 256;
+    alone!(120, "a long file");
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let path = on_disk("file");
+        File::create(&path).unwrap().set_len(LEN).unwrap();
+        let before = own_memory();
+        let file: AtomicFile = Options::new().engine(engine).durability(Durability::PerCommit).open(&path).unwrap();
+        for number in 0..TOUCHED {
+            file.write_at(&number.to_le_bytes(), LEN / TOUCHED * number).unwrap();
+        }
+        file.sync().unwrap();
+        let grown = own_memory().saturating_sub(before);
+        assert!(grown < 128 * TOUCHED, "{engine}: {TOUCHED} pages took {grown} KiB");
+        let mut bytes = [0; 8];
+        for number in 0..TOUCHED {
+            file.read_at(&mut bytes, LEN / TOUCHED * number).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), number, "{engine}");
+        }
+        file.settle().unwrap();
     }
 }

@@ -59,6 +59,8 @@ pub(super) struct State {
     dirty: GrowingArray<AtomicU64>,
     /// Words of `dirty` that are not 0, a bit each.
     dirty_words: GrowingArray<AtomicU64>,
+    /// Words of `dirty_words` that are not 0, a bit each: a commit looks at one word for each GiB of the file.
+    dirty_groups: GrowingArray<AtomicU64>,
     /// Pages that had slices in the sidecar when the file was opened; one that several records named counts as often.
     restored: AtomicU64,
     /// The most pages that the file may have while it is open.
@@ -76,6 +78,7 @@ impl State {
             epochs: GrowingArray::new(count)?,
             dirty: GrowingArray::new(count.div_ceil(64))?,
             dirty_words: GrowingArray::new(count.div_ceil(64 * 64))?,
+            dirty_groups: GrowingArray::new(count.div_ceil(GROUP))?,
             restored: AtomicU64::new(0),
             max_pages: pages(max_len),
         };
@@ -91,6 +94,7 @@ impl State {
         self.epochs.fit(count)?;
         self.dirty.fit(count.div_ceil(64))?;
         self.dirty_words.fit(count.div_ceil(64 * 64))?;
+        self.dirty_groups.fit(count.div_ceil(GROUP))?;
         self.pages.fit(count)
     }
 
@@ -134,29 +138,40 @@ impl State {
     /// Notes that a page was written in the open epoch. For holders of a lane only: a commit takes them all.
     #[inline]
     pub(super) fn mark_changed(&self, page: u64) {
-        let word = page / 64;
-        let bit = 1 << (page % 64);
-        // Loaded first: a page is written again more often than for the first time, and a load costs no cache line.
-        if self.dirty[word as usize].load(Ordering::Relaxed) & bit == 0 {
-            self.dirty[word as usize].fetch_or(bit, Ordering::Relaxed);
-            let summary = &self.dirty_words[(word / 64) as usize];
-            let bit = 1 << (word % 64);
-            if summary.load(Ordering::Relaxed) & bit == 0 {
-                summary.fetch_or(bit, Ordering::Relaxed);
-            }
+        if mark(&self.dirty, page) && mark(&self.dirty_words, page / 64) {
+            mark(&self.dirty_groups, page / (64 * 64));
         }
     }
 
     /// Takes the pages written in the open epoch, ascending, leaving none. For the holder of all lanes only.
     #[inline]
     pub(super) fn take_dirty(&self, mut take: impl FnMut(u64)) {
-        let words = pages(self.head().len.load(Ordering::Relaxed)).div_ceil(64).div_ceil(64);
-        for index in 0..words {
-            each_bit(self.dirty_words[index as usize].swap(0, Ordering::Relaxed), |bit| {
-                let word = index * 64 + bit;
-                each_bit(self.dirty[word as usize].swap(0, Ordering::Relaxed), |bit| take(word * 64 + bit));
+        for group in 0..pages(self.head().len.load(Ordering::Relaxed)).div_ceil(GROUP) {
+            each_taken(&self.dirty_groups, group, |words| {
+                each_taken(&self.dirty_words, words, |word| each_taken(&self.dirty, word, &mut take));
             });
         }
+    }
+}
+
+/// Pages of one word of `dirty_groups`.
+const GROUP: u64 = 64 * 64 * 64;
+
+/// Sets a bit. Returns whether it was not set before.
+#[inline]
+fn mark(bits: &GrowingArray<AtomicU64>, number: u64) -> bool {
+    let (word, bit) = (&bits[(number / 64) as usize], 1 << (number % 64));
+    // Loaded first: a page is written again more often than for the first time, and a load costs no cache line.
+    word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+}
+
+/// Takes the numbers whose bits are set in a word, ascending, and leaves none.
+#[inline]
+fn each_taken(bits: &GrowingArray<AtomicU64>, word: u64, mut each: impl FnMut(u64)) {
+    let bits = &bits[word as usize];
+    // Loaded first: nearly all words of a long file are 0, and an exchange locks each.
+    if bits.load(Ordering::Relaxed) != 0 {
+        each_bit(bits.swap(0, Ordering::Relaxed), |bit| each(word * 64 + bit));
     }
 }
 
@@ -173,10 +188,13 @@ mod tests {
 
     #[test]
     fn dirty_pages_come_back_once_and_in_order() {
-        let state = State::new(1, 1 << 30).unwrap();
-        state.fit(1 << 18).unwrap();
-        state.head().len.store(1 << 30, Ordering::Relaxed);
-        let written = [0, 1, 63, 64, 4095, 4096, 100_000, 262_143];
+        const LEN: u64 = 1 << 36;
+        let state = State::new(1, LEN).unwrap();
+        state.fit(pages(LEN)).unwrap();
+        state.head().len.store(LEN, Ordering::Relaxed);
+        // A commit looks at one word for each GiB, and at others where there is something.
+        assert!(state.dirty_groups.count() <= LEN >> 30);
+        let written = [0, 1, 63, 64, 4095, 4096, 100_000, 262_143, 262_144, 1 << 20, (1 << 24) - 1];
         for page in written.iter().rev() {
             state.mark_changed(*page);
             state.mark_changed(*page);
