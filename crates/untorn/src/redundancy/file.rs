@@ -258,7 +258,10 @@ pub(super) fn create<M: Medium>(
                 }
                 medium.unlink(&unfinished)?;
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                let _ = medium.remove_dir_if_empty(&parent(place));
+                return Err(error);
+            }
         }
     };
     let made = || {
@@ -294,6 +297,7 @@ pub(super) fn create<M: Medium>(
     made().inspect_err(|_| {
         // If it cannot be removed either, the first error is the one that helps.
         let _ = medium.unlink(&unfinished);
+        let _ = medium.remove_dir_if_empty(&parent(place));
     })?;
     Ok(side)
 }

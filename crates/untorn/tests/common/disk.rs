@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     Tmpfs,
     /// An ext4 on a loop device: like on most disks, reading a hole takes no space.
     Ext4,
-    /// An xfs on a loop device, of 300 MiB at least.
+    /// An xfs on a loop device.
     #[allow(dead_code)] // Not every test program that has this file uses one.
     Xfs,
 }
@@ -34,16 +34,14 @@ impl SmallDisk {
                 let image = tempfile::NamedTempFile::new().unwrap();
                 image.as_file().set_len(kib * 1024).unwrap();
                 // The mount keeps the image when its name is gone.
-                let mut make = match kind {
-                    Kind::Xfs => Command::new("mkfs.xfs"),
-                    _ => Command::new("mkfs.ext4"),
+                let make =
+                    |program: &str, arguments: &[&str]| ok(Command::new(program).args(arguments).arg(image.path()));
+                let made = match kind {
+                    // Newer tools refuse an xfs of less than 300 MiB without the first option; older ones have none.
+                    Kind::Xfs => make("mkfs.xfs", &["--unsupported", "-q", "-f"]) || make("mkfs.xfs", &["-q", "-f"]),
+                    _ => make("mkfs.ext4", &["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal"]),
                 };
-                match kind {
-                    Kind::Xfs => make.arg("-q"),
-                    _ => make.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal"]),
-                };
-                ok(make.arg(image.path()))
-                    && ok(Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(dir.path()))
+                made && ok(Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(dir.path()))
                     && (matches!(kind, Kind::Xfs) || std::fs::remove_dir(dir.path().join("lost+found")).is_ok())
             }
         };
@@ -63,9 +61,12 @@ impl SmallDisk {
         let ballast = OpenOptions::new().create(true).truncate(false).write(true).open(self.path("ballast")).unwrap();
         let before = ballast.metadata().unwrap().len();
         let mut len = before;
-        let more = |len: u64| rustix::fs::fallocate(&ballast, FallocateFlags::empty(), len, PAGE as u64);
-        while more(len).is_ok() {
-            len += PAGE as u64;
+        let mut step = 4096 * PAGE as u64;
+        while step >= PAGE as u64 {
+            match rustix::fs::fallocate(&ballast, FallocateFlags::empty(), len, step) {
+                Ok(()) => len += step,
+                Err(_) => step /= 2,
+            }
         }
         ballast.set_len(len.saturating_sub(pages * PAGE as u64).max(before)).unwrap();
         ballast.sync_all().unwrap();
