@@ -19,6 +19,7 @@ mod gate;
 mod inject;
 #[cfg(target_arch = "x86_64")]
 mod kills;
+mod limits;
 mod loom;
 mod nightly;
 mod programs;
@@ -135,6 +136,7 @@ enum Verb {
     #[command(hide = true)]
     #[cfg(target_arch = "x86_64")]
     KillsVictim(kills::Victim),
+    Limits(limits::Arguments),
     /// Run the loom models of the lock-free code through their interleavings.
     ///
     /// Compiles the library with loom's atomics instead of the standard library's.
@@ -213,6 +215,7 @@ fn main() -> ExitCode {
         Verb::Kills(arguments) => kills::run(&arguments),
         #[cfg(target_arch = "x86_64")]
         Verb::KillsVictim(arguments) => kills::victim(&arguments),
+        Verb::Limits(arguments) => limits::run(&arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
         Verb::Nightly(arguments) => gate::nightly(&root(), &arguments),
         Verb::Programs(arguments) => programs::run(&root(), &arguments),
