@@ -129,7 +129,7 @@ fn writers_and_readers_never_meet_a_page_on_its_way_home() {
                 let bytes = pattern(1 + rng.next_u64() as usize % 300, rng.next_u64());
                 file.write_at(&bytes, (first * PAGE + at) as u64).unwrap();
                 model[at..at + bytes.len()].copy_from_slice(&bytes);
-                if rng.next_u64() % 3 == 0 {
+                if rng.next_u64().is_multiple_of(3) {
                     file.sync().unwrap();
                     file.read_at(&mut seen, (first * PAGE) as u64).unwrap();
                     assert!(seen == model, "seed {seed}");
