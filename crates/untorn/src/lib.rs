@@ -92,7 +92,7 @@ pub use open::redundancy::{protect, repair};
 pub use open::{prune, recover};
 pub use options::{Durability, EngineKind, Options};
 #[cfg(feature = "redundancy")]
-pub use redundancy::protect::{coverage, scrub, unprotect};
+pub use redundancy::protect::{coverage, repair_modified, scrub, unprotect};
 
 #[cfg(not(feature = "tracing"))]
 #[allow(unused_imports, reason = "which levels are used depends on the other features")]

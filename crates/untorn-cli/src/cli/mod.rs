@@ -19,7 +19,7 @@ use untorn::{Durability, EngineKind};
 
 pub(crate) use bench::Bench;
 pub(crate) use log::Log;
-pub(crate) use protect::{Protect, Protection, Scrub};
+pub(crate) use protect::{Protect, Protection, Repair, Scrub};
 pub(crate) use prune::Prune;
 pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
@@ -159,11 +159,12 @@ pub(crate) enum Verb {
     /// Restore damaged pages of a protected file from parity.
     ///
     /// If parity cannot restore a page, repair changes nothing and lists the lost bytes. A file that was not closed
-    /// cleanly is recovered first. Pages that were modified while the file was unprotected are not changed.
+    /// cleanly is recovered first. Pages that were modified outside untorn stay as they are, unless --force is given:
+    /// accept them with `untorn protect`, or take them back from parity with --force.
     #[command(after_help = "Exit codes: 0 the file is whole; 1 pages were modified outside untorn and left alone, or \
         parts of the redundancy could not be rebuilt; 2 pages are lost; 64 usage; 74 I/O error\n\n\
-        Example:\n  untorn repair table.db")]
-    Repair(Protection),
+        Examples:\n  untorn repair table.db\n  untorn repair table.db --force")]
+    Repair(Repair),
     /// Manage the named regions of a store.
     #[command(after_help = "Exit codes: 0 done; 2 a region is corrupt; 64 usage; 74 I/O error\n\n\
         Examples:\n  untorn region create data.store ledger --pages 16\n  untorn region list data.store")]

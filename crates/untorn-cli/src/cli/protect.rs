@@ -52,7 +52,20 @@ fn period(text: &str) -> Result<Duration, String> {
     Ok(period)
 }
 
-/// Arguments of `unprotect` and `repair`.
+/// Arguments of `repair`.
+#[derive(Debug, Args)]
+pub(crate) struct Repair {
+    /// The file.
+    pub(crate) file: PathBuf,
+    /// Also take back pages that were modified outside untorn: each gets the bytes that it was last covered with, and
+    /// its new bytes are lost. If parity cannot vouch for all of these pages, nothing is changed.
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}
+
+/// Arguments of `unprotect`.
 #[derive(Debug, Args)]
 pub(crate) struct Protection {
     /// The file.

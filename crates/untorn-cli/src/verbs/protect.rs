@@ -83,7 +83,7 @@ pub(crate) fn unprotect(args: &cli::Protection) -> Result<Exit> {
 /// Compares a file with its checksums and parity.
 pub(crate) fn scrub(args: &cli::Scrub) -> Result<Exit> {
     if args.repair {
-        return mend(&args.file, args.form.json);
+        return mend(&args.file, false, args.form.json);
     }
     let bar = progress::bytes_bar(0, "scrubbing");
     let report = untorn::scrub(&args.file, args.rate, &mut |done, total| {
@@ -100,26 +100,47 @@ pub(crate) fn scrub(args: &cli::Scrub) -> Result<Exit> {
         describe(&mut text, &report);
         if report.is_clean() {
             let _ = writeln!(text, "  nothing is damaged");
-        } else {
-            let _ = writeln!(text, "  run `untorn repair {}`", args.file.display());
         }
+        advise(&mut text, &args.file, &report.damage);
         text
     })?;
     Ok(if report.is_clean() { Exit::Clean } else { Exit::Attention })
 }
 
 /// Restores damaged pages.
-pub(crate) fn repair(args: &cli::Protection) -> Result<Exit> {
-    mend(&args.file, args.form.json)
+pub(crate) fn repair(args: &cli::Repair) -> Result<Exit> {
+    mend(&args.file, args.force, args.form.json)
 }
 
-fn mend(path: &Path, as_json: bool) -> Result<Exit> {
+/// Says which command deals with each kind of what a scrub found.
+fn advise(text: &mut String, path: &Path, damage: &[Damage]) {
+    let is_modified = |damage: &Damage| matches!(damage, Damage::Unknown(_) | Damage::SidecarUnknown(_));
+    let path = path.display();
+    if !damage.iter().all(is_modified) {
+        let _ = writeln!(text, "  run `untorn repair {path}`");
+    }
+    if damage.iter().any(is_modified) {
+        choose(text, &path.to_string());
+    }
+}
+
+/// Says what can be done about pages that were modified outside untorn.
+fn choose(text: &mut String, path: &str) {
+    let _ = writeln!(
+        text,
+        "  accept pages modified outside untorn with `untorn protect {path}`, or take them back from parity with \
+         `untorn repair --force {path}`"
+    );
+}
+
+fn mend(path: &Path, force: bool, as_json: bool) -> Result<Exit> {
     let bar = progress::bytes_bar(0, "looking for damage");
-    let report = untorn::repair(path, &mut |done, total| {
+    let mut progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
         true
-    });
+    };
+    let report = if force { untorn::repair_modified(path, &mut progress) } else { untorn::repair(path, &mut progress) };
     bar.finish_and_clear();
     let report = report?;
     let all_known = report.unknown.is_empty() && report.sidecar_unknown.is_empty();
@@ -130,10 +151,23 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
         describe(&mut text, &report.scrub);
         if report.scrub.is_clean() {
             let _ = writeln!(text, "  nothing to repair");
+        } else if report.is_whole() && !report.refused.is_empty() {
+            let _ = writeln!(
+                text,
+                "  {}: parity cannot vouch for these pages, because others of their stripes differ too, are not \
+                 covered, or lost their checksums; nothing was changed:",
+                paint(Colour::Bad, "refused")
+            );
+            for range in &report.refused {
+                let _ = writeln!(text, "    {} bytes at offset {}", range.len, range.offset);
+            }
         } else if report.is_whole() {
-            let pages = count((report.repaired.len() + report.sidecar_repaired.len()) as u64, "page", "pages");
-            let parts = count(report.rebuilt, "part of the redundancy", "parts of the redundancy");
-            let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
+            let pages = (report.repaired.len() + report.sidecar_repaired.len()) as u64;
+            if pages + report.rebuilt > 0 {
+                let pages = count(pages, "page", "pages");
+                let parts = count(report.rebuilt, "part of the redundancy", "parts of the redundancy");
+                let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
+            }
         } else {
             let word = paint(Colour::Bad, "lost");
             // The list includes pages that the device did not store. Other pages may then have been repaired.
@@ -167,11 +201,22 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
                 paint(Colour::Bad, "still damaged")
             );
         }
-        if !all_known {
+        if !report.replaced.is_empty() {
+            let _ = writeln!(text, "  replaced from parity, as they were when last covered:");
+            for range in &report.replaced {
+                let _ = writeln!(text, "    {} bytes at offset {}", range.len, range.offset);
+            }
+        }
+        if !all_known && force {
             let _ = writeln!(
                 text,
-                "  pages modified outside untorn were left alone; `untorn protect` recomputes their checksums"
+                "  pages modified outside untorn were left alone; accept them with `untorn protect {}`, or restore the \
+                 file from a backup",
+                path.display()
             );
+        } else if !all_known {
+            let _ = writeln!(text, "  pages modified outside untorn were left alone");
+            choose(&mut text, &path.display().to_string());
         }
         text
     })?;
@@ -278,6 +323,8 @@ fn repair_object(report: &RepairReport) -> Value {
     insert(&mut object, "not_rebuilt", damages(&report.not_rebuilt));
     insert(&mut object, "lost", ranges(&report.lost));
     insert(&mut object, "unknown", ranges(&report.unknown));
+    insert(&mut object, "replaced", ranges(&report.replaced));
+    insert(&mut object, "refused", ranges(&report.refused));
     insert(&mut object, "sidecar_repaired", ranges(&report.sidecar_repaired));
     insert(&mut object, "sidecar_lost", ranges(&report.sidecar_lost));
     insert(&mut object, "sidecar_unknown", ranges(&report.sidecar_unknown));
@@ -382,7 +429,7 @@ pub(crate) fn line(summary: &Value) -> String {
                 ""
             } else {
                 "; the file may have been modified outside untorn since: `untorn scrub` lists the differences, `untorn \
-                 protect` recomputes the checksums"
+                 protect` accepts them, `untorn repair --force` takes them back from parity"
             };
             format!("{covered} of {} pages covered{changed}", number("pages"))
         }

@@ -83,6 +83,34 @@ fn outside_writes_are_reported_and_left_alone() {
 }
 
 #[test]
+fn repair_force_takes_modified_pages_back_as_scrub_advises() {
+    let place = plain(16);
+    let before = place.bytes();
+    untorn(&["protect", place.name()]).expect(0);
+    write_untold(&place.file, b"an honest write", 2 * PAGE);
+    let advice = untorn(&["scrub", place.name()]).expect(1).text();
+    let (accept, force) =
+        (format!("untorn protect {}", place.name()), format!("untorn repair --force {}", place.name()));
+    assert!(advice.contains(&accept) && advice.contains(&force), "{advice}");
+    assert!(!advice.contains(&format!("untorn repair {}", place.name())), "it would leave the page alone: {advice}");
+    let left = untorn(&["repair", place.name()]).expect(1).text();
+    assert!(left.contains(&accept) && left.contains(&force) && !left.contains("repaired:"), "{left}");
+    let text = untorn(&["repair", "--force", place.name()]).expect(0).text();
+    assert!(text.contains("replaced from parity") && text.contains("4096 bytes at offset 8192"), "{text}");
+    assert_eq!(place.bytes(), before);
+    untorn(&["scrub", place.name()]).expect(0);
+    // Two pages of a stripe: parity vouches for none, so the third stays as well.
+    [0, PAGE, 9 * PAGE].into_iter().for_each(|at| write_untold(&place.file, b"an honest write", at));
+    let written = place.bytes();
+    let report = untorn(&["repair", "--force", place.name(), "--json"]).expect(1).json();
+    let refused = serde_json::json!([{ "offset": 0, "len": PAGE }, { "offset": PAGE, "len": PAGE }]);
+    assert_eq!((&report["refused"], &report["replaced"]), (&refused, &serde_json::json!([])));
+    let text = untorn(&["repair", "--force", place.name()]).expect(1).text();
+    assert!(text.contains("nothing was changed") && text.contains("4096 bytes at offset 0"), "{text}");
+    assert_eq!(place.bytes(), written);
+}
+
+#[test]
 fn the_shape_is_chosen_once() {
     let place = plain(20);
     let arguments =

@@ -127,6 +127,35 @@ fn a_repair_that_carries_another_on_may_be_killed_as_well() {
     }
 }
 
+/// More modified pages than a superblock names, taken back on request.
+#[test]
+fn a_forced_repair_cut_short_anywhere_is_resumed() {
+    let (medium, file) = ManyDamaged::new();
+    file.repair(&medium);
+    (0..ManyDamaged::DAMAGED).for_each(|nth| ManyDamaged::write_untold(&medium, 2 * nth + 1));
+    // A repair that is not forced replaces none.
+    let written = medium.peek("/data").unwrap();
+    assert_eq!(file.repair(&medium).unknown.len(), ManyDamaged::DAMAGED);
+    assert!(medium.peek("/data").unwrap() == written);
+    let forced = |medium: &SimMedium| {
+        let looked = file.options.look_on(medium.clone(), "/data").unwrap();
+        watched(medium, Step::persists, || looked.repair_modified_with(&mut |_, _| true).unwrap())
+    };
+    let (report, states) = forced(&medium);
+    assert_eq!((report.replaced.len(), report.unknown.len()), (ManyDamaged::DAMAGED, 0));
+    assert!(medium.peek("/data").unwrap() == file.bytes && states.len() > 4);
+    for (_, state) in states.iter().step_by(states.len().div_ceil(24)).chain(states.last()) {
+        let [kept, lost] = power_cuts(state);
+        for left in [state.killed(), kept, lost] {
+            // A page has the one version or the other; what the repair did not reach is what the program wrote.
+            let (report, _) = forced(&left);
+            assert!(report.lost.is_empty() && report.refused.is_empty() && report.unknown.is_empty(), "{report:?}");
+            assert!(left.peek("/data").unwrap() == file.bytes);
+            assert!(file.options.look_on(left, "/data").unwrap().scrub().unwrap().is_clean());
+        }
+    }
+}
+
 #[test]
 fn outside_writes_amid_a_killed_repair_are_kept() {
     let (medium, file) = ManyDamaged::new();

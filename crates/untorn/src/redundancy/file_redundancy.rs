@@ -183,6 +183,12 @@ impl<M: Medium> RedundancyService for FileRedundancy<M> {
         if self.sidecar.is_kept() { self.judge_both(how, true) } else { self.repair_data(how) }
     }
 
+    fn repair_modified(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        self.usable()?;
+        self.data.with(Redundancy::may_replace_modified)?;
+        self.data.scrubbed(how, Redundancy::repair_modified)
+    }
+
     fn assess_closed(&self, how: Scrub<'_>) -> Result<Option<RepairReport>> {
         let was_closed = self.data.was_closed() && self.sidecar.was_closed();
         was_closed.then(|| self.judge_both(how, false)).transpose()

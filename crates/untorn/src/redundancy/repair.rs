@@ -2,11 +2,20 @@
 //!
 //! A repair first checks everything. If a single page cannot be rebuilt, it changes nothing: a user with a backup may
 //! want the file as it is.
+//!
+//! A repair on request also replaces unknown pages ([`Replaces::Modified`]). It follows the same invariants:
+//!
+//! 1. Parity vouches for a page if no other page of its stripe differs, and the rebuilt bytes match the checksum. The
+//!    page then gets the bytes that it was last covered with.
+//! 2. If parity cannot vouch for one page that differs, no page is replaced: a file of two versions helps nobody.
+//! 3. A page is named in the superblock before it is replaced. After a crash it counts as damaged, so that any repair
+//!    finishes what was requested. Pages that are neither named nor listed stay unknown.
 
 use std::collections::BTreeSet;
 use std::sync::MutexGuard;
 
 use super::format::{Left, MAX_INTENTS};
+use super::scrub::StripeFindings;
 use super::table::Scope;
 use super::update::Stripe;
 use super::{Inner, Mode, Redundancy, barriers};
@@ -16,9 +25,20 @@ use crate::format::sidecar::PAGE;
 use crate::options::Damage;
 use crate::storage::{Barrier, Medium, MediumFile};
 
+/// The pages that a repair may replace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replaces {
+    /// Damaged pages.
+    Damaged,
+    /// Also pages that are [unknown](Inner::unknown): they may be what another program wrote.
+    Modified,
+}
+
 /// What is to be written: pages, and parity of stripes.
 struct Plan {
     pages: Vec<(u64, Vec<u8>)>,
+    /// Those of them that were unknown.
+    modified: BTreeSet<u64>,
     parities: Vec<(u64, Vec<u8>)>,
 }
 
@@ -54,15 +74,44 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
+    /// Refuses to replace modified pages where parity of this file alone cannot vouch for them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], if the file has an engine, or if this handle stores to it.
+    pub(super) fn may_replace_modified(&self) -> Result<()> {
+        let what = if !matches!(self.mode, Mode::Look) {
+            "a handle that protects a file has accepted the pages that were modified before it opened the file; close \
+             it, and run `untorn repair --force` before the next opening"
+        } else if self.has_engine {
+            "the file has a sidecar, and a page may have bytes in either of the two, so the parity of the data file \
+             cannot vouch for a modified page; choose a version with `untorn recover --trust file` or `--trust sidecar`"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() })
+    }
+
+    /// Like [`repair_found`](Redundancy::repair_found), and replaces unknown pages too.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn repair_modified(&self, scrub: ScrubReport) -> Result<RepairReport> {
+        self.repair_what(scrub, Replaces::Modified)
+    }
+
     /// Repairs what a scrub of this very length has found. Nobody stores to damaged pages meanwhile, save who announces
     /// it.
     ///
     /// # Errors
     /// Those of reading, writing and flushing. That pages are lost is in the report.
     pub(super) fn repair_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
+        self.repair_what(scrub, Replaces::Damaged)
+    }
+
+    fn repair_what(&self, scrub: ScrubReport, replaces: Replaces) -> Result<RepairReport> {
         let mut inner = self.usable()?;
-        let (mut report, plan) = self.plan(&inner, scrub)?;
-        if report.lost.is_empty() {
+        let (mut report, plan) = self.plan(&inner, scrub, replaces)?;
+        if report.lost.is_empty() && report.refused.is_empty() {
             let result = self.carry_out(&mut inner, &plan, &mut report);
             self.note_failure(&mut inner, result)?;
         }
@@ -75,18 +124,21 @@ impl<M: Medium> Redundancy<M> {
     /// Those of reading.
     pub(super) fn assess_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
         let inner = self.usable()?;
-        self.plan(&inner, scrub).map(|(report, _)| report)
+        self.plan(&inner, scrub, Replaces::Damaged).map(|(report, _)| report)
     }
 
     /// What is to be done about damage, and a report that says what cannot be.
-    fn plan(&self, inner: &Inner, mut scrub: ScrubReport) -> Result<(RepairReport, Plan)> {
+    fn plan(&self, inner: &Inner, mut scrub: ScrubReport, replaces: Replaces) -> Result<(RepairReport, Plan)> {
         let mut report = RepairReport::default();
-        let (mut pages, mut parities) = (Vec::new(), Vec::new());
+        let (mut pages, mut modified, mut parities) = (Vec::new(), BTreeSet::new(), Vec::new());
         let mut stripes: Vec<u64> = scrub
             .damage
             .iter()
             .filter_map(|damage| match damage {
                 Damage::Page(range) => Some(self.geometry.stripe_of(range.offset / PAGE)),
+                Damage::Unknown(range) if replaces == Replaces::Modified => {
+                    Some(self.geometry.stripe_of(range.offset / PAGE))
+                }
                 Damage::Parity { stripe } => Some(*stripe),
                 _ => None,
             })
@@ -100,16 +152,24 @@ impl<M: Medium> Redundancy<M> {
             doubted.extend(found.unknown.iter().filter(|page| !found.damaged.contains(page)));
             let mut read = self.read_stripe(stripe, true)?;
             self.take_back(inner, &mut read);
-            if let [page] = found.damaged[..]
+            let foreign = match replaces {
+                Replaces::Damaged => Vec::new(),
+                Replaces::Modified => self.modified(inner, &found, &read),
+            };
+            let wrong: Vec<u64> = found.damaged.iter().chain(&foreign).copied().collect();
+            if let [page] = wrong[..]
                 && let Some(nth) = read.pages.iter().position(|member| *member == page)
                 && found.uncovered.iter().all(|other| *other != page && inner.before.contains_key(other))
-                && found.unknown.is_empty()
+                && (replaces == Replaces::Modified || found.unknown.is_empty())
+                && !(found.unknown.contains(&page) && inner.tables.uncovered().has(page))
                 && let Some(bytes) = self.rebuild(inner, stripe, &read, nth)?
             {
                 read.replace(nth, &bytes, inner.tables.sum(page));
                 pages.push((page, bytes));
+                modified.extend(foreign);
             } else {
                 report.lost.extend(found.damaged.iter().map(|page| self.range_of(*page)));
+                report.refused.extend(foreign.iter().map(|page| self.range_of(*page)));
             }
             // Of bytes that are what their checksums speak of, though they were read anew and others may have come:
             // parity that is damaged can be made again, and what it would be made of otherwise would be gone for
@@ -137,7 +197,16 @@ impl<M: Medium> Redundancy<M> {
         }
         report.unknown.extend(doubted.into_iter().map(|page| self.range_of(page)));
         report.scrub = scrub;
-        Ok((report, Plan { pages, parities }))
+        Ok((report, Plan { pages, modified, parities }))
+    }
+
+    /// The unknown pages of a stripe that differ from their checksums, and are not damaged besides.
+    fn modified(&self, inner: &Inner, found: &StripeFindings, read: &Stripe) -> Vec<u64> {
+        let differs = |page: &u64| {
+            let nth = read.pages.iter().position(|member| member == page);
+            nth.is_some_and(|nth| read.sums[nth] != Some(inner.tables.sum(*page)))
+        };
+        found.unknown.iter().filter(|page| !found.damaged.contains(page) && differs(page)).copied().collect()
     }
 
     fn carry_out(&self, inner: &mut Inner, plan: &Plan, report: &mut RepairReport) -> Result<()> {
@@ -153,15 +222,23 @@ impl<M: Medium> Redundancy<M> {
             report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
             if matches!(self.mode, Mode::Look) {
                 // What was left alone because somebody else has written to the file.
-                let left = batch.iter().filter(|(page, _)| !inner.stuck.contains(page) && !repaired.contains(page));
+                let is_left = |page: &u64| !inner.stuck.contains(page) && !repaired.contains(page);
+                let left = batch.iter().filter(|(page, _)| is_left(page) && !plan.modified.contains(page));
                 report.unknown.extend(left.map(|(page, _)| self.range_of(*page)));
             }
             // At once: if a later part fails, there is no report.
             for page in repaired {
-                tracing::warn!(path = %self.path.display(), page, "repaired a damaged page from parity");
-                report.repaired.push(self.range_of(page));
+                if plan.modified.contains(&page) {
+                    tracing::warn!(path = %self.path.display(), page, "replaced a modified page from parity");
+                    report.replaced.push(self.range_of(page));
+                } else {
+                    tracing::warn!(path = %self.path.display(), page, "repaired a damaged page from parity");
+                    report.repaired.push(self.range_of(page));
+                }
             }
         }
+        let replaced: BTreeSet<u64> = report.replaced.iter().map(|range| range.offset).collect();
+        report.unknown.retain(|range| !replaced.contains(&range.offset));
         let (rebuilt, refused) = self.rebuild_side(inner, &plan.parities)?;
         report.rebuilt = rebuilt;
         report.not_rebuilt.extend(refused);
@@ -238,6 +315,10 @@ impl<M: Medium> Redundancy<M> {
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
         let repaired = self.that_took(inner, repaired)?;
+        // The medium has the bytes that their checksums are of.
+        for page in &repaired {
+            inner.unknown.remove(page);
+        }
         inner.superblock.intents.clear();
         inner.superblock.left = left;
         let was_touched = self.was_touched(inner)?;

@@ -368,6 +368,10 @@ mod tests {
             Err(Full::refused())
         }
 
+        fn repair_modified(&self, _how: Scrub<'_>) -> Result<RepairReport> {
+            Err(Full::refused())
+        }
+
         fn assess_closed(&self, _how: Scrub<'_>) -> Result<Option<RepairReport>> {
             Err(Full::refused())
         }

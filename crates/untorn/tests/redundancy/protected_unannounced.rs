@@ -111,3 +111,72 @@ fn a_repair_that_nobody_disturbs_is_believed_by_the_next() {
     assert_eq!(repair_with(&place, 1, || ()).repaired.len(), 1);
     assert!(place.bytes() == bytes);
 }
+
+/// Repairs a file, and takes back what others wrote.
+fn repair_modified(place: &Place) -> RepairReport {
+    untorn::repair_modified(&place.path, &mut |_, _| true).unwrap()
+}
+
+#[test]
+fn a_forced_repair_takes_modified_pages_back_from_parity() {
+    let bytes = pattern(PAGES, 7).repeat(PAGE);
+    // One, and more than one superblock names.
+    for pages in [1, 150] {
+        let place = Place::protected(&bytes);
+        let modified: Vec<usize> = (0..pages).map(|nth| nth * 4 + 2).collect();
+        modified.iter().for_each(|page| write(&place, *page));
+        rot(&place, PAGES - 1);
+        is_left_alone(&repair_with(&place, 1, || ()), &[modified.clone(), vec![PAGES - 1]].concat());
+        let report = repair_modified(&place);
+        // Nothing tells the damaged page from one that a program wrote.
+        let replaced: Vec<PageRange> = modified.iter().chain([&(PAGES - 1)]).map(|number| page(*number)).collect();
+        assert_eq!((&report.replaced, &report.unknown, &report.refused), (&replaced, &vec![], &vec![]));
+        assert!(report.is_whole() && report.repaired.is_empty());
+        assert!(place.bytes() == bytes);
+        // The file is believed again.
+        assert!(place.coverage().believed && place.try_scrub().unwrap().is_clean());
+        rot(&place, 9);
+        assert_eq!(repair_with(&place, 1, || ()).repaired, [page(9)]);
+        assert!(place.bytes() == bytes);
+        assert!(repair_modified(&place).scrub.is_clean());
+    }
+}
+
+#[test]
+fn a_forced_repair_without_parity_changes_nothing() {
+    let place = Place::protected(&pattern(PAGES, 8).repeat(PAGE));
+    // Two of a stripe, and one that parity could give back.
+    [5, 6, 20].into_iter().for_each(|page| write(&place, page));
+    let written = place.bytes();
+    let report = repair_modified(&place);
+    assert_eq!((&report.refused, &report.replaced), (&vec![page(5), page(6)], &vec![]));
+    assert_eq!(report.unknown, [page(5), page(6), page(20)]);
+    assert!(place.bytes() == written);
+    // Of a stripe with a page whose bytes parity does not have.
+    let place = Place::new(&pattern(8, 9).repeat(PAGE));
+    let protected = untorn::redundancy::ProtectOptions::new().on_demand().open(&place.path).unwrap();
+    place.store(&protected, PAGE, b"not covered");
+    drop(protected);
+    write(&place, 2);
+    let written = place.bytes();
+    let report = repair_modified(&place);
+    assert!(report.replaced.is_empty() && report.repaired.is_empty(), "{report:?}");
+    assert!(place.bytes() == written);
+}
+
+#[test]
+fn a_forced_repair_is_refused_beside_an_engine_or_a_handle() {
+    let place = Place::protected(&pattern(8, 10).repeat(PAGE));
+    let protected = untorn::redundancy::Protected::open(&place.path).unwrap();
+    let error = protected.repair_modified_with(&mut |_, _| true).unwrap_err().to_string();
+    assert!(error.contains("untorn repair --force"), "{error}");
+    protected.close().unwrap();
+    let file = untorn::Options::new().keep_sidecar(true).open(&place.path).unwrap();
+    file.write_at(b"in the sidecar", 100).unwrap();
+    file.close().unwrap();
+    write(&place, 3);
+    let written = place.bytes();
+    let error = untorn::repair_modified(&place.path, &mut |_, _| true).unwrap_err().to_string();
+    assert!(error.contains("untorn recover --trust"), "{error}");
+    assert!(place.bytes() == written);
+}

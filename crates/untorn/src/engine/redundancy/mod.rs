@@ -60,6 +60,8 @@ pub(crate) trait RedundancyService: Send + Sync {
     /// Notes in the redundancy file that a scrub went through.
     fn note_scrub(&self) -> Result<()>;
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
+    /// The same of a plain file that no process has open, and replaces pages that were modified outside untorn.
+    fn repair_modified(&self, how: Scrub<'_>) -> Result<RepairReport>;
     /// Reports what a repair would do and could not, if the file was closed when it was last left. It changes nothing.
     fn assess_closed(&self, how: Scrub<'_>) -> Result<Option<RepairReport>>;
     /// Has what is damaged stay so when the file is closed: whoever was told that nothing was touched finds it so.

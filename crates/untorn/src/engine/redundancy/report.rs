@@ -170,6 +170,12 @@ pub struct RepairReport {
     pub lost: Vec<PageRange>,
     /// Pages for which untorn cannot tell whether they are damaged. They are left as they are.
     pub unknown: Vec<PageRange>,
+    /// Unknown pages that [`repair_modified`](crate::repair_modified) replaced: they have the bytes that they were last
+    /// covered with, flushed, read back from the medium, and compared.
+    pub replaced: Vec<PageRange>,
+    /// Unknown pages that parity cannot vouch for: another page of their stripe differs too or is not covered, or their
+    /// checksums are lost. While there is one, [`repair_modified`](crate::repair_modified) changes nothing.
+    pub refused: Vec<PageRange>,
     /// Repaired pages of the sidecar. Here and below, offsets count from the sidecar's start.
     pub sidecar_repaired: Vec<PageRange>,
     /// Pages of the sidecar that parity cannot rebuild. While there is one, the repair changes nothing, here or in the

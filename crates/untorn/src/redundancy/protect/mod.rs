@@ -177,6 +177,18 @@ impl Protected {
         Ok(report)
     }
 
+    /// Like [`repair_with`](Protected::repair_with), and also replaces pages that were modified outside untorn; see
+    /// [`repair_modified`](crate::repair_modified()). It takes a handle that only looks, such as
+    /// [`look_on`](ProtectOptions::look_on) opens.
+    ///
+    /// # Errors
+    /// As for [`repair_modified`](crate::repair_modified()); [`Error::Invalid`] for a handle that protects the file.
+    pub fn repair_modified_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
+        let report = self.service()?.repair_modified(Scrub::telling(progress))?;
+        std::thread::sleep(self.tick);
+        Ok(report)
+    }
+
     /// Covers everything and leaves the file protected. A scrub finds damage from now on, and a repair can fix it. A
     /// scrub also finds later writes by other programs, which are not repaired. The program must not store to the file
     /// until the call returns.
@@ -293,6 +305,35 @@ pub fn scrub(
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<ScrubReport> {
     look(&storage::resolve(path.as_ref())?, Mode::Look)?.scrub_with(rate, progress)
+}
+
+/// Repairs a protected file that no process has open, and takes back what other programs wrote: a page that was
+/// modified outside untorn gets the bytes that it was last covered with, and its new bytes are lost. Copy the file
+/// first if they may be needed. [`RepairReport::replaced`] lists these pages.
+///
+/// Parity must vouch for each modified page: it is the only page of its stripe that differs, and its stripe is covered.
+/// If parity cannot do so for one of them, the call changes nothing, and [`RepairReport::refused`] lists it.
+/// [`protect`](crate::protect) does the opposite: it accepts modified pages.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("table");
+/// std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+/// untorn::redundancy::Protected::open(&path)?.close()?;
+/// let mut bytes = std::fs::read(&path).unwrap();
+/// bytes[5000] = 8;
+/// std::fs::write(&path, &bytes).unwrap();
+/// let report = untorn::repair_modified(&path, &mut |_, _| true)?;
+/// assert_eq!(report.replaced[0].offset, 4096);
+/// assert_eq!(std::fs::read(&path).unwrap(), vec![7; 1 << 16]);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As for [`scrub`]; errors of writing and flushing; [`Error::Invalid`] for a file with a sidecar.
+pub fn repair_modified(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
+    look(&storage::resolve(path.as_ref())?, Mode::Look)?.repair_modified_with(progress)
 }
 
 /// Removes the checksums and parity of a file; returns false if it had none. The file itself is not changed.
