@@ -25,6 +25,9 @@ pub struct Diagnosis {
     /// Why this process cannot create or change files there, in a sentence, if so: a read-only mount, missing
     /// permission, or an interface of the kernel such as `/proc`.
     pub obstacle: Option<String>,
+    /// Whether the file system keeps files. An interface of the kernel such as `/proc` does not: the medium, the engine
+    /// and the durability have no meaning there, and [`reasons`](Diagnosis::reasons) says nothing of them.
+    pub keeps_files: bool,
     /// The engine that [`EngineKind::Auto`] chooses there.
     pub engine: EngineKind,
     /// The default durability there.
@@ -52,9 +55,22 @@ pub struct Diagnosis {
 /// [`crate::Error::Io`] if the path cannot be examined.
 pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
     let path = path.as_ref();
-    let Explained { detected: found, obstacle, mut reasons } = explain(path)?;
+    let Explained { detected: found, obstacle, keeps_files, mut reasons } = explain(path)?;
     let pmem = matches!(found.kind, MediumKind::PersistentMemory | MediumKind::AssumedPmem);
     let durability = if pmem { Durability::PerWrite } else { Durability::PerCommit };
+    if !keeps_files {
+        return Ok(Diagnosis {
+            path: path.to_owned(),
+            medium: found.kind,
+            durable: found.durable,
+            obstacle,
+            keeps_files,
+            engine: EngineKind::Reflection,
+            durability,
+            dirty_tracking: "none",
+            reasons,
+        });
+    }
     reasons.push(format!(
         "The default engine here is {} with durability {durability}: {}.",
         EngineKind::Reflection,
@@ -101,6 +117,7 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         medium: found.kind,
         durable: found.durable,
         obstacle,
+        keeps_files,
         engine: EngineKind::Reflection,
         durability,
         dirty_tracking,

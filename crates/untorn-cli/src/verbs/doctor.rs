@@ -14,14 +14,16 @@ use crate::output::{self, Colour, paint};
 /// Reports what untorn can guarantee at a path.
 pub(crate) fn run(args: &Doctor) -> Result<Exit> {
     let found = untorn::doctor(&args.path)?;
+    // A file system that keeps no files has no medium to speak of.
+    let of_files = |word: &'static str| found.keeps_files.then_some(word);
     let object = json!({
         "path": found.path.display().to_string(),
-        "medium": found.medium.as_str(),
+        "medium": of_files(found.medium.as_str()),
         "durable": found.durable,
         "obstacle": found.obstacle,
-        "engine": found.engine.as_str(),
-        "durability": found.durability.as_str(),
-        "dirty_tracking": found.dirty_tracking,
+        "engine": of_files(found.engine.as_str()),
+        "durability": of_files(found.durability.as_str()),
+        "dirty_tracking": of_files(found.dirty_tracking),
         "reasons": found.reasons,
     });
     output::report(args.form.json, &object, || words(&found))?;
@@ -49,10 +51,12 @@ fn words(found: &Diagnosis) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{}: {verdict}", paint(Colour::Strong, &found.path.display().to_string()));
-    let _ = writeln!(text, "  medium          {medium}");
-    let _ = writeln!(text, "  engine          {}", found.engine);
-    let _ = writeln!(text, "  durability      {durability}");
-    let _ = writeln!(text, "  dirty tracking  {}", found.dirty_tracking);
+    if found.keeps_files {
+        let _ = writeln!(text, "  medium          {medium}");
+        let _ = writeln!(text, "  engine          {}", found.engine);
+        let _ = writeln!(text, "  durability      {durability}");
+        let _ = writeln!(text, "  dirty tracking  {}", found.dirty_tracking);
+    }
     let _ = writeln!(text, "why:");
     for reason in &found.reasons {
         let _ = writeln!(text, "  - {reason}");

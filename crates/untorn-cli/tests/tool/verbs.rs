@@ -239,10 +239,16 @@ fn doctor_explains_itself() {
 fn doctor_names_what_keeps_files_from_being_written() {
     for path in ["/proc", "/proc/self/maps"] {
         let said = untorn(&["doctor", path, "--json"]).expect(1);
-        let obstacle = said.json()["obstacle"].as_str().expect("an obstacle").to_owned();
+        let found = said.json();
+        let obstacle = found["obstacle"].as_str().expect("an obstacle").to_owned();
         assert!(obstacle.starts_with("proc "), "{obstacle}");
+        for nothing in ["medium", "engine", "durability", "dirty_tracking"] {
+            assert!(found[nothing].is_null(), "{nothing} of no file: {found}");
+        }
         let text = untorn(&["doctor", path]).expect(1).text();
         assert!(text.contains("no file here") && text.contains(&obstacle), "{text}");
+        let said = ["  medium ", "  engine ", "  durability ", "default engine", "A log of"];
+        assert!(said.iter().all(|word| !text.contains(word)), "{text}");
     }
 }
 

@@ -105,6 +105,8 @@ pub struct Explained {
     pub detected: Detected,
     /// Why this process cannot create or change files there, in a sentence, if so.
     pub obstacle: Option<String>,
+    /// Whether the file system keeps files. An interface of the kernel such as `/proc` does not, so it has no medium.
+    pub keeps_files: bool,
     /// The reasons for all of it, in sentences.
     pub reasons: Vec<String>,
 }
@@ -122,6 +124,10 @@ pub fn explain(path: &Path) -> Result<Explained> {
     let name = mount.as_ref().map_or_else(|| file_system_name(probe.file_system), |mount| mount.kind.clone());
     reasons.push(format!("The file system is {name}."));
     reasons.extend(obstacle.clone());
+    if probe.is_kernel_interface() {
+        detected.durable = false;
+        return Ok(Explained { detected, obstacle, keeps_files: false, reasons });
+    }
     reasons.push(probe.map_sync_sentence());
     match detected.kind {
         MediumKind::AssumedPmem => reasons.push(format!(
@@ -146,7 +152,7 @@ pub fn explain(path: &Path) -> Result<Explained> {
         reasons.push(mark_sentence(file.as_fd()));
     }
     reasons.extend(machine_sentences(detected.kind));
-    Ok(Explained { detected, obstacle, reasons })
+    Ok(Explained { detected, obstacle, keeps_files: true, reasons })
 }
 
 /// The open file, and what the kernel said about it.
@@ -215,10 +221,15 @@ impl Probe {
         Detected { kind, identity: self.identity, durable: kind.durable() }
     }
 
+    /// Whether the file system shows the kernel's state and keeps no files.
+    fn is_kernel_interface(&self) -> bool {
+        KERNEL_INTERFACES.iter().any(|&(magic, _)| magic == self.file_system)
+    }
+
     /// Why this process cannot create or change files there.
     fn obstacle(&self, path: &Path) -> Option<String> {
         let read_only = |flags: StatVfsMountFlags| flags.contains(StatVfsMountFlags::RDONLY);
-        if KERNEL_INTERFACES.iter().any(|&(magic, _)| magic == self.file_system) {
+        if self.is_kernel_interface() {
             let name = file_system_name(self.file_system);
             return Some(format!("{name} shows the kernel's state and keeps no files: untorn cannot be used here."));
         }
@@ -444,9 +455,9 @@ mod tests {
     #[test]
     fn explain_agrees_with_detect_and_speaks_in_sentences() {
         let dir = tempfile::tempdir().unwrap();
-        let Explained { detected, obstacle, reasons } = explain(dir.path()).unwrap();
+        let Explained { detected, obstacle, keeps_files, reasons } = explain(dir.path()).unwrap();
         assert_eq!(detected.kind, detect(dir.path()).unwrap().kind);
-        assert_eq!(obstacle, None);
+        assert_eq!((obstacle, keeps_files), (None, true));
         assert!(reasons.len() >= 4, "{reasons:?}");
         assert!(reasons.iter().all(|reason| reason.ends_with('.')), "{reasons:?}");
         assert!(reasons.iter().any(|reason| reason.contains("ersistent memory")), "{reasons:?}");
@@ -455,8 +466,10 @@ mod tests {
     #[test]
     fn interfaces_of_the_kernel_are_no_place_for_files() {
         for path in ["/proc", "/proc/self/maps"] {
-            let obstacle = explain(Path::new(path)).unwrap().obstacle.unwrap();
+            let found = explain(Path::new(path)).unwrap();
+            let obstacle = found.obstacle.unwrap();
             assert!(obstacle.starts_with("proc shows the kernel's state"), "{obstacle}");
+            assert!(!found.keeps_files && !found.detected.durable && found.reasons.len() == 2, "{:?}", found.reasons);
         }
     }
 
