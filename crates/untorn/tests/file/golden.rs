@@ -3,14 +3,17 @@
 //! `UNTORN_BLESS=1 cargo test -p untorn --test file golden::` writes those that are missing: what an earlier version
 //! wrote stays. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
 
-use std::fs::OpenOptions;
+use std::fs::{FileTimes, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use super::forged::{retired, seed_at};
 use crate::common::golden::{self, RETIREMENTS, newest};
 use crate::common::{PAGE, Pair, names, on_disk, pattern, read, word};
 use twox_hash::XxHash3_64;
 use untorn::options::{Layout, Prefer};
+use untorn::report::State;
 use untorn::{Durability, Error, Options};
 
 /// Two pages and a bit, so that the last page and the last slice are cut.
@@ -343,4 +346,67 @@ fn a_golden_sidecar_without_its_end_is_refused() {
         assert!(matches!(error, Error::Corrupt { .. }), "{}: {error}", case.name);
         assert!(std::fs::read(&path).unwrap() == data, "{}", case.name);
     });
+}
+
+/// A file that another program changed while it was open: its sidecar is *disputed*.
+const DISPUTED: &str = "sparse-commit-disputed";
+const THEIRS: &[u8] = b"another program's";
+/// Of slices that are valid in the sidecar.
+const THEIRS_AT: usize = 130;
+
+fn bless_disputed() {
+    let path = on_disk("data");
+    std::fs::write(&path, pattern(LEN, 1)).unwrap();
+    let options = Options::new().layout(Layout::Sparse).durability(Durability::PerCommit);
+    let file = options.record_area(1, SLOTS as u32).keep_sidecar(true).open(&path).unwrap();
+    for (offset, bytes) in commits() {
+        file.write_at(&bytes, offset as u64).unwrap();
+        file.sync().unwrap();
+    }
+    file.write_at(&[0xee; 500], 3000).unwrap();
+    let plain = OpenOptions::new().write(true).open(&path).unwrap();
+    plain.write_all_at(THEIRS, THEIRS_AT as u64).unwrap();
+    plain.set_times(FileTimes::new().set_modified(SystemTime::now() + Duration::from_secs(1))).unwrap();
+    assert!(matches!(file.sync(), Err(Error::ModifiedExternally { .. })));
+    drop(file);
+    golden::bless(DISPUTED, &Pair::of(&path));
+}
+
+#[test]
+fn a_golden_disputed_file_opens_only_by_a_choice() {
+    if golden::are_blessed() {
+        bless_disputed();
+    }
+    let (data, side) = golden::load(DISPUTED);
+    assert_eq!(&data[THEIRS_AT..THEIRS_AT + THEIRS.len()], THEIRS);
+    for at in [0, PAGE] {
+        let copy = &side[at..at + PAGE];
+        // Both copies: damage to one must not bring an earlier state back.
+        assert_eq!((copy[111], &copy[144..150]), (5, &b"\x04\0data"[..]), "how it was left, and the name");
+        assert_eq!(word(copy, 4088), XxHash3_64::oneshot(&copy[..4088]), "checksum");
+    }
+    let adopt = || Options::new().adopt(true);
+    // What was committed, and nothing of the epoch that was open.
+    for (side, expected) in [(Prefer::Sidecar, contents()), (Prefer::File, data.clone())] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = golden::place(DISPUTED, dir.path());
+        for _ in 0..2 {
+            let refused = adopt().open(&path).unwrap_err();
+            let is_said = refused.to_string().contains("--trust");
+            assert!(matches!(refused, Error::ModifiedExternally { .. }) && is_said, "{refused}");
+            assert!(std::fs::read(&path).unwrap() == data, "a refused open wrote to the file");
+        }
+        assert_eq!(untorn::inspect(&path).unwrap().state, State::Refused);
+        let file = adopt().prefer(side).open(&path).unwrap();
+        assert!(read(&file) == expected, "{side:?}");
+        file.close().unwrap();
+        assert!(std::fs::read(&path).unwrap() == expected, "{side:?}");
+        if side == Prefer::Sidecar {
+            assert_eq!(names(dir.path()), ["data"]);
+        } else {
+            // It names another inode, so it is set aside.
+            let [aside] = &names(&dir.path().join(".untorn"))[..] else { panic!("one sidecar was there") };
+            assert!(aside.ends_with(".orphan"), "{aside}");
+        }
+    }
 }
