@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::fault::TrackedData;
+use super::fault::MappingWatch;
 use super::page_size;
 use crate::options::LostPage;
 
@@ -45,7 +45,7 @@ pub(crate) struct FileMap {
     start: NonNull<u8>,
     reserved: usize,
     /// Present unless a lost page is to be a SIGBUS of the program's own.
-    watch: Option<TrackedData>,
+    watch: Option<MappingWatch>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and `FileMap` is an address, a number and a watch, which
@@ -90,7 +90,7 @@ impl FileMap {
                     let mut map = FileMap { start, reserved, watch: None };
                     if lost_page == LostPage::Fail {
                         let writable = protection.contains(ProtFlags::WRITE) || kind == MapKind::Closed;
-                        map.watch = Some(TrackedData::new(start.as_ptr() as usize, reserved, writable)?);
+                        map.watch = Some(MappingWatch::new(start.as_ptr() as usize, reserved, writable)?);
                     }
                     return Ok(map);
                 }
@@ -141,7 +141,7 @@ impl FileMap {
     /// The offset of the first page that was lost, if one was: from then on the bytes of the mapping are not all those
     /// of the file, and stores to it may go nowhere. Ask [`none_lost`](super::fault::none_lost) first, which is quick.
     pub(crate) fn lost(&self) -> Option<u64> {
-        self.watch.as_ref().and_then(TrackedData::lost)
+        self.watch.as_ref().and_then(MappingWatch::lost)
     }
 
     /// Notes that the page at `offset` was lost, found otherwise than by an access to it. Without effect where a lost
@@ -207,7 +207,7 @@ fn populate(start: *mut u8, len: usize) -> Result<(), Errno> {
 
 /// The same by one atomic operation in each page that leaves it as it is.
 fn touch(start: *mut u8, len: usize) -> io::Result<()> {
-    let watch = TrackedData::new(start as usize, len, true)?;
+    let watch = MappingWatch::new(start as usize, len, true)?;
     for at in (0..len).step_by(page_size()) {
         // SAFETY: within the caller's mapping, which is there for as long as this runs; other processes access the byte
         // by loads and stores of their own. A page that is lost is replaced by one of zeros, and noted. A compiler that

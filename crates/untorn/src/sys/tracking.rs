@@ -181,13 +181,13 @@ impl Tracking {
 /// and finds nothing stored to; or the stores to what is mapped there next. Both are errors here.
 pub(crate) struct SharedTracking {
     pagemap: Arc<File>,
-    watch: Arc<TrackedData>,
+    watch: Arc<RangeWatch>,
     /// What keeps the write protection.
     protector: Userfault,
 }
 
 /// A range of addresses that is asked about.
-struct TrackedData {
+struct RangeWatch {
     addresses: Range<usize>,
     /// A forked child has other mappings, and locks that nobody lets go.
     process: u64,
@@ -197,13 +197,13 @@ struct TrackedData {
 }
 
 /// Every range of addresses that this process watches.
-static WATCHES: PerProcess<Mutex<Vec<Weak<TrackedData>>>> = PerProcess::new();
+static WATCHES: PerProcess<Mutex<Vec<Weak<RangeWatch>>>> = PerProcess::new();
 
-impl TrackedData {
+impl RangeWatch {
     /// Watches a range, from now on alone.
-    fn begin(addresses: Range<usize>) -> Arc<TrackedData> {
+    fn begin(addresses: Range<usize>) -> Arc<RangeWatch> {
         let process = incarnation();
-        let watch = Arc::new(TrackedData { addresses, process, displaced: Mutex::new(false) });
+        let watch = Arc::new(RangeWatch { addresses, process, displaced: Mutex::new(false) });
         // Nothing panics under either lock.
         let mut watches = WATCHES.lock();
         watches.retain(|other| other.strong_count() > 0);
@@ -243,7 +243,7 @@ impl SharedTracking {
         watch(&protector, start, len, &pagemap)?;
         // The kernel lets nobody else watch this mapping, so whoever watches these addresses means another, which is
         // gone. Before the first store is noticed: they would take it.
-        let watch = TrackedData::begin(start..start + len);
+        let watch = RangeWatch::begin(start..start + len);
         protector.protect(start, len, true)?;
         Ok(SharedTracking { pagemap, watch, protector })
     }

@@ -15,7 +15,7 @@ use crate::ipc::connection::{ConnectError, Connection, SHORTAGE};
 use crate::ipc::membership::{self, Failure, lock};
 use crate::ipc::message::{INVALID, Incoming, Kind, Message, POISONED, is_shortage, receive};
 use crate::ipc::rendezvous::Rendezvous;
-use crate::sys::fault::TrackedData;
+use crate::sys::fault::MappingWatch;
 use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;
 use crate::sys::userfault::Userfault;
@@ -36,7 +36,7 @@ pub(super) struct Member {
     pub(super) line: Arc<Line>,
     /// What the signal handler does, for what the program asks for by a call.
     pub(super) fault_handler: FaultHandler,
-    pub(super) watch: Mutex<Option<TrackedData>>,
+    pub(super) watch: Mutex<Option<MappingWatch>>,
     pub(super) stop: OwnedFd,
     pub(super) asked: Mutex<Asked>,
     pub(super) answered: Condvar,
@@ -68,7 +68,7 @@ impl Member {
     /// Asks the process that serves, and waits for its answer: the number of the last commit. If the process dies the
     /// next one is asked.
     pub(super) fn request(&self, kind: Kind, operation: &'static str, a: u64) -> Result<u64> {
-        if let Some(offset) = lock(&self.watch).as_ref().and_then(TrackedData::lost) {
+        if let Some(offset) = lock(&self.watch).as_ref().and_then(MappingWatch::lost) {
             return Err(Error::page_lost(operation, self.rendezvous.path(), offset));
         }
         let mut asked = lock(&self.asked);

@@ -109,7 +109,7 @@ use crate::ipc::membership::{Member as _, lock};
 use crate::ipc::message::Kind;
 use crate::ipc::rendezvous::Rendezvous;
 use crate::sys::direct::read_once;
-use crate::sys::fault::{TrackedData, none_lost};
+use crate::sys::fault::{MappingWatch, none_lost};
 use crate::sys::incarnation;
 use crate::sys::socket::Line;
 
@@ -155,7 +155,7 @@ impl SharedMemory {
             idle: AtomicU32::new(0),
         };
         let stop = connection::event().map_err(failed)?;
-        let watch = TrackedData::kept(pages.address(), pages.reserved(), Box::new(fault_handler())).map_err(failed)?;
+        let watch = MappingWatch::kept(pages.address(), pages.reserved(), Box::new(fault_handler())).map_err(failed)?;
         let member = Arc::new(Member {
             fault_handler: fault_handler(),
             opener,
@@ -395,7 +395,7 @@ impl SharedMemory {
             return Err(Error::Poisoned { path: path(), cause: cause.unwrap_or_else(|| unknown.to_owned()) });
         }
         if !none_lost()
-            && let Some(offset) = lock(&self.member.watch).as_ref().and_then(TrackedData::lost)
+            && let Some(offset) = lock(&self.member.watch).as_ref().and_then(MappingWatch::lost)
         {
             return Err(Error::page_lost("load from or store to", &path(), offset));
         }

@@ -4,7 +4,7 @@
 //! or when the medium cannot read it. The kernel then raises SIGBUS in the thread that touches it. The handler of
 //! this module, installed when the first mapping is watched, puts a page of zeros in the place of the lost one, so
 //! that the access goes on, and notes the offset; whoever accessed the mapping asks afterwards
-//! ([`TrackedData::lost`]). A SIGBUS that is not about a watched mapping goes to the handler that the program had
+//! ([`MappingWatch::lost`]). A SIGBUS that is not about a watched mapping goes to the handler that the program had
 //! installed before.
 //!
 //! # Order
@@ -14,7 +14,7 @@
 //!
 //! # Fork
 //! A child inherits mappings, watches and handler, so all goes on there as before. It may inherit a slot with a visitor
-//! whose thread it does not have; see [`TrackedData::withdraw`].
+//! whose thread it does not have; see [`MappingWatch::withdraw`].
 
 mod signal;
 mod table;
@@ -32,7 +32,7 @@ struct Lone(AtomicUsize);
 static HARMED: Lone = Lone(AtomicUsize::new(0));
 
 /// Whether no watched mapping of this process has lost a page, this thread's accesses so far included. If not, which
-/// one it is tells [`TrackedData::lost`].
+/// one it is tells [`MappingWatch::lost`].
 ///
 /// One word for the whole process, so that the question costs two instructions, whatever the number of mappings, and no
 /// pointer has to be followed.
@@ -57,8 +57,8 @@ pub(crate) trait FaultHandler: Send + Sync {
 
 /// A mapping that the handler looks after.
 ///
-/// It must be [withdrawn](TrackedData::withdraw); one that is dropped otherwise keeps its slot, which only a bug does.
-pub(crate) struct TrackedData {
+/// It must be [withdrawn](MappingWatch::withdraw); one that is dropped otherwise keeps its slot, which only a bug does.
+pub(crate) struct MappingWatch {
     slot: &'static Slot,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn prepare() -> io::Result<()> {
     signal::install()
 }
 
-impl TrackedData {
+impl MappingWatch {
     /// Watches the mapping of `len` bytes at `start`, both multiples of the page size. The whole of it belongs to the
     /// caller until the watch is withdrawn.
     ///
@@ -79,17 +79,17 @@ impl TrackedData {
     /// What `sigaction(2)` says when the handler cannot be installed.
     pub(crate) fn new(start: usize, len: usize, writable: bool) -> io::Result<Self> {
         signal::install()?;
-        Ok(TrackedData { slot: table::take(start, len, writable, None) })
+        Ok(MappingWatch { slot: table::take(start, len, writable, None) })
     }
 
     /// The same for a writable mapping whose faults somebody serves. Only what the keeper gives up is lost. The
-    /// keeper is dropped with the watch, unless [`withdraw`](TrackedData::withdraw) fails.
+    /// keeper is dropped with the watch, unless [`withdraw`](MappingWatch::withdraw) fails.
     ///
     /// # Errors
-    /// As for [`new`](TrackedData::new).
+    /// As for [`new`](MappingWatch::new).
     pub(crate) fn kept(start: usize, len: usize, fault_handler: Box<dyn FaultHandler>) -> io::Result<Self> {
         signal::install()?;
-        Ok(TrackedData { slot: table::take(start, len, true, Some(fault_handler)) })
+        Ok(MappingWatch { slot: table::take(start, len, true, Some(fault_handler)) })
     }
 
     /// The offset in the mapping of the first page lost, if one was.
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn a_loss_counts_until_the_watch_is_withdrawn() {
-        let watch = TrackedData::new(START, 4 * PAGE, false).unwrap();
+        let watch = MappingWatch::new(START, 4 * PAGE, false).unwrap();
         assert_eq!(watch.lost(), None);
         watch.note(2 * PAGE as u64);
         watch.note(PAGE as u64);
         assert_eq!(watch.lost(), Some(2 * PAGE as u64), "the first one is told");
         assert!(!none_lost());
-        let other = TrackedData::new(START + (1 << 20), PAGE, false).unwrap();
+        let other = MappingWatch::new(START + (1 << 20), PAGE, false).unwrap();
         assert_eq!(other.lost(), None);
         assert!(watch.withdraw());
         assert_eq!(other.lost(), None);

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! What runs in the handler is async-signal-safe: system calls, atomic words, no lock, no allocation, no panic. It
-//! changes memory in one place only, a page of a mapping whose owner asked for it (see [`super::TrackedData`]).
+//! changes memory in one place only, a page of a mapping whose owner asked for it (see [`super::MappingWatch`]).
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_short, c_void};
