@@ -51,11 +51,13 @@ impl Room {
     /// # Errors
     /// Those of allocating, and of asking for holes.
     pub(super) fn allocate<F: MediumFile>(self, side: &F, geometry: &Geometry, data: &F) -> Result<()> {
-        let parts = match self {
-            Room::All => vec![0..geometry.side_len()],
-            Room::OfData => occupied(geometry, data)?,
-        };
-        parts.into_iter().try_for_each(|part| side.allocate(part.start, part.end - part.start))
+        match self {
+            Room::All => side.allocate(0, geometry.side_len()),
+            Room::OfData => {
+                let parts = occupied(geometry, data)?;
+                parts.into_iter().try_for_each(|part| side.allocate(part.start, part.end - part.start))
+            }
+        }
     }
 }
 
@@ -184,7 +186,7 @@ mod tests {
                 1 => {
                     let file = File::options().write(true).open(&self.path).unwrap();
                     file.write_all_at(&[5; 100], Late::PAGE * PAGE).unwrap();
-                    vec![Late::PAGE..Late::PAGE + 1]
+                    iter::once(Late::PAGE..Late::PAGE + 1).collect()
                 }
                 _ => Vec::new(),
             })
