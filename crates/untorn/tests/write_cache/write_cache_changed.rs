@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
-use untorn::write_cache::{CachedFile, Descriptor, Keep, Kernel, Replay, ReplayOutcome, WriteCache};
+use untorn::testing::storage::{Barrier, Identity};
+use untorn::write_cache::{BackingFile, CachedFile, Descriptor, Keep, Kernel, Replay, ReplayOutcome, WriteCache};
 use untorn::{Error, Result};
 
 /// A log of a process that was killed, and a file that it was writing through.
@@ -31,6 +32,22 @@ impl Killed {
         file.set_len(11).unwrap();
         file.write_at(b"89", 10).unwrap();
         work(&file);
+        drop((file, cache));
+        Killed { dir, log, path }
+    }
+
+    /// The same of a file that is not written through: a drain gave it what the log has, up to what `work` adds.
+    fn drained(work: impl FnOnce(&WriteCache, &CachedFile)) -> Self {
+        let dir = memory_dir();
+        let (log, path) = (dir.path().join("log"), dir.path().canonicalize().unwrap().join("file"));
+        fs::write(&path, b"0123456789").unwrap();
+        let cache = small(64).create_on(pmem(), Arc::new(Kernel), &log).unwrap();
+        let plain = fs::File::options().read(true).write(true).open(&path).unwrap();
+        let slow = KilledAmid { file: Descriptor::new(plain.into(), &path).unwrap(), log: log.clone() };
+        let file = cache.attach_backing(Arc::new(slow), &path).unwrap();
+        file.write_at(b"DRAINED", 0).unwrap();
+        cache.drain().unwrap();
+        work(&cache, &file);
         drop((file, cache));
         Killed { dir, log, path }
     }
@@ -183,4 +200,109 @@ fn a_change_is_found_whichever_part_of_the_log_it_undoes() {
         killed.later(LATER);
         assert!(matches!(killed.open(), Err(Error::ChangedOutside { .. })), "{len} bytes");
     }
+}
+
+fn leave_a_write(_: &WriteCache, file: &CachedFile) {
+    file.write_at(b"LOGGED", 4).unwrap();
+}
+
+/// In the log, and delivered to the kernel as well.
+fn deliver_a_write(cache: &WriteCache, file: &CachedFile) {
+    leave_a_write(cache, file);
+    file.write_to_kernel().unwrap();
+}
+
+#[test]
+fn a_drained_file_that_was_changed_is_kept_beside_the_log() {
+    for work in [leave_a_write, deliver_a_write] {
+        // Later and earlier: a file that is put in place may bring its own time.
+        for later in [true, false] {
+            let killed = Killed::drained(work);
+            killed.put(b"BY ANOTHER PROGRAM");
+            let time = if later { SystemTime::now() + LATER } else { SystemTime::now() - LATER };
+            let file = fs::File::options().write(true).open(&killed.path).unwrap();
+            file.set_times(FileTimes::new().set_modified(time)).unwrap();
+            let refused = killed.open().map(drop).unwrap_err();
+            assert!(matches!(&refused, Error::ChangedOutside { path, .. } if *path == killed.path), "{refused}");
+            assert_eq!((refused.errno(), killed.bytes()), (116, b"BY ANOTHER PROGRAM".to_vec()));
+            let looked = untorn::write_cache::inspect_log(&killed.log).unwrap();
+            assert!(matches!(looked.files[0].fate, ReplayOutcome::Changed(_)) && looked.operations > 0, "{looked:?}");
+            let replay = untorn::write_cache::replay_keeping(&killed.log, Keep::Log, None).unwrap();
+            assert!(replay.is_complete());
+            assert_eq!(killed.bytes(), b"BY ALOGGED PROGRAM", "later: {later}");
+        }
+    }
+}
+
+/// A file of which each write first copies the log, as a kill in the midst of the write leaves it.
+struct KilledAmid {
+    file: Descriptor,
+    log: PathBuf,
+}
+
+impl BackingFile for KilledAmid {
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.file.len()
+    }
+
+    fn modified(&self) -> Result<Option<u64>> {
+        self.file.modified()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        self.file.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        fs::copy(&self.log, self.log.with_extension("amid")).unwrap();
+        self.file.write(offset, src)
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.file.sync(barrier)
+    }
+}
+
+#[test]
+fn the_drain_itself_is_not_taken_for_another_program() {
+    for work in [leave_a_write, deliver_a_write] {
+        let killed = Killed::drained(work);
+        assert!(killed.open().unwrap().replayed().is_complete());
+        assert_eq!(killed.bytes(), b"DRAILOGGED");
+        // The same bytes at another time are no other program's version.
+        let killed = Killed::drained(work);
+        killed.put(b"DRAILOGGED");
+        killed.later(LATER);
+        assert!(killed.open().unwrap().replayed().is_complete());
+    }
+    // Killed amid the store: the file has some of it, and a time that nobody recorded.
+    let killed = Killed::drained(deliver_a_write);
+    fs::copy(killed.log.with_extension("amid"), &killed.log).unwrap();
+    killed.put(b"DRAILO");
+    killed.later(LATER);
+    assert!(killed.open().unwrap().replayed().is_complete());
+    assert_eq!(killed.bytes(), b"DRAILOGGED");
+}
+
+/// After a lock, another program may have written, and the caller says so.
+#[test]
+fn a_change_that_the_caller_tells_of_is_no_reason_to_refuse() {
+    let killed = Killed::drained(|cache, file| {
+        deliver_a_write(cache, file);
+        let mut bytes = fs::read(file.path()).unwrap();
+        bytes.extend(b" and others");
+        fs::write(file.path(), bytes).unwrap();
+        file.reload_len().unwrap();
+        file.write_at(b"X", 0).unwrap();
+    });
+    assert!(killed.open().unwrap().replayed().is_complete());
+    assert_eq!(killed.bytes(), b"XRAILOGGED and others");
 }

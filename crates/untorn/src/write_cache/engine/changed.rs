@@ -15,16 +15,20 @@
 //!    Before the first such store the file's line says so ([`TableLine::late`]), and from then on its time is not asked
 //!    any more. The line need not be durable: after a power cut the machine is started anew (2).
 //!
+//! 6. The entries of a file that is not written through have no times: a drain decides when the file gets them. The
+//!    line has the modification time that the drain's last store left ([`own_stores`](super::own_stores)). The file is
+//!    changed if it has another time, and does not have what the entries leave.
+//!
 //! A power cut of the files' device alone, under a running machine, is taken for a kill. If it took unsynced entries,
 //! the file may be called changed, and the user chooses.
 //!
 //! Not noticed are: a change within [`SLACK`] of the last entry, one whose program sets the modification time back, one
-//! after a clock was set back, one after an interrupted replay, and one of a file that is not written through, because
-//! the drain decides when such a file gets its entries.
+//! after a clock was set back, one after an interrupted replay, and, of a file that is not written through, one in the
+//! clock tick of the drain's last store, or if the drain was killed amid a store to the file.
 
 use std::collections::BTreeMap;
 
-use super::format::{HEADER, Kind, TableLine};
+use super::format::{HEADER, Kind, OwnStores, TableLine};
 use super::replay::{Keep, ReplayOutcome, Replayer};
 use super::scan::Operation;
 use crate::error::{Error, Result};
@@ -53,19 +57,22 @@ impl<M: Medium> Replayer<'_, M> {
         let now = self.medium.now().max(1);
         for (uid, operations) in by_file {
             let Some((_, _, line)) = self.scan.table.get(&uid).filter(|(_, _, line)| !line.replayed) else { continue };
-            let Some(last) = last_of(&operations) else { continue };
+            let stores = line.own_stores();
+            let last = last_of(&operations);
+            if stores == OwnStores::None && last.is_none() {
+                continue;
+            }
             // What cannot be looked for is told of where it is to be replayed.
             let Ok(Some((_, file))) = self.search(line) else { continue };
             let judged = match self.keep {
                 Some(Keep::Log) => Ok(false),
-                _ if line.late != 0 => Ok(false),
                 _ => self.is_changed(line, &*file, &operations, last),
             };
             match judged {
                 Ok(true) if self.keep == Some(Keep::File) => drop(self.judged.insert(uid, ReplayOutcome::Dropped)),
                 Ok(true) => drop(self.judged.insert(uid, ReplayOutcome::Changed(CHANGED.to_owned()))),
                 Err(error) => drop(self.judged.insert(uid, ReplayOutcome::Failed(error.to_string()))),
-                Ok(false) if self.is_dry() || line.late != 0 => {}
+                Ok(false) if self.is_dry() || stores == OwnStores::UnderWay => {}
                 Ok(false) => {
                     if let Some((slot, copy, line)) = self.scan.table.get_mut(&uid) {
                         line.late = now;
@@ -85,11 +92,16 @@ impl<M: Medium> Replayer<'_, M> {
         line: &TableLine,
         file: &dyn BackingFile,
         operations: &[&Operation],
-        last: u64,
+        last: Option<u64>,
     ) -> Result<bool> {
         let booted = self.medium.booted();
-        let own = if last < booted { booted } else { last.saturating_add(SLACK) };
-        let is_later = file.modified()?.is_some_and(|modified| modified > own);
+        let Some(modified) = file.modified()? else { return Ok(false) };
+        let is_later = match (line.own_stores(), last) {
+            (OwnStores::Left(left), _) if left >= booted => modified != left,
+            (OwnStores::None, Some(last)) if last >= booted => modified > last.saturating_add(SLACK),
+            (OwnStores::Left(_), _) | (OwnStores::None, Some(_)) => modified > booted,
+            (OwnStores::UnderWay, _) | (OwnStores::None, None) => false,
+        };
         Ok(is_later && !self.has_all(line, file, operations)?)
     }
 

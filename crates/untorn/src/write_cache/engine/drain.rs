@@ -258,7 +258,7 @@ impl<M: Medium> Cache<M> {
         for (uid, (file, items)) in by_file {
             // What is written through was with the kernel before it was complete.
             let done = file.has_failed() || file.write_through;
-            let delivered = if done { Ok(()) } else { self.deliver_to(&file, &items) };
+            let delivered = if done { Ok(()) } else { self.storing(&file, || self.deliver_to(&file, &items)) };
             if let Err(error) = delivered {
                 self.fail(&file, &error);
             }

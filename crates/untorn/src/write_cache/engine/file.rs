@@ -39,7 +39,7 @@ pub(crate) struct Managed {
     pub(super) uid: AtomicU64,
     /// The log has what it is called, durably once this request for a flush of the log is answered.
     pub(super) named: AtomicU64,
-    /// When it last got a change later than the entry says; 0 if it never did.
+    /// What its line says of changes at times that no entry has: see [`OwnStores`](super::format::OwnStores).
     pub(super) late: AtomicU64,
     /// Every entry of it has a position below.
     pub(super) last: AtomicU64,
@@ -343,7 +343,7 @@ impl<M: Medium> Cache<M> {
             self.number(file)?;
             self.drain_file(file)?;
         }
-        let result = act(&*file.slow);
+        let result = if demoted { act(&*file.slow) } else { self.storing(file, || act(&*file.slow)) };
         // Also after an error: a part of it may have been done.
         exclusive(&file.length).len = file.slow.len()?;
         let value = result?;
@@ -415,7 +415,8 @@ impl<M: Medium> Cache<M> {
         // Of what a process left the tail has passed nothing yet.
         drop(self.hold(file)?);
         self.drain_file(file)?;
-        exclusive(&file.length).len = file.slow.len()?;
+        // The length, and with it the time: what was changed by now is no change after the log's last word.
+        exclusive(&file.length).len = self.storing(file, || file.slow.len())?;
         Ok(())
     }
 }

@@ -217,9 +217,42 @@ pub(super) struct TableLine {
     pub(super) named: u64,
     /// A rename that may not be durable: where it was before.
     pub(super) before: Option<Before>,
-    /// When this code may have begun to change the file at a time that no entry has: to replay the log, or to complete
-    /// the change of a process that died. 0 if it has not.
+    /// What this code did to the file at times that no entry has: see [`OwnStores`].
     pub(super) late: u64,
+}
+
+/// What this code did to a file at times that no entry has: it replayed the log, completed the change of a process that
+/// died, or drained entries to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OwnStores {
+    /// Nothing.
+    None,
+    /// It may be storing, or may have been when it was killed.
+    UnderWay,
+    /// It stored, and this modification time is the one that the file had after it.
+    Left(u64),
+}
+
+impl OwnStores {
+    /// Set in the number that tells a modification time. Times of the next centuries do without it.
+    const LEFT: u64 = 1 << 63;
+
+    pub(super) fn encode(self) -> u64 {
+        match self {
+            OwnStores::None => 0,
+            OwnStores::UnderWay => 1,
+            OwnStores::Left(time) => time | Self::LEFT,
+        }
+    }
+
+    pub(super) fn decode(number: u64) -> Self {
+        match number {
+            0 => OwnStores::None,
+            left if left & Self::LEFT != 0 => OwnStores::Left(left & !Self::LEFT),
+            // Also the time at which an earlier version of this code began.
+            _ => OwnStores::UnderWay,
+        }
+    }
 }
 
 /// The name that a file had before a rename, and what the rename put it over.
@@ -248,6 +281,10 @@ impl TableLine {
     /// When it got its name. Of two files that had one, the one with the higher has it.
     pub(super) fn rank(&self) -> u64 {
         if self.named == 0 { self.uid } else { self.named }
+    }
+
+    pub(super) fn own_stores(&self) -> OwnStores {
+        OwnStores::decode(self.late)
     }
 
     /// The directories that have, or may have, a name of it.

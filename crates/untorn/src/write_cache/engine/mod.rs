@@ -76,6 +76,7 @@ mod multi_process;
 mod names;
 mod open;
 mod overlay;
+mod own_stores;
 mod recreate;
 mod rename;
 mod rename_replay;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::file::{Managed, exclusive};
-use super::format::{MAX_PATH, PARENTS, TableLine};
+use super::format::{MAX_PATH, OwnStores, PARENTS, TableLine};
 use super::names::{Said, parent};
 use super::synced_dirs::SyncedDirs;
 use super::{Cache, barriers, locked};
@@ -224,6 +224,7 @@ impl<M: Medium> Cache<M> {
         // only if this one is damaged later, so it may become durable whenever it does. Where durability is left to a
         // sync, so is that of a number's meaning: entries whose number means nothing were not synced.
         let whole = || if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) };
+        self.begin_stores(file)?;
         self.put_lines(file, line, uid, whole)?;
         *own = Some(line);
         file.is_named_by(self.ring.shared_state().ask_for_flush());
@@ -385,7 +386,12 @@ impl<M: Medium> Cache<M> {
     ) -> Result<()> {
         self.put_line(file, line, uid, line.seq)?;
         whole().map_err(|error| self.poison(error))?;
-        self.put_line(file, line, uid, line.seq + 1)?;
+        let late = file.late.load(Ordering::Acquire);
+        match OwnStores::decode(late) {
+            // Only the copy that nothing makes sure of may say it: see `own_stores`.
+            OwnStores::Left(_) => self.put_line_of(file, line.next(), uid, line.seq + 1, late)?,
+            _ => self.put_line(file, line, uid, line.seq + 1)?,
+        }
         self.ring.medium.order();
         Ok(())
     }
@@ -393,6 +399,15 @@ impl<M: Medium> Cache<M> {
     /// Stores one copy of a line: what is known of its file now, of which nothing changes but under the lock of its
     /// line.
     pub(super) fn put_line(&self, file: &Managed, line: Line, uid: u64, copy: u64) -> Result<()> {
+        let late = match file.late.load(Ordering::Acquire) {
+            left if matches!(OwnStores::decode(left), OwnStores::Left(_)) => OwnStores::UnderWay.encode(),
+            late => late,
+        };
+        self.put_line_of(file, line, uid, copy, late)
+    }
+
+    /// The same, with what is told of own stores.
+    pub(super) fn put_line_of(&self, file: &Managed, line: Line, uid: u64, copy: u64, late: u64) -> Result<()> {
         let Said { path, parents, named, before } = file.said();
         let entry = TableLine {
             uid,
@@ -405,7 +420,7 @@ impl<M: Medium> Cache<M> {
             path,
             named,
             before,
-            late: file.late.load(Ordering::Acquire),
+            late,
         };
         let written = entry.write(&self.ring.file, self.ring.checksum_seed, line.slot, (copy % 2) as usize);
         written.map_err(|error| self.poison(error))
