@@ -283,6 +283,16 @@ fn the_drain_itself_is_not_taken_for_another_program() {
         killed.later(LATER);
         assert!(killed.open().unwrap().replayed().is_complete());
     }
+    // Killed amid the note of that time: the copy of the line that it goes over is no line.
+    let killed = Killed::drained(deliver_a_write);
+    let mut log = fs::read(&killed.log).unwrap();
+    let seq = |log: &[u8], copy: usize| u64::from_le_bytes(log[(3 + copy) * 4096 + 8..][..8].try_into().unwrap());
+    let newer = usize::from(seq(&log, 1) > seq(&log, 0));
+    log[(3 + newer) * 4096 + 4000] ^= 1;
+    fs::write(&killed.log, log).unwrap();
+    killed.put(b"DRAILO");
+    killed.later(LATER);
+    assert!(killed.open().unwrap().replayed().is_complete());
     // Killed amid the store: the file has some of it, and a time that nobody recorded.
     let killed = Killed::drained(deliver_a_write);
     fs::copy(killed.log.with_extension("amid"), &killed.log).unwrap();
