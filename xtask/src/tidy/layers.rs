@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn the_ground_has_an_order_too() {
-        only(&[("crates/untorn/src/error.rs", "use crate::options::Options;")], "imports go only down");
+        only(&[("crates/untorn/src/error/mod.rs", "use crate::options::Options;")], "imports go only down");
         only(&[("crates/untorn/src/sys/file.rs", "use crate::sync::slots::Slots;")], "imports go only down");
     }
 
