@@ -127,7 +127,7 @@ pub(super) fn has_directory(place: &dyn BackingDir, line: &TableLine) -> Result<
 
 /// What became of those that had the name of a file.
 #[derive(Debug, Default)]
-pub(super) struct SidecarRedundancy {
+pub(super) struct Displaced {
     /// Where one is of which the log knows nothing.
     pub(super) beside: Option<PathBuf>,
     /// Numbers of those that were renamed once more.
@@ -141,8 +141,8 @@ pub(super) fn put_in_place(
     line: &TableLine,
     so_far: &Path,
     lines: &[&TableLine],
-) -> Result<std::result::Result<SidecarRedundancy, ReplayOutcome>> {
-    let mut in_sidecar_page = SidecarRedundancy::default();
+) -> Result<std::result::Result<Displaced, ReplayOutcome>> {
+    let mut displaced = Displaced::default();
     let mut row = vec![(line, so_far)];
     while let Some(&(last, _)) = row.last() {
         match in_the_way(place, last, lines)? {
@@ -156,7 +156,7 @@ pub(super) fn put_in_place(
             InTheWay::Older => {
                 let name = free_beside(place, &last.path)?;
                 place.rename(&last.path, &name)?;
-                in_sidecar_page.beside = Some(name);
+                displaced.beside = Some(name);
                 break;
             }
             InTheWay::SomethingElse => return Ok(Err(ReplayOutcome::Missing(ANOTHER.to_owned()))),
@@ -165,8 +165,8 @@ pub(super) fn put_in_place(
     for (line, so_far) in row.iter().rev() {
         place.rename(so_far, &line.path)?;
     }
-    in_sidecar_page.renamed = row.iter().skip(1).map(|(line, _)| line.uid).collect();
-    Ok(Ok(in_sidecar_page))
+    displaced.renamed = row.iter().skip(1).map(|(line, _)| line.uid).collect();
+    Ok(Ok(displaced))
 }
 
 /// A free name for what has one that another file is to have.
