@@ -4,16 +4,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use untorn::options::LogPolicy;
-use untorn::testing::storage::{Latched, Medium};
-use untorn::{AtomicFile, EngineKind, Options, Result};
-use untorn_sim::script::{Bytes, Content, Op, perform};
+use untorn::testing::storage::Medium;
+use untorn::{AtomicFile, EngineKind, Options};
+use untorn_sim::script::{Bytes, Content};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 
 use crate::common::{BOTH, errno};
 use crate::faults::Setup;
+use crate::faults::machine::{Machine, PATH, read_all};
 use crate::faults::script::script;
 
-const PATH: &str = "/data";
 const PAGE: u64 = 4096;
 const BLOCKS: u64 = 400;
 
@@ -80,40 +80,15 @@ fn a_log_that_could_not_grow_opens_after_a_crash() {
 
 /// A machine on which the script runs with so many pages of room.
 struct Small {
-    setup: Setup,
-    medium: SimMedium,
-    file: Option<AtomicFile>,
+    machine: Machine,
     model: Option<Content>,
 }
 
 impl Small {
-    fn open(&self, medium: &SimMedium, read_only: bool) -> Result<AtomicFile> {
-        self.setup.options().read_only(read_only).open_on(Latched::new(medium.clone()), PATH)
-    }
-
-    fn operate(&mut self, op: &Op) -> Result<()> {
-        match op {
-            Op::Create { len } => {
-                let medium = Latched::new(self.medium.clone());
-                self.file = Some(self.setup.options().create_on(medium, PATH, *len)?);
-            }
-            Op::Close | Op::Drop | Op::Settle => {
-                match (op, self.file.take()) {
-                    (Op::Close, Some(file)) => file.close()?,
-                    (Op::Settle, Some(file)) => file.settle()?,
-                    (_, file) => drop(file),
-                }
-                self.file = Some(self.open(&self.medium, false)?);
-            }
-            op => drop(perform(op, self.file.as_ref().expect("opened before"))?),
-        }
-        Ok(())
-    }
-
     /// On the full disk the file can be read, opened, and let go of, after a kill and after power cuts, and it is at
     /// its last commit. It is a plain file as soon as nobody needs its sidecar.
     fn has_no_dead_end(&self, kept: &[Bytes]) -> std::result::Result<(), String> {
-        let (state, mut rng) = (self.medium.crash_state(), Rng::new(7));
+        let (state, mut rng) = (self.machine.medium.crash_state(), Rng::new(7));
         let choices = [state.nothing(), state.everything(), state.sample(&mut rng)];
         let machines = choices.iter().map(|choice| state.image(choice).boot()).chain([state.killed()]);
         for (number, medium) in machines.enumerate() {
@@ -122,20 +97,18 @@ impl Small {
                 continue;
             }
             medium.leave_room(Some(0));
-            let reader = self.open(&medium, true).map_err(|error| told("it cannot be read", error))?;
-            let mut seen = vec![0; reader.len() as usize];
-            reader.read_at(&mut seen, 0).map_err(|error| told("reading", error))?;
+            let reader = self.machine.open(&medium, true).map_err(|error| told("it cannot be read", error))?;
+            let seen = read_all(&reader).map_err(|what| format!("machine {number}: {what}"))?;
             drop(reader);
             if !kept.iter().any(|bytes| **bytes == seen) {
                 return Err(format!("machine {number}: a reader finds what was not committed"));
             }
-            let file = match self.open(&medium, false) {
+            let file = match self.machine.open(&medium, false) {
                 // A plain file, which can be read, and has no sidecar yet.
                 Err(_) if medium.refused_new() => continue,
                 opened => opened.map_err(|error| told("it does not open", error))?,
             };
-            let mut again = vec![0; file.len() as usize];
-            file.read_at(&mut again, 0).map_err(|error| told("reading what was recovered", error))?;
+            let again = read_all(&file).map_err(|what| format!("machine {number}: recovered: {what}"))?;
             if again != seen {
                 return Err(format!("machine {number}: a reader finds another commit than recovery"));
             }
@@ -149,15 +122,15 @@ impl Small {
 
     /// Runs the script. An operation that finds no room is tried again when the disk has some. Returns whether any did.
     fn play(&mut self, room: u64) -> std::result::Result<bool, String> {
-        self.medium.leave_room(Some(room));
+        self.machine.medium.leave_room(Some(room));
         let mut was_full = false;
         for (number, op) in script().into_iter().enumerate() {
             let told = |what: String| format!("operation {number}, {op:?}: {what}");
             let empty = Content::committed(Bytes::default());
             let before = self.model.clone().unwrap_or(empty);
             let fit = op.clone().fit(before.now.len() as u64);
-            let after = self.setup.after(&before, &fit);
-            if let Err(error) = self.operate(&fit) {
+            let after = self.machine.setup.after(&before, &fit);
+            if let Err(error) = self.machine.operate(&fit) {
                 if error.errno() != 28 {
                     return Err(told(format!("another error than that of a full disk: {error}")));
                 }
@@ -166,22 +139,21 @@ impl Small {
                 // A file that is being created may be there, and be empty or all zeros.
                 kept.extend(self.model.is_none().then(|| after.kept.clone()));
                 self.has_no_dead_end(&kept).map_err(told)?;
-                self.medium.leave_room(None);
-                if self.file.is_none() && self.medium.exists(Path::new(PATH)).unwrap() {
+                self.machine.medium.leave_room(None);
+                if self.machine.file.is_none() && self.machine.medium.exists(Path::new(PATH)).unwrap() {
                     // An operation that ended the handle, or made the file, may have failed in the open that follows.
-                    let file = self.open(&self.medium, false).map_err(|error| told(format!("again: {error}")))?;
-                    self.file = Some(file);
+                    let file = self
+                        .machine
+                        .open(&self.machine.medium, false)
+                        .map_err(|error| told(format!("again: {error}")))?;
+                    self.machine.file = Some(file);
                 } else {
-                    self.operate(&fit).map_err(|error| told(format!("with room: {error}")))?;
+                    self.machine.operate(&fit).map_err(|error| told(format!("with room: {error}")))?;
                 }
             }
-            let seen = self.file.as_ref().map(|file| {
-                let mut bytes = vec![0; file.len() as usize];
-                file.read_at(&mut bytes, 0).map(|()| bytes)
-            });
-            match seen {
+            match self.machine.file.as_ref().map(read_all) {
                 Some(Ok(seen)) if seen == *after.now => {}
-                Some(Err(error)) => return Err(told(format!("reading: {error}"))),
+                Some(Err(what)) => return Err(told(what)),
                 _ => return Err(told("the handle shows something else".to_owned())),
             }
             self.model = Some(after);
@@ -198,7 +170,7 @@ fn every_amount_of_room_leaves_no_dead_end() {
     let mut rooms = 0;
     for setup in Setup::all() {
         for room in (0..).step_by(untorn_testing::cases(7, 1)) {
-            let mut small = Small { setup, medium: SimMedium::new(setup.class), file: None, model: None };
+            let mut small = Small { machine: Machine::new(setup), model: None };
             match small.play(room) {
                 Ok(true) => rooms += 1,
                 // There is room for all of it.

@@ -7,6 +7,7 @@
 //! `cargo test` takes a sample that follows from `UNTORN_SEED`; `UNTORN_FAULTS=all` tries everything, and
 //! `UNTORN_FAULTS=TOKEN` one case again, or all whose token begins so.
 
+pub(crate) mod machine;
 pub(crate) mod script;
 
 use std::fmt::{self, Display};
@@ -16,15 +17,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use untorn::options::{Layout, LogPolicy, Order};
-use untorn::testing::storage::{Latched, Medium, MediumClass};
+use untorn::testing::storage::{Medium, MediumClass};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Result};
-use untorn_sim::script::{Bytes, Content, Op, perform};
+use untorn_sim::script::{Bytes, Content, Op};
 use untorn_sim::{CrashState, Instant, Rng, SimMedium, Step, Verdict};
 
 use crate::common::errno;
+use machine::{Machine, PATH, read_all};
 use script::script;
 
-const PATH: &str = "/data";
 const EIO: i32 = 5;
 const EINTR: i32 = 4;
 const ENOSPC: i32 = 28;
@@ -184,25 +185,16 @@ struct Tap {
     failed: Option<Step>,
 }
 
-/// A machine on which the script runs.
+/// A run of the script on one machine.
 struct Run {
-    setup: Setup,
-    medium: SimMedium,
+    machine: Machine,
     tap: Arc<Mutex<Tap>>,
-    file: Option<AtomicFile>,
     /// `None` as long as there is no file.
     model: Option<Content>,
     rng: Rng,
 }
 
 type Check<T> = std::result::Result<T, String>;
-
-/// The bytes of the file as the handle shows them.
-fn read_all(file: &AtomicFile) -> Check<Vec<u8>> {
-    let mut bytes = vec![0; file.len() as usize];
-    file.read_at(&mut bytes, 0).map_err(|error| format!("reading it all: {error}"))?;
-    Ok(bytes)
-}
 
 fn is_one_of(what: &str, found: &[u8], allowed: &[Bytes]) -> Check<()> {
     if allowed.iter().any(|bytes| bytes.as_slice() == found) {
@@ -215,10 +207,10 @@ fn is_one_of(what: &str, found: &[u8], allowed: &[Bytes]) -> Check<()> {
 
 impl Run {
     fn new(setup: Setup, fails: Option<(usize, How)>, seed: u64) -> Self {
-        let medium = SimMedium::new(setup.class);
+        let machine = Machine::new(setup);
         let tap = Arc::new(Mutex::new(Tap { fails, ..Tap::default() }));
         let hooked = tap.clone();
-        medium.set_hook(Box::new(move |instant| {
+        machine.medium.set_hook(Box::new(move |instant| {
             let mut tap = hooked.lock().unwrap();
             let call = tap.calls.len();
             tap.calls.push(instant.step);
@@ -230,38 +222,16 @@ impl Run {
                 _ => Verdict::Allow,
             }
         }));
-        Run { setup, medium, tap, file: None, model: None, rng: Rng::new(seed) }
+        Run { machine, tap, model: None, rng: Rng::new(seed) }
     }
 
     fn open(&self, medium: &SimMedium) -> Result<AtomicFile> {
-        self.setup.options().open_on(Latched::new(medium.clone()), PATH)
+        self.machine.open(medium, false)
     }
 
     /// The kind of call that failed.
     fn failed(&self) -> Option<Step> {
         self.tap.lock().unwrap().failed
-    }
-
-    /// Runs an operation; whatever becomes of it, `file` holds the handle if there still is one.
-    fn operate(&mut self, op: &Op) -> Result<()> {
-        match op {
-            Op::Create { len } => {
-                let medium = Latched::new(self.medium.clone());
-                self.file = Some(self.setup.options().create_on(medium, PATH, *len)?);
-            }
-            Op::Close | Op::Drop | Op::Settle => {
-                match (op, self.file.take()) {
-                    (Op::Close, Some(file)) => file.close()?,
-                    (Op::Settle, Some(file)) => file.settle()?,
-                    (_, file) => drop(file),
-                }
-                self.file = Some(self.open(&self.medium)?);
-            }
-            op => {
-                perform(op, self.file.as_ref().expect("opened by the operation before"))?;
-            }
-        }
-        Ok(())
     }
 
     /// The whole script, with everything checked from the failure on; or from the start, but then the checks' own calls
@@ -273,9 +243,9 @@ impl Run {
             let empty = Content::committed(Bytes::default());
             let known = before.as_ref().unwrap_or(&empty);
             let op = op.fit(known.now.len() as u64);
-            let after = self.setup.after(known, &op);
+            let after = self.machine.setup.after(known, &op);
             let failed_before = self.failed();
-            let result = self.operate(&op);
+            let result = self.machine.operate(&op);
             let place = |what: String| format!("operation {number}, {op:?}: {what}");
             if self.failed().is_some() && failed_before.is_none() {
                 let case = case.expect("only a case makes a call fail");
@@ -296,13 +266,13 @@ impl Run {
     /// The handle shows what the model says, and a power cut now would leave the last commit.
     fn look(&mut self, cut: bool) -> Check<()> {
         let model = self.model.clone().expect("there is a file by now");
-        let seen = read_all(self.file.as_ref().expect("open between operations"))?;
+        let seen = read_all(self.machine.file.as_ref().expect("open between operations"))?;
         is_one_of("the handle shows", &seen, &[model.now])?;
         if cut {
-            let state = self.medium.crash_state();
+            let state = self.machine.medium.crash_state();
             self.cut(&state, 1, &[model.kept], false)?;
         }
-        match self.medium.faults().first() {
+        match self.machine.medium.faults().first() {
             Some(fault) => Err(fault.to_string()),
             None => Ok(()),
         }
@@ -329,7 +299,7 @@ impl Run {
             // A dropped handle has no caller to report to, and an extra file or hole is nothing to report.
             return Err("it succeeds".to_owned());
         }
-        let state = self.medium.crash_state();
+        let state = self.machine.medium.crash_state();
         let mut allowed = vec![after.kept.clone()];
         let mut missing = false;
         match &before {
@@ -341,7 +311,7 @@ impl Run {
             }
         }
         let mut poisoned = true;
-        match (&self.file, &result) {
+        match (&self.machine.file, &result) {
             (Some(_), Ok(())) => {
                 self.model = Some(after.clone());
                 allowed = vec![after.kept];
@@ -383,13 +353,14 @@ impl Run {
 
     /// Lets the handle go and opens the file anew, with the page cache as it is.
     fn start_over(&mut self, allowed: &[Bytes], op: &Op, missing: bool) -> Check<()> {
-        drop(self.file.take());
-        if missing && !self.medium.exists(Path::new(PATH)).unwrap_or(false) {
-            self.operate(op).map_err(|error| format!("created again: {error}"))?;
+        drop(self.machine.file.take());
+        if missing && !self.machine.medium.exists(Path::new(PATH)).unwrap_or(false) {
+            self.machine.operate(op).map_err(|error| format!("created again: {error}"))?;
         } else {
-            self.file = Some(self.open(&self.medium).map_err(|error| format!("opened again: {error}"))?);
+            self.machine.file =
+                Some(self.open(&self.machine.medium).map_err(|error| format!("opened again: {error}"))?);
         }
-        let found = read_all(self.file.as_ref().expect("just opened"))?;
+        let found = read_all(self.machine.file.as_ref().expect("just opened"))?;
         is_one_of("opened again, it shows", &found, allowed)?;
         self.model = Some(Content::committed(Arc::new(found)));
         Ok(())
@@ -426,10 +397,10 @@ impl Run {
     /// A clean end: the plain file is what the program saw.
     fn end(&mut self) -> Check<()> {
         let model = self.model.clone().expect("there is a file by now");
-        self.operate(&Op::Close).map_err(|error| format!("the last close: {error}"))?;
+        self.machine.operate(&Op::Close).map_err(|error| format!("the last close: {error}"))?;
         self.look(true)?;
-        self.operate(&Op::Settle).map_err(|error| format!("the last settle: {error}"))?;
-        is_one_of("settled, it holds", &self.medium.peek(PATH).unwrap_or_default(), &[model.now])
+        self.machine.operate(&Op::Settle).map_err(|error| format!("the last settle: {error}"))?;
+        is_one_of("settled, it holds", &self.machine.medium.peek(PATH).unwrap_or_default(), &[model.now])
     }
 }
 
