@@ -1,14 +1,14 @@
 //! `cargo xtask faults`: makes system calls of the real media fail.
 
-use std::io::{Write, stderr};
 use std::process::ExitCode;
-use std::thread::available_parallelism;
 use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
-use untorn_rigs::faults::{self, Outcome, Program, Settings};
-use untorn_rigs::{Error, Result};
+use untorn_rigs::Result;
+use untorn_rigs::faults::{self, Outcome, Settings};
+
+use crate::victim::{self, Choice, Victim};
 
 /// Arguments of `cargo xtask faults`.
 #[derive(Args)]
@@ -22,36 +22,22 @@ pub(crate) struct Arguments {
     /// Try about this many of the cases instead of all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     sample: Option<u32>,
-    /// Seed that selects the cases of --sample
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
-    /// Number of processes at once
-    #[arg(long, value_name = "N", default_value_t = available_parallelism().map_or(1, usize::from).min(2))]
-    jobs: usize,
+    #[command(flatten)]
+    choice: Choice,
     /// Print one JSON object before the last line
     #[arg(long)]
     json: bool,
-}
-
-/// The process under test, which the rig starts.
-#[derive(Args)]
-pub(crate) struct Victim {
-    #[arg(required = true)]
-    words: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let start = Instant::now();
     let outcome = match attempt(arguments) {
         Ok(outcome) => outcome,
-        Err(error) => {
-            eprintln!("faults: {error}");
-            return ExitCode::from(if matches!(error, Error::Missing { .. }) { 69 } else { 74 });
-        }
+        Err(error) => return victim::failed("faults", &error),
     };
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
-        println!("{}", to_json(arguments.seed, &outcome, seconds));
+        println!("{}", to_json(arguments.choice.seed, &outcome, seconds));
     } else {
         for (name, (calls, cases)) in &outcome.calls {
             println!("{name:18} {calls:6} calls {cases:7} cases");
@@ -71,14 +57,12 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn attempt(arguments: &Arguments) -> Result<Outcome> {
-    let path = std::env::current_exe()
-        .map_err(|source| Error::Io { what: "find the path of this program".to_owned(), source })?;
     let settings = Settings {
-        program: Program { path, words: vec!["faults-victim".to_owned()] },
+        program: victim::program("faults-victim")?,
         only: arguments.only.clone(),
         replay: arguments.replay.clone(),
-        sample: arguments.sample.map(|wanted| (wanted as usize, arguments.seed)),
-        jobs: arguments.jobs,
+        sample: arguments.sample.map(|wanted| (wanted as usize, arguments.choice.seed)),
+        jobs: arguments.choice.jobs,
     };
     faults::run(&settings, &|what| println!("{what}"))
 }
@@ -102,11 +86,5 @@ fn to_json(seed: u64, outcome: &Outcome, seconds: f64) -> serde_json::Value {
 }
 
 pub(crate) fn victim(arguments: &Victim) -> ExitCode {
-    match faults::victim(&arguments.words) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(stderr(), "faults: {error}");
-            ExitCode::from(74)
-        }
-    }
+    arguments.run("faults", faults::victim)
 }

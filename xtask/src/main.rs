@@ -25,6 +25,8 @@ mod nightly;
 mod programs;
 mod sustained;
 mod tidy;
+#[cfg(target_arch = "x86_64")]
+mod victim;
 
 /// The project's developer tasks: tests, measurements and checks that `cargo test` does not run.
 #[derive(Parser)]
@@ -102,7 +104,7 @@ enum Verb {
     /// The process with the failing calls; `faults` starts it.
     #[command(hide = true)]
     #[cfg(target_arch = "x86_64")]
-    FaultsVictim(faults::Victim),
+    FaultsVictim(victim::Victim),
     /// Run each fuzz target for some seconds.
     ///
     /// The targets run one after the other, each from its committed corpus. The output has the number of inputs per
@@ -135,7 +137,7 @@ enum Verb {
     /// The process that is killed; `kills` starts it.
     #[command(hide = true)]
     #[cfg(target_arch = "x86_64")]
-    KillsVictim(kills::Victim),
+    KillsVictim(victim::Victim),
     Limits(limits::Arguments),
     /// Run the loom models of the lock-free code through their interleavings.
     ///
