@@ -110,7 +110,8 @@ pub(crate) struct Run {
     pub(crate) excluded: Vec<String>,
     #[command(flatten)]
     pub(crate) boost: BoostLog,
-    /// At exit, print to standard error which calls untorn served, refused, or left to the kernel.
+    /// At exit, print to standard error which calls untorn served, refused, or left to the kernel. Without it, only the
+    /// files that lost an epoch of a killed process, and some of those left to the kernel.
     #[arg(long)]
     pub(crate) stats: bool,
     /// Path of the preload layer [default: libuntorn_preload.so beside this program, or in ../lib].

@@ -1,5 +1,6 @@
 //! `untorn run`: runs an unmodified program under the preload layer.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
@@ -66,6 +67,8 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
             say(&log.words());
         }
         say(&words(&ended.report, args.mode));
+    } else if !args.form.json {
+        say(&shortfalls(&ended.report));
     }
     for failed in &ended.report.failures {
         say(&format!("untorn: {failed}\n"));
@@ -139,6 +142,37 @@ fn installed_layer(programs: &Path) -> Result<PathBuf> {
     })
 }
 
+/// Files named in [`shortfalls`] for one reason; `--stats` names them all.
+const NAMED: usize = 3;
+
+/// What the run kept less of than its user may believe, said where no report is asked for: epochs that were discarded,
+/// and files that the kernel served. Empty if there is none of it.
+fn shortfalls(report: &Report) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    for file in report.files.iter().filter(|file| file.discarded > 0) {
+        let epochs = output::count(file.discarded, "epoch", "epochs");
+        let path = file.path.display();
+        let _ = writeln!(
+            text,
+            "untorn: {path}: {epochs} of killed processes discarded; the file is at the last commit before"
+        );
+    }
+    let mut reasons = BTreeMap::<&str, Vec<String>>::new();
+    for (demoted, _) in &report.demoted {
+        reasons.entry(&demoted.why).or_default().push(demoted.path.display().to_string());
+    }
+    for (why, mut paths) in reasons {
+        paths.dedup();
+        let more = paths.len().saturating_sub(NAMED);
+        paths.truncate(NAMED);
+        let more = if more > 0 { format!(" and {more} more (--stats names them)") } else { String::new() };
+        let _ =
+            writeln!(text, "untorn: left to the kernel, without untorn's promise ({why}): {}{more}", paths.join(", "));
+    }
+    text
+}
+
 /// The text form of the report.
 fn words(report: &Report, mode: RunMode) -> String {
     let processes = output::count(report.processes, "process", "processes");
@@ -184,6 +218,27 @@ fn words(report: &Report, mode: RunMode) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_not_kept_is_said_without_statistics() {
+        assert_eq!(shortfalls(&Report::default()), "");
+        let file = |path: &str, discarded| untorn_run::FileReport {
+            path: path.into(),
+            discarded,
+            ..untorn_run::FileReport::default()
+        };
+        let left = |path: &str| (untorn_run::Demoted { why: "flock".to_owned(), path: path.into() }, 2);
+        let report = Report {
+            files: vec![file("/whole", 0), file("/dropped", 1)],
+            demoted: ["/a", "/b", "/c", "/d", "/e"].map(left).into(),
+            ..Report::default()
+        };
+        let said = shortfalls(&report);
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), 2, "{said}");
+        assert!(lines[0].starts_with("untorn: /dropped: 1 epoch ") && !said.contains("/whole"), "{said}");
+        assert!(lines[1].ends_with("(flock): /a, /b, /c and 2 more (--stats names them)"), "{said}");
+    }
 
     #[test]
     fn a_missing_layer_is_reported_with_the_remedy() {

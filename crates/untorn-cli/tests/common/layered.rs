@@ -34,13 +34,27 @@ pub fn under(dir: &Path, layer: &Path, program: &[&OsStr]) -> Command {
     command
 }
 
+/// What a run says of a managed file of which it discarded one epoch of a killed process.
+pub fn discarded(dir: &Path, file: &str) -> String {
+    let path = dir.canonicalize().unwrap().join(file);
+    let path = path.display();
+    format!("untorn: {path}: 1 epoch of killed processes discarded; the file is at the last commit before\n")
+}
+
 /// Runs a program under untorn in a directory of its own, and asserts how it ends, and that it says nothing on standard
-/// error. The directory.
+/// error but which files lost an epoch, if it is killed. The directory.
 #[track_caller]
 pub fn ended(program: &[&OsStr], code: i32) -> TempDir {
     let at = tempfile::tempdir().unwrap();
     let output = under(at.path(), layer(), program).output().unwrap();
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{program:?}");
+    let said = text(&output.stderr);
+    let end = discarded(at.path(), "");
+    let is_told = |line: &str| {
+        let (before, after) = end.trim_end().split_at(end.find(": 1 epoch").unwrap());
+        code == 137 && line.starts_with(before) && line.ends_with(after)
+    };
+    assert_eq!(output.status.code(), Some(code), "{program:?}: {said}");
+    assert!(said.lines().all(is_told), "{program:?}: {said}");
     at
 }
 

@@ -10,7 +10,7 @@ use untorn_testing::programs::{GIT, REDIRECTIONS, TRANSACTIONS, USUAL_TOOLS, Vic
 
 use crate::common::UNTORN;
 use crate::common::layered::{
-    assert_left, by_nobody, ended, files, layer, run_in, same_as_bare, shell, succeed, text, under,
+    assert_left, by_nobody, discarded, ended, files, layer, run_in, same_as_bare, shell, succeed, text, under,
 };
 use untorn_testing::programs::{compile, program};
 
@@ -81,6 +81,8 @@ fn a_kill_keeps_synced_writes_and_nothing_later() {
             })
         );
         assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), expected, "after {end}");
+        let told = if end == "exit" { String::new() } else { discarded(at.path(), "f.managed") };
+        assert_eq!(text(&output.stderr), told, "after {end}");
         assert_eq!(files(at.path()).len(), 1, "a sidecar was left behind");
     }
 }
@@ -241,7 +243,8 @@ fn a_file_its_owner_cannot_reopen_is_served_to_its_holders() {
     };
     for (end, code, expected) in [("quick_exit", 0, "first"), ("killed", 137, "first"), ("daemon", 0, "first second")] {
         let output = ordinary(end);
-        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{end}");
+        let told = if end == "killed" { discarded(&at, "f.managed") } else { String::new() };
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), told), "{end}");
         assert_left(&at, &[("f.managed", expected)]);
         let mode = fs::metadata(at.join("f.managed")).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o444, "{end}");
