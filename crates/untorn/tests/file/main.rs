@@ -38,6 +38,7 @@ mod media;
 mod model;
 mod opening;
 mod planted;
+mod planted_owners;
 mod refusals;
 mod sigbus;
 mod space;
