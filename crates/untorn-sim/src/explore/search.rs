@@ -286,4 +286,22 @@ mod tests {
         tokens_survive::<redundancy::Config>(Target::Redundancy, 12, 4);
         tokens_survive::<covered::Config>(Target::Covered, 12, 6);
     }
+
+    /// A known case spares the search. One that does not convict, or that is another mutant's, does not.
+    #[test]
+    fn a_known_case_is_tried_first_and_must_convict_again() {
+        let settings = Settings { target: Target::Regions, ..Settings::default() };
+        let configs = regions::Config::all(Target::Regions, &settings.media, false);
+        let barrier = configs[0].barriers()[0];
+        let (searched, _, cases) = search(&settings, &configs, Some(barrier));
+        let token = searched.unwrap().replay;
+        let known = |token: &str| {
+            let try_first = vec!["no token".to_owned(), token.to_owned()];
+            let (found, _, cases) = search(&Settings { try_first, ..settings.clone() }, &configs, Some(barrier));
+            (found.unwrap().replay, cases)
+        };
+        assert_eq!(known(&token), (token.clone(), 1));
+        let (sound, _) = token.rsplit_once(":mute-").unwrap();
+        assert_eq!(known(sound), (token.clone(), cases));
+    }
 }

@@ -33,23 +33,6 @@ fn the_canary_is_convicted_in_both_fault_models() {
     canary_is_convicted(Target::Files(EngineKind::Reflection), Breach::Content);
 }
 
-/// A known case spares the search. One that does not convict, or that is another mutant's, does not.
-#[test]
-fn a_known_case_is_tried_first_and_must_convict_again() {
-    let settings = Settings { target: Target::Covered, ..Settings::default() };
-    let searched = explore::mutants(&settings, &quiet).remove(0);
-    let token = searched.conviction.unwrap().replay;
-    let known = |token: String| {
-        let try_first = vec!["no token".to_owned(), token];
-        explore::mutants(&Settings { try_first, ..settings.clone() }, &quiet).remove(0)
-    };
-    let again = known(token.clone());
-    assert_eq!((again.cases, again.conviction.unwrap().replay), (1, token.clone()));
-    let (sound, _) = token.rsplit_once(":mute-").unwrap();
-    let unmuted = known(sound.to_owned());
-    assert_eq!((unmuted.cases, unmuted.conviction.unwrap().replay), (searched.cases, token));
-}
-
 #[test]
 fn a_token_that_names_nothing_is_refused() {
     for token in [
