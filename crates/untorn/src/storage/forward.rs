@@ -29,6 +29,7 @@ macro_rules! __forward {
     (@descriptor $by:tt) => { $crate::__forward!(@fn $by descriptor() -> Option<BorrowedFd<'_>>); };
     (@changed_by_others $by:tt) => { $crate::__forward!(@fn $by changed_by_others() -> ()); };
     (@stamp $by:tt) => { $crate::__forward!(@fn $by stamp() -> Result<Stamp>); };
+    (@begin_own_changes $by:tt) => { $crate::__forward!(@fn $by begin_own_changes() -> Result<()>); };
     (@is_disturbed $by:tt) => { $crate::__forward!(@fn $by is_disturbed() -> Result<bool>); };
     (@notes_stores $by:tt) => { $crate::__forward!(@fn $by notes_stores() -> bool); };
     (@mark $by:tt) => { $crate::__forward!(@fn $by mark() -> Result<MarkState>); };

@@ -325,8 +325,17 @@ pub trait MediumFile: Send + Sync {
     /// The current size and modification time.
     fn stamp(&self) -> Result<Stamp>;
 
-    /// Whether another program has changed the file since this process opened it for writing, as far as its length and
-    /// its modification time tell. It is false if the medium cannot tell: see `own_changes` for what is not noticed.
+    /// Takes the file as it is for what this process knows: other processes of untorn are kept away from now on. See
+    /// `own_changes`.
+    ///
+    /// # Errors
+    /// Those of looking at the file.
+    fn begin_own_changes(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether another program has changed the file since [then](MediumFile::begin_own_changes), as far as its length
+    /// and its modification time tell. It is false if the medium cannot tell: see `own_changes` for what is not noticed.
     ///
     /// # Errors
     /// None that a later call would not return too.

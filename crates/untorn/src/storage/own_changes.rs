@@ -9,7 +9,9 @@
 //!    counted. The kernel takes the file's time from the same clock during the change.
 //! 3. A look at the file counts only if no change was under way during it. Then the record is not older than the last
 //!    change that the look has seen.
-//! 4. The first change after a commit has looked, and each one after a [pause](PAUSE), looks before it begins, because
+//! 4. A record begins with the lock of the sidecar. Another process of untorn may change the file until then, also after
+//!    this one has opened it.
+//! 5. The first change after a commit has looked, and each one after a [pause](PAUSE), looks before it begins, because
 //!    it takes the trace of an earlier change away.
 //!
 //! Not noticed are a change within one tick of the kernel's clock after an own one (up to 10 ms), one between two own
@@ -73,6 +75,13 @@ impl OwnChanges {
         });
         files.insert(key, Arc::downgrade(&record));
         Some(OwnChanges { key, record })
+    }
+
+    /// Takes the file as it is. The caller has just got the lock that keeps other processes of untorn away, and no other
+    /// handle of this process changes the file.
+    pub(super) fn begin(&self, found: Stamp) {
+        self.record.latest.fetch_max(found.modified, Ordering::AcqRel);
+        self.record.disturbed.store(false, Ordering::Release);
     }
 
     /// Makes a change. `stamp` looks at the file.
@@ -174,6 +183,21 @@ mod tests {
         let theirs = Stamp { size: 0, modified: now - PAUSE };
         own.change(|| Some(theirs), || ());
         assert!(own.is_disturbed(0, || Some(Stamp { size: 0, modified: 1 })), "the own change hides the other one");
+    }
+
+    #[test]
+    fn what_was_changed_before_the_lock_was_taken_disturbs_nobody() {
+        let file = tempfile::tempfile().unwrap();
+        let Some(own) = OwnChanges::of(file.as_fd()) else {
+            untorn_testing::skip!("temporary files are on a file system of another machine");
+        };
+        let theirs = || Some(Stamp { size: 0, modified: sys::now() + 100 * PAUSE });
+        assert!(own.is_disturbed(0, theirs));
+        let (before, after) = (theirs().unwrap(), Stamp { size: 0, modified: sys::now() + 200 * PAUSE });
+        own.begin(before);
+        assert!(!own.is_disturbed(0, || Some(before)));
+        own.change(|| Some(before), || ());
+        assert!(!own.is_disturbed(0, || Some(before)) && own.is_disturbed(0, || Some(after)));
     }
 
     #[test]

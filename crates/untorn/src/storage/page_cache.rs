@@ -196,6 +196,11 @@ impl MediumFile for PageCacheFile {
         self.changed();
     }
 
+    fn begin_own_changes(&self) -> Result<()> {
+        let Some(own) = &self.own else { return Ok(()) };
+        self.file.stamp().map(|found| own.begin(found))
+    }
+
     fn is_disturbed(&self) -> Result<bool> {
         let Some(own) = &self.own else { return Ok(false) };
         Ok(own.is_disturbed(self.file.len(), || self.file.stamp().ok()))

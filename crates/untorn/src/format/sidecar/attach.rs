@@ -107,6 +107,7 @@ pub(crate) fn attach<M: Medium>(
         if !is_named(medium, &place, &side)? {
             continue;
         }
+        data.begin_own_changes()?;
         // Not before: whoever is to keep others away may have come while we waited for the lock.
         options.exclusion.as_ref().map_or(Ok(()), |exclusion| exclusion.check_exclusion())?;
         data.sync(barriers::ATTACH_FILES)?;

@@ -105,7 +105,7 @@ impl<M: Medium> TrackedFile<M> {
 }
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
-    forward!(file: len, identity, stamp, is_disturbed, notes_stores, mark, set_mark, try_lock);
+    forward!(file: len, identity, stamp, begin_own_changes, is_disturbed, notes_stores, mark, set_mark, try_lock);
     forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, start_writeback, sync);
     forward!(file: own_space, data_from);
 

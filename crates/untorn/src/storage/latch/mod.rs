@@ -194,7 +194,8 @@ impl<M: Medium> LatchedFile<M> {
 }
 
 impl<M: Medium> MediumFile for LatchedFile<M> {
-    forward!(inner: len, identity, descriptor, changed_by_others, stamp, is_disturbed, notes_stores, mark, try_lock);
+    forward!(inner: len, identity, descriptor, changed_by_others, stamp, begin_own_changes, is_disturbed);
+    forward!(inner: notes_stores, mark, try_lock);
     forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
     forward!(inner: prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);
     forward!(inner after check: write_anew, write_anew_unless_bad, write, write_parts, write_lines, store);
