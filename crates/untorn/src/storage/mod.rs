@@ -335,7 +335,8 @@ pub trait MediumFile: Send + Sync {
     }
 
     /// Whether another program has changed the file since [then](MediumFile::begin_own_changes), as far as its length
-    /// and its modification time tell. It is false if the medium cannot tell: see `own_changes` for what is not noticed.
+    /// and its modification time tell. It is false if the medium cannot tell: see `own_changes` for what is not
+    /// noticed.
     ///
     /// # Errors
     /// None that a later call would not return too.

@@ -9,8 +9,8 @@
 //!    counted. The kernel takes the file's time from the same clock during the change.
 //! 3. A look at the file counts only if no change was under way during it. Then the record is not older than the last
 //!    change that the look has seen.
-//! 4. A record begins with the lock of the sidecar. Another process of untorn may change the file until then, also after
-//!    this one has opened it.
+//! 4. A record begins with the lock of the sidecar. Another process of untorn may change the file until then, also
+//!    after this one has opened it.
 //! 5. The first change after a commit has looked, and each one after a [pause](PAUSE), looks before it begins, because
 //!    it takes the trace of an earlier change away.
 //!
@@ -77,8 +77,8 @@ impl OwnChanges {
         Some(OwnChanges { key, record })
     }
 
-    /// Takes the file as it is. The caller has just got the lock that keeps other processes of untorn away, and no other
-    /// handle of this process changes the file.
+    /// Takes the file as it is. The caller has just got the lock that keeps other processes of untorn away, and no
+    /// other handle of this process changes the file.
     pub(super) fn begin(&self, found: Stamp) {
         self.record.latest.fetch_max(found.modified, Ordering::AcqRel);
         self.record.disturbed.store(false, Ordering::Release);
