@@ -145,7 +145,7 @@ fn installed_layer(programs: &Path) -> Result<PathBuf> {
 /// Files named in [`shortfalls`] for one reason; `--stats` names them all.
 const NAMED: usize = 3;
 
-/// What the run kept less of than its user may believe, said where no report is asked for: epochs that were discarded,
+/// Cases in which a run kept less than its user may believe, for runs without a report: epochs that were discarded,
 /// and files that the kernel served. Empty if there is none of it.
 fn shortfalls(report: &Report) -> String {
     let mut text = String::new();

@@ -34,7 +34,7 @@ pub fn under(dir: &Path, layer: &Path, program: &[&OsStr]) -> Command {
     command
 }
 
-/// What a run says of a managed file of which it discarded one epoch of a killed process.
+/// The line of a run about a managed file of which it discarded one epoch of a killed process.
 pub fn discarded(dir: &Path, file: &str) -> String {
     let path = dir.canonicalize().unwrap().join(file);
     let path = path.display();

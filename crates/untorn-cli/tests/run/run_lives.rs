@@ -92,7 +92,7 @@ print('done')
 ";
     let (said, code, left) = run(program);
     assert_eq!((code, left), (Some(0), vec![("f.managed".to_owned(), b"kept".to_vec())]), "{said}");
-    // Of two that are killed at once, each may have an epoch of its own.
+    // Two processes that are killed at once may each have an epoch.
     let told = said.strip_prefix("done\nuntorn: f.managed: ").and_then(|told| told.split_once(" epochs of killed "));
     let epochs: Option<u32> = told.and_then(|(epochs, _)| epochs.parse().ok());
     assert!(epochs.is_some_and(|epochs| (5..=10).contains(&epochs)), "{said}");

@@ -40,7 +40,7 @@ pub(super) fn bytes_of(tag: u64, offsets: Range<usize>) -> Vec<u8> {
 
 /// The newer whole superblock.
 pub(super) struct Superblock {
-    /// What no other redundancy file has.
+    /// Each redundancy file has one of its own.
     pub(super) uuid: [u8; 16],
     /// The length of the data file.
     pub(super) len: u64,

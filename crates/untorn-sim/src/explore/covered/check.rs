@@ -26,7 +26,7 @@ pub(super) fn open(config: &Config, medium: &SimMedium, expected: &Expected, kee
     if expected.states.contains(&held) { Ok(file) } else { wrong("the file's bytes match no committed state") }
 }
 
-/// What tells the redundancy file of the file from all others.
+/// The UUID of the file's redundancy file; `None` if it has none.
 pub(super) fn uuid(medium: &SimMedium) -> Found<Option<[u8; 16]>> {
     let place = tried("looking for the redundancy file", || companion::path(medium))?;
     let side = place.and_then(|place| medium.peek(place));

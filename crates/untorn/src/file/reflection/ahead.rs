@@ -53,7 +53,7 @@ fn at_home(version: u64) -> u64 {
     seen(version) | 1
 }
 
-/// What an open file knows of pages that went home ahead.
+/// Notes of an open file about pages that went home ahead.
 pub(super) struct Ahead {
     notes: GrowingArray<AtomicU64>,
     /// Pages that cuts named since the last sweep.

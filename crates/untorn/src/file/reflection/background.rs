@@ -9,7 +9,7 @@
 //! 3. A job is one batch. Then it rests [`REST`] times as long as it worked, so it takes a small share of one core.
 //! 4. A file below the bound has no job and no thread. A forked child has none of its parent's jobs and starts none:
 //!    its handle makes no cut.
-//! 5. After an error no job comes again. Whoever closes the file meets the same error and is told.
+//! 5. After an error no job comes again. A close of the file meets the same error and returns it.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,7 @@ struct State {
     running: usize,
 }
 
-/// A job that has begun. What it has of the file is gone before this is.
+/// A job that has begun. It lets go of the file before this is dropped.
 struct Running<'a>(&'a Jobs);
 
 impl Jobs {
@@ -91,7 +91,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// What a job needs to go on.
+/// A job's references, and the rest of its work.
 struct Job<M: Medium> {
     jobs: Weak<Jobs>,
     engine: Weak<Reflection<M>>,
@@ -159,7 +159,7 @@ impl<M: Medium> Deploying<M> {
             let (jobs, engine) = (weak_jobs.clone(), weak_engine.clone());
             Job { jobs, engine, submitter, sweep: Sweep::default() }.submit(SHORT_REST);
         });
-        // Of a sidecar that was kept.
+        // The sidecar may have been kept at the last close.
         engine.ahead.note_backlog(engine.state.restored());
         Deploying { engine, jobs }
     }
