@@ -1,0 +1,286 @@
+//! Mounts for real, each in a mount namespace of its test's own.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::process::Command;
+
+use untorn_testing::{again, find_program, needs, sibling, skip, test_name};
+
+use super::*;
+
+/// Set in the process that runs a test in a namespace of its own.
+const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
+
+/// How the test's program starts itself as a stage.
+fn stage_of_the_tests() -> Stage {
+    Stage::new(["--exact", sibling!("a_process_without_a_parent_is_no_stage"), "--nocapture", "--test-threads=1"])
+}
+
+/// Also what a stage of these tests runs.
+#[test]
+fn a_process_without_a_parent_is_no_stage() {
+    if let Err(error) = stage() {
+        assert!(error.to_string().contains("not the socket of a parent"), "{error}");
+    }
+}
+
+/// Runs the calling test again as root in a mount namespace of its own, and returns whether this is that process.
+fn isolated(test: &str) -> bool {
+    if std::env::var_os(ISOLATED).is_some() {
+        return true;
+    }
+    let again = again(test);
+    let status = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(again.get_program())
+        .args(again.get_args())
+        .env(ISOLATED, "1")
+        .status()
+        .expect("unshare runs");
+    assert!(status.success(), "{test} failed in its namespace: {status}");
+    false
+}
+
+/// Why a FUSE file system cannot be mounted here, even by root.
+fn lacks_fuse() -> Option<String> {
+    let device = Path::new("/dev/fuse");
+    let opened = fs::File::options().read(true).write(true).open(device);
+    opened.err().map(|error| format!("cannot open /dev/fuse: {error}"))
+}
+
+macro_rules! needs_fuse {
+    ($($what:expr),*) => {
+        needs!("root", "unshare" $(, $what)*);
+        if let Some(reason) = lacks_fuse() {
+            skip!("{reason}");
+        }
+    };
+}
+
+struct Place {
+    dir: tempfile::TempDir,
+    mountpoint: PathBuf,
+    options: AttachOptions,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mountpoint = dir.path().canonicalize().unwrap().join("mount point");
+        fs::create_dir(&mountpoint).unwrap();
+        fs::write(mountpoint.join("below"), "").unwrap();
+        let options = AttachOptions::over(fs::File::open(&mountpoint).unwrap()).unwrap();
+        Place { dir, mountpoint, options }
+    }
+
+    fn is_mounted(&self) -> bool {
+        table::at(&self.mountpoint).unwrap().is_some_and(|mount| mount.is_ours())
+    }
+}
+
+#[test]
+fn roots_mount_appears_and_detach_removes_it() {
+    needs_fuse!();
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    let attached = attach(&place.mountpoint, &place.options).unwrap();
+    assert_eq!((attached.way, &attached.mountpoint), (Way::Mount, &place.mountpoint));
+    assert!(place.is_mounted());
+    assert_eq!(table::at(&place.mountpoint).unwrap().map(|mount| mount.minor), attached.connection);
+    // A second mount on it is refused, and nobody asks the server, which does not exist yet.
+    let again = attach(&place.mountpoint, &place.options).unwrap_err();
+    assert!(matches!(&again, AttachError::Request { why, .. } if why.contains("already")), "{again}");
+    // The root opens without a server. While it is open, the mount is in use, and this process is named.
+    let root = attached.root.open().unwrap();
+    let busy = detach(&place.mountpoint, Unmount::Clean).unwrap_err();
+    let me = format!("process {} ", std::process::id());
+    assert!(matches!(busy, AttachError::Busy { .. }) && busy.to_string().contains(&me), "{busy}");
+    drop(root);
+    detach(&place.mountpoint, Unmount::Clean).unwrap();
+    assert!(!place.is_mounted() && place.mountpoint.join("below").exists());
+    assert_eq!(attached.root.open().unwrap_err().kind(), io::ErrorKind::NotFound);
+    // The server is told: its device is at its end.
+    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+    let nothing = detach(&place.mountpoint, Unmount::Clean).unwrap_err().to_string();
+    assert!(nothing.contains("nothing is mounted here"), "{nothing}");
+}
+
+#[test]
+fn a_mount_in_use_is_detached_lazily() {
+    needs_fuse!();
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    let attached = attach(&place.mountpoint, &place.options).unwrap();
+    let root = attached.root.open().unwrap();
+    detach(&place.mountpoint, Unmount::Lazy).unwrap();
+    assert!(!place.is_mounted());
+    drop(root);
+    // Its last user is gone, so it has ended.
+    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+}
+
+#[test]
+fn a_mount_whose_server_is_gone_is_found_and_removed() {
+    needs_fuse!();
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    assert!(!is_dead(&place.mountpoint).unwrap());
+    let attached = attach(&place.mountpoint, &place.options).unwrap();
+    drop(attached.device);
+    assert!(is_dead(&place.mountpoint).unwrap());
+    detach(&place.mountpoint, Unmount::Clean).unwrap();
+    assert!(!is_dead(&place.mountpoint).unwrap() && !place.is_mounted());
+}
+
+#[test]
+fn a_mount_of_another_program_is_not_removed() {
+    needs_fuse!("mount");
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    let status = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&place.mountpoint).status().unwrap();
+    assert!(status.success());
+    let refused = detach(&place.mountpoint, Unmount::Lazy).unwrap_err().to_string();
+    assert!(refused.contains("no mount of untorn") && refused.contains("tmpfs"), "{refused}");
+    assert!(!place.mountpoint.join("below").exists(), "it was removed");
+}
+
+#[test]
+fn a_mount_has_the_restrictions_of_its_source() {
+    needs_fuse!("mount");
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    let source = place.dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    let status = Command::new("mount").args(["-t", "tmpfs", "-o", "nosuid,noexec", "none"]).arg(&source).status();
+    assert!(status.unwrap().success());
+    let options = AttachOptions::over(fs::File::open(&source).unwrap()).unwrap();
+    assert_eq!(options.restrictions, Restrictions { nosuid: true, noexec: true, ..Restrictions::default() });
+    let _attached = attach(&place.mountpoint, &options).unwrap();
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(FILE_SYSTEM)).expect("it is mounted");
+    assert!(line.contains("nosuid,noexec") && !line.contains("nodev"), "{line}");
+    detach(&place.mountpoint, Unmount::Lazy).unwrap();
+}
+
+#[test]
+fn a_file_or_a_missing_directory_is_no_mountpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = AttachOptions::over(fs::File::open(dir.path()).unwrap()).unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    let file = attach(&dir.path().join("file"), &options).unwrap_err();
+    assert!(matches!(&file, AttachError::Request { why, .. } if why.contains("not a directory")), "{file}");
+    let missing = attach(&dir.path().join("missing"), &options).unwrap_err().to_string();
+    assert!(missing.contains("cannot find the mountpoint"), "{missing}");
+}
+
+#[test]
+fn a_missing_device_is_named_with_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = AttachOptions::over(fs::File::open(dir.path()).unwrap()).unwrap();
+    options.device = dir.path().join("no-fuse");
+    let error = attach(dir.path(), &options).unwrap_err();
+    assert!(matches!(&error, AttachError::System { advice: Some(_), .. }), "{error:?}");
+    assert!(error.to_string().starts_with(&format!("cannot open {}", options.device.display())), "{error}");
+}
+
+/// Waits until a file has this content.
+fn wait_for(path: &Path, content: &str) {
+    for _ in 0..2000 {
+        if fs::read_to_string(path).is_ok_and(|found| found == content) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("{} never held {content:?}", path.display());
+}
+
+#[test]
+fn roots_private_mount_is_seen_by_its_program_alone() {
+    needs_fuse!();
+    let place = Place::new();
+    let (out, go) = (place.dir.path().join("out"), place.dir.path().join("go"));
+    let script = format!(
+        "(grep -c {FILE_SYSTEM} /proc/self/mountinfo; id -u; readlink /proc/self/fd/0) >'{0}.new'; mv '{0}.new' '{0}'
+        while ! [ -e '{1}' ]; do sleep 0.01; done; exit 7",
+        out.display(),
+        go.display()
+    );
+    let program = Program { program: "sh".into(), arguments: vec!["-c".into(), script.into()] };
+    let (attached, held) = attach_private(&place.mountpoint, &place.options, &stage_of_the_tests(), &program).unwrap();
+    assert_eq!(attached.way, Way::Private);
+    assert!(!place.is_mounted(), "it is seen outside");
+    let root = attached.root.open().unwrap();
+    let mut child = held.start().unwrap();
+    // The mount, the user, and the standard input of this process.
+    let stdin = fs::read_link("/proc/self/fd/0").unwrap();
+    wait_for(&out, &format!("1\n0\n{}\n", stdin.display()));
+    assert!(!place.is_mounted() && place.mountpoint.join("below").exists(), "it is seen outside");
+    fs::write(go, "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    // The program and the root were its last users.
+    drop((root, attached.root));
+    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+}
+
+#[test]
+fn a_program_that_does_not_start_is_named() {
+    needs_fuse!();
+    let place = Place::new();
+    let program = Program { program: "/no/such/program".into(), arguments: Vec::new() };
+    let (attached, held) = attach_private(&place.mountpoint, &place.options, &stage_of_the_tests(), &program).unwrap();
+    let error = held.start().unwrap_err();
+    assert!(matches!(error, AttachError::Program { .. }), "{error:?}");
+    assert!(error.to_string().starts_with("cannot start /no/such/program: "), "{error}");
+    drop(attached.root);
+    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+}
+
+#[test]
+fn a_private_mount_that_is_given_up_ends() {
+    needs_fuse!();
+    let place = Place::new();
+    let program = Program { program: "false".into(), arguments: Vec::new() };
+    let (attached, held) = attach_private(&place.mountpoint, &place.options, &stage_of_the_tests(), &program).unwrap();
+    drop((held, attached.root));
+    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+}
+
+#[test]
+fn a_probe_leaves_nothing_and_finds_what_root_can_do() {
+    needs_fuse!();
+    let before = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let found = probe(&stage_of_the_tests());
+    let of =
+        |name: &str| found.iter().find(|found| found.name == name).unwrap_or_else(|| panic!("no {name}: {found:?}"));
+    assert!(of("/dev/fuse").works && of("mount").works && of("private").works, "{found:?}");
+    let helper = of("fusermount3");
+    assert_eq!(helper.works, find_program("fusermount3").is_some(), "{helper:?}");
+    assert_eq!(helper.advice.is_none(), helper.works, "{helper:?}");
+    let ours = |table: &str| table.lines().filter(|line| line.contains(FILE_SYSTEM)).count();
+    assert_eq!(ours(&before), ours(&fs::read_to_string("/proc/self/mountinfo").unwrap()));
+}
+
+#[test]
+fn a_stage_that_is_lied_to_mounts_nothing() {
+    let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut child = Command::new("/proc/self/exe")
+        .args(["--exact", sibling!("a_process_without_a_parent_is_no_stage"), "--test-threads=1"])
+        .stdin(OwnedFd::from(theirs))
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // A request without a descriptor, and a text that is none.
+    ours.write_all(b"R\xff\xff\xff\xff").unwrap();
+    drop(ours);
+    assert!(child.wait().unwrap().success(), "the stage did not refuse it");
+}

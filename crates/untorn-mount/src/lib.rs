@@ -1,0 +1,4 @@
+//! A file system over a directory whose files never tear.
+#![forbid(unsafe_code)]
+
+pub mod attach;
