@@ -1,0 +1,73 @@
+//! Why a directory could not be served.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// A result with [`enum@Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a directory could not be served.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call failed.
+    Io {
+        /// The failed step, as a verb: "open".
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The log, or a file behind it.
+    Library(untorn::Error),
+    /// A glob that means nothing.
+    Glob(String),
+    /// The mount hides its own source, so the log could not reach its files by their paths.
+    Covered(PathBuf),
+}
+
+impl Error {
+    pub(crate) fn io(operation: &'static str, path: &Path, errno: Errno) -> Self {
+        Error::Io { operation, path: path.to_owned(), source: errno.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
+            Error::Library(error) => error.fmt(f),
+            Error::Glob(glob) => write!(
+                f,
+                "{glob:?} is not a valid glob: it must not be empty or contain a newline, and brackets and braces \
+                 must be closed"
+            ),
+            Error::Covered(path) => write!(
+                f,
+                "the mount covers its own source {}; mount it elsewhere, or in a mount namespace that the server is \
+                 not in",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            Error::Library(error) => Some(error),
+            Error::Glob(_) | Error::Covered(_) => None,
+        }
+    }
+}
+
+impl From<untorn::Error> for Error {
+    fn from(error: untorn::Error) -> Self {
+        Error::Library(error)
+    }
+}

@@ -1,0 +1,131 @@
+//! Bytes of files: read, write, sync, and what changes which bytes are there.
+
+use std::cell::RefCell;
+use std::os::fd::AsFd;
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::Server;
+use super::credentials::Caller;
+use super::handles::Open;
+
+/// The most that one call copies inside of the source, so that no thread is busy for long.
+const MOST_COPIED: usize = 64 << 20;
+/// A thread keeps a buffer of this size at most.
+const KEPT: usize = 1 << 20;
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Writes all of it, or as much as there is room for.
+pub(super) fn write_all(file: impl AsFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(&file, &bytes[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    if done == 0 && !bytes.is_empty() { Err(Errno::NOSPC) } else { Ok(done) }
+}
+
+impl Server {
+    /// Reads, and gives what was read to `answer`.
+    pub(super) fn read_file(&self, open: &Open, offset: u64, size: usize, answer: impl FnOnce(Result<&[u8], Errno>)) {
+        BUFFER.with_borrow_mut(|buffer| {
+            buffer.resize(size.max(buffer.len()), 0);
+            let mut done = 0;
+            let outcome = loop {
+                match rustix::io::pread(open, &mut buffer[done..size], offset + done as u64) {
+                    Ok(0) => break Ok(()),
+                    Ok(count) => done += count,
+                    Err(Errno::INTR) => {}
+                    Err(_) if done > 0 => break Ok(()),
+                    Err(errno) => break Err(errno),
+                }
+                if done == size {
+                    break Ok(());
+                }
+            };
+            answer(outcome.map(|()| &buffer[..done]));
+            if buffer.len() > KEPT {
+                *buffer = Vec::new();
+            }
+        });
+    }
+
+    /// Writes. `drops_privileges`: the caller has no right to keep the set-user-id of the file.
+    pub(super) fn write_file(
+        &self,
+        caller: Caller,
+        open: &Open,
+        offset: u64,
+        bytes: &[u8],
+        drops_privileges: bool,
+    ) -> Result<usize, Errno> {
+        match &open.managed {
+            Some(managed) if drops_privileges => self
+                .keep_privileges_off(caller, &open.node, || self.managing.write(managed, bytes, offset, open.appends)),
+            Some(managed) => self.managing.write(managed, bytes, offset, open.appends),
+            None if drops_privileges => caller.act(self, || write_all(open, bytes, offset)),
+            None => write_all(open, bytes, offset),
+        }
+    }
+
+    /// Makes a file durable.
+    pub(super) fn sync_file(&self, open: &Open, only_data: bool) -> Result<(), Errno> {
+        let managed = open.managed.clone().or_else(|| self.managing.find(open.node.key));
+        match managed {
+            Some(managed) => managed.sync(),
+            None if only_data => rustix::fs::fdatasync(open),
+            None => rustix::fs::fsync(open),
+        }
+    }
+
+    pub(super) fn allocate(&self, open: &Open, mode: i32, offset: u64, len: u64) -> Result<(), Errno> {
+        let mode = FallocateFlags::from_bits_retain(mode as u32);
+        let known = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
+        if !known.contains(mode) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        match &open.managed {
+            // No replay may write over it.
+            Some(managed) => managed.past_the_log(|| rustix::fs::fallocate(open, mode, offset, len)),
+            None => rustix::fs::fallocate(open, mode, offset, len),
+        }
+    }
+
+    /// Finds the place where data begins or ends.
+    pub(super) fn seek(&self, open: &Open, offset: i64, whence: i32) -> Result<i64, Errno> {
+        if self.writeback {
+            // The source does not have what the kernel caches. It takes the whole file for data from now on.
+            return Err(Errno::NOSYS);
+        }
+        let from = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
+        let from = match whence {
+            3 => SeekFrom::Data(from),
+            4 => SeekFrom::Hole(from),
+            _ => return Err(Errno::INVAL),
+        };
+        rustix::fs::seek(open, from).map(|found| found as i64)
+    }
+
+    pub(super) fn copy_range(
+        &self,
+        (from, mut from_offset): (&Open, u64),
+        (to, mut to_offset): (&Open, u64),
+        len: u64,
+    ) -> Result<u32, Errno> {
+        if to.managed.is_some() {
+            // The kernel copies it by READ and WRITE.
+            return Err(Errno::OPNOTSUPP);
+        }
+        let len = usize::try_from(len).unwrap_or(MOST_COPIED).min(MOST_COPIED);
+        rustix::fs::copy_file_range(from, Some(&mut from_offset), to, Some(&mut to_offset), len).map(|done| done as u32)
+    }
+}

@@ -1,0 +1,230 @@
+//! Open files: what the kernel calls a file handle.
+//!
+//! # Invariants
+//!
+//! 1. A handle has one description of the source. `O_DIRECT`, `O_SYNC` and `O_DSYNC` stay with the kernel: it passes
+//!    the page cache or sends FSYNC itself. `O_APPEND` stays with it too when it caches writes, since it then decides
+//!    where the end is.
+//! 2. With cached writes a handle for writing can also read where the file allows that, because the kernel fills up
+//!    pages by it.
+//! 3. A number is given to one handle at a time; a request with another number is answered EBADF.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{Dir, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::credentials::Caller;
+use super::directories::Stream;
+use super::managed::Managed;
+use super::names::allowed;
+use super::nodes::{Node, key_of, number};
+use super::{Server, lock};
+
+/// An open file.
+pub(super) struct Open {
+    pub(super) node: Arc<Node>,
+    descriptor: OwnedFd,
+    pub(super) writable: bool,
+    /// Whether writes go to the end, and the kernel does not cache them.
+    pub(super) appends: bool,
+    /// The file, if it is managed and this handle writes to it.
+    pub(super) managed: Option<Arc<Managed>>,
+}
+
+impl AsFd for Open {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// The file or directory that a number stands for.
+pub(super) enum Handle {
+    File(Arc<Open>),
+    Directory(Arc<Stream>),
+}
+
+/// All handles, by number.
+#[derive(Default)]
+pub(super) struct Handles {
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    all: Vec<Option<Handle>>,
+    free: Vec<usize>,
+}
+
+impl Handles {
+    pub(super) fn add(&self, handle: Handle) -> u64 {
+        let mut table = lock(&self.table);
+        let place = table.free.pop().unwrap_or(table.all.len());
+        if place == table.all.len() {
+            table.all.push(None);
+        }
+        table.all[place] = Some(handle);
+        place as u64
+    }
+
+    pub(super) fn file(&self, number: u64) -> Result<Arc<Open>, Errno> {
+        match lock(&self.table).all.get(number as usize) {
+            Some(Some(Handle::File(open))) => Ok(open.clone()),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    pub(super) fn directory(&self, number: u64) -> Result<Arc<Stream>, Errno> {
+        match lock(&self.table).all.get(number as usize) {
+            Some(Some(Handle::Directory(stream))) => Ok(stream.clone()),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    pub(super) fn remove(&self, number: u64) -> Option<Handle> {
+        let mut table = lock(&self.table);
+        let handle = table.all.get_mut(number as usize)?.take()?;
+        table.free.push(number as usize);
+        Some(handle)
+    }
+
+    /// Every open file.
+    pub(super) fn files(&self) -> Vec<Arc<Open>> {
+        let table = lock(&self.table);
+        let open = |handle: &Option<Handle>| match handle {
+            Some(Handle::File(open)) => Some(open.clone()),
+            _ => None,
+        };
+        table.all.iter().filter_map(open).collect()
+    }
+}
+
+/// The flags of a program that the source sees.
+fn passed_on(flags: OFlags, caches_writes: bool) -> OFlags {
+    let mut wanted = flags & (OFlags::RWMODE | OFlags::APPEND | OFlags::TRUNC | OFlags::NOATIME);
+    if caches_writes {
+        wanted -= OFlags::APPEND;
+        if wanted & OFlags::RWMODE == OFlags::WRONLY {
+            wanted = (wanted - OFlags::RWMODE) | OFlags::RDWR;
+        }
+    }
+    wanted
+}
+
+pub(super) fn writes(flags: OFlags) -> bool {
+    flags & OFlags::RWMODE != OFlags::RDONLY
+}
+
+impl Server {
+    /// Opens a file for a program.
+    pub(super) fn open_file(&self, caller: Caller, node: &Arc<Node>, flags: OFlags) -> Result<Arc<Open>, Errno> {
+        if !node.is_regular() {
+            // The kernel opens devices, pipes and sockets itself.
+            return Err(Errno::NXIO);
+        }
+        self.settle_sidecar(node)?;
+        // The log has to know of a truncation, so it is made once the file is managed.
+        let cut = flags.contains(OFlags::TRUNC);
+        let wanted = passed_on(flags - OFlags::TRUNC, self.writeback);
+        let descriptor = self.descriptors.reopen(node, wanted).or_else(|errno| match errno {
+            // The file may be written to and not read.
+            Errno::ACCESS if wanted & OFlags::RWMODE != flags & OFlags::RWMODE => {
+                self.descriptors.reopen(node, flags & (OFlags::RWMODE | OFlags::NOATIME))
+            }
+            errno => Err(errno),
+        })?;
+        let managed = if writes(flags) { self.manage(node, &descriptor)? } else { None };
+        let appends = wanted.contains(OFlags::APPEND);
+        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), appends, managed });
+        if cut && let Err(errno) = self.cut(caller, &open) {
+            self.close(&open);
+            return Err(errno);
+        }
+        Ok(open)
+    }
+
+    /// Truncates, as `O_TRUNC` says.
+    fn cut(&self, caller: Caller, open: &Open) -> Result<(), Errno> {
+        match &open.managed {
+            Some(managed) => self.keep_privileges_off(caller, &open.node, || self.managing.set_len(managed, 0)),
+            None => caller.act(self, || rustix::fs::ftruncate(open, 0)),
+        }
+    }
+
+    /// Creates a file, or opens the one that is there by now.
+    pub(super) fn create_file(
+        &self,
+        caller: Caller,
+        parent: &Node,
+        name: &std::ffi::OsStr,
+        (mode, umask): (u32, u32),
+        flags: OFlags,
+    ) -> Result<(Arc<Open>, rustix::fs::Stat), Errno> {
+        allowed(name)?;
+        let mode = self.mode_for(parent, mode, umask);
+        let wanted = passed_on(flags - OFlags::TRUNC, self.writeback);
+        let how = wanted | OFlags::CREATE | (flags & OFlags::EXCL) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let descriptor = caller.act(self, || rustix::fs::openat(parent, name, how, mode))?;
+        let status = rustix::fs::fstat(&descriptor)?;
+        let node = match self.nodes.count(key_of(&status)) {
+            Some(node) => node,
+            None => {
+                let place = number(descriptor.as_fd());
+                let how = OFlags::PATH | OFlags::CLOEXEC;
+                let own = rustix::fs::openat(&self.descriptors, place.as_str(), how, Mode::empty())?;
+                self.nodes.remember(own, &status)
+            }
+        };
+        let opened = self.open_created(caller, &node, descriptor, flags);
+        if opened.is_err() {
+            self.nodes.forget(node.number, 1);
+        }
+        opened.map(|open| (open, status))
+    }
+
+    fn open_created(
+        &self,
+        caller: Caller,
+        node: &Arc<Node>,
+        descriptor: OwnedFd,
+        flags: OFlags,
+    ) -> Result<Arc<Open>, Errno> {
+        if !node.is_regular() {
+            return Err(Errno::STALE);
+        }
+        self.settle_sidecar(node)?;
+        let managed = if writes(flags) { self.manage(node, &descriptor)? } else { None };
+        let appends = passed_on(flags, self.writeback).contains(OFlags::APPEND);
+        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), appends, managed });
+        if flags.contains(OFlags::TRUNC) && rustix::fs::fstat(&*open)?.st_size != 0 {
+            self.cut(caller, &open)?;
+        }
+        Ok(open)
+    }
+
+    /// A handle is gone.
+    pub(super) fn close(&self, open: &Open) {
+        if let Some(managed) = &open.managed {
+            self.managing.released(managed);
+        }
+    }
+
+    pub(super) fn open_directory(&self, node: &Arc<Node>) -> Result<Arc<Stream>, Errno> {
+        let descriptor = self.descriptors.reopen(node, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(Arc::new(Stream::new(node.clone(), Dir::new(descriptor)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_sees_the_flags_that_are_its_own() {
+        let all = OFlags::WRONLY | OFlags::APPEND | OFlags::DIRECT | OFlags::DSYNC | OFlags::NONBLOCK | OFlags::CREATE;
+        assert_eq!(passed_on(all, false), OFlags::WRONLY | OFlags::APPEND);
+        assert_eq!(passed_on(all, true), OFlags::RDWR);
+        assert_eq!(passed_on(OFlags::RDONLY | OFlags::NOATIME, true), OFlags::RDONLY | OFlags::NOATIME);
+    }
+}

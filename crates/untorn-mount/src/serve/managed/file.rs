@@ -1,0 +1,284 @@
+//! One managed file.
+//!
+//! # Invariants
+//!
+//! 1. Writers hold the state shared. An operation that goes past the log, or that changes the file's names, holds it
+//!    exclusively, and brings everything that the log has of the file to the source first. So a replay never writes
+//!    over the bytes that such an operation left.
+//! 2. `unsynced` says that the source may have bytes or attributes that are not durable and that the log does not know:
+//!    from before the attach, or attributes set since. The log syncs the file when it gets the first entry of it; any
+//!    later change is made durable by the next sync. The flag is taken back before that sync begins, never after it.
+//! 3. A file whose bytes could not be brought to the source has failed: every later write and sync fails, until the
+//!    server ends. Its bytes stay in the log.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rustix::io::Errno;
+use untorn::Result;
+use untorn::write_cache::{CachedFile, Descriptor, WriteCache};
+
+use super::errno;
+use crate::serve::lock;
+use crate::serve::nodes::Key;
+
+/// The server of a file's bytes.
+#[derive(Debug)]
+pub(super) enum Served {
+    /// The log, and then the source.
+    Logged(CachedFile),
+    /// The source alone.
+    Plain,
+    /// Nobody.
+    Failed(Errno),
+}
+
+/// The part of a file that changes as one.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) served: Served,
+    pub(super) path: PathBuf,
+}
+
+impl State {
+    pub(super) fn file(&self) -> Option<&CachedFile> {
+        match &self.served {
+            Served::Logged(file) => Some(file),
+            _ => None,
+        }
+    }
+}
+
+/// A file behind the log, shared by all who write to it.
+pub(in crate::serve) struct Managed {
+    pub(super) key: Key,
+    /// Open for reading and writing.
+    descriptor: OwnedFd,
+    state: RwLock<State>,
+    /// Whether the log has had an entry of it.
+    logged: AtomicBool,
+    unsynced: AtomicBool,
+    /// One flush of the source at a time: the second waits for the first.
+    syncing: Mutex<()>,
+    /// Changed under the lock of the table.
+    writers: AtomicUsize,
+}
+
+fn attach(cache: &WriteCache, path: &Path, descriptor: &OwnedFd) -> Result<CachedFile> {
+    let copy = descriptor.try_clone().map_err(|source| untorn::Error::Io {
+        operation: "duplicate the descriptor of",
+        path: path.to_owned(),
+        offset: None,
+        source,
+    })?;
+    cache.attach_write_through(Arc::new(Descriptor::new(copy, path)?), path)
+}
+
+impl Managed {
+    /// Puts the log in front of a file. The descriptor is open for reading and writing. It has one writer.
+    pub(super) fn attach(cache: &WriteCache, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Self> {
+        let file = attach(cache, path, &descriptor)?;
+        Ok(Managed {
+            key,
+            descriptor,
+            state: RwLock::new(State { served: Served::Logged(file), path: path.to_owned() }),
+            logged: AtomicBool::new(false),
+            unsynced: AtomicBool::new(true),
+            syncing: Mutex::default(),
+            writers: AtomicUsize::new(1),
+        })
+    }
+
+    fn shared(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn exclusive(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.shared().path.clone()
+    }
+
+    pub(super) fn is_logged(&self) -> bool {
+        self.logged.load(Ordering::Acquire)
+    }
+
+    /// How many names it has.
+    pub(super) fn names(&self) -> std::result::Result<u64, Errno> {
+        let status = rustix::fs::fstat(&self.descriptor)?;
+        #[allow(clippy::useless_conversion)] // Not of the same width everywhere.
+        Ok(status.st_nlink.into())
+    }
+
+    pub(super) fn add_writer(&self) {
+        self.writers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether it was the last one.
+    pub(super) fn remove_writer(&self) -> bool {
+        self.writers.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    pub(super) fn has_writers(&self) -> bool {
+        self.writers.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the table needs it no more, once it has no writers. It waits for no writer and no rename.
+    pub(super) fn is_done(&self) -> bool {
+        let Ok(state) = self.state.try_read() else { return false };
+        match &state.served {
+            Served::Logged(file) => file.is_settled() || self.names() == Ok(0),
+            Served::Plain => true,
+            Served::Failed(_) => false,
+        }
+    }
+
+    pub(super) fn failure(&self) -> Option<Errno> {
+        match &self.shared().served {
+            Served::Failed(errno) => Some(*errno),
+            Served::Logged(file) => file.check_usable().err().map(errno),
+            Served::Plain => None,
+        }
+    }
+
+    pub(super) fn attributes_were_set(&self) {
+        self.unsynced.store(true, Ordering::Release);
+    }
+
+    /// Does what makes an entry of the log.
+    fn log<T>(&self, act: impl FnOnce() -> Result<T>) -> std::result::Result<T, Errno> {
+        if self.is_logged() {
+            return act().map_err(errno);
+        }
+        // The log syncs the file before its first entry, and that has what was set until now.
+        let unsynced = self.unsynced.swap(false, Ordering::AcqRel);
+        match act() {
+            Ok(done) => {
+                self.logged.store(true, Ordering::Release);
+                Ok(done)
+            }
+            Err(error) => {
+                self.unsynced.fetch_or(unsynced, Ordering::AcqRel);
+                Err(errno(error))
+            }
+        }
+    }
+
+    /// Writes; at the end if the file grew outside and the writer appends.
+    pub(super) fn write(&self, bytes: &[u8], offset: u64, appends: bool) -> std::result::Result<usize, Errno> {
+        let state = self.shared();
+        match &state.served {
+            Served::Failed(errno) => Err(*errno),
+            Served::Plain => {
+                let offset = if appends { self.len()? } else { offset };
+                crate::serve::data::write_all(&self.descriptor, bytes, offset)
+            }
+            Served::Logged(file) if appends && self.len()? != offset => {
+                self.log(|| file.append(bytes)).map(|_| bytes.len())
+            }
+            Served::Logged(file) => self.log(|| file.write_some(bytes, offset)),
+        }
+    }
+
+    fn len(&self) -> std::result::Result<u64, Errno> {
+        Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64)
+    }
+
+    pub(super) fn set_len(&self, len: u64) -> std::result::Result<(), Errno> {
+        let state = self.shared();
+        match &state.served {
+            Served::Failed(errno) => Err(*errno),
+            Served::Plain => rustix::fs::ftruncate(&self.descriptor, len),
+            // A file that is empty anyway needs no entry: programs truncate what they just created.
+            Served::Logged(_) if len == 0 && self.len()? == 0 => rustix::fs::ftruncate(&self.descriptor, 0),
+            Served::Logged(file) => self.log(|| file.set_len(len)),
+        }
+    }
+
+    /// Makes everything durable.
+    pub(in crate::serve) fn sync(&self) -> std::result::Result<(), Errno> {
+        let state = self.shared();
+        match &state.served {
+            Served::Failed(errno) => Err(*errno),
+            Served::Plain => rustix::fs::fsync(&self.descriptor),
+            Served::Logged(file) => {
+                let syncing = lock(&self.syncing);
+                if self.unsynced.swap(false, Ordering::AcqRel)
+                    // By the log, which must hear of a flush that fails: the kernel tells it once.
+                    && let Err(error) = file.sync_file()
+                {
+                    self.unsynced.store(true, Ordering::Release);
+                    return Err(errno(error));
+                }
+                drop(syncing);
+                file.sync().map_err(errno)
+            }
+        }
+    }
+
+    /// Does what changes the file past the log. Before, the log has nothing of it any more. Afterwards it is durable,
+    /// so that no entry from before is needed.
+    pub(in crate::serve) fn past_the_log(
+        &self,
+        act: impl FnOnce() -> std::result::Result<(), Errno>,
+    ) -> std::result::Result<(), Errno> {
+        let state = self.exclusive();
+        match &state.served {
+            Served::Failed(errno) => Err(*errno),
+            Served::Plain => act(),
+            Served::Logged(file) => {
+                file.reload_len().map_err(errno)?;
+                let done = act();
+                file.sync_file().and_then(|()| file.reload_len()).map_err(errno)?;
+                done
+            }
+        }
+    }
+
+    /// Brings everything to the source, durably, and lets go of the log. The caller serves it again, or leaves it
+    /// plain.
+    pub(super) fn settle(&self, state: &mut State) -> std::result::Result<(), Errno> {
+        match &state.served {
+            Served::Failed(errno) => Err(*errno),
+            Served::Plain => Ok(()),
+            Served::Logged(file) => match file.demote().map_err(errno) {
+                Ok(()) => {
+                    state.served = Served::Plain;
+                    Ok(())
+                }
+                Err(errno) => {
+                    state.served = Served::Failed(errno);
+                    Err(errno)
+                }
+            },
+        }
+    }
+
+    /// Leaves it to the source for as long as it has writers; its path.
+    pub(super) fn become_plain(&self) -> std::result::Result<PathBuf, Errno> {
+        let mut state = self.exclusive();
+        self.settle(&mut state)?;
+        Ok(state.path.clone())
+    }
+
+    /// Puts the log in front of it again, under a path that it has now.
+    pub(super) fn serve_again(&self, state: &mut State, cache: &WriteCache, path: &Path) -> Result<()> {
+        state.path = path.to_owned();
+        if matches!(state.served, Served::Plain) {
+            state.served = Served::Logged(attach(cache, path, &self.descriptor)?);
+            self.logged.store(false, Ordering::Release);
+            self.unsynced.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Managed {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}

@@ -1,0 +1,322 @@
+//! Managed files: those that globs choose, while a program has them open for writing or the log has bytes of them.
+//!
+//! # Invariants
+//!
+//! 1. All writers of a file share one [`Managed`], found by device and inode. It holds a descriptor, so these two mean
+//!    the same file for as long.
+//! 2. A file leaves the table when no program writes to it and the log has nothing of it that a replay would need: it
+//!    is durable in the source, or it has no name. Until then it *rests*.
+//! 3. A file is attached by the path that it has: no rename runs meanwhile ([`moves`]).
+//! 4. A file that the log cannot manage is *plain*: its bytes go to the source, and the report names it with the
+//!    reason. A log that failed refuses every write with EIO.
+
+mod file;
+mod moves;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use untorn::Error;
+use untorn::write_cache::WriteCache;
+
+pub(super) use self::file::Managed;
+pub(super) use self::moves::Move;
+use super::nodes::{Key, Node};
+use super::{Globs, Server, lock};
+
+/// Between two looks at files that rest.
+const MOMENT: Duration = Duration::from_millis(50);
+/// Files in the table before a new one waits until the log has fewer of them.
+const MANY: usize = 512;
+/// Plain files that the report names.
+const MOST_NAMED: usize = 64;
+
+/// The server's account of the files that the globs chose.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// Files that were managed, counted each time that their first writer came.
+    pub managed: u64,
+    /// Files that were chosen and left plain, with the reason. The list has an end.
+    pub plain: BTreeMap<PathBuf, String>,
+    /// Files whose bytes could not be brought to them; they are in the log.
+    pub failed: BTreeMap<PathBuf, String>,
+}
+
+/// All managed files.
+pub(super) struct Managing {
+    cache: WriteCache,
+    globs: Globs,
+    /// Held shared while a file is attached, exclusively while one gets another name or loses its name.
+    moves: RwLock<()>,
+    table: Mutex<HashMap<Key, Arc<Managed>>>,
+    resting: Mutex<Resting>,
+    /// The first file rests, or the server ends.
+    news: Condvar,
+    report: Mutex<Report>,
+}
+
+/// Files without a writer that are in the table.
+#[derive(Default)]
+struct Resting {
+    keys: Vec<Key>,
+    /// The server ends.
+    over: bool,
+}
+
+impl Managing {
+    /// The thread that looks after files at rest ends with [`finish`](Managing::finish).
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub(super) fn start(cache: WriteCache, globs: Globs) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
+        let managing = Arc::new(Managing {
+            cache,
+            globs,
+            moves: RwLock::default(),
+            table: Mutex::default(),
+            resting: Mutex::default(),
+            news: Condvar::new(),
+            report: Mutex::default(),
+        });
+        let watched = managing.clone();
+        let thread = thread::Builder::new().name("untorn-rest".to_owned()).spawn(move || watched.look_after())?;
+        Ok((managing, thread))
+    }
+
+    pub(super) fn find(&self, key: Key) -> Option<Arc<Managed>> {
+        lock(&self.table).get(&key).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<Managed>> {
+        lock(&self.table).values().cloned().collect()
+    }
+
+    /// Attributes of a file were set in the source. The next sync makes them durable.
+    pub(super) fn attributes_were_set(&self, key: Key) {
+        if let Some(managed) = self.find(key) {
+            managed.attributes_were_set();
+        }
+    }
+
+    /// A writer is gone.
+    pub(super) fn released(&self, managed: &Arc<Managed>) {
+        let gone = {
+            let mut table = lock(&self.table);
+            if !managed.remove_writer() {
+                return;
+            }
+            if managed.is_done() { table.remove(&managed.key) } else { None }
+        };
+        if gone.is_none() {
+            let mut resting = lock(&self.resting);
+            resting.keys.push(managed.key);
+            if resting.keys.len() == 1 {
+                self.news.notify_one();
+            }
+        }
+    }
+
+    /// Takes the files out of the table that nothing needs there any more.
+    fn look_after_resting(&self) {
+        let keys = std::mem::take(&mut lock(&self.resting).keys);
+        let mut left = Vec::new();
+        for key in keys {
+            let mut table = lock(&self.table);
+            let Some(managed) = table.get(&key) else { continue };
+            // A writer came back; it will be put to rest again.
+            if managed.has_writers() {
+                continue;
+            }
+            if managed.is_done() {
+                let gone = table.remove(&key);
+                drop(table);
+                drop(gone);
+            } else {
+                left.push(key);
+            }
+        }
+        lock(&self.resting).keys.append(&mut left);
+    }
+
+    /// Looks after files at rest until the server ends.
+    fn look_after(&self) {
+        loop {
+            let resting = lock(&self.resting);
+            let resting = self.news.wait_while(resting, |resting| resting.keys.is_empty() && !resting.over);
+            let resting = resting.unwrap_or_else(PoisonError::into_inner);
+            let waited = self.news.wait_timeout_while(resting, MOMENT, |resting| !resting.over);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.over {
+                return;
+            }
+            self.look_after_resting();
+        }
+    }
+
+    /// Writes to a file.
+    pub(super) fn write(&self, managed: &Managed, bytes: &[u8], offset: u64, appends: bool) -> Result<usize, Errno> {
+        self.with_room(managed, || managed.write(bytes, offset, appends))
+    }
+
+    pub(super) fn set_len(&self, managed: &Managed, len: u64) -> Result<(), Errno> {
+        self.with_room(managed, || managed.set_len(len))
+    }
+
+    /// Does what makes an entry of the log. The log has room for so many files at a time: those at rest make way, and
+    /// if that is not enough the file becomes plain.
+    fn with_room<T>(&self, managed: &Managed, act: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match act() {
+            Err(Errno::NFILE) => {}
+            done => return done,
+        }
+        self.cache.drain().map_err(errno)?;
+        self.look_after_resting();
+        match act() {
+            Err(Errno::NFILE) => {}
+            done => return done,
+        }
+        let path = managed.become_plain()?;
+        self.is_plain(&path, "the log has writes of as many files as it can; create a larger log".to_owned());
+        act()
+    }
+
+    /// Makes room in the table, if it has many files.
+    fn make_room(&self) -> Result<(), Errno> {
+        if lock(&self.table).len() < MANY || lock(&self.resting).keys.len() < MANY / 2 {
+            return Ok(());
+        }
+        self.cache.drain().map_err(errno)?;
+        self.look_after_resting();
+        Ok(())
+    }
+
+    /// Brings everything to the files, at the end.
+    pub(super) fn finish(&self) {
+        if let Err(error) = self.cache.drain() {
+            tracing::warn!(%error, "writes stay in the log until a replay");
+        }
+        {
+            let mut resting = lock(&self.resting);
+            resting.keys.extend(self.all().iter().map(|managed| managed.key));
+            resting.over = true;
+            self.news.notify_one();
+        }
+        for managed in self.all() {
+            if let Some(errno) = managed.failure() {
+                let reason = io::Error::from(errno).to_string();
+                lock(&self.report).failed.insert(managed.path(), reason);
+            }
+        }
+        self.look_after_resting();
+    }
+
+    pub(super) fn report(&self) -> Report {
+        lock(&self.report).clone()
+    }
+
+    fn is_plain(&self, path: &Path, reason: String) {
+        tracing::warn!(path = %path.display(), reason, "the log does not manage this file");
+        let mut report = lock(&self.report);
+        if report.plain.len() < MOST_NAMED {
+            report.plain.insert(path.to_owned(), reason);
+        }
+    }
+
+    /// The file behind the log, or nothing if it is to be plain.
+    fn attach(&self, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Option<Managed>, Errno> {
+        let attached = check(path, &descriptor).and_then(|()| {
+            Managed::attach(&self.cache, key, path, descriptor).map_err(|error| match error {
+                Error::Poisoned { .. } => Refusal::Failed(errno(error)),
+                error => Refusal::Plain(error.to_string()),
+            })
+        });
+        match attached {
+            Ok(managed) => Ok(Some(managed)),
+            Err(Refusal::Failed(errno)) => Err(errno),
+            Err(Refusal::Plain(reason)) => {
+                self.is_plain(path, reason);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Why a file is not managed.
+enum Refusal {
+    Plain(String),
+    Failed(Errno),
+}
+
+/// Refuses what a replay by the same user could not find, or not open by its name.
+fn check(path: &Path, descriptor: &OwnedFd) -> Result<(), Refusal> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let status = rustix::fs::fstat(descriptor).map_err(Refusal::Failed)?;
+    if !Mode::from_raw_mode(status.st_mode).contains(Mode::RUSR | Mode::WUSR) {
+        let reason = "the file's owner lacks read or write permission, so a replay would fail";
+        return Err(Refusal::Plain(reason.to_owned()));
+    }
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    rustix::fs::accessat(CWD, directory, Access::READ_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(|_| {
+        Refusal::Plain("no permission to read the file's directory, so a replay could not find it".to_owned())
+    })
+}
+
+/// The answer to a program for an error of the library.
+fn errno(error: Error) -> Errno {
+    tracing::warn!(%error, "an operation on a managed file failed");
+    match error {
+        // Beyond what a file's length may be.
+        Error::Invalid { .. } => Errno::FBIG,
+        other => Errno::from_raw_os_error(other.errno()),
+    }
+}
+
+impl Server {
+    /// The managed file of a node that is opened for writing, or truncated, with one writer more. `None` for a plain
+    /// one.
+    pub(super) fn manage(&self, node: &Node, descriptor: &impl AsFd) -> Result<Option<Arc<Managed>>, Errno> {
+        let managing = &self.managing;
+        if !node.is_regular() {
+            return Ok(None);
+        }
+        let _still = managing.moves.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock(&managing.table).get(&node.key) {
+            known.add_writer();
+            return Ok(Some(known.clone()));
+        }
+        // One without a name is gone after a crash, whatever a log has of it.
+        let Some(path) = self.descriptors.path(descriptor)? else { return Ok(None) };
+        if !managing.globs.choose(&path) {
+            return Ok(None);
+        }
+        managing.make_room()?;
+        let own = match self.descriptors.reopen(node, OFlags::RDWR) {
+            Ok(own) => own,
+            Err(errno) => {
+                managing.is_plain(&path, format!("cannot be opened for reading and writing: {errno}"));
+                return Ok(None);
+            }
+        };
+        let mut table = lock(&managing.table);
+        if let Some(known) = table.get(&node.key) {
+            known.add_writer();
+            return Ok(Some(known.clone()));
+        }
+        // With the lock: nobody attaches it twice.
+        let Some(managed) = managing.attach(node.key, &path, own)? else { return Ok(None) };
+        let managed = Arc::new(managed);
+        table.insert(node.key, managed.clone());
+        drop(table);
+        lock(&managing.report).managed += 1;
+        Ok(Some(managed))
+    }
+}

@@ -1,0 +1,293 @@
+//! The file system itself, over an open /dev/fuse and a directory.
+//!
+//! ```text
+//!  requests ─► names, attributes, xattr, directories ─► nodes ─► the source
+//!         └──► handles, data, locks ─► managed ─► the log
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. Each request is answered once, by the thread that read it; a lock that has to be waited for, by another.
+//! 2. Two threads or more serve, so that a request that the server causes itself finds one.
+//! 3. When the file system is gone, everything is in its files, durably; or the report says of which files it is not.
+
+mod attributes;
+mod credentials;
+mod data;
+mod directories;
+mod globs;
+mod handles;
+mod locks;
+mod managed;
+mod names;
+mod nodes;
+mod requests;
+mod xattr;
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use std::{fs, io};
+
+use fuser::{Config, Session, SessionACL};
+use rustix::fs::{CWD, Mode as Bits, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use untorn::write_cache::{CacheOptions, WriteCache};
+
+use self::credentials::Groups;
+pub use self::globs::Globs;
+use self::handles::Handles;
+use self::locks::Locks;
+use self::managed::Managing;
+pub use self::managed::Report;
+use self::nodes::{Descriptors, Node, Nodes};
+use self::requests::Requests;
+use crate::error::{Error, Result};
+
+/// The name of untorn's own directories.
+const HIDDEN: &[u8] = b".untorn";
+
+fn is_hidden(name: &OsStr) -> bool {
+    name.as_bytes() == HIDDEN
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// When managed files are durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// A write has the durability of the log when it returns: always with a log in persistent memory, after a sync with
+    /// a log on a disk.
+    Boost,
+}
+
+/// How to serve a directory.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct ServeOptions {
+    /// When managed files are durable.
+    pub mode: Mode,
+    /// The managed files. Other files pass through.
+    pub globs: Globs,
+    /// The log. It is created if it does not exist.
+    pub log: PathBuf,
+    /// How to create and use it.
+    pub log_options: CacheOptions,
+    /// Whether other users may use the mount, which then acts for each of them. Only root can do that.
+    pub allow_other: bool,
+    /// How long the kernel takes names and attributes to be the same, so that changes outside stay unseen for as long.
+    pub lifetime: Duration,
+    /// The user and group that files of all others are shown with, for a mount in a user namespace that has no others.
+    pub ids: Option<(u32, u32)>,
+    /// Server threads, at least two.
+    pub threads: usize,
+}
+
+impl ServeOptions {
+    /// The defaults.
+    pub fn new(mode: Mode, log: &Path) -> Self {
+        ServeOptions {
+            mode,
+            globs: Globs::default(),
+            log: log.to_owned(),
+            log_options: CacheOptions::new(),
+            allow_other: false,
+            lifetime: Duration::from_secs(1),
+            ids: None,
+            threads: 2,
+        }
+    }
+
+    /// The log of a source if none is named: it is hidden in the mount.
+    pub fn default_log(source: &Path) -> PathBuf {
+        source.join(OsStr::from_bytes(HIDDEN)).join("mount.log")
+    }
+}
+
+/// The state that all threads share.
+struct Server {
+    nodes: Nodes,
+    handles: Handles,
+    managing: Arc<Managing>,
+    locks: Arc<Locks>,
+    groups: Groups,
+    descriptors: Descriptors,
+    /// One file at a time is settled.
+    settling: Mutex<()>,
+    /// Whether requests of other users are served as these users.
+    as_root: bool,
+    ids: Option<(u32, u32)>,
+    lifetime: Duration,
+    /// Whether the kernel caches writes.
+    writeback: bool,
+    /// Whether the source has no extended attributes.
+    no_xattr: bool,
+}
+
+/// A directory that is being served.
+pub struct Serving {
+    session: JoinHandle<io::Result<()>>,
+    helpers: Vec<JoinHandle<()>>,
+    server: Arc<Server>,
+    source: PathBuf,
+}
+
+/// Serves a directory until the file system is unmounted. `device` is /dev/fuse after `mount(2)`, `source` an `O_PATH`
+/// descriptor of the directory from before, `source_path` its absolute path.
+///
+/// The call opens the log, which first brings what a killed server left there to its files. It empties the umask of
+/// this process, because each request has its own, and raises its limit of open files.
+///
+/// # Errors
+/// [`Error::Covered`]; those of opening the log; [`Error::Io`], as where /proc is not mounted.
+pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: ServeOptions) -> Result<Serving> {
+    let failed = |operation| move |errno| Error::io(operation, source_path, errno);
+    let descriptors = Descriptors::open().map_err(|errno| Error::io("open", Path::new("/proc/self/fd"), errno))?;
+    check_not_covered(&source, source_path)?;
+    raise_limit();
+    let cache = open_log(&options, source_path)?;
+    rustix::process::umask(Bits::empty());
+    let no_xattr = has_no_xattr(&source);
+    let started = |what| move |source: io::Error| Error::Io { operation: what, path: source_path.to_owned(), source };
+    let (managing, rest) = Managing::start(cache, options.globs).map_err(started("start a thread to serve"))?;
+    let (locks, wait) = Locks::start().map_err(started("start a thread to serve"))?;
+    let server = Arc::new(Server {
+        nodes: Nodes::new(source).map_err(failed("examine"))?,
+        handles: Handles::default(),
+        managing,
+        locks,
+        groups: Groups::new().map_err(failed("read the groups of this process to serve"))?,
+        descriptors,
+        settling: Mutex::default(),
+        as_root: options.allow_other && rustix::process::geteuid().is_root(),
+        ids: options.ids,
+        lifetime: options.lifetime,
+        writeback: false,
+        no_xattr,
+    });
+    let mut config = Config::default();
+    // The kernel decides who may use the mount. A kernel thread that writes back comes as root.
+    config.acl = SessionACL::All;
+    config.n_threads = Some(options.threads.max(2));
+    let requests = Requests(server.clone());
+    let session = thread::Builder::new()
+        .name("untorn-mount".to_owned())
+        .spawn(move || Session::from_fd(requests, device, SessionACL::All, config)?.run())
+        .map_err(started("start a thread to serve"))?;
+    Ok(Serving { session, helpers: vec![rest, wait], server, source: source_path.to_owned() })
+}
+
+impl Serving {
+    /// Waits until the file system is unmounted, and then brings everything from the log to the files.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the connection to the kernel failed.
+    pub fn wait(self) -> Result<Report> {
+        let ended = self.session.join();
+        // The kernel closes no handle of a mount that was torn away.
+        for open in self.server.handles.files() {
+            self.server.close(&open);
+        }
+        self.server.managing.finish();
+        self.server.locks.finish();
+        for helper in self.helpers {
+            // A thread that panicked has nothing left to do.
+            let _ = helper.join();
+        }
+        let failed = |source| Error::Io { operation: "serve", path: self.source.clone(), source };
+        match ended {
+            Ok(ended) => ended.map_err(failed)?,
+            Err(_) => return Err(failed(io::Error::other("a server thread panicked"))),
+        }
+        Ok(self.server.managing.report())
+    }
+
+    /// Files that the kernel knows at the moment.
+    pub fn known_files(&self) -> usize {
+        self.server.nodes.len()
+    }
+}
+
+/// The mount that a descriptor is in. This sends no request to any file system.
+fn mount_of(descriptor: impl AsFd) -> io::Result<String> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", nodes::number(descriptor.as_fd())))?;
+    let line = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    line.map(|line| line.trim().to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// The log finds its files by their paths, which must not lead into the mount: the server would wait for itself.
+fn check_not_covered(source: &OwnedFd, path: &Path) -> Result<()> {
+    let failed = |source| Error::Io { operation: "examine", path: path.to_owned(), source };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let named = rustix::fs::openat(CWD, path, flags, Bits::empty()).map_err(|errno| Error::io("open", path, errno))?;
+    let same_mount = mount_of(&named).map_err(failed)? == mount_of(source).map_err(failed)?;
+    let same = |descriptor: &OwnedFd| rustix::fs::fstat(descriptor).map(|status| nodes::key_of(&status));
+    let covered = !same_mount
+        || same(&named).map_err(|errno| Error::io("examine", path, errno))?
+            != same(source).map_err(|errno| Error::io("examine", path, errno))?;
+    if covered { Err(Error::Covered(path.to_owned())) } else { Ok(()) }
+}
+
+/// A node has a descriptor, so as many may be open as the system allows.
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::warn!(%errno, "cannot raise the limit of open files");
+    }
+}
+
+fn open_log(options: &ServeOptions, source: &Path) -> Result<WriteCache> {
+    if options.log == ServeOptions::default_log(source)
+        && let Some(directory) = options.log.parent()
+    {
+        match rustix::fs::mkdir(directory, Bits::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(Error::io("create", directory, errno)),
+        }
+    }
+    let is = |error: &untorn::Error, errno: Errno| error.errno() == errno.raw_os_error();
+    let opened = match options.log_options.open(&options.log) {
+        Err(error) if is(&error, Errno::NOENT) => options.log_options.create(&options.log),
+        opened => opened,
+    };
+    Ok(opened?)
+}
+
+fn has_no_xattr(source: &OwnedFd) -> bool {
+    let mut nothing: [u8; 0] = [];
+    let path = format!("/proc/self/fd/{}", nodes::number(source.as_fd()));
+    rustix::fs::listxattr(path, &mut nothing[..]) == Err(Errno::OPNOTSUPP)
+}
+
+impl Server {
+    /// A file with committed bytes in a sidecar of the library becomes a plain one before its first use.
+    fn settle_sidecar(&self, node: &Node) -> std::result::Result<(), Errno> {
+        if self.no_xattr || node.is_settled() {
+            return Ok(());
+        }
+        let _one = lock(&self.settling);
+        let link = format!("/proc/self/fd/{}", nodes::number(node.as_fd()));
+        let mut nothing: [u8; 0] = [];
+        match rustix::fs::getxattr(link, "user.untorn", &mut nothing[..]) {
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => {
+                let path = self.descriptors.path(node)?.ok_or(Errno::IO)?;
+                untorn::AtomicFile::open(&path).and_then(untorn::AtomicFile::settle).map_err(|error| {
+                    tracing::warn!(%error, "a file with a sidecar cannot be used through the mount");
+                    Errno::IO
+                })?;
+            }
+        }
+        node.set_settled();
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! Names: looking them up, making and removing them, renames.
+//!
+//! # Invariants
+//!
+//! 1. No name is followed: a symbolic link is a file like any other, and the kernel resolves it in the mount.
+//! 2. The directories of untorn's own do not exist for programs, and no program can make a file of their name. A
+//!    directory is empty for `rmdir` if it holds only an empty one of these.
+//! 3. The log is told of a rename or a removal of a managed file before it happens ([`managed`](super::managed)).
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+
+use super::attributes::device_of;
+use super::credentials::Caller;
+use super::managed::Move;
+use super::nodes::{Node, key_of, number};
+use super::{HIDDEN, Server, is_hidden};
+
+/// The attribute by which a directory says what its new files are like, instead of the umask.
+const DEFAULT_ACL: &str = "system.posix_acl_default";
+
+impl Server {
+    /// The node of a name, counted once more, and its attributes.
+    pub(super) fn find(&self, parent: &Node, name: &OsStr) -> Result<(Arc<Node>, Stat), Errno> {
+        if is_hidden(name) {
+            return Err(Errno::NOENT);
+        }
+        let status = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if let Some(node) = self.nodes.count(key_of(&status)) {
+            return Ok((node, status));
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let descriptor = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+        let status = rustix::fs::fstat(&descriptor)?;
+        Ok((self.nodes.remember(descriptor, &status), status))
+    }
+
+    /// The mode of a new file. The server's own umask is empty.
+    pub(super) fn mode_for(&self, parent: &Node, mode: u32, umask: u32) -> Mode {
+        let wanted = Mode::from_raw_mode(mode & 0o7777);
+        let masked = wanted - Mode::from_raw_mode(umask & 0o777);
+        if masked == wanted || self.no_xattr {
+            return masked;
+        }
+        let path = format!("/proc/self/fd/{}", number(parent.as_fd()));
+        let mut nothing: [u8; 0] = [];
+        match rustix::fs::getxattr(path, DEFAULT_ACL, &mut nothing[..]) {
+            Ok(len) if len > 0 => wanted,
+            _ => masked,
+        }
+    }
+
+    pub(super) fn make_directory(
+        &self,
+        caller: Caller,
+        parent: &Node,
+        name: &OsStr,
+        (mode, umask): (u32, u32),
+    ) -> Result<(Arc<Node>, Stat), Errno> {
+        allowed(name)?;
+        let mode = self.mode_for(parent, mode, umask);
+        caller.act(self, || rustix::fs::mkdirat(parent, name, mode))?;
+        self.find(parent, name)
+    }
+
+    pub(super) fn make_node(
+        &self,
+        caller: Caller,
+        parent: &Node,
+        name: &OsStr,
+        (mode, umask): (u32, u32),
+        device: u32,
+    ) -> Result<(Arc<Node>, Stat), Errno> {
+        allowed(name)?;
+        let kind = FileType::from_raw_mode(mode);
+        let bits = self.mode_for(parent, mode, umask);
+        let make = || rustix::fs::mknodat(parent, name, kind, bits, device_of(device));
+        match kind {
+            // The kernel has checked the right to make one, which goes with the identity of root.
+            FileType::CharacterDevice | FileType::BlockDevice => make()?,
+            _ => caller.act(self, make)?,
+        }
+        self.find(parent, name)
+    }
+
+    pub(super) fn make_symlink(
+        &self,
+        caller: Caller,
+        parent: &Node,
+        name: &OsStr,
+        target: &Path,
+    ) -> Result<(Arc<Node>, Stat), Errno> {
+        allowed(name)?;
+        caller.act(self, || rustix::fs::symlinkat(target, parent, name))?;
+        self.find(parent, name)
+    }
+
+    pub(super) fn target(&self, node: &Node) -> Result<Vec<u8>, Errno> {
+        rustix::fs::readlinkat(node, "", Vec::new()).map(std::ffi::CString::into_bytes)
+    }
+
+    pub(super) fn make_link(&self, node: &Node, parent: &Node, name: &OsStr) -> Result<(Arc<Node>, Stat), Errno> {
+        allowed(name)?;
+        // By the descriptor's own name, which needs no special right as an empty path does.
+        let own = number(node.as_fd());
+        rustix::fs::linkat(&self.descriptors, own.as_str(), parent, name, AtFlags::SYMLINK_FOLLOW)?;
+        self.find(parent, name)
+    }
+
+    pub(super) fn remove_file(&self, parent: &Node, name: &OsStr) -> Result<(), Errno> {
+        if is_hidden(name) {
+            return Err(Errno::NOENT);
+        }
+        let look = || {
+            let status = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            Ok((status, self.place_of(parent, name)?))
+        };
+        self.managing.remove(look, || rustix::fs::unlinkat(parent, name, AtFlags::empty()))
+    }
+
+    pub(super) fn remove_directory(&self, parent: &Node, name: &OsStr) -> Result<(), Errno> {
+        if is_hidden(name) {
+            return Err(Errno::NOENT);
+        }
+        let remove = || rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR);
+        match remove() {
+            Err(Errno::NOTEMPTY) => {}
+            done => return done,
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+        for entry in rustix::fs::Dir::read_from(&directory)? {
+            let name = entry?;
+            if !matches!(name.file_name().to_bytes(), b"." | b".." | HIDDEN) {
+                return Err(Errno::NOTEMPTY);
+            }
+        }
+        // An empty one only: this fails for a directory with a sidecar in it.
+        match rustix::fs::unlinkat(&directory, HIDDEN, AtFlags::REMOVEDIR) {
+            Err(Errno::EXIST) => return Err(Errno::NOTEMPTY),
+            done => done?,
+        }
+        remove()
+    }
+
+    pub(super) fn rename(
+        &self,
+        (parent, name): (&Node, &OsStr),
+        (to, new_name): (&Node, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<(), Errno> {
+        if is_hidden(name) {
+            return Err(Errno::NOENT);
+        }
+        allowed(new_name)?;
+        let look = || {
+            let over = match rustix::fs::statat(to, new_name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(over) => Some(over),
+                Err(Errno::NOENT) => None,
+                Err(errno) => return Err(errno),
+            };
+            Ok(Move {
+                status: rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?,
+                from: self.place_of(parent, name)?,
+                over,
+                to: self.place_of(to, new_name)?,
+            })
+        };
+        self.managing.rename(look, flags, || self.rename_in_source((parent, name), (to, new_name), flags))
+    }
+
+    fn rename_in_source(
+        &self,
+        (parent, name): (&Node, &OsStr),
+        (to, new_name): (&Node, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<(), Errno> {
+        let rename = || {
+            if flags.is_empty() {
+                rustix::fs::renameat(parent, name, to, new_name)
+            } else {
+                rustix::fs::renameat_with(parent, name, to, new_name, flags)
+            }
+        };
+        match rename() {
+            // It replaces a directory that is empty for programs.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if flags.is_empty() => {
+                self.remove_directory(to, new_name).map_err(|errno| match errno {
+                    Errno::NOTDIR => Errno::EXIST,
+                    errno => errno,
+                })?;
+                rename()
+            }
+            done => done,
+        }
+    }
+
+    /// The absolute path of a name.
+    pub(super) fn place_of(&self, parent: &Node, name: &OsStr) -> Result<std::path::PathBuf, Errno> {
+        self.descriptors.path(parent)?.map(|parent| parent.join(name)).ok_or(Errno::NOENT)
+    }
+}
+
+/// Whether a program may make a file of this name.
+pub(super) fn allowed(name: &OsStr) -> Result<(), Errno> {
+    if is_hidden(name) { Err(Errno::PERM) } else { Ok(()) }
+}

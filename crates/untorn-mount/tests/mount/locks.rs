@@ -1,0 +1,101 @@
+//! Locks of programs in the mount and of programs outside meet.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use untorn_testing::needs;
+
+use crate::support::mount;
+
+#[test]
+fn locks_meet_those_of_programs_outside() {
+    needs!("python3");
+    let Some(mount) = mount(untorn_testing::test_name!(), "*.none") else { return };
+    let program = "
+import fcntl, os, struct, sys
+inside, outside = (open(path, 'r+b') for path in sys.argv[1:])
+def refused(file, kind, start, length):
+    child = os.fork()
+    if child == 0:
+        try:
+            fcntl.lockf(file, kind | fcntl.LOCK_NB, length, start)
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] != 0
+ex, sh = fcntl.LOCK_EX, fcntl.LOCK_SH
+fcntl.lockf(inside, ex, 10, 0)
+assert refused(outside, ex, 5, 1) and refused(inside, ex, 9, 1) and not refused(outside, ex, 10, 5)
+# A part of it is released, and another part becomes a lock for readers.
+fcntl.lockf(inside, fcntl.LOCK_UN, 4, 0)
+fcntl.lockf(inside, sh, 3, 4)
+assert not refused(outside, ex, 0, 4) and not refused(outside, sh, 4, 3)
+assert refused(outside, ex, 4, 1) and refused(outside, sh, 7, 1)
+found = struct.unpack('hhqqi4x', fcntl.fcntl(outside, fcntl.F_GETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 5, 0, 0)))
+assert (found[0], found[2], found[3]) == (fcntl.F_RDLCK, 4, 3), found
+fcntl.lockf(inside, fcntl.LOCK_UN, 0, 0)
+fcntl.lockf(outside, ex, 0, 0)
+assert refused(inside, sh, 0, 1)
+outside.close()
+assert not refused(inside, ex, 0, 0)
+# A program that closes the file gives its locks up.
+inside.close()
+inside, outside = (open(path, 'r+b') for path in sys.argv[1:])
+fcntl.lockf(inside, ex, 0, 0)
+assert refused(outside, ex, 0, 0)
+inside.close()
+assert not refused(outside, ex, 0, 0)
+print('met')
+";
+    std::fs::write(mount.path().join("f"), "0123456789").unwrap();
+    let said = mount.python(program, &[&mount.path().join("f"), &mount.source().join("f")]);
+    assert_eq!(said.trim(), "met");
+}
+
+/// Takes a lock, says so, and waits for its standard input to end.
+const HOLDER: &str = "
+import fcntl, sys
+file = open(sys.argv[1], 'r+b')
+fcntl.lockf(file, fcntl.LOCK_EX)
+print('held', flush=True)
+sys.stdin.read()
+";
+
+#[test]
+fn a_lock_is_waited_for_and_a_signal_ends_the_wait() {
+    needs!("python3");
+    let Some(mount) = mount(untorn_testing::test_name!(), "*.none") else { return };
+    let (inside, outside) = (mount.path().join("f"), mount.source().join("f"));
+    std::fs::write(&inside, "1").unwrap();
+    let start = |path: &std::path::Path| {
+        let mut command = Command::new("python3");
+        command.arg("-c").arg(HOLDER).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    for (holds, waits) in [(&inside, &outside), (&outside, &inside), (&inside, &inside)] {
+        let said = |process: &mut std::process::Child| {
+            let mut line = [0; 5];
+            std::io::Read::read_exact(process.stdout.as_mut().unwrap(), &mut line).map(|()| line)
+        };
+        let mut holder = start(holds);
+        assert_eq!(&said(&mut holder).unwrap(), b"held\n");
+        let (mut killed, mut waiter) = (start(waits), start(waits));
+        std::thread::sleep(Duration::from_millis(100));
+        for waiting in [&mut killed, &mut waiter] {
+            assert!(waiting.try_wait().unwrap().is_none());
+        }
+        // It is in the kernel, and ends all the same.
+        killed.kill().unwrap();
+        let begun = Instant::now();
+        while killed.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "a waiting process cannot be killed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(holder.stdin.take());
+        assert!(holder.wait().unwrap().success());
+        assert_eq!(&said(&mut waiter).unwrap(), b"held\n");
+        drop(waiter.stdin.take());
+        assert!(waiter.wait().unwrap().success());
+    }
+    mount.unmount();
+}

@@ -1,0 +1,8 @@
+//! Tests of the file system in a mount: a process of its own serves it, in a mount namespace of the test.
+
+mod boost;
+mod locks;
+mod same;
+mod support;
+mod users;
+mod view;

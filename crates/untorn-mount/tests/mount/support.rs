@@ -1,0 +1,177 @@
+//! A mount for one test.
+//!
+//! A test runs as three processes of this program. The first only starts the second in a mount namespace of its own.
+//! The second is the client: it makes the directories, starts the third, and runs the test. The third mounts the file
+//! system and serves it. It is a process of its own because nobody could kill a process that waits for itself.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+use untorn::Durability;
+use untorn::write_cache::CacheOptions;
+use untorn_mount::{Globs, Mode as When, ServeOptions, serve};
+
+const ROLE: &str = "UNTORN_MOUNT_TEST_ROLE";
+const PLACE: &str = "UNTORN_MOUNT_TEST_PLACE";
+const CHOSEN: &str = "UNTORN_MOUNT_TEST_CHOSEN";
+/// Ample, for a machine that is busy with other tests.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// `statfs(2)`.
+const FUSE: i64 = 0x6573_5546;
+
+/// A mounted file system and its source.
+pub(crate) struct Mount {
+    /// Dropped last.
+    place: tempfile::TempDir,
+    test: &'static str,
+    server: Option<Child>,
+    chosen: String,
+}
+
+/// The test's mount, in the process that runs the test. `chosen` is a glob for the managed files.
+pub(crate) fn mount(test: &'static str, chosen: &str) -> Option<Mount> {
+    match std::env::var(ROLE).as_deref() {
+        Ok("server") => {
+            serve_here();
+            None
+        }
+        Ok(_) => {
+            // Memory: quick, and counts blocks the same way each time.
+            let place = tempfile::Builder::new().prefix("untorn-mount-").tempdir_in("/dev/shm").unwrap();
+            let mut mount = Mount { place, test, server: None, chosen: chosen.to_owned() };
+            for name in ["source", "mnt", "bare"] {
+                fs::create_dir(mount.place.path().join(name)).unwrap();
+            }
+            mount.start();
+            Some(mount)
+        }
+        Err(_) => {
+            if let Some(reason) = untorn_testing::skips::lacks(&["root", "unshare"]) {
+                untorn_testing::skipped!("{reason}");
+                return None;
+            }
+            if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
+                untorn_testing::skipped!("cannot open /dev/fuse: {error}");
+                return None;
+            }
+            let inner = untorn_testing::again(test);
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private", "--"]).arg(inner.get_program());
+            command.args(inner.get_args()).env(ROLE, "client");
+            assert!(command.status().unwrap().success(), "the test fails in its mount namespace");
+            None
+        }
+    }
+}
+
+fn serve_here() {
+    let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
+    let (source, at) = (place.join("source"), place.join("mnt"));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(&source, flags, Mode::empty()).unwrap();
+    let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let data =
+        format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions\0", device.as_raw_fd());
+    let data = std::ffi::CStr::from_bytes_with_nul(data.as_bytes()).unwrap();
+    rustix::mount::mount("untorn", &at, "fuse", MountFlags::empty(), data).unwrap();
+    let mut options = ServeOptions::new(When::Boost, &ServeOptions::default_log(&source));
+    options.log_options = CacheOptions::new().size(8 << 20).max_files(64).durability(Durability::PerWrite);
+    options.allow_other = true;
+    let chosen = std::env::var(CHOSEN).unwrap();
+    options.globs = Globs::new(&source, &[chosen.as_str()], &[]).unwrap();
+    let report = serve(device, directory, &source, options).unwrap().wait().unwrap();
+    assert!(report.failed.is_empty(), "{report:?}");
+    fs::write(place.join("report"), format!("{} {}", report.managed, report.plain.len())).unwrap();
+}
+
+impl Mount {
+    fn start(&mut self) {
+        let mut command = untorn_testing::again(self.test);
+        command.env(ROLE, "server").env(PLACE, self.place.path()).env(CHOSEN, &self.chosen);
+        self.server = Some(command.spawn().unwrap());
+        let begun = Instant::now();
+        while rustix::fs::statfs(self.path()).unwrap().f_type as i64 != FUSE {
+            assert!(begun.elapsed() < PATIENCE, "nothing is mounted");
+            assert!(self.server.as_mut().unwrap().try_wait().unwrap().is_none(), "the server ended");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.place.path().join("mnt")
+    }
+
+    pub(crate) fn source(&self) -> PathBuf {
+        self.place.path().join("source")
+    }
+
+    /// A directory beside them, without any file system of ours.
+    pub(crate) fn bare(&self) -> PathBuf {
+        self.place.path().join("bare")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        ServeOptions::default_log(&self.source())
+    }
+
+    /// Unmounts, and returns how many files were managed, and how many of those that should have been were not.
+    pub(crate) fn unmount(mut self) -> (u64, u64) {
+        rustix::mount::unmount(self.path(), UnmountFlags::empty()).unwrap();
+        let status = self.wait();
+        assert!(status.success(), "the server failed: {status}");
+        let report = fs::read_to_string(self.place.path().join("report")).unwrap();
+        let (managed, plain) = report.split_once(' ').unwrap();
+        (managed.parse().unwrap(), plain.parse().unwrap())
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        let mut server = self.server.take().unwrap();
+        loop {
+            if let Some(status) = server.try_wait().unwrap() {
+                return status;
+            }
+            if begun.elapsed() > PATIENCE {
+                server.kill().unwrap();
+                panic!("the server does not end");
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Kills the server, and takes the dead mount away.
+    pub(crate) fn kill(&mut self) {
+        let mut server = self.server.take().unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+
+    /// Mounts it again, after [`kill`](Mount::kill).
+    pub(crate) fn mount_again(&mut self) {
+        rustix::mount::unmount(self.path(), UnmountFlags::DETACH).unwrap();
+        self.start();
+    }
+
+    /// Runs a program of python3 with paths as arguments.
+    pub(crate) fn python(&self, program: &str, arguments: &[&Path]) -> String {
+        let output = Command::new("python3").arg("-c").arg(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.path(), UnmountFlags::DETACH);
+        if let Some(mut server) = self.server.take() {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
