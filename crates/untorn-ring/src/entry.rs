@@ -92,6 +92,12 @@ pub enum Kind {
     SetLen,
     /// The file has the name that its table line has for the number `value`.
     Move,
+    /// Write the data at `value`, if the file's open epoch is committed.
+    StagedWrite,
+    /// Set the length to `value`, if the file's open epoch is committed.
+    StagedLen,
+    /// The file's open epoch, whose first change has the place `value` in the order, is committed.
+    Commit,
 }
 
 impl Kind {
@@ -100,6 +106,9 @@ impl Kind {
             Kind::Write => 1,
             Kind::SetLen => 2,
             Kind::Move => 3,
+            Kind::StagedWrite => 4,
+            Kind::StagedLen => 5,
+            Kind::Commit => 6,
         }
     }
 
@@ -108,8 +117,26 @@ impl Kind {
             1 => Kind::Write,
             2 => Kind::SetLen,
             3 => Kind::Move,
+            4 => Kind::StagedWrite,
+            5 => Kind::StagedLen,
+            6 => Kind::Commit,
             _ => return None,
         })
+    }
+
+    /// Whether `value` is an offset, to which the bytes of earlier parts are added.
+    pub fn is_write(self) -> bool {
+        matches!(self, Kind::Write | Kind::StagedWrite)
+    }
+
+    /// Whether the change counts only with a commit of its epoch.
+    pub fn is_staged(self) -> bool {
+        matches!(self, Kind::StagedWrite | Kind::StagedLen)
+    }
+
+    /// Whether only a log that says that it may have epochs can have the entry.
+    pub fn is_of_epochs(self) -> bool {
+        self.is_staged() || self == Kind::Commit
     }
 }
 

@@ -346,6 +346,11 @@ impl<'a> SharedState<'a> {
         self.mark(first, parts, BESIDE | VOID);
     }
 
+    /// Marks complete positions of the server as void: nobody needs their entry any more.
+    pub fn void(&self, first: u64, parts: u64) {
+        self.mark(first, parts, VOID);
+    }
+
     /// Whether the entry at this position is complete.
     #[inline]
     pub fn is_complete(&self, position: u64) -> bool {

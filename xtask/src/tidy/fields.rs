@@ -96,10 +96,12 @@ const SPREAD: &[Spread] = &[
         "Cache",
         &[
             "drain.rs",
+            "epoch.rs",
             "file.rs",
             "multi_process.rs",
             "names.rs",
             "rename.rs",
+            "restage.rs",
             "table.rs",
             "wipe.rs",
             "worker.rs",

@@ -148,6 +148,12 @@ fn operation(log: &mut [u8], input: &mut Input<'_>) {
     // Seldom a length, or that a file was renamed, which its number has to say as well.
     let kind = 1 + u64::from(fill & 14 == 14) + u64::from(fill & 30 == 30);
     let (value, earlier) = (if kind == 3 { value % 6 } else { value }, input.below(4));
+    // Now and then of an epoch, in a log that may have some.
+    let epochs = [12, PAGE + 12].into_iter().any(|at| half(log, at) & 1 != 0);
+    if epochs && fill & 96 == 96 {
+        return commit(log, first, uid, earlier, fill);
+    }
+    let kind = if epochs && fill & 32 != 0 && kind < 3 { kind + 3 } else { kind };
     for part in 0..parts {
         let slot = (first + part as usize) % SLOTS;
         let position = position(log, first) + part;
@@ -175,6 +181,22 @@ fn operation(log: &mut [u8], input: &mut Input<'_>) {
     }
 }
 
+/// A Commit of so many changes, right before it, or somewhere.
+fn commit(log: &mut [u8], slot: usize, uid: u64, count: u64, fill: u8) {
+    let position = position(log, slot);
+    let value = position.saturating_sub(count + u64::from(fill & 2));
+    for (field, value) in [(0, position), (8, position), (16, uid), (24, value), (32, 16), (40, 0), (48, 0)] {
+        put(log, at(slot) + field, value, 8);
+    }
+    put(log, at(slot) + 36, 6, 4);
+    put(log, at(slot) + 44, 1, 4);
+    put(log, at(slot) + 64, count, 8);
+    // Of the first, or of one before.
+    let before = if fill & 4 == 0 { 0 } else { value };
+    put(log, at(slot) + 72, before, 8);
+    seal_entry(log, at(slot));
+}
+
 /// Everything that the entries of a log do to the files that its table names: no replay may do anything else. The
 /// result includes entries that do not count, before the tail or in an incomplete group.
 pub(super) fn said(log: &[u8]) -> BTreeSet<(u64, Done)> {
@@ -189,14 +211,14 @@ pub(super) fn said(log: &[u8]) -> BTreeSet<(u64, Done)> {
         }
         let value = word(log, first + 24);
         let done = match half(log, entry + 36) & 0xffff {
-            1 => {
+            1 | 4 => {
                 let len = half(log, entry + 32) as usize;
                 let Some(data) = log.get(entry + 64..entry + 64 + len) else { continue };
                 let Some(value) = value.checked_add(part * ENTRY as u64) else { continue };
                 Some(Done::Write(value, data.to_vec()))
             }
-            2 => Some(Done::Length(value)),
-            // A name is no part of the file's content.
+            2 | 5 => Some(Done::Length(value)),
+            // A name is no part of the file's content, and neither is a Commit.
             _ => None,
         };
         for line in (0..2 * FILES).map(|line| TABLE_AT + line * PAGE) {

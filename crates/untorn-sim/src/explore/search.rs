@@ -282,7 +282,7 @@ mod tests {
         tokens_survive::<files::Config>(Target::Files(EngineKind::Reflection), 64, 64);
         tokens_survive::<files::Config>(Target::Files(EngineKind::HybridLog), 2 * 4 * (3 + 1), 64);
         tokens_survive::<regions::Config>(Target::Regions, 8, 2);
-        tokens_survive::<cache::Config>(Target::Cache, 8, 2);
+        tokens_survive::<cache::Config>(Target::Cache, 12, 2);
         tokens_survive::<redundancy::Config>(Target::Redundancy, 12, 4);
         tokens_survive::<covered::Config>(Target::Covered, 12, 6);
     }

@@ -96,12 +96,98 @@ impl CachedFile {
         self.cache.set_len(&self.file, len)
     }
 
-    /// Returns once everything written so far is durable. Under [`Durability::PerWrite`] it already is.
+    /// Returns once everything written so far is durable. Under [`Durability::PerWrite`] it already is, except for an
+    /// [atomic](WriteCache::attach_atomic) file, which this call commits.
     ///
     /// # Errors
     /// The file's first failure, for every call from then on; [`Error::Poisoned`] after a failed flush of the log.
     pub fn sync(&self) -> Result<()> {
         self.cache.sync(&self.file)
+    }
+
+    /// Closes the open epoch of an [atomic](WriteCache::attach_atomic) file: after a crash it has all changes so far.
+    /// Durable when the call returns; commits of several threads share a flush. Without an open epoch it makes the last
+    /// commit durable. For a file that is not atomic it does what [`sync`](CachedFile::sync) does.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENOSPC if a change of the epoch found no room in the log; otherwise as for
+    /// [`sync`](CachedFile::sync).
+    pub fn commit(&self) -> Result<()> {
+        self.cache.commit(&self.file, true)
+    }
+
+    /// Closes the open epoch of an [atomic](WriteCache::attach_atomic) file, and waits for no device. The commit is
+    /// durable with the next flush of the log, by whichever call; at the latest when the thread of the cache drains it,
+    /// within [`max_age`](crate::write_cache::CacheOptions::max_age). Until then a crash may take it back, whole. For a
+    /// file that is not atomic it does nothing.
+    ///
+    /// # Errors
+    /// As for [`commit`](CachedFile::commit).
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("accounts"));
+    /// use std::sync::Arc;
+    /// use untorn::write_cache::Descriptor;
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
+    /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
+    /// let file = cache.attach_atomic(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// file.write_at(b"from: -100, to: +100", 0)?;
+    /// assert!(file.has_open_epoch());
+    /// file.commit_later()?;
+    /// assert!(!file.has_open_epoch());
+    /// drop(file); // the commit stays
+    /// # Ok(()) }
+    /// ```
+    pub fn commit_later(&self) -> Result<()> {
+        self.cache.commit(&self.file, false)
+    }
+
+    /// Whether the file has changes that no commit covers.
+    pub fn has_open_epoch(&self) -> bool {
+        self.file.has_open_epoch()
+    }
+
+    /// Drops the open epoch of an [atomic](WriteCache::attach_atomic) file, for all its handles: the file is as its
+    /// last commit left it. An epoch that was refused for want of room is forgotten with it.
+    ///
+    /// # Errors
+    /// As for [`sync`](CachedFile::sync).
+    pub fn abandon(&self) -> Result<()> {
+        self.cache.abandon(&self.file)
+    }
+
+    /// Runs `change`, which changes the file itself past the log, such as its times or its owner. A replay takes a file
+    /// whose modification time is not the one that the log left for one that another program changed; it does not do
+    /// so for this change. Bytes and length must stay as they are.
+    ///
+    /// # Errors
+    /// Errors of examining the file; [`Error::Poisoned`] after a failed flush of the log.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("accounts"));
+    /// use std::sync::Arc;
+    /// use untorn::write_cache::Descriptor;
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
+    /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
+    /// let times = plain.try_clone().map_err(io)?;
+    /// let file = cache.attach_atomic(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// file.own_change(|| times.set_modified(std::time::UNIX_EPOCH))?.map_err(io)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn own_change<T>(&self, change: impl FnOnce() -> T) -> Result<T> {
+        let (mut change, mut result) = (Some(change), None);
+        let run = &mut || result = change.take().map(|change| change());
+        self.cache.own_change(&self.file, run)?;
+        result.ok_or_else(|| {
+            let what = "the change was not made".to_owned();
+            crate::error::Error::Invalid { path: self.path(), what }
+        })
     }
 
     /// Makes durable what the kernel has of the file and the log does not know: bytes written before the attach, and

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::backing::{BackingDir, BackingFile, Descriptor, Kernel, Named};
-use self::engine::AnyCache;
+use self::engine::{AnyCache, Mode};
 pub use self::engine::{CacheInfo, Keep, Replay, ReplayOutcome, ReplayedFile};
 pub use self::file::CachedFile;
 pub use self::multi_process::{SharedLog, Step};
@@ -103,7 +103,11 @@ impl WriteCache {
     /// # Errors
     /// As for [`attach`](WriteCache::attach).
     pub fn attach_backing(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
-        let file = self.cache.attach(file, path, false)?;
+        self.attach_as(file, path, Mode::Cached)
+    }
+
+    fn attach_as(&self, file: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<CachedFile> {
+        let file = self.cache.attach(file, path, mode)?;
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
 
@@ -138,8 +142,49 @@ impl WriteCache {
     /// # Ok(()) }
     /// ```
     pub fn attach_write_through(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
-        let file = self.cache.attach(file, path, true)?;
-        Ok(CachedFile { cache: Arc::clone(&self.cache), file })
+        self.attach_as(file, path, Mode::Through)
+    }
+
+    /// Like [`attach_backing`](WriteCache::attach_backing), for an *atomic* file: its changes count only together, in
+    /// epochs. [`commit`](CachedFile::commit) closes an epoch. After a crash the file is as a commit left it: the last
+    /// one that returned, or a later one. Reads through this cache see uncommitted changes too; the file itself, which
+    /// other programs read, never has a part of an epoch while nothing goes wrong, except while the drain writes it.
+    ///
+    /// [`sync`](CachedFile::sync) commits, and so does [`WriteCache::sync`]. Uncommitted changes are dropped by
+    /// [`abandon`](CachedFile::abandon), and with the last handle of the file. A change for which the log has no room
+    /// fails with ENOSPC, and from then on every commit of the file does, until the epoch is abandoned or the last
+    /// handle is dropped. A log has room for uncommitted changes of about three eighths of its entries.
+    ///
+    /// An empty file is *new*, as a file that is [written through](WriteCache::attach_write_through). Others must not
+    /// write to the file. The log of an older untorn takes no atomic files' commits for its own: it refuses the log
+    /// until the log was replayed.
+    ///
+    /// # Errors
+    /// As for [`attach`](WriteCache::attach); [`Error::Invalid`] for a file that is already attached in another mode,
+    /// and for a log that is [shared](CacheOptions::shared).
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("accounts"));
+    /// use std::sync::Arc;
+    /// use untorn::write_cache::Descriptor;
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
+    /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
+    /// let file = cache.attach_atomic(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// file.write_at(b"from: -100", 0)?;
+    /// file.write_at(b", to: +100", 10)?;
+    /// file.commit()?; // both or neither, whenever the machine stops
+    /// file.write_at(b"oops", 0)?;
+    /// file.abandon()?;
+    /// let mut bytes = [0; 20];
+    /// assert_eq!(file.read_at(&mut bytes, 0)?, 20);
+    /// assert_eq!(&bytes, b"from: -100, to: +100");
+    /// # Ok(()) }
+    /// ```
+    pub fn attach_atomic(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
+        self.attach_as(file, path, Mode::Atomic)
     }
 
     /// Whether each of these names in a directory (given by its absolute path) means the same after a crash and a
@@ -170,15 +215,16 @@ impl WriteCache {
         self.cache.dir_is_durable(dir, names)
     }
 
-    /// Makes all writes to all of the files so far durable.
+    /// Makes all writes to all of the files so far durable. It commits every open epoch.
     ///
     /// # Errors
-    /// The failure of a file that failed; [`Error::Poisoned`] after a failed flush of the log.
+    /// The failure of a file that failed, or whose epoch was refused; [`Error::Poisoned`] after a failed flush of the
+    /// log.
     pub fn sync(&self) -> Result<()> {
         self.cache.sync_all()
     }
 
-    /// Brings all entries of the log to their files, durably.
+    /// Brings all entries of the log to their files, durably, except uncommitted changes of atomic files.
     ///
     /// # Errors
     /// The failure of a file that failed; its writes stay in the log.

@@ -241,6 +241,11 @@ impl Setup {
         cache.attach_write_through(slow, Path::new(path)).unwrap()
     }
 
+    pub(crate) fn attach_atomic(&self, cache: &WriteCache, path: &str) -> CachedFile {
+        let slow = self.shelf.open(Path::new(path)).unwrap().unwrap();
+        cache.attach_atomic(slow, Path::new(path)).unwrap()
+    }
+
     /// What is in a file of the shelf.
     pub(crate) fn get(&self, path: &str) -> Vec<u8> {
         self.shelf.get(path).unwrap()

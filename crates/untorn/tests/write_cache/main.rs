@@ -5,6 +5,7 @@ mod common;
 
 mod machine;
 mod write_cache;
+mod write_cache_atomic;
 mod write_cache_changed;
 mod write_cache_failures;
 mod write_cache_full;

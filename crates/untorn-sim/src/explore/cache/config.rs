@@ -15,16 +15,42 @@ use super::super::tokens::{MEDIA, value_of, word_of, words};
 pub(in crate::explore) struct Config {
     pub(super) medium: MediumClass,
     pub(super) durability: Durability,
-    /// Whether files are written through.
-    pub(super) through: bool,
-    /// No log at all: it must be convicted.
-    pub(super) canary: bool,
+    pub(super) mode: Mode,
 }
 
-/// Whether there is no log, and whether files are written through.
-const MODES: &[(&str, (bool, bool))] =
-    &[("cache", (false, false)), ("cache-through", (false, true)), ("no-cache", (true, false))];
+/// How the files are behind the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Cached,
+    /// Written through.
+    Through,
+    /// Changed in epochs.
+    Atomic,
+    /// No log at all: it must be convicted.
+    Canary,
+}
+
+const MODES: &[(&str, Mode)] = &[
+    ("cache", Mode::Cached),
+    ("cache-through", Mode::Through),
+    ("cache-atomic", Mode::Atomic),
+    ("no-cache", Mode::Canary),
+];
 const DURABILITIES: &[(&str, Durability)] = &[("write", Durability::PerWrite), ("fsync", Durability::PerCommit)];
+
+impl Config {
+    pub(super) fn is_atomic(&self) -> bool {
+        self.mode == Mode::Atomic
+    }
+
+    pub(super) fn is_through(&self) -> bool {
+        self.mode == Mode::Through
+    }
+
+    pub(super) fn is_canary(&self) -> bool {
+        self.mode == Mode::Canary
+    }
+}
 
 impl Configuration for Config {
     const SALT: u64 = 0x6361_6368;
@@ -41,18 +67,18 @@ impl Configuration for Config {
     fn all(_: Target, media: &[MediumClass], canary: bool) -> Vec<Config> {
         let all = [Durability::PerWrite, Durability::PerCommit];
         let durabilities = if canary { &all[..1] } else { &all };
-        let ways: &[bool] = if canary { &[false] } else { &[false, true] };
-        let of = |&through| {
-            let of = move |&durability| media.iter().map(move |&medium| Config { medium, durability, through, canary });
+        let modes: &[Mode] = if canary { &[Mode::Canary] } else { &[Mode::Cached, Mode::Through, Mode::Atomic] };
+        let of = |&mode| {
+            let of = move |&durability| media.iter().map(move |&medium| Config { medium, durability, mode });
             durabilities.iter().flat_map(of)
         };
-        ways.iter().flat_map(of).collect()
+        modes.iter().flat_map(of).collect()
     }
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mode = word_of(MODES, &(self.canary, self.through));
+        let mode = word_of(MODES, &self.mode);
         write!(f, "{}/{mode}/{}", word_of(MEDIA, &self.medium), word_of(DURABILITIES, &self.durability))
     }
 }
@@ -62,8 +88,8 @@ impl FromStr for Config {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let [medium, mode, durability] = words(text)?;
-        let (canary, through) = value_of(MODES, mode)?;
+        let mode = value_of(MODES, mode)?;
         let durability = value_of(DURABILITIES, durability)?;
-        Ok(Config { medium: value_of(MEDIA, medium)?, durability, through, canary })
+        Ok(Config { medium: value_of(MEDIA, medium)?, durability, mode })
     }
 }

@@ -2,6 +2,7 @@
 
 use untorn::Durability;
 
+use super::epochs::{ROOM, entries};
 use super::model::Model;
 use super::ops::{DIRS, LENGTHS, NAMES, OFFSETS, Op};
 use crate::rng::Rng;
@@ -138,12 +139,74 @@ impl Generator {
     }
 
     pub(super) fn next(&mut self, model: &Model) -> Op {
-        let op = self.draw(model);
+        let op = if model.atomic { self.draw_atomic(model) } else { self.draw(model) };
         let renamed = |name: u8| model.durability == Durability::PerCommit && model.is_moving(name);
         match op {
             // If a crash leaves one change and loses the other, the model has no name for the file.
             Op::Leave(name) | Op::Remove(name) | Op::Unlink(name) | Op::Rename(name, _) if renamed(name) => {
                 if model.stuck.is_empty() { Op::SyncAll } else { Op::Reopen }
+            }
+            op => op,
+        }
+    }
+
+    /// An operation on atomic files, in a log that is always about to be full.
+    fn draw_atomic(&mut self, model: &Model) -> Op {
+        let healthy = model.stuck.is_empty();
+        let visible = model.visible();
+        let there: Vec<u8> = visible.keys().copied().filter(|name| !model.stuck.contains(name)).collect();
+        let absent: Vec<u8> = (0..NAMES.len() as u8).filter(|name| !visible.contains_key(name)).collect();
+        if model.unsynced.len() >= MOST_UNSYNCED || there.is_empty() && (absent.is_empty() || !healthy) {
+            return match there.first() {
+                _ if healthy => Op::SyncAll,
+                Some(name) if self.rng.one_in(2) => Op::Sync(*name),
+                _ => Op::Reopen,
+            };
+        }
+        if !model.leaving.0.is_empty() && self.rng.one_in(6) {
+            return Op::Reopen;
+        }
+        let (len, tag) = (*self.rng.pick(&LENGTHS), 1 + self.rng.below(200) as u8);
+        let fits = |len: u64| model.claims() + 2 * entries(len) + 1 <= ROOM;
+        if there.is_empty() || healthy && !absent.is_empty() && self.rng.one_in(8) {
+            let name = *self.rng.pick(&absent);
+            return match self.rng.one_in(2) {
+                _ if !fits(len) => Op::SyncAll,
+                true => Op::Make(name, len, tag),
+                false => Op::Create(name, len, tag),
+            };
+        }
+        let file = *self.rng.pick(&there);
+        let op = match self.rng.below(48) {
+            0..=8 => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
+            9..=12 => Op::Append(file, len, tag),
+            13..=15 => Op::SetLen(file, *self.rng.pick(&OFFSETS)),
+            16..=20 => Op::Sync(file),
+            21..=25 => Op::CommitLater(file),
+            26 => Op::Abandon(file),
+            27 => Op::Attach(file),
+            28..=30 => self.moving(model, file).unwrap_or(Op::Append(file, len, tag)),
+            31 => Op::Leave(file),
+            32 => Op::Unlink(file),
+            33 if !absent.is_empty() => Op::Rename(file, *self.rng.pick(&absent)),
+            34 if healthy => Op::Drain,
+            35..=37 => Op::DrainSome,
+            38 => Op::HandOver(file),
+            39 | 40 if self.fails && healthy => Op::DrainFails(1 + self.rng.below(3) as u32),
+            41 if self.fails => Op::ReopenFails(1 + self.rng.below(5) as u32),
+            42 => Op::ReopenMissing(file),
+            43 => Op::Reopen,
+            44 if healthy => self.sync_names(),
+            45 if healthy => Op::Remove(file),
+            46 if healthy => Op::SyncAll,
+            _ => Op::Write(file, *self.rng.pick(&OFFSETS), 1 + len % 64, tag),
+        };
+        match op {
+            // Seldom, to see it refused.
+            Op::Write(_, _, len, _) | Op::Append(_, len, _) if !fits(len) && !self.rng.one_in(6) => {
+                let open = there.iter().copied().find(|name| model.is_open(*name));
+                let file = open.unwrap_or(file);
+                if self.rng.one_in(2) { Op::Sync(file) } else { Op::CommitLater(file) }
             }
             op => op,
         }

@@ -14,6 +14,8 @@ pub(super) enum Effect {
     Create(u32, u8, Vec<u8>),
     Write(u32, u64, Vec<u8>),
     SetLen(u32, u64),
+    /// An epoch: the file has these bytes then, all of them at once.
+    Commit(u32, Vec<u8>),
     Rename(u32, u8, u8),
     Unlink(u32, u8),
 }
@@ -28,6 +30,7 @@ impl Effect {
             }
             // The file that it replaces was made before, too.
             (Effect::Rename(file, _, to), Effect::Create(made, name, _)) => file == made || to == name,
+            (Effect::Commit(file, _), Effect::Create(made, ..)) => file == made,
             _ => false,
         }
     }
@@ -58,6 +61,11 @@ impl Files {
                     content.resize(*len as usize, 0);
                 }
             }
+            Effect::Commit(file, bytes) => {
+                if let Some(content) = self.contents.get_mut(file) {
+                    content.clone_from(bytes);
+                }
+            }
             Effect::Rename(file, from, to) => {
                 if self.names.get(from) == Some(file) {
                     self.names.remove(from);
@@ -77,7 +85,7 @@ impl Files {
     }
 }
 
-fn parent(name: u8) -> Option<&'static Path> {
+pub(super) fn parent(name: u8) -> Option<&'static Path> {
     Path::new(NAMES[usize::from(name)]).parent()
 }
 
@@ -109,9 +117,13 @@ impl Leaving {
 #[derive(Clone, Debug)]
 pub(in crate::explore) struct Model {
     pub(super) durability: Durability,
+    /// Whether files are atomic.
+    pub(super) atomic: bool,
+    /// What files with an open epoch show, and the entries of that.
+    pub(super) open: BTreeMap<u32, (Vec<u8>, u64)>,
     durable: Files,
     pub(super) unsynced: Vec<Effect>,
-    last: u32,
+    pub(super) last: u32,
     pub(super) leaving: Leaving,
     /// Names whose file has failed: nothing more is done with it before the log is opened anew.
     pub(super) stuck: BTreeSet<u8>,
@@ -123,6 +135,8 @@ impl Model {
     pub(super) fn new(durability: Durability) -> Self {
         Model {
             durability,
+            atomic: false,
+            open: BTreeMap::new(),
             durable: Files::default(),
             unsynced: Vec::new(),
             last: 0,
@@ -133,7 +147,7 @@ impl Model {
     }
 
     /// The model of files as they are.
-    pub(super) fn of(durability: Durability, state: &State) -> Self {
+    pub(super) fn of_state(durability: Durability, state: &State) -> Self {
         let mut model = Model::new(durability);
         for (name, content) in state {
             model.last += 1;
@@ -145,8 +159,13 @@ impl Model {
 
     /// Starts again with these files; files that may be back after a crash stay so.
     pub(super) fn restart(&mut self, state: &State) {
-        let leaving = std::mem::take(&mut self.leaving);
-        *self = Model { leaving, ..Model::of(self.durability, state) };
+        let (leaving, atomic) = (std::mem::take(&mut self.leaving), self.atomic);
+        *self = Model { leaving, atomic, ..Model::of_state(self.durability, state) };
+    }
+
+    /// The same model, of atomic files or not.
+    pub(super) fn with_epochs(self, atomic: bool) -> Self {
+        Model { atomic, ..self }
     }
 
     /// Files that are not there any more may be back after a crash, with all that one of these states has of each.
@@ -192,6 +211,29 @@ impl Model {
 
     /// As the program sees them.
     pub(super) fn visible(&self) -> State {
+        self.shown().state()
+    }
+
+    fn shown(&self) -> Files {
+        let mut files = self.files();
+        for (file, (bytes, _)) in &self.open {
+            files.apply(&Effect::Commit(*file, bytes.clone()));
+        }
+        files
+    }
+
+    /// The number of the file with this name; 0 without one.
+    pub(super) fn of(&self, name: u8) -> u32 {
+        self.files().names.get(&name).copied().unwrap_or(0)
+    }
+
+    /// What a file has in it, without its open epoch.
+    pub(super) fn content(&self, file: u32) -> Vec<u8> {
+        self.files().contents.get(&file).cloned().unwrap_or_default()
+    }
+
+    /// As they are without open epochs.
+    pub(super) fn committed(&self) -> State {
         self.files().state()
     }
 
@@ -224,24 +266,31 @@ impl Model {
     }
 
     /// A file is made, or gets a name, durably: so is what left its name before.
-    fn durably(&mut self, effect: &Effect) {
+    pub(super) fn durably(&mut self, effect: &Effect) {
         let needed = self.unsynced.iter().map(|earlier| effect.needs(earlier)).collect();
         self.make_durable(self.with_needed(needed));
         self.durable.apply(effect);
     }
 
     pub(super) fn synced(&mut self) {
-        self.durable = self.files();
-        self.unsynced.clear();
+        if self.atomic {
+            // A file of which the log has no commit, and no rename, is none of its business.
+            let is_logged = |effect: &Effect| !matches!(effect, Effect::Create(..));
+            self.make_durable(self.with_needed(self.unsynced.iter().map(is_logged).collect()));
+        } else {
+            self.durable = self.files();
+            self.unsynced.clear();
+        }
         // Once another file has a name durably, a file that had it before is never back.
         let names = &self.durable.names;
         self.leaving.0.retain(|(name, _)| !names.contains_key(name));
     }
 
     /// Makes one file durable as it is now, with its name.
-    fn file_synced(&mut self, file: u32) {
+    pub(super) fn file_synced(&mut self, file: u32) {
         let is_of = |effect: &Effect| match *effect {
-            Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) | Effect::Rename(of, ..) => {
+            Effect::Create(of, ..) => of == file && !self.atomic,
+            Effect::Write(of, ..) | Effect::SetLen(of, _) | Effect::Commit(of, _) | Effect::Rename(of, ..) => {
                 of == file
             }
             Effect::Unlink(..) => false,
@@ -253,13 +302,13 @@ impl Model {
     }
 
     /// All names in a directory now stand for their files durably: no file that had one of them before is back.
-    fn names_synced(&mut self, dir: &Path) {
+    pub(super) fn names_synced(&mut self, dir: &Path) {
         let is_here = |name: u8| parent(name) == Some(dir);
         let is_of = |effect: &Effect| match *effect {
             Effect::Create(_, name, _) | Effect::Unlink(_, name) => is_here(name),
             // A rename from one directory to another is durable when both are synced.
             Effect::Rename(_, from, to) => is_here(from) && is_here(to),
-            Effect::Write(..) | Effect::SetLen(..) => false,
+            Effect::Write(..) | Effect::SetLen(..) | Effect::Commit(..) => false,
         };
         let chosen = self.with_needed(self.unsynced.iter().map(is_of).collect());
         self.make_durable(chosen);
@@ -285,9 +334,11 @@ impl Model {
 
     /// Changes, durably, the name of a file that was demoted before. This makes the whole file durable, and also the
     /// file that left the name before.
-    fn name(&mut self, file: u32, effect: &Effect) {
+    pub(super) fn name(&mut self, file: u32, effect: &Effect) {
         let of = |effect: &Effect| match effect {
-            Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) => *of == file,
+            Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) | Effect::Commit(of, _) => {
+                *of == file
+            }
             _ => false,
         };
         let chosen = self.with_needed(self.unsynced.iter().map(of).collect());
@@ -296,6 +347,9 @@ impl Model {
     }
 
     pub(super) fn apply(&mut self, op: &Op) {
+        if self.atomic {
+            return self.apply_to_atomic(op);
+        }
         match *op {
             Op::Demote(name) => drop(self.demoted.insert(name)),
             Op::Attach(name) | Op::Unlink(name) | Op::Leave(name) | Op::Remove(name) | Op::Rename(name, _) => {
@@ -349,6 +403,8 @@ impl Model {
             Op::SyncNames(dir) => return self.names_synced(Path::new(DIRS[usize::from(*dir)])),
             Op::MoveFails(..)
             | Op::HandOver(_)
+            | Op::CommitLater(_)
+            | Op::Abandon(_)
             | Op::Demote(_)
             | Op::Attach(_)
             | Op::DrainSome

@@ -11,7 +11,7 @@ use untorn::write_cache::{BackingDir, BackingFile, CreateAttrs, Named};
 use untorn::write_cache::{CacheOptions, CachedFile, ReplayOutcome, Step, WriteCache};
 use untorn::{Error, Result};
 
-use super::config::Config;
+use super::config::{Config, Mode};
 use super::ops::{BEFORE, DIRS, NAMES, Op, State};
 use crate::medium::SimMedium;
 
@@ -21,6 +21,8 @@ const FAST: &str = "/fast";
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
+/// What the log says of changes for which it has no room: ENOSPC.
+const NO_ROOM: i32 = 28;
 const DIRECT_SYNC: Barrier = Barrier::new("direct.sync");
 
 /// A place in which one file is not to be found.
@@ -80,7 +82,7 @@ fn options(config: &Config) -> CacheOptions {
     let size = 3 * 4096 + 4 * 8192 + 24 * 128;
     let options = CacheOptions::new().size(size).entry_size(64).max_files(4).durability(config.durability);
     // If files are written through, other processes append too, as in a run of programs.
-    options.background(false).batch(1, 4).shared(config.through)
+    options.background(false).batch(1, 4).shared(config.is_through())
 }
 
 fn path(name: u8) -> &'static Path {
@@ -91,7 +93,9 @@ fn path(name: u8) -> &'static Path {
 pub(in crate::explore) struct Opened {
     /// `None` for the canary.
     cache: Option<WriteCache>,
-    through: bool,
+    mode: Mode,
+    /// The log had no room for a change of this atomic file, whose epoch was abandoned for that.
+    pub(super) refused: Option<u8>,
     files: BTreeMap<u8, File>,
     /// The last file that was let leave, which the process that removed it still has open.
     left: Option<CachedFile>,
@@ -116,7 +120,7 @@ impl Opened {
             }
         }
         medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
-        let cache = match config.canary {
+        let cache = match config.is_canary() {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
         };
@@ -126,7 +130,8 @@ impl Opened {
     fn new(config: &Config, cache: Option<WriteCache>, place: Arc<MediumDir<SimMedium>>, medium: &SimMedium) -> Self {
         Opened {
             cache,
-            through: config.through,
+            mode: config.mode,
+            refused: None,
             files: BTreeMap::new(),
             left: None,
             synced: [false; DIRS.len()],
@@ -138,7 +143,7 @@ impl Opened {
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
         let place = Arc::new(MediumDir(medium.clone()));
-        let cache = match config.canary {
+        let cache = match config.is_canary() {
             true => None,
             false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
         };
@@ -155,7 +160,7 @@ impl Opened {
     ///
     /// With `missing`, that file is not to be found.
     pub(super) fn replay(config: &Config, medium: &SimMedium, missing: Option<u8>) -> Result<Option<u8>> {
-        if config.canary {
+        if config.is_canary() {
             return Ok(None);
         }
         let place = Hiding { place: MediumDir(medium.clone()), hidden: missing.map(path) };
@@ -181,7 +186,8 @@ impl Opened {
 
     fn attach(&mut self, name: u8, file: Arc<dyn BackingFile>) -> Result<()> {
         let file = match &self.cache {
-            Some(cache) if self.through => File::Cached(cache.attach_write_through(file, path(name))?),
+            Some(cache) if self.mode == Mode::Through => File::Cached(cache.attach_write_through(file, path(name))?),
+            Some(cache) if self.mode == Mode::Atomic => File::Cached(cache.attach_atomic(file, path(name))?),
             Some(cache) => File::Cached(cache.attach_backing(file, path(name))?),
             None => File::Plain(file),
         };
@@ -197,9 +203,44 @@ impl Opened {
         }
     }
 
+    /// The atomic file of this name, if files are that.
+    fn atomic(&self, name: u8) -> Option<&CachedFile> {
+        match self.files.get(&name) {
+            Some(File::Cached(file)) if self.mode == Mode::Atomic => Some(file),
+            _ => None,
+        }
+    }
+
+    /// An operation on an atomic file, for which the log may have no room: then every commit must fail, until the epoch
+    /// is abandoned.
+    fn staged(&mut self, name: u8, done: Result<()>) -> Result<()> {
+        match (self.atomic(name), done) {
+            (Some(file), Err(error)) if error.errno() == NO_ROOM => {
+                let refused = |result: Result<()>| result.is_err_and(|error| error.errno() == NO_ROOM);
+                assert!(refused(file.commit()) && refused(file.commit_later()), "a refused epoch is committed");
+                file.abandon()?;
+                self.refused = Some(name);
+                Ok(())
+            }
+            (_, done) => done,
+        }
+    }
+
     /// Everything but what opens the log again.
     pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
         self.changed.extend(op.names());
+        let done = self.performed(op);
+        match *op {
+            Op::Create(name, ..)
+            | Op::Make(name, ..)
+            | Op::Write(name, ..)
+            | Op::Append(name, ..)
+            | Op::SetLen(name, _) => self.staged(name, done),
+            _ => done,
+        }
+    }
+
+    fn performed(&mut self, op: &Op) -> Result<()> {
         match *op {
             Op::Create(name, len, tag) | Op::Make(name, len, tag) => {
                 drop(self.medium.create(path(name), 0, 1 << 20)?);
@@ -211,19 +252,24 @@ impl Opened {
                 self.served(name, |file| file.append(&vec![tag; len as usize]))
             }
             Op::Write(name, at, len, tag) => match &self.files[&name] {
-                File::Cached(file) if self.through && tag % 2 == 0 => write_shared(file, at, &vec![tag; len as usize]),
+                File::Cached(file) if self.is_through() && tag % 2 == 0 => {
+                    write_shared(file, at, &vec![tag; len as usize])
+                }
                 _ => self.served(name, |file| file.write(at, &vec![tag; len as usize])),
             },
             Op::Append(name, len, tag) => match &self.files[&name] {
-                File::Cached(file) if self.through && tag % 2 == 0 => append_shared(file, &vec![tag; len as usize]),
+                File::Cached(file) if self.is_through() && tag % 2 == 0 => {
+                    append_shared(file, &vec![tag; len as usize])
+                }
                 _ => self.served(name, |file| file.append(&vec![tag; len as usize])),
             },
             Op::SetLen(name, len) => match &self.files[&name] {
-                File::Cached(file) if self.through => set_len_shared(file, len),
+                File::Cached(file) if self.is_through() => set_len_shared(file, len),
                 File::Cached(file) => file.set_len(len),
                 File::Plain(file) => file.set_len(len),
             },
             Op::Rename(from, to) => {
+                self.atomic(from).map_or(Ok(()), CachedFile::commit_later)?;
                 self.let_go(from)?;
                 self.medium.rename(path(from), path(to))?;
                 self.sync_dirs()?;
@@ -236,6 +282,7 @@ impl Opened {
                     File::Plain(_) => false,
                 };
                 if !announced {
+                    assert!(self.mode != Mode::Atomic, "the log does not follow the rename of an atomic file");
                     self.let_go(to)?;
                     return self.perform(&Op::Rename(from, to));
                 }
@@ -251,6 +298,7 @@ impl Opened {
                 if file.begin_rename(path(to))? { file.end_rename(false) } else { Ok(()) }
             }
             Op::Unlink(name) => {
+                self.atomic(name).map_or(Ok(()), CachedFile::abandon)?;
                 self.let_go(name)?;
                 self.medium.unlink(path(name))?;
                 self.sync_dirs()
@@ -259,6 +307,7 @@ impl Opened {
                 let leaves = match self.files.remove(&name) {
                     Some(File::Cached(file)) if file.prepare_unlink()? => Some(file),
                     Some(File::Cached(file)) => {
+                        file.abandon()?;
                         file.demote()?;
                         None
                     }
@@ -288,10 +337,12 @@ impl Opened {
             }
             Op::Sync(name) => match &self.files[&name] {
                 // A process syncs by itself, if it may.
-                File::Cached(file) if self.through && file.sync_shared()? => Ok(()),
+                File::Cached(file) if self.is_through() && file.sync_shared()? => Ok(()),
                 File::Cached(file) => file.sync(),
                 File::Plain(_) => Ok(()),
             },
+            Op::CommitLater(name) => self.atomic(name).map_or(Ok(()), CachedFile::commit_later),
+            Op::Abandon(name) => self.atomic(name).map_or(Ok(()), CachedFile::abandon),
             Op::SyncNames(dir) => self.sync_names(usize::from(dir)),
             Op::HandOver(name) => match &self.files[&name] {
                 File::Cached(file) => file.write_to_kernel(),
@@ -305,6 +356,10 @@ impl Opened {
             },
             Op::Reopen | Op::ReopenFails(_) | Op::ReopenMissing(_) => Ok(()),
         }
+    }
+
+    fn is_through(&self) -> bool {
+        self.mode == Mode::Through
     }
 
     /// Writes as the server does, which lets processes write by themselves, and sync, from then on.
@@ -354,7 +409,12 @@ impl Opened {
         if cache.drain_some().is_err() {
             return None;
         }
-        let failed = |file: &File| matches!(file, File::Cached(file) if file.sync().is_err());
+        let failed = |file: &File| match file {
+            // A sync would commit.
+            File::Cached(file) if self.mode == Mode::Atomic => file.check_usable().is_err(),
+            File::Cached(file) => file.sync().is_err(),
+            File::Plain(_) => false,
+        };
         Some(self.files.iter().filter(|(_, file)| failed(file)).map(|(name, _)| *name).collect())
     }
 

@@ -42,7 +42,12 @@ pub(super) enum Op {
     Leave(u8),
     /// An unlink of a file that the log has let go of. The log is not told; the file is complete and closed.
     Remove(u8),
+    /// A sync, which commits an atomic file.
     Sync(u8),
+    /// A commit of an atomic file that waits for nothing.
+    CommitLater(u8),
+    /// An atomic file is as its last commit left it.
+    Abandon(u8),
     SyncAll,
     /// A sync of a directory, by its number, which the log makes unnecessary where it keeps all names that may have
     /// changed.
@@ -85,6 +90,7 @@ impl Op {
     pub(super) fn goes_past(&self, model: &Model, seen: bool) -> Option<u8> {
         match *self {
             Op::Create(file, ..) | Op::Make(file, ..) => Some(file),
+            _ if model.atomic => None,
             Op::Write(file, _, len, _) | Op::Append(file, len, _) => {
                 (seen || len > 6 * 64 || model.demoted.contains(&file)).then_some(file)
             }
@@ -109,6 +115,8 @@ impl fmt::Display for Op {
             Op::Leave(file) => write!(f, "prepare to unlink {}", name(file)),
             Op::Remove(file) => write!(f, "drain, close and remove {}", name(file)),
             Op::Sync(file) => write!(f, "sync {}", name(file)),
+            Op::CommitLater(file) => write!(f, "commit {} some time", name(file)),
+            Op::Abandon(file) => write!(f, "abandon the changes of {}", name(file)),
             Op::SyncAll => write!(f, "sync all"),
             Op::SyncNames(dir) => write!(f, "sync the directory {}", DIRS[usize::from(dir)]),
             Op::HandOver(file) => write!(f, "write {} to the kernel", name(file)),

@@ -26,16 +26,16 @@ const LONGEST: u64 = 1 << 20;
 
 /// An operation on its way.
 #[derive(Clone, Debug)]
-struct Item {
-    position: u64,
-    order: u64,
-    parts: u64,
-    operation: Operation,
-    len: u64,
+pub(super) struct Item {
+    pub(super) position: u64,
+    pub(super) order: u64,
+    pub(super) parts: u64,
+    pub(super) operation: Operation,
+    pub(super) len: u64,
 }
 
 impl Item {
-    fn positions(&self) -> std::ops::Range<u64> {
+    pub(super) fn positions(&self) -> std::ops::Range<u64> {
         self.position..self.position + self.parts
     }
 }
@@ -49,8 +49,12 @@ pub(super) struct Drain {
     pending: Vec<Item>,
     /// Of files that failed, in order of their positions.
     stuck: Vec<Item>,
-    /// Entries of files that failed were in the way of the tail when the last batch was settled.
-    held_up: bool,
+    /// Staged changes that wait for their Commit, by file: each file's in order, and of one epoch.
+    pub(super) held: BTreeMap<u64, Vec<Item>>,
+    /// Files with copies of staged changes that the tail has not passed and nobody needs.
+    pub(super) restaged: Vec<Arc<Managed>>,
+    /// Something was in the way of the tail when the last batch was settled.
+    pub(super) held_up: bool,
     /// Files to sync.
     dirty: BTreeMap<u64, Arc<Managed>>,
     /// How often the tail was written.
@@ -100,7 +104,7 @@ impl<M: Medium> Cache<M> {
             if self.ring.claim(entries, most) {
                 return Ok(true);
             }
-            if !drain.stuck.is_empty() {
+            if !drain.stuck.is_empty() || !drain.held.is_empty() {
                 self.settle(&mut drain, true)?;
                 if self.ring.claim(entries, most) {
                     return Ok(true);
@@ -108,7 +112,8 @@ impl<M: Medium> Cache<M> {
                 // What was moved is passed over, all of it, however much that is: else it would be moved on and on.
                 self.deliver(&mut drain, u64::MAX, u64::MAX)?;
                 // Nothing that can be drained makes room for it.
-                if drain.stuck_of_writers(&self.ring.shared_state()) + entries > most {
+                let open = self.open_claims.load(Ordering::Acquire);
+                if drain.stuck_of_writers(&self.ring.shared_state()) + open + entries > most {
                     return Ok(false);
                 }
             }
@@ -163,8 +168,13 @@ impl<M: Medium> Cache<M> {
             let mut drain = self.drain.hold();
             self.handle_state.writable()?;
             let advanced = self.deliver(&mut drain, position, self.settings.batch_max)?;
-            let in_the_way = drain.stuck.first().is_some_and(|item| item.position < position);
+            let stuck = drain.stuck.first().map(|item| item.position);
+            let in_the_way = stuck.into_iter().chain(drain.first_held()).any(|first| first < position);
             let all = in_the_way && drain.delivered >= position;
+            if all && !drain.held.is_empty() {
+                // What is held back may have its Commit beyond.
+                self.deliver(&mut drain, u64::MAX, u64::MAX)?;
+            }
             self.settle(&mut drain, all)?;
             drop(drain);
             if !advanced {
@@ -183,7 +193,12 @@ impl<M: Medium> Cache<M> {
         if file.write_through {
             return Ok(());
         }
-        let position = file.last.load(Ordering::Acquire);
+        self.deliver_up_to(file.last.load(Ordering::Acquire))?;
+        file.check_usable()
+    }
+
+    /// Hands all that the log has before a position to the kernel.
+    pub(super) fn deliver_up_to(&self, position: u64) -> Result<()> {
         let mut round = 0;
         loop {
             let mut drain = self.drain.hold();
@@ -198,7 +213,7 @@ impl<M: Medium> Cache<M> {
                 round = round.saturating_add(1);
             }
         }
-        file.check_usable()
+        Ok(())
     }
 
     /// Flushes a file on its own device, with its name if that is not known to be durable.
@@ -244,15 +259,32 @@ impl<M: Medium> Cache<M> {
             return Ok(false);
         }
         let mut by_file: BTreeMap<u64, (Arc<Managed>, Vec<Item>)> = BTreeMap::new();
+        let mut closes = false;
         for item in items {
-            let uid = item.operation.uid;
-            match by_file.entry(uid) {
-                Entry::Occupied(known) => known.into_mut().1.push(item),
-                Entry::Vacant(new) => drop(new.insert((self.file_of(uid)?, vec![item]))),
+            let (uid, kind) = (item.operation.uid, item.operation.kind);
+            if kind.is_of_epochs() && item.order != item.position {
+                // Of a failed file, and moved out of the way with its whole epoch: it is known to be stuck.
+                continue;
             }
+            if kind.is_staged() {
+                drain.held.entry(uid).or_default().push(item);
+                continue;
+            }
+            let is_commit = kind == Kind::Commit;
+            closes |= is_commit;
+            let covered = if is_commit { self.covered(drain, &item)? } else { Vec::new() };
+            let (_, items) = match by_file.entry(uid) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert((self.file_of(uid)?, Vec::new())),
+            };
+            items.extend(covered);
+            items.push(item);
         }
-        if !ring.is_per_write() && by_file.values().any(|(file, _)| !file.write_through) {
-            // What reaches the file by halves must be whole in the log.
+        let is_later = |file: &Managed| !file.write_through && file.epoch.is_none();
+        // What reaches the file by halves must be whole in the log.
+        if closes && self.durable_commits.load(Ordering::Acquire) < self.commits.load(Ordering::Acquire) {
+            self.flush_commits(barriers::EPOCH)?;
+        } else if !ring.is_per_write() && by_file.values().any(|(file, _)| is_later(file)) {
             ring.persist(barriers::AHEAD).map_err(|error| self.poison(error))?;
         }
         for (uid, (file, items)) in by_file {
@@ -275,7 +307,7 @@ impl<M: Medium> Cache<M> {
         Ok(true)
     }
 
-    fn file_of(&self, uid: u64) -> Result<Arc<Managed>> {
+    pub(super) fn file_of(&self, uid: u64) -> Result<Arc<Managed>> {
         let found = locked(&self.registry).of(uid);
         found.ok_or_else(|| {
             let what = format!("a log entry names file number {uid}, which is not open");
@@ -286,19 +318,20 @@ impl<M: Medium> Cache<M> {
 
     /// Gives the kernel operations on one file.
     fn deliver_to(&self, file: &Managed, items: &[Item]) -> Result<()> {
-        let is_write = |item: &Item| item.operation.kind == Kind::Write;
-        for group in items.chunk_by(|one, other| is_write(one) && is_write(other)) {
+        // A rename the kernel did before the log had it, and a Commit is none of its business.
+        let changes: Vec<&Item> =
+            items.iter().filter(|item| !matches!(item.operation.kind, Kind::Move | Kind::Commit)).collect();
+        let is_write = |item: &Item| item.operation.kind.is_write();
+        for group in changes.chunk_by(|one, other| is_write(one) && is_write(other)) {
             match group {
-                [Item { operation: Operation { kind: Kind::SetLen, value, .. }, .. }] => file.slow.set_len(*value)?,
-                // The kernel did that before the log had it.
-                [Item { operation: Operation { kind: Kind::Move, .. }, .. }] => {}
+                [item] if !is_write(item) => file.slow.set_len(item.operation.value)?,
                 writes => self.deliver_writes(file, writes)?,
             }
         }
         Ok(())
     }
 
-    fn deliver_writes(&self, file: &Managed, items: &[Item]) -> Result<()> {
+    fn deliver_writes(&self, file: &Managed, items: &[&Item]) -> Result<()> {
         let writes: Vec<(u64, u64)> = items.iter().map(|item| (item.operation.value, item.len)).collect();
         let mut buffer = Vec::new();
         let runs = coalesce::visible(&writes);
@@ -309,7 +342,7 @@ impl<M: Medium> Cache<M> {
                 let mut done = 0;
                 while done < run.len {
                     let bytes = (run.len - done).min(LONGEST - buffer.len() as u64);
-                    self.read_run(&items[run.write], run.skip + done, bytes, &mut buffer)?;
+                    self.read_run(items[run.write], run.skip + done, bytes, &mut buffer)?;
                     done += bytes;
                     if buffer.len() as u64 == LONGEST {
                         file.slow.write(at, &buffer)?;
@@ -354,25 +387,28 @@ impl<M: Medium> Cache<M> {
         for item in &settled {
             if let Some(file) = dirty.get(&item.operation.uid).filter(|file| !file.write_through) {
                 match item.operation.kind {
-                    Kind::Write => {
+                    Kind::Write | Kind::StagedWrite => {
                         file.forget_changes(item.position);
                         file.overlay.remove(pages(item.operation.value, item.len), &item.positions());
                     }
-                    Kind::SetLen => file.forget_changes(item.position + 1),
-                    Kind::Move => {}
+                    Kind::SetLen | Kind::StagedLen => file.forget_changes(item.position + 1),
+                    Kind::Move | Kind::Commit => {}
                 }
             }
         }
         let delivered = drain.delivered;
         if all {
+            self.restage(drain, delivered)?;
             self.move_stuck(drain, delivered)?;
         }
-        let tail = drain.stuck.first().map_or(delivered, |item| item.position.min(delivered));
+        let stuck = drain.stuck.first().map(|item| item.position);
+        let tail = stuck.into_iter().chain(drain.first_held()).fold(delivered, u64::min);
         self.pass(drain, tail)?;
         self.ring.shared_state().settle(delivered);
         let mut done: Vec<Arc<Managed>> = dirty.into_values().collect();
-        if std::mem::replace(&mut drain.held_up, !drain.stuck.is_empty()) {
-            // What had entries behind those of a file that failed could not be forgotten when it was drained.
+        let held_up = !drain.stuck.is_empty() || !drain.held.is_empty();
+        if std::mem::replace(&mut drain.held_up, held_up) {
+            // What had entries behind those of another file could not be forgotten when it was drained.
             done = locked(&self.registry).all();
         }
         for file in done.iter().filter(|file| file.handles.load(Ordering::Acquire) == 0) {
@@ -427,14 +463,15 @@ impl<M: Medium> Cache<M> {
             .and_then(|()| put(1 - drain.tails % 2))
             .map_err(|error| self.poison(error))?;
         ring.medium.order();
-        ring.free(tail);
+        ring.free(tail, drain.passed(tail));
         Ok(())
     }
 
     /// Writes the entries of failed files before a position again, at the head.
     fn move_stuck(&self, drain: &mut Drain, before: u64) -> Result<()> {
         let mut data = Vec::new();
-        while let Some(item) = drain.stuck.first().filter(|item| item.position < before).cloned() {
+        let held = drain.first_held().unwrap_or(u64::MAX);
+        while let Some(item) = drain.stuck.first().filter(|item| item.position < before.min(held)).cloned() {
             self.pass(drain, item.position)?;
             // Writers leave as much room as the longest operation takes. It is the only one that has positions twice,
             // for the tail has passed those of the one before.
@@ -455,7 +492,7 @@ impl<M: Medium> Cache<M> {
                 .and_then(|()| self.ring.persist(barriers::MOVED))
                 .map_err(|error| self.poison(error))?;
             if let Some(file) = locked(&self.registry).of(operation.uid)
-                && operation.kind == Kind::Write
+                && operation.kind.is_write()
             {
                 file.overlay.relocate(pages(operation.value, item.len), &item.positions(), first);
             }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::epoch::Epoch;
 use super::format::Kind;
 use super::names::Names;
 use super::overlay::{Overlay, PAGE, pages};
@@ -22,6 +23,8 @@ pub(crate) struct Managed {
     pub(super) names: RwLock<Names>,
     /// Whether it has every write as soon as the log has: see [`write_through`](super::write_through).
     pub(super) write_through: bool,
+    /// Of an atomic file: see [`epoch`](super::epoch).
+    pub(super) epoch: Option<Mutex<Epoch>>,
     /// Held shared by whoever goes through the log, exclusively by who goes past it.
     pub(super) gate: RwLock<()>,
     pub(super) length: RwLock<Length>,
@@ -41,6 +44,8 @@ pub(crate) struct Managed {
     pub(super) named: AtomicU64,
     /// What its line says of changes at times that no entry has: see [`OwnStores`](super::format::OwnStores).
     pub(super) late: AtomicU64,
+    /// Stores of this process that are under way at times that no entry has; changed with the line locked.
+    pub(super) storing: AtomicU64,
     /// Every entry of it has a position below.
     pub(super) last: AtomicU64,
     /// Handles that programs have; changed under the lock of the registry.
@@ -63,6 +68,58 @@ pub(super) struct Length {
     changes: VecDeque<(u64, u64)>,
 }
 
+/// How changes of a file reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// By the log, later.
+    Cached,
+    /// By the log, at once: see [`write_through`](super::write_through).
+    Through,
+    /// By the log, later, an epoch at a time: see [`epoch`](super::epoch).
+    Atomic,
+}
+
+/// The length while a write decides where it goes: alone if the file gets longer.
+pub(super) struct Sized<'a> {
+    pub(super) offset: u64,
+    end: u64,
+    _shared: Option<RwLockReadGuard<'a, Length>>,
+    alone: Option<RwLockWriteGuard<'a, Length>>,
+}
+
+impl Sized<'_> {
+    /// The bytes are there.
+    pub(super) fn grow(&mut self) {
+        if let Some(length) = &mut self.alone {
+            length.len = length.len.max(self.end);
+        }
+    }
+}
+
+impl Length {
+    /// Changes the length by the entry at this position.
+    pub(super) fn change(&mut self, file: &Managed, position: u64, len: u64) {
+        if len < self.len {
+            file.overlay.cut(len);
+        }
+        self.len = len;
+        self.changes.push_back((position, len));
+    }
+
+    /// Takes the length of the slow file, which has all changes.
+    pub(super) fn reset(&mut self, len: u64) {
+        self.len = len;
+        self.changes.clear();
+    }
+
+    /// Lets changes know that their entries have moved.
+    pub(super) fn relocate(&mut self, to: impl Fn(u64) -> Option<u64>) {
+        for (position, _) in &mut self.changes {
+            *position = to(*position).unwrap_or(*position);
+        }
+    }
+}
+
 /// Where a write goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum At {
@@ -80,13 +137,7 @@ pub(super) fn exclusive<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 }
 
 impl Managed {
-    pub(super) fn new(
-        slow: Arc<dyn BackingFile>,
-        identity: Identity,
-        path: PathBuf,
-        len: u64,
-        write_through: bool,
-    ) -> Self {
+    pub(super) fn new(slow: Arc<dyn BackingFile>, identity: Identity, path: PathBuf, len: u64, mode: Mode) -> Self {
         Managed {
             slow,
             identity,
@@ -95,7 +146,8 @@ impl Managed {
             gone: AtomicBool::new(false),
             like: OnceLock::new(),
             new: AtomicBool::new(false),
-            write_through,
+            write_through: mode == Mode::Through,
+            epoch: (mode == Mode::Atomic).then(Mutex::default),
             gate: RwLock::default(),
             length: RwLock::new(Length { len, changes: VecDeque::new() }),
             overlay: Overlay::default(),
@@ -103,6 +155,7 @@ impl Managed {
             uid: AtomicU64::new(0),
             named: AtomicU64::new(0),
             late: AtomicU64::new(0),
+            storing: AtomicU64::new(0),
             last: AtomicU64::new(0),
             handles: AtomicU64::new(0),
             failed: OnceLock::new(),
@@ -118,6 +171,14 @@ impl Managed {
         match self.failed.get() {
             None => Ok(()),
             Some(cause) => Err(Error::Poisoned { path: self.path().to_path_buf(), cause: cause.clone() }),
+        }
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        match (self.write_through, &self.epoch) {
+            (true, _) => Mode::Through,
+            (false, None) => Mode::Cached,
+            (false, Some(_)) => Mode::Atomic,
         }
     }
 
@@ -163,6 +224,26 @@ impl Managed {
         while length.changes.front().is_some_and(|&(position, _)| position < below) {
             length.changes.pop_front();
         }
+    }
+
+    /// Where a write of so many bytes goes, with the length held until they are there.
+    pub(super) fn sized(&self, at: At, len: usize) -> Result<Sized<'_>> {
+        // Who makes the file longer, and who asks where it ends, does so alone.
+        let length = shared(&self.length);
+        let within = matches!(at, At::Offset(offset) if offset + len as u64 <= length.len);
+        let (shared, alone) = if within {
+            (Some(length), None)
+        } else {
+            drop(length);
+            (None, Some(exclusive(&self.length)))
+        };
+        let offset = match (at, &alone) {
+            (At::Offset(offset), _) => offset,
+            (At::End, Some(length)) => length.len,
+            (At::End, None) => 0,
+        };
+        let end = self.check(offset, len)?;
+        Ok(Sized { offset, end, _shared: shared, alone })
     }
 
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<u64> {
@@ -242,6 +323,10 @@ impl<M: Medium> Cache<M> {
                 At::End => self.len(file).map(|end| (end, 0)),
             };
         }
+        if let Some(epoch) = file.open_epoch() {
+            let staged = self.write_staged(file, epoch, at, src)?;
+            return staged.map_or_else(|| self.write_past(file, at, src), Ok);
+        }
         let parts = self.ring.geometry.parts(src.len());
         if file.is_demoted() || parts > self.ring.geometry.most() || !self.claim(parts)? {
             return self.write_past(file, at, src);
@@ -256,28 +341,13 @@ impl<M: Medium> Cache<M> {
             return self.write_through(file, claim, at, src);
         }
         let uid = self.number(file)?;
-        // Who makes the file longer, and who asks where it ends, does so alone.
-        let length = shared(&file.length);
-        let within = matches!(at, At::Offset(offset) if offset + src.len() as u64 <= length.len);
-        let (_shared, mut alone) = if within {
-            (Some(length), None)
-        } else {
-            drop(length);
-            (None, Some(exclusive(&file.length)))
-        };
-        let offset = match (at, &alone) {
-            (At::Offset(offset), _) => offset,
-            (At::End, Some(length)) => length.len,
-            (At::End, None) => 0,
-        };
-        let end = file.check(offset, src.len())?;
+        let mut sized = file.sized(at, src.len())?;
+        let offset = sized.offset;
         let range = pages(offset, src.len() as u64);
         let mut pieces = file.overlay.exclusive(&range);
         let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset, time: 0 }, src)?;
         pieces.add(offset, src.len() as u64, first, u64::from(self.ring.geometry.entry));
-        if let Some(length) = &mut alone {
-            length.len = length.len.max(end);
-        }
+        sized.grow();
         self.completed(first, parts);
         Ok((offset, src.len()))
     }
@@ -307,6 +377,9 @@ impl<M: Medium> Cache<M> {
         self.handle_state.writable()?;
         file.check_usable()?;
         file.check(len, 0)?;
+        if let Some(epoch) = file.open_epoch() {
+            return if self.set_len_staged(file, epoch, len)? { Ok(()) } else { self.set_len_past(file, len) };
+        }
         if file.is_demoted() || !self.claim(1)? {
             return self.set_len_past(file, len);
         }
@@ -322,11 +395,7 @@ impl<M: Medium> Cache<M> {
         let uid = self.number(file)?;
         let mut length = exclusive(&file.length);
         let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len, time: 0 }, &[])?;
-        if len < length.len {
-            file.overlay.cut(len);
-        }
-        length.len = len;
-        length.changes.push_back((first, len));
+        length.change(file, first, len);
         drop(length);
         self.completed(first, 1);
         Ok(())
@@ -373,10 +442,13 @@ impl<M: Medium> Cache<M> {
         self.past(file, |slow| slow.set_len(len))
     }
 
-    /// Makes durable what was written to the file so far.
+    /// Makes durable what was written to the file so far: of an atomic file, by a commit.
     pub(crate) fn sync(&self, file: &Managed) -> Result<()> {
-        self.handle_state.writable()?;
-        file.check_usable()?;
+        self.commit(file, true)
+    }
+
+    /// The same of a file that is not atomic.
+    pub(super) fn sync_as_ever(&self, file: &Managed) -> Result<()> {
         if file.is_demoted() {
             return file.slow.sync(barriers::PAST).inspect_err(|error| self.fail(file, error));
         }
@@ -394,6 +466,7 @@ impl<M: Medium> Cache<M> {
         self.handle_state.writable()?;
         file.check_usable()?;
         let _gate = exclusive(&file.gate);
+        file.check_closed("give it to other programs")?;
         if !file.demoted.load(Ordering::Acquire) {
             self.revoke_writers(file)?;
             self.drain_file(file)?;
@@ -412,6 +485,7 @@ impl<M: Medium> Cache<M> {
         self.handle_state.writable()?;
         file.check_usable()?;
         let _gate = exclusive(&file.gate);
+        file.check_closed("take over what other programs wrote to it")?;
         // Of what a process left the tail has passed nothing yet.
         drop(self.hold(file)?);
         self.drain_file(file)?;
@@ -434,7 +508,13 @@ impl<'a, M: Medium> Claim<'a, M> {
     }
 
     fn place(self) -> u64 {
-        let first = self.cache.ring.place(self.parts);
+        let parts = self.parts;
+        self.place_some(parts)
+    }
+
+    /// Places so many, and leaves the rest to the caller.
+    pub(super) fn place_some(self, parts: u64) -> u64 {
+        let first = self.cache.ring.place(parts);
         std::mem::forget(self);
         first
     }

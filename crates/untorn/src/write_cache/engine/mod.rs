@@ -50,8 +50,8 @@
 //! 9. A failed file is not drained any more: its calls fail, its entries stay. If they are in the way, they are written
 //!    again at the head, durably, before the tail passes them, and keep their place in the order.
 //!
-//! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see
-//! [`write_through`].
+//! A file may instead be *atomic*: its changes count in epochs, whole: see [`epoch`]. Or it may be written *through*, to
+//! log and kernel in one call, and be read without the log: see [`write_through`].
 //!
 //! # Lock order
 //!
@@ -65,11 +65,15 @@
 //! A thread that holds the gate exclusively may take the turn before line and length. The drain takes no gate, and for
 //! a write-through file neither length nor turn, so a thread that holds them and waits for the drain does not wait for
 //! itself. Before the drain waits for a process, it takes only free turns.
+//!
+//! Last come the lock of a file's open epoch, and that of the superblock. The registry comes before the first of them.
 
 mod changed;
 mod coalesce;
+mod commits;
 mod drain;
 mod draining;
+mod epoch;
 mod file;
 mod format;
 mod multi_process;
@@ -81,6 +85,7 @@ mod recreate;
 mod rename;
 mod rename_replay;
 mod replay;
+mod restage;
 mod ring;
 mod scan;
 mod synced_dirs;
@@ -93,15 +98,16 @@ mod write_through;
 use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use untorn_ring::{Change, Step};
 
 use self::draining::Draining;
-pub(crate) use self::file::{At, Managed};
+pub(crate) use self::file::{At, Managed, Mode};
 pub(crate) use self::format::Geometry;
+use self::format::Superblock;
 pub(crate) use self::open::create;
 use self::replay::Replayer;
 pub use self::replay::{Keep, Replay, ReplayOutcome, ReplayedFile};
@@ -157,6 +163,12 @@ pub(crate) mod barriers {
         SYNC = "cache.sync";
         /// With durability per sync: the log's names are durable before they replace a sync of the directory.
         NAMES = "cache.names";
+        /// The superblock is whole in one copy while it comes to say that the log may have epochs.
+        EPOCHS = "cache.epochs";
+        /// An epoch and its Commit are durable when the commit returns.
+        COMMIT = "cache.commit";
+        /// An epoch and its Commit are durable before the file can have a part of the epoch.
+        EPOCH = "cache.drain.epoch";
         /// With durability per sync: the log has a whole operation before the file can have a part of it.
         AHEAD = "cache.drain.ahead";
         /// With durability per sync: the log durably has a shrink, and everything before it, before the file is made
@@ -231,6 +243,12 @@ pub(crate) struct Cache<M: Medium> {
     bell: Wakeup,
     /// Slots of all positions below have zeros.
     wiped: AtomicU64,
+    superblock: Mutex<Superblock>,
+    /// Entries that open epochs have, and have claimed for their next copies and their Commits.
+    open_claims: AtomicU64,
+    /// Commits that were put into the log in this session, and how many of the first of them are durable.
+    commits: AtomicU64,
+    durable_commits: AtomicU64,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -253,6 +271,8 @@ pub struct CacheInfo {
     pub stuck: u64,
     /// Files that have handles or entries.
     pub files: u64,
+    /// Entries that uncommitted changes of atomic files have, or have claimed.
+    pub uncommitted: u64,
 }
 
 /// A cache on any medium, as handles hold it. The last one to go ends its thread.
@@ -261,13 +281,16 @@ pub(crate) struct Open<M: Medium>(pub(crate) Arc<Cache<M>>);
 /// What handles ask of a cache, whatever its medium.
 pub(crate) trait AnyCache: Send + Sync {
     fn path(&self) -> &Path;
-    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, write_through: bool) -> Result<Arc<Managed>>;
+    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<Arc<Managed>>;
     fn detach(&self, file: &Arc<Managed>);
     fn len(&self, file: &Managed) -> Result<u64>;
     fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize>;
     fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)>;
     fn set_len(&self, file: &Managed, len: u64) -> Result<()>;
     fn sync(&self, file: &Managed) -> Result<()>;
+    fn commit(&self, file: &Managed, durable: bool) -> Result<()>;
+    fn abandon(&self, file: &Managed) -> Result<()>;
+    fn own_change(&self, file: &Managed, change: &mut dyn FnMut()) -> Result<()>;
     fn write_to_kernel(&self, file: &Managed) -> Result<()>;
     fn sync_file(&self, file: &Managed) -> Result<()>;
     fn reload_len(&self, file: &Managed) -> Result<()>;
@@ -297,8 +320,8 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.handle_state.path()
     }
 
-    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, write_through: bool) -> Result<Arc<Managed>> {
-        self.0.attach(slow, path, write_through)
+    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<Arc<Managed>> {
+        self.0.attach(slow, path, mode)
     }
 
     fn detach(&self, file: &Arc<Managed>) {
@@ -323,6 +346,19 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn sync(&self, file: &Managed) -> Result<()> {
         self.0.sync(file)
+    }
+
+    fn commit(&self, file: &Managed, durable: bool) -> Result<()> {
+        self.0.commit(file, durable)
+    }
+
+    fn abandon(&self, file: &Managed) -> Result<()> {
+        self.0.abandon(file)
+    }
+
+    fn own_change(&self, file: &Managed, change: &mut dyn FnMut()) -> Result<()> {
+        self.0.handle_state.writable()?;
+        self.0.storing(file, || Ok(change()))
     }
 
     fn write_to_kernel(&self, file: &Managed) -> Result<()> {
@@ -433,13 +469,16 @@ impl<M: Medium> Cache<M> {
         // What is shown of a write of which a process died may be less than a replay would leave, or more.
         self.mend_all()?;
         let files = locked(&self.registry).all();
+        let (last, committed) = self.put_commits(&files);
         if !self.ring.is_per_write() {
-            self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))?;
+            self.flush_commits(barriers::SYNC)?;
         }
+        self.make_durable(last)?;
+        committed?;
         for file in files {
             file.check_usable()?;
             if file.is_demoted() {
-                self.sync(&file)?;
+                self.sync_as_ever(&file)?;
             }
         }
         Ok(())
@@ -457,6 +496,7 @@ impl<M: Medium> Cache<M> {
             used: self.ring.head().saturating_sub(tail),
             stuck,
             files: locked(&self.registry).all().len() as u64,
+            uncommitted: self.open_claims.load(Ordering::Acquire),
         })
     }
 }

@@ -112,18 +112,25 @@ impl Managed {
     /// Whether a replay leaves it by the name that it has, and that is this one.
     fn keeps(&self, path: &Path) -> bool {
         let names = shared(&self.names);
-        self.is_kept() && &*names.path == path && names.moving.as_ref().is_none_or(|moving| moving.logged)
+        self.is_kept(&names) && &*names.path == path && names.moving.as_ref().is_none_or(|moving| moving.logged)
     }
 
     /// Whether a replay leaves it by another name than this one, which it had before.
     fn gave_up(&self, path: &Path) -> bool {
         let names = shared(&self.names);
-        self.is_kept() && names.moving.as_ref().is_some_and(|moving| moving.logged && &*moving.other == path)
+        self.is_kept(&names) && names.moving.as_ref().is_some_and(|moving| moving.logged && &*moving.other == path)
+    }
+
+    /// Whether the log has all that an atomic file ever had.
+    fn is_new_atomic(&self) -> bool {
+        self.epoch.is_some() && self.new.load(Ordering::Acquire)
     }
 
     /// Whether a replay finds it or makes it again: by its line.
-    fn is_kept(&self) -> bool {
-        let has_line = self.uid.load(Ordering::Acquire) != 0;
+    fn is_kept(&self, names: &Names) -> bool {
+        // Of a new atomic file a replay sees to nothing without a commit, or a rename.
+        let is_logged = || self.has_commit() || names.moving.as_ref().is_some_and(|moving| moving.logged);
+        let has_line = self.uid.load(Ordering::Acquire) != 0 && (!self.is_new_atomic() || is_logged());
         has_line && !self.leaving.load(Ordering::Acquire) && !self.is_demoted() && !self.has_failed()
     }
 
@@ -165,7 +172,7 @@ impl<M: Medium> Cache<M> {
     pub(crate) fn dir_is_durable(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
         self.handle_state.writable()?;
         let files = locked(&self.registry).all();
-        let mut named = 0;
+        let (mut named, mut by_commit) = (0, false);
         for name in names {
             let path = dir.join(name);
             let found = self.place.named(&path)?;
@@ -177,12 +184,18 @@ impl<M: Medium> Cache<M> {
                 Named::Other => false,
             };
             // Of those that gave a name up, any may be back by it.
-            let keepers = files.iter().filter(is_keeper);
-            let Some(last) = keepers.map(|file| file.named.load(Ordering::Acquire)).max() else { return Ok(false) };
+            let keepers: Vec<&Arc<Managed>> = files.iter().filter(is_keeper).collect();
+            by_commit |= keepers.iter().any(|file| file.is_new_atomic());
+            let Some(last) = keepers.into_iter().map(|file| file.named.load(Ordering::Acquire)).max() else {
+                return Ok(false);
+            };
             named = named.max(last);
         }
         // What says so is in the log, and is to be there after a crash, too. The sync of a file, by whichever
         // process, may have made all of it durable meanwhile.
+        if by_commit {
+            self.make_durable(self.commits.load(Ordering::Acquire))?;
+        }
         if !self.ring.is_per_write() && !self.ring.shared_state().is_answered(named) {
             self.ring.persist(barriers::NAMES).map_err(|error| self.poison(error))?;
         }

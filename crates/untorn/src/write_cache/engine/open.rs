@@ -47,7 +47,8 @@ pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> 
                 at += bytes;
             }
         }
-        let mut superblock = Superblock { uuid: medium.unique()?, seq: 0, session: 0, per_write: true, geometry };
+        let mut superblock =
+            Superblock { uuid: medium.unique()?, seq: 0, session: 0, per_write: true, epochs: false, geometry };
         superblock.write(file)?;
         superblock.write(file)?;
         file.sync(barriers::CREATE)
@@ -118,6 +119,7 @@ impl Superblock {
     /// Begins a session: nothing that the log has counts any more.
     pub(super) fn begin<M: Medium>(&mut self, medium: &M, file: &M::File) -> Result<()> {
         self.session += 1;
+        self.epochs = false;
         self.write(file)?;
         medium.fence(barriers::SESSION, &[file])?;
         // The other copy is there for the day when this one is damaged; it may become durable whenever it does.
@@ -197,6 +199,10 @@ impl<M: Medium> Cache<M> {
             worker: Worker::new(batch, max_age),
             bell: Wakeup::default(),
             wiped: AtomicU64::new(0),
+            superblock: Mutex::new(superblock),
+            open_claims: AtomicU64::new(0),
+            commits: AtomicU64::new(0),
+            durable_commits: AtomicU64::new(0),
             ring,
         });
         if settings.background {

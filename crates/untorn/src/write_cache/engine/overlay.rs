@@ -103,6 +103,11 @@ impl Overlay {
         }
     }
 
+    /// Takes away everything.
+    pub(super) fn clear(&self) {
+        self.each(|_, pieces| pieces.clear());
+    }
+
     /// Lets pieces know that their entries have moved.
     pub(super) fn relocate(&self, pages: Range<u64>, from: &Range<u64>, to: u64) {
         for page in pages {

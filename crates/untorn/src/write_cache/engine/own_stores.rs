@@ -6,7 +6,8 @@
 //!    program changed the file ([`changed`](super::changed)).
 //! 2. A kill between the two leaves a line from which nothing follows: the replay stores to the file.
 //! 3. Both are stored without a fence, always over the copy that no fence has made sure of. The other copy says that
-//!    stores are under way, so a tear accuses nobody. After a power cut the machine is started anew, and then only a
+//!    stores are under way, so a tear accuses nobody. Of stores at the same time only the last to end says what it
+//!    left. After a power cut the machine is started anew, and then only a
 //!    time later than the start counts, whichever of the copies did arrive.
 
 use std::sync::atomic::Ordering;
@@ -24,16 +25,23 @@ impl<M: Medium> Cache<M> {
         if file.write_through || file.slow.modified()?.is_none() {
             return store();
         }
-        self.say(file, OwnStores::UnderWay)?;
-        let stored = store()?;
-        if let Some(left) = file.slow.modified()? {
-            self.say(file, OwnStores::Left(left))?;
-        }
-        Ok(stored)
+        self.say(file, |file| {
+            file.storing.fetch_add(1, Ordering::AcqRel);
+            Ok(Some(OwnStores::UnderWay))
+        })?;
+        let stored = store();
+        let ended = self.say(file, |file| {
+            let others = file.storing.fetch_sub(1, Ordering::AcqRel) > 1;
+            let left = if others || stored.is_err() { None } else { file.slow.modified()? };
+            Ok(left.map(OwnStores::Left))
+        });
+        stored.and_then(|stored| ended.map(|()| stored))
     }
 
-    fn say(&self, file: &Managed, stores: OwnStores) -> Result<()> {
+    /// Has the line say what `stores` decides, with the line locked.
+    fn say(&self, file: &Managed, stores: impl FnOnce(&Managed) -> Result<Option<OwnStores>>) -> Result<()> {
         let own = locked(&file.line);
+        let Some(stores) = stores(file)? else { return Ok(()) };
         file.late.store(stores.encode(), Ordering::Release);
         if let Some(line) = *own {
             // The number of the next version: that one goes over the same copy, before the other.

@@ -33,6 +33,10 @@ impl<M: Medium> Cache<M> {
         let from = file.path();
         let told_apart = file.identity.generation != 0 && file.identity.birth != 0;
         let fits = from.as_os_str().len() + to.as_os_str().len() <= MAX_PATH;
+        if file.open_epoch().is_some() {
+            // Also without a change: the file stays atomic whatever its name.
+            self.number(file)?;
+        }
         let has_line = file.uid.load(Ordering::Acquire) != 0;
         if !has_line || file.is_demoted() || !told_apart || !fits || !to.is_absolute() || to == &*from {
             return Ok(false);
@@ -121,6 +125,9 @@ impl<M: Medium> Cache<M> {
             // Without a time of birth nothing would tell it from a later file of its inode number.
             return Ok((found.birth != 0).then_some(Target { identity: Some(found), known: None }));
         };
+        if known.open_epoch().is_some() && !known.has_failed() {
+            self.number(&known)?;
+        }
         let busy = shared(&known.names).moving.as_ref().is_some_and(|moving| !moving.done);
         let has_line = known.uid.load(Ordering::Acquire) != 0;
         let is_here = &*known.path() == to && !std::ptr::eq(&*known, file);
@@ -177,6 +184,9 @@ impl<M: Medium> Cache<M> {
         let (uid, kind, value) = (file.uid.load(Ordering::Acquire), Kind::Move, moving.number);
         let operation = Operation { uid, kind, value, time: 0 };
         let first = self.log(file, claim, operation, &[])?;
+        if !self.ring.is_per_write() {
+            self.count_rename(file);
+        }
         self.completed(first, 1);
         file.is_named_by(self.ring.shared_state().ask_for_flush());
         file.move_is_logged(moving.number);

@@ -86,6 +86,8 @@ pub struct Replay {
     /// Entries of incomplete operations: in flight at the crash, or damaged since. The last incomplete operation in the
     /// log may be missing from this count.
     pub incomplete: u64,
+    /// Atomic files with changes that no commit covered when the log was last written to. A crash takes them back.
+    pub open_epochs: u64,
     /// Entries that the log has room for.
     pub capacity: u64,
     /// Data bytes of an entry.
@@ -231,8 +233,9 @@ impl<'a, M: Medium> Replayer<'a, M> {
         };
         let mut files: Vec<ReplayedFile> = self.targets.into_values().map(of).collect();
         files.sort_by(|one, two| one.path.cmp(&two.path));
-        let Scan { geometry, incomplete, .. } = self.scan;
-        Ok(Replay { files, operations: total, incomplete, capacity: geometry.slots, entry_size: geometry.entry })
+        let Scan { geometry, incomplete, open_epochs, .. } = self.scan;
+        let (capacity, entry_size) = (geometry.slots, geometry.entry);
+        Ok(Replay { files, operations: total, incomplete, open_epochs, capacity, entry_size })
     }
 
     pub(super) fn fail(&mut self, uid: u64, error: &Error) {
@@ -427,8 +430,8 @@ impl<'a, M: Medium> Replayer<'a, M> {
         match operation.kind {
             Kind::Write => self.write(operation),
             Kind::SetLen => target.slow.as_ref().map_or(Ok(()), |file| file.set_len(operation.value)),
-            // Names come last.
-            Kind::Move => Ok(()),
+            // Names come last, and of epochs the scan has left what counts.
+            Kind::Move | Kind::StagedWrite | Kind::StagedLen | Kind::Commit => Ok(()),
         }
     }
 

@@ -165,10 +165,7 @@ impl<M: Medium> Ring<M> {
             let data = &data[from..data.len().min(from + size)];
             let position = first + part;
             let at = self.geometry.entry_at(position);
-            let value = match operation.kind {
-                Kind::Write => operation.value + from as u64,
-                _ => operation.value,
-            };
+            let value = operation.value + if operation.kind.is_write() { from as u64 } else { 0 };
             let Operation { uid, kind, time, .. } = operation;
             let (len, part, parts) = (data.len() as u32, part as u32, parts as u32);
             let order = order + u64::from(part);
@@ -234,9 +231,9 @@ impl<M: Medium> Ring<M> {
         Error::Corrupt { path: self.path.clone(), offset: Some(self.geometry.entry_at(position)), what }
     }
 
-    /// Everything below is free: the log says so durably.
-    pub(super) fn free(&self, upto: u64) {
-        let own = self.shared_state().free(upto);
+    /// Everything below is free: the log says so durably. So many of the claims stay, with open epochs.
+    pub(super) fn free(&self, upto: u64, kept: u64) {
+        let own = self.shared_state().free(upto).saturating_sub(kept);
         // Whose the positions were is in memory that others have, too.
         let _ = self.claimed.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |all| Some(all.saturating_sub(own)));
     }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use super::commits::{self, Commit};
 use super::format::{Entry, Geometry, HEADER, Kind, Superblock, TableLine, read_entry, read_tail};
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
@@ -31,6 +32,8 @@ pub(super) struct Scan {
     /// By number: the slot, the copy that counts, and what it says.
     pub(super) table: HashMap<u64, (u32, usize, TableLine)>,
     pub(super) incomplete: u64,
+    /// Files with changes of an epoch that no commit closed.
+    pub(super) open_epochs: u64,
     /// Where an entry may be the log has zeros only, as far as the first bytes of each place tell.
     pub(super) is_blank: bool,
 }
@@ -61,6 +64,7 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
     let mut entries = BTreeMap::new();
     let mut data = Vec::new();
     let mut is_blank = true;
+    let mut committed = HashMap::new();
     for slot in written_slots(file, geometry) {
         // A process that was killed may have left data without a header.
         let mut start = [0; 2 * HEADER as usize];
@@ -68,7 +72,12 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         is_blank &= start == [0; 2 * HEADER as usize];
         if let Some(entry) = read_entry(file, checksum_seed, geometry, geometry.entry_at(slot), &mut data)?
             && (tail..tail + geometry.slots).contains(&entry.position)
+            && (superblock.epochs || !entry.kind.is_of_epochs())
         {
+            if entry.kind == Kind::Commit {
+                // Without what it has to say it is whole, and counts for nothing.
+                committed.extend(Commit::decode(&data).map(|commit| (entry.position, commit)));
+            }
             entries.insert(entry.position, entry);
         }
     }
@@ -119,7 +128,9 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         let offset = Some(geometry.entry_at(stray.position));
         return Err(Error::Corrupt { path: path.to_owned(), offset, what });
     }
-    Ok(Scan { geometry, checksum_seed, operations, table, incomplete: end - tail - whole.min(end - tail), is_blank })
+    let open_epochs = commits::resolve(&mut operations, &committed, tail);
+    let incomplete = end - tail - whole.min(end - tail);
+    Ok(Scan { geometry, checksum_seed, operations, table, incomplete, open_epochs, is_blank })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::file::{Managed, exclusive};
+use super::file::{Managed, Mode, exclusive};
 use super::format::{MAX_PATH, OwnStores, PARENTS, TableLine};
 use super::names::{Said, parent};
 use super::synced_dirs::SyncedDirs;
@@ -71,8 +71,12 @@ impl Registry {
 
 impl<M: Medium> Cache<M> {
     /// A handle of a file, which may be known already.
-    pub(crate) fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, write_through: bool) -> Result<Arc<Managed>> {
+    pub(crate) fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<Arc<Managed>> {
         self.handle_state.writable()?;
+        if mode == Mode::Atomic && self.ring.shared().is_some() {
+            let what = "atomic files need a log that no other process appends to; open the log without `shared`";
+            return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+        }
         if path.as_os_str().len() > MAX_PATH || !path.is_absolute() {
             let what = format!(
                 "the log takes only absolute paths of at most {MAX_PATH} bytes; open this file without \
@@ -95,22 +99,27 @@ impl<M: Medium> Cache<M> {
                 return Err(Error::Invalid { path: path.to_owned(), what });
             }
             let file = match &known {
-                Some(file) if file.write_through != write_through => {
-                    let what = "it is already attached with the other write mode (cached or write-through); use one \
-                                mode for all handles of a file"
+                Some(file) if file.mode() != mode => {
+                    let what = "it is already attached with another write mode (cached, write-through or atomic); use \
+                                one mode for all handles of a file"
                         .to_owned();
                     return Err(Error::Invalid { path: path.to_owned(), what });
                 }
                 Some(file) => file,
                 None => {
-                    let file =
-                        Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?, write_through));
+                    let file = Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?, mode));
                     registry.files.entry(key(&identity)).or_insert(file)
                 }
             };
             file.handles.fetch_add(1, Ordering::AcqRel);
             file.clone()
         };
+        if mode == Mode::Atomic
+            && let Err(error) = self.allow_epochs().and_then(|()| self.finish_close(&known))
+        {
+            self.detach(&known);
+            return Err(error);
+        }
         Ok(known)
     }
 
@@ -121,7 +130,11 @@ impl<M: Medium> Cache<M> {
         }
         let is_last = {
             let _registry = locked(&self.registry);
-            file.handles.fetch_sub(1, Ordering::AcqRel) == 1
+            let is_last = file.handles.fetch_sub(1, Ordering::AcqRel) == 1;
+            if is_last {
+                self.begin_close(file);
+            }
+            is_last
         };
         if !is_last {
             return;
@@ -131,6 +144,10 @@ impl<M: Medium> Cache<M> {
         if let Err(error) = self.revoke_writers(file) {
             tracing::error!(path = %file.path().display(), %error, "cannot finish the writes of other processes; they \
                                                                     stay in the log until a replay");
+        }
+        if let Err(error) = self.finish_close(file) {
+            tracing::error!(path = %file.path().display(), %error, "cannot take back the uncommitted changes of a \
+                                                                    closed file; a replay does");
         }
         self.see_off(file);
         self.forget_if_done(&mut locked(&self.registry), file);
@@ -255,10 +272,11 @@ impl<M: Medium> Cache<M> {
     }
 
     /// What a file is like that a replay could make again with nothing but what the log is going to have of it. Only
-    /// what is written through: nobody else writes to it then.
+    /// what is written through, or atomic: nobody else writes to it then.
     fn is_new(&self, file: &Managed) -> Result<Option<CreateAttrs>> {
         let told_apart = file.identity.generation != 0 && file.identity.birth != 0;
-        if file.write_through && told_apart && file.slow.len()? == 0 { file.slow.create_attrs() } else { Ok(None) }
+        let is_ours = file.write_through || file.epoch.is_some();
+        if is_ours && told_apart && file.slow.len()? == 0 { file.slow.create_attrs() } else { Ok(None) }
     }
 
     /// Makes it durable that the directory of a new file is there, and that nothing else has its name, unless both

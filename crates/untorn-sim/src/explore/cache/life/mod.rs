@@ -33,11 +33,16 @@ impl Subject for Config {
     type Script = Generator;
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
-        PACE.run(case, shared, SimMedium::new(case.config.medium), Model::new(case.config.durability))
+        PACE.run(
+            case,
+            shared,
+            SimMedium::new(case.config.medium),
+            Model::new(case.config.durability).with_epochs(case.config.is_atomic()),
+        )
     }
 
     fn inherit(life: &Life<'_>, _: &Allowed) -> Model {
-        Model::new(life.config().durability)
+        Model::new(life.config().durability).with_epochs(life.config().is_atomic())
     }
 
     fn begin(life: &mut Life<'_>, allowed: &Allowed, killed: bool, mut rng: Rng) -> Found<Option<Plan<Generator>>> {
@@ -85,16 +90,15 @@ impl Paced for Config {
     }
 
     fn script(&self, rng: Rng) -> Generator {
-        let Config { medium, durability, through, canary } = *self;
-        let fails = medium == MediumClass::Block && !canary;
-        Generator::new(rng, fails, through, through && durability == Durability::PerCommit)
+        let (through, fails) = (self.is_through(), self.medium == MediumClass::Block && !self.is_canary());
+        Generator::new(rng, fails, through, through && self.durability == Durability::PerCommit)
     }
 }
 
 impl Life<'_> {
     /// Whether a machine has no log that it should have.
     fn is_logless(&self, medium: &SimMedium) -> bool {
-        !self.config().canary && !medium.exists(Path::new(LOG)).unwrap_or(false)
+        !self.config().is_canary() && !medium.exists(Path::new(LOG)).unwrap_or(false)
     }
 
     /// Opens what an earlier life left, which may be any of these states, and keeps what it sees.
@@ -112,7 +116,7 @@ impl Life<'_> {
         self.sync_shown(allowed)?;
         let seen = self.see()?;
         allowed.check("after an open, the log", &seen)?;
-        self.model = Model::of(self.config().durability, &seen);
+        self.model = Model::of_state(self.config().durability, &seen).with_epochs(self.config().is_atomic());
         if killed {
             // A removal is durable now if the log had something of the file.
             self.model.may_be_back(&allowed.states);
@@ -131,9 +135,14 @@ impl Life<'_> {
 
     fn operation(&mut self, op: &Op) -> Found<()> {
         self.log.push(op.to_string());
-        let before = self.model.allowed();
+        let mut before = self.model.allowed();
+        if self.model.atomic {
+            let mut between = self.model.clone();
+            between.close_by(op);
+            before.extend(between.allowed());
+        }
         let mut grown = self.model.grown();
-        let (was, leaving) = (self.model.visible(), self.model.leaving.clone());
+        let (was, leaving) = (self.model.committed(), self.model.leaving.clone());
         self.model.apply(op);
         for (name, ranges) in self.model.grown() {
             grown.entry(name).or_default().extend(ranges);
@@ -145,10 +154,13 @@ impl Life<'_> {
             Op::ReopenMissing(name) => self.reopen_missing(name)?,
             _ => self.attempt(op)?.map_err(|error| Finding::new(format!("{op} failed: {error}")))?,
         }
+        if let Some(name) = self.handle.as_mut().and_then(|opened| opened.refused.take()) {
+            self.model.refuse(name);
+        }
         let seen_past = self.recorder.saw(PAST);
         let torn = op.goes_past(&self.model, seen_past).map(|name| {
             let of = |state: &State| state.get(&name).cloned().unwrap_or_default();
-            (name, of(&was), of(&self.model.visible()))
+            (name, of(&was), of(&self.model.committed()))
         });
         let past = matches!(op, Op::SetLen(file, _) if seen_past || self.model.demoted.contains(file));
         let mut states = before;
@@ -174,8 +186,7 @@ impl Life<'_> {
 
     /// The states that a crash may leave, given these.
     fn allowed_of(&self, states: Vec<State>) -> Allowed {
-        let Config { through, durability, .. } = *self.config();
-        let mixed = through && durability == Durability::PerCommit;
+        let mixed = self.config().is_through() && self.config().durability == Durability::PerCommit;
         Allowed { mixed, grown: self.model.grown(), ..Allowed::of(states) }
     }
 
@@ -222,6 +233,7 @@ impl Life<'_> {
 
     fn reopen_fails(&mut self, op: &Op, nth: u32) -> Found<()> {
         self.let_go()?;
+        self.model.drop_open();
         self.trip(nth);
         let replayed = guarded("replaying", || Opened::replay(self.config(), &self.medium, None))?;
         if let Ok(Some(name)) = replayed {
@@ -241,6 +253,7 @@ impl Life<'_> {
     /// Replays while a file is not to be found, then as usual.
     fn reopen_missing(&mut self, missing: u8) -> Found<()> {
         self.let_go()?;
+        self.model.drop_open();
         match tried("replaying", || Opened::replay(self.config(), &self.medium, Some(missing)))? {
             Some(name) => self.kept(name)?,
             None => {

@@ -1,12 +1,13 @@
 //! Lives with known events.
 
 use super::super::super::life::{Context, Effort};
+use super::super::config::Mode;
 use super::*;
 
 /// Runs this operation on a file of 210 bytes while the log is full of the entries of another file that failed, and
 /// crashes everywhere.
 fn past_a_full_log(durability: Durability, effort: Effort, op: Op) {
-    let config = Config { medium: MediumClass::Block, durability, through: false, canary: false };
+    let config = Config { medium: MediumClass::Block, durability, mode: Mode::Cached };
     let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
     let medium = SimMedium::new(config.medium);
     // If durability is left to a sync, the log is flushed before the file.
@@ -61,21 +62,24 @@ fn a_length_without_log_room_may_be_lost_after_it_was_seen() {
 
 /// Runs these operations on files behind a log on a disk, and crashes everywhere. Returns the final content of the
 /// files, and whether the log was ever flushed for names of a directory.
-fn lived(durability: Durability, through: bool, ops: &[Op]) -> (State, bool) {
-    let config = Config { medium: MediumClass::Block, durability, through, canary: false };
+fn lived(durability: Durability, mode: Mode, ops: &[Op]) -> (State, bool) {
+    let config = Config { medium: MediumClass::Block, durability, mode };
     let effort = Effort { cap: 64, samples: 16, minor_cap: 8, afterlife: 1, depth: 0 };
     let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
     let mut seen = (State::new(), false);
-    must_live(Life::new(&context, SimMedium::new(config.medium), Model::new(durability), 1), |life| {
-        Config::create(life, true)?;
-        for op in ops {
-            life.recorder.arm(true);
-            life.operation(op)?;
-        }
-        let flushed = life.medium.reached().iter().any(|barrier| barrier.name() == "cache.names");
-        seen = (life.model.visible(), flushed);
-        Ok(())
-    });
+    must_live(
+        Life::new(&context, SimMedium::new(config.medium), Model::new(durability).with_epochs(config.is_atomic()), 1),
+        |life| {
+            Config::create(life, true)?;
+            for op in ops {
+                life.recorder.arm(true);
+                life.operation(op)?;
+            }
+            let flushed = life.medium.reached().iter().any(|barrier| barrier.name() == "cache.names");
+            seen = (life.model.visible(), flushed);
+            Ok(())
+        },
+    );
     seen
 }
 
@@ -93,7 +97,7 @@ fn each_sync_makes_all_changes_since_the_last_one_durable() {
         // The content from before processes were let in must be durable, too.
         let ops =
             [Op::Make(0, 70, 1), Op::Sync(0), Op::Write(0, 0, 70, 2), Op::Sync(0), last, Op::Sync(0), Op::Sync(0)];
-        lived(Durability::PerCommit, true, &ops);
+        lived(Durability::PerCommit, Mode::Through, &ops);
     }
 }
 
@@ -102,9 +106,9 @@ fn a_name_is_kept_if_what_says_so_is_durable() {
     // The first new file needs a sync of its directory.
     let makes =
         [Op::Make(0, 70, 1), Op::SyncNames(0), Op::Make(1, 70, 1), Op::SyncNames(0), Op::Sync(1), Op::SyncNames(0)];
-    lived(Durability::PerCommit, true, &makes);
+    lived(Durability::PerCommit, Mode::Through, &makes);
     let moves = [Op::SyncNames(0), Op::Create(0, 70, 1), Op::Sync(0), Op::Move(0, 1), Op::SyncNames(0)];
-    lived(Durability::PerCommit, true, &moves);
+    lived(Durability::PerCommit, Mode::Through, &moves);
 }
 
 #[test]
@@ -113,10 +117,10 @@ fn a_name_is_given_up_for_good_only_by_all_that_had_it() {
     let second = [Op::Make(0, 70, 1), Op::Sync(0), Op::Move(0, 2), Op::SyncNames(0)];
     // Chance decides which of the two is found first.
     for _ in 0..8 {
-        let (_, flushed) = lived(Durability::PerCommit, true, &[&first[..], &second].concat());
+        let (_, flushed) = lived(Durability::PerCommit, Mode::Through, &[&first[..], &second].concat());
         assert!(flushed, "a crash may bring back the second");
     }
-    assert!(!lived(Durability::PerCommit, true, &[&first[..], &[Op::SyncNames(0)]].concat()).1, "for nothing");
+    assert!(!lived(Durability::PerCommit, Mode::Through, &[&first[..], &[Op::SyncNames(0)]].concat()).1, "for nothing");
 }
 
 #[test]
@@ -131,6 +135,44 @@ fn a_moved_file_keeps_its_name_when_its_successor_leaves() {
         Op::SyncNames(0),
     ];
     for durability in [Durability::PerWrite, Durability::PerCommit] {
-        assert_eq!(lived(durability, false, &ops).0, [(1, vec![141])].into());
+        assert_eq!(lived(durability, Mode::Cached, &ops).0, [(1, vec![141])].into());
+    }
+}
+
+#[test]
+fn an_epoch_is_never_there_without_the_one_before() {
+    let ops = [
+        Op::Create(0, 200, 1),
+        Op::Sync(0),
+        Op::Write(0, 0, 70, 2),
+        Op::CommitLater(0),
+        Op::Write(0, 100, 64, 3),
+        Op::SetLen(0, 60),
+        Op::Append(0, 64, 4),
+        Op::Sync(0),
+    ];
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        let expected = [&[2; 60][..], &[4; 64]].concat();
+        assert_eq!(lived(durability, Mode::Atomic, &ops).0, [(0, expected)].into());
+    }
+}
+
+#[test]
+fn an_open_epoch_stays_whole_while_the_log_is_used_again_and_again() {
+    let mut ops =
+        vec![Op::Create(0, 70, 1), Op::Sync(0), Op::Write(0, 0, 70, 2), Op::SetLen(0, 50), Op::Create(1, 1, 1)];
+    for tag in 3..12 {
+        ops.extend([Op::Write(1, 0, 200, tag), Op::CommitLater(1)]);
+        if tag % 3 == 0 {
+            ops.push(Op::DrainSome);
+        }
+        if tag == 7 {
+            ops.push(Op::Append(0, 64, 20));
+        }
+    }
+    ops.push(Op::Sync(0));
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        let (state, _) = lived(durability, Mode::Atomic, &ops);
+        assert_eq!(state[&0], [&[2; 50][..], &[20; 64]].concat());
     }
 }

@@ -1,0 +1,157 @@
+//! Commits as a log has them, and which staged changes they let count after a crash.
+//!
+//! # Invariants
+//!
+//! 1. A Commit covers the staged changes of its file whose places in the order are from its first one on, up to its
+//!    own. It counts if all of them are whole, as many as it says, or if the durable tail is beyond the first: only a
+//!    durable Commit lets the tail go there, and an epoch is whole before its Commit is durable. What the tail has
+//!    passed, the file durably has.
+//! 2. A Commit counts only if the one before it counts, or the tail has passed that one. So no epoch is there without
+//!    those before it.
+//! 3. Staged changes that no Commit covers are those of an epoch that was open, was abandoned, or was staged again.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::format::Kind;
+use super::scan::Operation;
+
+/// The data of a Commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Commit {
+    /// Changes that its epoch has.
+    pub(super) count: u64,
+    /// The place of the file's Commit before, in this session.
+    pub(super) before: Option<u64>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawCommit {
+    count: U64,
+    /// The place, counted from 1; 0 without one.
+    before: U64,
+}
+
+/// Bytes of data of a Commit.
+pub(super) const COMMIT: usize = size_of::<RawCommit>();
+
+const _: () = assert!(COMMIT == 16);
+
+impl Commit {
+    pub(super) fn encode(&self) -> [u8; COMMIT] {
+        let before = self.before.map_or(0, |position| position + 1);
+        zerocopy::transmute!(RawCommit { count: self.count.into(), before: before.into() })
+    }
+
+    pub(super) fn decode(data: &[u8]) -> Option<Self> {
+        let raw = RawCommit::read_from_bytes(data).ok()?;
+        Some(Commit { count: raw.count.get(), before: raw.before.get().checked_sub(1) })
+    }
+}
+
+/// Has the changes of committed epochs count like all others, and drops Commits and other staged changes. The
+/// operations are in order. `commits` has the data of each Commit, by its position. Returns how many files had an
+/// epoch that no Commit closed.
+pub(super) fn resolve(operations: &mut Vec<Operation>, commits: &HashMap<u64, Commit>, tail: u64) -> u64 {
+    let mut open: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    let mut committed: HashSet<u64> = HashSet::new();
+    let mut valid: HashSet<(u64, u64)> = HashSet::new();
+    for operation in &*operations {
+        let staged = open.entry(operation.uid).or_default();
+        if operation.kind.is_staged() {
+            staged.push(operation.order);
+        }
+        let Some(commit) = commits.get(&operation.position).filter(|_| operation.kind == Kind::Commit) else {
+            continue;
+        };
+        let (first, uid) = (operation.value, operation.uid);
+        let follows = commit.before.is_none_or(|before| before < tail || valid.contains(&(uid, before)));
+        let covered: Vec<u64> = staged.iter().copied().filter(|order| *order >= first).collect();
+        let is_whole = first < tail || covered.len() as u64 == commit.count && covered.first() == Some(&first);
+        if follows && is_whole && first < operation.order {
+            staged.clear();
+            committed.extend(covered);
+            valid.insert((uid, operation.order));
+        }
+    }
+    operations.retain_mut(|operation| {
+        operation.kind = match operation.kind {
+            Kind::StagedWrite if committed.contains(&operation.order) => Kind::Write,
+            Kind::StagedLen if committed.contains(&operation.order) => Kind::SetLen,
+            kind => kind,
+        };
+        !operation.kind.is_of_epochs()
+    });
+    open.values().filter(|staged| !staged.is_empty()).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operation(order: u64, kind: Kind, value: u64) -> Operation {
+        Operation { position: order, order, uid: 1, kind, value, len: 0, parts: 1, time: 0 }
+    }
+
+    /// The places of the changes that count.
+    fn counting(tail: u64, lost: &[u64]) -> Vec<u64> {
+        use Kind::{Commit as Closed, Move, StagedLen, StagedWrite};
+        let all = [
+            operation(10, StagedWrite, 0),
+            operation(11, StagedLen, 5),
+            operation(12, Closed, 10),
+            operation(13, Move, 1),
+            // Staged again, from 16 on.
+            operation(14, StagedWrite, 0),
+            operation(16, StagedWrite, 0),
+            operation(17, StagedWrite, 9),
+            operation(18, Closed, 16),
+            operation(19, StagedWrite, 0),
+        ];
+        let commit = |count, before| Commit { count, before };
+        let commits = HashMap::from([(12, commit(2, None)), (18, commit(2, Some(12)))]);
+        let mut left: Vec<Operation> =
+            all.into_iter().filter(|op| op.order >= tail && !lost.contains(&op.order)).collect();
+        let open = resolve(&mut left, &commits, tail);
+        assert_eq!(open, u64::from(lost != [19]));
+        assert!(left.iter().all(|op| !op.kind.is_of_epochs()));
+        left.into_iter().map(|op| op.order).collect()
+    }
+
+    #[test]
+    fn an_epoch_counts_whole_and_after_those_before_it() {
+        assert_eq!(counting(0, &[]), [10, 11, 13, 16, 17]);
+        assert_eq!(counting(0, &[19]), [10, 11, 13, 16, 17]);
+        // The second lacks a change, or its Commit.
+        assert_eq!(counting(0, &[16]), [10, 11, 13]);
+        assert_eq!(counting(0, &[17]), [10, 11, 13]);
+        assert_eq!(counting(0, &[18, 19]), [10, 11, 13]);
+        // The first does: neither counts.
+        assert_eq!(counting(0, &[11]), [13]);
+        assert_eq!(counting(0, &[12]), [13]);
+        // A copy from before counts for nothing.
+        assert_eq!(counting(0, &[14]), [10, 11, 13, 16, 17]);
+    }
+
+    #[test]
+    fn what_the_tail_has_passed_is_not_missed() {
+        assert_eq!(counting(11, &[]), [11, 13, 16, 17]);
+        assert_eq!(counting(13, &[]), [13, 16, 17]);
+        assert_eq!(counting(17, &[]), [17]);
+        assert_eq!(counting(18, &[]), []);
+        // Beyond its first change, the rest was there once, and was moved or is damaged.
+        assert_eq!(counting(17, &[17]), []);
+    }
+
+    #[test]
+    fn a_commit_survives_its_bytes() {
+        for before in [None, Some(0), Some(77)] {
+            let commit = Commit { count: 3, before };
+            assert_eq!(Commit::decode(&commit.encode()), Some(commit));
+        }
+        assert_eq!(Commit::decode(&[0; 15]), None);
+    }
+}

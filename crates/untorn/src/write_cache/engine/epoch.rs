@@ -1,0 +1,376 @@
+//! Atomic files: a second rule for when changes count. The changes of an atomic file are *staged*: together they are
+//! the file's *open epoch*, which a *commit* closes. After a crash the file has its last commit, whole.
+//!
+//! ```text
+//!  write ─► staged in the log, over the pages ─┐
+//!  write ─► staged in the log, over the pages ─┤ held back by the drain
+//!                                              ▼
+//!  commit ─► one entry: first change, how many ─► one flush ─► the drain delivers the epoch, whole ─► the tail passes
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. The changes of an open epoch, and its Commit, are placed, stored and complete under the lock of the epoch. So a
+//!    Commit covers exactly the changes that the log has before it, and all of them are in the log when it is.
+//! 2. The Commit says with which change its epoch begins and how many it has. Entries certify themselves. So changes
+//!    and Commit need no order between them, and one flush makes an epoch durable. A Commit also names the file's
+//!    Commit before it: one that a crash took lets no later one count ([`commits`](super::commits)).
+//! 3. The drain holds staged changes back until it meets their Commit, makes it durable, and only then delivers all of
+//!    the epoch ([`restage`](super::restage)). Before its Commit the tail passes no change of an epoch. So if the
+//!    durable tail is beyond the first change of an epoch that has a Commit, that Commit is durable, and the epoch
+//!    whole.
+//! 4. An open epoch does not stop the tail: all its changes are staged again, at the head. From then on the epoch
+//!    begins there, and the copies before are *void*, because no Commit will ever name them.
+//! 5. A staged change claims its entries twice, and the first one claims an entry for the Commit. So staging again and
+//!    committing never wait for room. Once the copies before are void, their claims stay with the epoch until the tail
+//!    passes them, and are then good for the next time.
+//! 6. A change for which there is no room refuses the whole epoch: every commit fails, until the epoch is abandoned or
+//!    the last handle is dropped. So a commit never lacks a change that the program made.
+//! 7. Of a failed file nothing is dropped or committed any more.
+//!
+//! The lock of an epoch comes after the file's stripes and after the drain. Nothing is waited for under it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+
+use super::commits::Commit;
+use super::drain::Item;
+use super::file::{At, Claim, Managed, exclusive, shared};
+use super::format::Kind;
+use super::overlay::pages;
+use super::ring::Operation;
+use super::{Cache, barriers, locked};
+use crate::error::{Error, Result};
+use crate::format::dual_copy::DualCopy;
+use crate::storage::{Barrier, Medium};
+
+/// The open epoch of an atomic file.
+#[derive(Default)]
+pub(super) struct Epoch {
+    /// Its changes, in order; their places are those of the last copies.
+    pub(super) items: Vec<Item>,
+    /// Entries that it has claimed and not placed: for the next copies, and one for the Commit.
+    pub(super) reserved: u64,
+    /// Copies before that the tail has not passed: their claims are for the next copies.
+    pub(super) owed: VecDeque<Range<u64>>,
+    /// A change found no room.
+    refused: bool,
+    /// The place of the file's last Commit.
+    committed: Option<u64>,
+    /// The number of the file's last Commit or rename among all of the session.
+    number: u64,
+    /// The last handle is gone, and the epoch with it.
+    closing: bool,
+}
+
+impl Epoch {
+    /// The entries of its last copies.
+    pub(super) fn parts(&self) -> u64 {
+        self.items.iter().map(|item| item.parts).sum()
+    }
+
+    /// The tail has passed everything below: how many claims stay with the epoch.
+    pub(super) fn passed(&mut self, tail: u64) -> u64 {
+        let mut kept = 0;
+        while let Some(range) = self.owed.front_mut().filter(|range| range.start < tail) {
+            let end = range.end.min(tail);
+            kept += end - range.start;
+            range.start = end;
+            if range.is_empty() {
+                self.owed.pop_front();
+            }
+        }
+        self.reserved += kept;
+        kept
+    }
+}
+
+/// The error of an epoch for which the log has no room.
+fn no_room(file: &Managed) -> Error {
+    Error::io("find room in the log for the uncommitted changes of", &file.path(), Errno::NOSPC)
+}
+
+impl Managed {
+    /// The open epoch, if the file has one and takes changes in epochs.
+    pub(super) fn open_epoch(&self) -> Option<&Mutex<Epoch>> {
+        self.epoch.as_ref().filter(|_| !self.is_demoted())
+    }
+
+    /// Whether there are changes that no commit covers.
+    pub(crate) fn has_open_epoch(&self) -> bool {
+        self.epoch.as_ref().is_some_and(|epoch| !locked(epoch).items.is_empty())
+    }
+
+    /// # Errors
+    /// While the file has an open epoch, which must be closed before this is done.
+    pub(super) fn check_closed(&self, what: &str) -> Result<()> {
+        match self.has_open_epoch() {
+            true => {
+                let what = format!("the file has uncommitted changes; commit or abandon them to {what}");
+                Err(Error::Invalid { path: self.path().to_path_buf(), what })
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the log has a commit of the file.
+    pub(super) fn has_commit(&self) -> bool {
+        self.epoch.as_ref().is_some_and(|epoch| locked(epoch).committed.is_some())
+    }
+}
+
+impl<M: Medium> Cache<M> {
+    /// Has the superblock say that the log may have epochs, before it does.
+    pub(super) fn allow_epochs(&self) -> Result<()> {
+        let mut superblock = locked(&self.superblock);
+        if superblock.epochs {
+            return Ok(());
+        }
+        superblock.epochs = true;
+        // The first copy is whole before the second. That one is durable with the first Commit, at the latest, and
+        // what is staged before that counts for nobody.
+        let file = &self.ring.file;
+        superblock
+            .write(file)
+            .and_then(|()| self.ring.persist(barriers::EPOCHS))
+            .and_then(|()| superblock.write(file))
+            .map_err(|error| self.poison(error))?;
+        self.ring.medium.order();
+        Ok(())
+    }
+
+    /// Claims the entries of a staged change twice, and one for the Commit.
+    fn claim_staged(&self, file: &Managed, epoch: &Mutex<Epoch>, parts: u64) -> Result<Claim<'_, M>> {
+        if locked(epoch).refused {
+            return Err(no_room(file));
+        }
+        let claims = 2 * parts + 1;
+        if self.claim(claims)? {
+            return Ok(Claim::new(self, claims));
+        }
+        locked(epoch).refused = true;
+        Err(no_room(file))
+    }
+
+    /// Stages a part of `src`, as much as one operation takes, and returns where and how much. Seen when this returns,
+    /// and durable with the next commit.
+    pub(super) fn write_staged(
+        &self,
+        file: &Managed,
+        epoch: &Mutex<Epoch>,
+        at: At,
+        src: &[u8],
+    ) -> Result<Option<(u64, usize)>> {
+        let geometry = self.ring.geometry;
+        // So that even an empty log of the least size has room for it twice.
+        let most = geometry.most().min((self.ring.for_writers() - 1) / 2);
+        let src = &src[..src.len().min((most * u64::from(geometry.entry)) as usize)];
+        let claim = self.claim_staged(file, epoch, geometry.parts(src.len()))?;
+        let _gate = shared(&file.gate);
+        if file.is_demoted() {
+            return Ok(None);
+        }
+        let uid = self.number(file)?;
+        let mut sized = file.sized(at, src.len())?;
+        let offset = sized.offset;
+        let range = pages(offset, src.len() as u64);
+        let mut pieces = file.overlay.exclusive(&range);
+        let operation = Operation { uid, kind: Kind::StagedWrite, value: offset, time: 0 };
+        let first = self.stage(file, epoch, claim, operation, src)?;
+        pieces.add(offset, src.len() as u64, first, u64::from(geometry.entry));
+        sized.grow();
+        drop((pieces, sized));
+        self.note();
+        Ok(Some((offset, src.len())))
+    }
+
+    /// Stages a new length. False if the file goes past the log by now.
+    pub(super) fn set_len_staged(&self, file: &Managed, epoch: &Mutex<Epoch>, len: u64) -> Result<bool> {
+        let claim = self.claim_staged(file, epoch, 1)?;
+        let _gate = shared(&file.gate);
+        if file.is_demoted() {
+            return Ok(false);
+        }
+        let uid = self.number(file)?;
+        let mut length = exclusive(&file.length);
+        let operation = Operation { uid, kind: Kind::StagedLen, value: len, time: 0 };
+        let first = self.stage(file, epoch, claim, operation, &[])?;
+        length.change(file, first, len);
+        drop(length);
+        self.note();
+        Ok(true)
+    }
+
+    /// Adds a change to the open epoch.
+    fn stage(
+        &self,
+        file: &Managed,
+        epoch: &Mutex<Epoch>,
+        claim: Claim<'_, M>,
+        operation: Operation,
+        data: &[u8],
+    ) -> Result<u64> {
+        let parts = self.ring.geometry.parts(data.len());
+        let mut epoch = locked(epoch);
+        if epoch.refused {
+            drop(epoch);
+            return Err(no_room(file));
+        }
+        let first = claim.place_some(parts);
+        let opens = u64::from(epoch.items.is_empty());
+        epoch.reserved += parts + opens;
+        self.open_claims.fetch_add(2 * parts + opens, Ordering::AcqRel);
+        self.ring.unclaim(1 - opens);
+        // From here on the position is taken: if nothing completes it, only a replay tells what is in it.
+        self.ring.put(first, first, operation, data).map_err(|error| self.poison(error))?;
+        self.ring.medium.order();
+        let len = data.len() as u64;
+        epoch.items.push(Item { position: first, order: first, parts, operation, len });
+        file.last.fetch_max(first + parts, Ordering::AcqRel);
+        self.ring.complete(first, parts);
+        Ok(first)
+    }
+
+    /// Closes the open epoch; with `durable`, durably when this returns. A file that is not atomic is synced instead,
+    /// if it is to be durable.
+    pub(crate) fn commit(&self, file: &Managed, durable: bool) -> Result<()> {
+        self.handle_state.writable()?;
+        file.check_usable()?;
+        let Some(epoch) = file.open_epoch() else { return if durable { self.sync_as_ever(file) } else { Ok(()) } };
+        let number = self.put_commit(file, epoch)?;
+        if durable { self.make_durable(number) } else { Ok(()) }
+    }
+
+    /// Puts the Commit of the open epoch into the log, if there is one. Returns the number of the file's last Commit.
+    pub(super) fn put_commit(&self, file: &Managed, epoch: &Mutex<Epoch>) -> Result<u64> {
+        let mut epoch = locked(epoch);
+        // Nothing may follow what is not drained any more.
+        if epoch.refused || file.has_failed() {
+            drop(epoch);
+            file.check_usable()?;
+            return Err(no_room(file));
+        }
+        let Some(first) = epoch.items.first() else { return Ok(epoch.number) };
+        let Operation { uid, .. } = first.operation;
+        let operation = Operation { uid, kind: Kind::Commit, value: first.order, time: 0 };
+        let commit = Commit { count: epoch.items.len() as u64, before: epoch.committed };
+        // Claimed with the first change.
+        let position = self.ring.place(1);
+        self.ring.put(position, position, operation, &commit.encode()).map_err(|error| self.poison(error))?;
+        self.ring.medium.order();
+        // Counted before it is complete: what the drain finds it must find counted, too.
+        let number = self.commits.fetch_add(1, Ordering::AcqRel) + 1;
+        (epoch.committed, epoch.number) = (Some(position), number);
+        let (parts, reserved) = (epoch.parts(), std::mem::take(&mut epoch.reserved));
+        epoch.items.clear();
+        epoch.owed.clear();
+        self.open_claims.fetch_sub(2 * parts + 1, Ordering::AcqRel);
+        self.ring.unclaim(reserved.saturating_sub(1));
+        file.last.fetch_max(position + 1, Ordering::AcqRel);
+        self.ring.complete(position, 1);
+        drop(epoch);
+        self.note();
+        Ok(number)
+    }
+
+    /// Counts a rename like a Commit, before it is complete: a commit of the file makes it durable, too.
+    pub(super) fn count_rename(&self, file: &Managed) {
+        if let Some(epoch) = &file.epoch {
+            locked(epoch).number = self.commits.fetch_add(1, Ordering::AcqRel) + 1;
+        }
+    }
+
+    /// Makes all Commits up to this number durable, with those of others that wait for the same.
+    pub(super) fn make_durable(&self, number: u64) -> Result<()> {
+        if self.durable_commits.load(Ordering::Acquire) >= number {
+            return Ok(());
+        }
+        self.flush_commits(barriers::COMMIT)
+    }
+
+    /// Flushes the log, which then durably has all Commits that were put into it before.
+    pub(super) fn flush_commits(&self, barrier: Barrier) -> Result<()> {
+        let all = self.commits.load(Ordering::Acquire);
+        self.ring.persist(barrier).map_err(|error| self.poison(error))?;
+        self.durable_commits.fetch_max(all, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Commits all files that have an open epoch. Returns the number of the last Commit, and the first error.
+    pub(super) fn put_commits(&self, files: &[Arc<Managed>]) -> (u64, Result<()>) {
+        let (mut last, mut first_error) = (0, Ok(()));
+        for file in files {
+            let Some(epoch) = file.open_epoch() else { continue };
+            match self.put_commit(file, epoch) {
+                Ok(number) => last = last.max(number),
+                Err(error) => first_error = first_error.and(Err(error)),
+            }
+        }
+        (last, first_error)
+    }
+
+    /// Drops the open epoch: the file is as its last commit left it.
+    pub(crate) fn abandon(&self, file: &Managed) -> Result<()> {
+        self.handle_state.writable()?;
+        file.check_usable()?;
+        let Some(epoch) = &file.epoch else { return Ok(()) };
+        let _gate = exclusive(&file.gate);
+        self.drop_epoch(file, epoch)
+    }
+
+    /// The last handle is gone. Called with the lock of the registry, so that the next handle finds it.
+    pub(super) fn begin_close(&self, file: &Managed) {
+        if let Some(epoch) = &file.epoch {
+            locked(epoch).closing = true;
+        }
+    }
+
+    /// Drops what the last handle left uncommitted, before anybody uses the next one.
+    pub(super) fn finish_close(&self, file: &Managed) -> Result<()> {
+        let Some(epoch) = file.epoch.as_ref().filter(|epoch| locked(epoch).closing) else { return Ok(()) };
+        let _gate = exclusive(&file.gate);
+        let is_left = locked(epoch).closing && !file.has_failed();
+        let dropped = if is_left { self.drop_epoch(file, epoch) } else { Ok(()) };
+        // Only now: the next handle waits until then.
+        locked(epoch).closing = false;
+        dropped
+    }
+
+    /// Drops the open epoch. The caller has the gate exclusively.
+    fn drop_epoch(&self, file: &Managed, epoch: &Mutex<Epoch>) -> Result<()> {
+        let is_empty = {
+            let mut epoch = locked(epoch);
+            epoch.refused = false;
+            epoch.items.is_empty()
+        };
+        if is_empty {
+            return Ok(());
+        }
+        let committed = {
+            let mut drain = self.drain.hold();
+            let mut epoch = locked(epoch);
+            let Some(first) = epoch.items.first().map(|item| item.position) else { return Ok(()) };
+            for item in &epoch.items {
+                self.ring.shared_state().void(item.position, item.parts);
+            }
+            drain.release(file.uid.load(Ordering::Acquire), first);
+            let (parts, reserved) = (epoch.parts(), std::mem::take(&mut epoch.reserved));
+            epoch.items.clear();
+            epoch.owed.clear();
+            self.open_claims.fetch_sub(2 * parts + 1, Ordering::AcqRel);
+            self.ring.unclaim(reserved);
+            epoch.committed.map_or(0, |position| position + 1)
+        };
+        // What the dropped changes covered or cut off nothing remembers: the kernel gets it, and shows it from now on.
+        self.deliver_up_to(committed)?;
+        file.check_usable()?;
+        let mut length = exclusive(&file.length);
+        file.overlay.clear();
+        length.reset(file.slow.len()?);
+        Ok(())
+    }
+}
