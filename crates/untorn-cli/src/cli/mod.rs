@@ -2,6 +2,7 @@
 
 mod bench;
 mod log;
+mod mount;
 mod protect;
 mod prune;
 mod region;
@@ -19,6 +20,7 @@ use untorn::{Durability, EngineKind};
 
 pub(crate) use bench::Bench;
 pub(crate) use log::Log;
+pub(crate) use mount::{Mount, Unmount};
 pub(crate) use protect::{Protect, Protection, Repair, Scrub};
 pub(crate) use prune::Prune;
 pub(crate) use region::{
@@ -194,6 +196,33 @@ pub(crate) enum Verb {
         untorn run --match 'data/**' --stats -- python3 job.py\n  \
         untorn run --mode boost --log /fast/untorn.log --match 'data/**' -- python3 job.py")]
     Run(Run),
+    /// Mount a directory so that unmodified programs update its files atomically, or with a fast log in front of them.
+    ///
+    /// The files of SOURCE appear on MOUNTPOINT, for every program: shell tools, static binaries, databases that map
+    /// their files. Root's mount serves every user, with the owners and permissions of SOURCE; an ordinary user's mount
+    /// serves that user alone. Programs use the files below MOUNTPOINT only while the mount is there.
+    ///
+    /// With `--mode atomic`, all changes of a file since its last sync become durable together, or not at all. With
+    /// `--mode boost`, each write is in the log when its call returns. After a crash, the next mount with the same log
+    /// applies what is missing in SOURCE, or `untorn replay LOG`. Don't use the files of SOURCE before that.
+    ///
+    /// SIGINT and SIGTERM remove the mount as `untorn unmount` does; the first one lets programs that still use it go
+    /// on, the second one ends it. `untorn doctor` says what this machine lacks for a mount.
+    #[command(after_help = "Exit codes: 0 the mount answers; with --foreground, it was removed and SOURCE has all \
+        writes; 1 the log needs a decision; 2 the log is corrupt; 64 usage; 74 I/O error, or the machine refuses the \
+        mount\n\n\
+        Examples:\n  untorn mount /var/lib/app.files /var/lib/app\n  \
+        untorn mount --mode boost --log /fast/app.log /srv/app.files /srv/app\n  \
+        untorn mount --foreground --match '*.db' ~/data.files ~/data")]
+    Mount(Mount),
+    /// Remove a mount of `untorn mount`.
+    ///
+    /// All written data has reached untorn when the command exits. A mount in use is not removed without --lazy: the
+    /// error names the processes that use it.
+    #[command(after_help = "Exit codes: 0 removed; 64 usage, for example nothing is mounted there; 74 I/O error, or \
+        the mount is in use\n\n\
+        Examples:\n  untorn unmount /var/lib/app\n  untorn unmount --lazy /var/lib/app")]
+    Unmount(Unmount),
     /// Crash-test this machine: kill writers or cut a disk's power, then verify every commit.
     #[command(
         after_help = "Exit codes: 0 no violation; 1 a violation, or nothing was tested; 64 usage; 74 I/O error, \
@@ -231,6 +260,9 @@ pub(crate) enum Verb {
     /// Verifies one run of that process, for rigs that cut the power of a machine.
     #[command(hide = true)]
     TortureVerify(TortureVerify),
+    /// The process that mounts in namespaces of its own.
+    #[command(hide = true)]
+    MountStage,
 }
 
 /// The format of a report.

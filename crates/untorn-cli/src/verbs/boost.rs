@@ -57,24 +57,12 @@ pub(super) fn open(args: &BoostLog, launch: &Launch) -> Result<Log> {
     let medium = medium(&path)?;
     let cache = open_or_create(&options(args)?, &path)?;
     let info = cache.info()?;
-    let settled = |what: &str| {
-        let ways = "omit the option, or remove the log after `untorn log info` reports it as empty";
-        Failure::usage_at(&path, format!("{what}; {ways}"))
-    };
     if args.entry_size.is_some_and(|wanted| wanted != u64::from(info.entry_size)) {
-        return Err(settled(&format!(
-            "--entry-size differs: the log was created with --entry-size {}",
-            info.entry_size
-        )));
+        let what = format!("--entry-size differs: the log was created with --entry-size {}", info.entry_size);
+        return Err(settled(&path, &what));
     }
     if let Some(wanted) = args.log_size {
-        // A log holds as many whole entries as fit into the size that it was created with.
-        let len = std::fs::metadata(&path).map_err(|error| Failure::io_at("examine", &path, &error))?.len();
-        if wanted.checked_sub(len).is_none_or(|rest| rest > 2 * u64::from(info.entry_size)) {
-            return Err(settled(&format!(
-                "--log-size differs: the log was created with {len} bytes, and its size is fixed"
-            )));
-        }
+        check_size(&path, wanted, info.entry_size)?;
     }
     let replayed = cache.replayed();
     let facts = Facts {
@@ -88,11 +76,33 @@ pub(super) fn open(args: &BoostLog, launch: &Launch) -> Result<Log> {
     Ok(Log { cache, facts })
 }
 
-fn options(args: &BoostLog) -> Result<CacheOptions> {
-    let size = args.log_size.unwrap_or(SIZE);
+/// Refuses a size that an existing log does not have.
+pub(super) fn check_size(path: &Path, wanted: u64, entry_size: u32) -> Result<()> {
+    // A log holds as many whole entries as fit into the size that it was created with.
+    let len = std::fs::metadata(path).map_err(|error| Failure::io_at("examine", path, &error))?.len();
+    if wanted.checked_sub(len).is_none_or(|rest| rest > 2 * u64::from(entry_size)) {
+        let what = format!("--log-size differs: the log was created with {len} bytes, and its size is fixed");
+        return Err(settled(path, &what));
+    }
+    Ok(())
+}
+
+/// The error of an option that an existing log does not have.
+fn settled(path: &Path, what: &str) -> Failure {
+    let ways = "omit the option, or remove the log after `untorn log info` reports it as empty";
+    Failure::usage_at(path, format!("{what}; {ways}"))
+}
+
+/// How to create and open a log of this size.
+pub(super) fn new_log(size: Option<u64>) -> CacheOptions {
+    let size = size.unwrap_or(SIZE);
     // File names may take an eighth of a small log.
     let files = u32::try_from(size / 8 / PER_FILE).unwrap_or(u32::MAX).clamp(16, 1024);
-    let mut options = CacheOptions::new().size(size).max_files(files).shared(true).progress(progress::function());
+    CacheOptions::new().size(size).max_files(files).progress(progress::function())
+}
+
+fn options(args: &BoostLog) -> Result<CacheOptions> {
+    let mut options = new_log(args.log_size).shared(true);
     if let Some(bytes) = args.entry_size {
         let bytes = u32::try_from(bytes).map_err(|_| Failure::usage("--entry-size is too large: the maximum is 1M"))?;
         options = options.entry_size(bytes);
@@ -110,7 +120,7 @@ fn options(args: &BoostLog) -> Result<CacheOptions> {
 }
 
 /// The log's canonical path, also if the log does not exist yet. A symbolic link that it names itself is kept.
-fn resolved(named: &Path) -> Result<PathBuf> {
+pub(super) fn resolved(named: &Path) -> Result<PathBuf> {
     match named.canonicalize() {
         Ok(path) if !named.is_symlink() => Ok(path),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::io_at("find the log", named, &error)),
@@ -130,7 +140,7 @@ fn resolved(named: &Path) -> Result<PathBuf> {
 ///
 /// # Errors
 /// Usage, for a volatile medium: the program's syncs would promise less than without untorn.
-fn medium(path: &Path) -> Result<Diagnosis> {
+pub(super) fn medium(path: &Path) -> Result<Diagnosis> {
     let examined = if path.exists() { path } else { path.parent().unwrap_or(path) };
     let found = untorn::doctor(examined)?;
     if found.durable || found.medium == MediumKind::AssumedPmem {
@@ -177,7 +187,7 @@ pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) ->
 }
 
 /// The error for a log in use. It names the processes that use it, as far as /proc shows them.
-fn in_use(path: &Path, error: Error) -> Failure {
+pub(super) fn in_use(path: &Path, error: Error) -> Failure {
     let mut failure = Failure::from(error);
     let mut holders = holders(path);
     if holders.is_empty() {
@@ -186,7 +196,7 @@ fn in_use(path: &Path, error: Error) -> Failure {
     let holders = holders.join(", ");
     let by = if holders.is_empty() { "another process, or one that has just exited".to_owned() } else { holders };
     failure.message = format!(
-        "{} is in use by {by}: a log serves one run at a time; wait until it exits, or give this run another --log",
+        "{} is in use by {by}: a log serves one run or mount at a time; wait until it exits, or give another --log",
         path.display()
     );
     failure

@@ -6,7 +6,9 @@ use serde_json::json;
 use untorn::Durability;
 use untorn::report::Diagnosis;
 use untorn::testing::storage::MediumKind;
+use untorn_mount::attach::{Finding, probe};
 
+use super::unmount::stage_of_this_program;
 use crate::cli::Doctor;
 use crate::exit::{Exit, Result};
 use crate::output::{self, Colour, paint};
@@ -16,6 +18,15 @@ pub(crate) fn run(args: &Doctor) -> Result<Exit> {
     let found = untorn::doctor(&args.path)?;
     // A file system that keeps no files has no medium to speak of.
     let of_files = |word: &'static str| found.keeps_files.then_some(word);
+    let mounts = probe(&stage_of_this_program());
+    let of_mount = |found: &Finding| {
+        json!({
+            "name": found.name,
+            "works": found.works,
+            "why": found.why,
+            "advice": found.advice,
+        })
+    };
     let object = json!({
         "path": found.path.display().to_string(),
         "medium": of_files(found.medium.as_str()),
@@ -25,8 +36,9 @@ pub(crate) fn run(args: &Doctor) -> Result<Exit> {
         "durability": of_files(found.durability.as_str()),
         "dirty_tracking": of_files(found.dirty_tracking),
         "reasons": found.reasons,
+        "mount": mounts.iter().map(of_mount).collect::<Vec<_>>(),
     });
-    output::report(args.form.json, &object, || words(&found))?;
+    output::report(args.form.json, &object, || words(&found) + &mount_words(&mounts))?;
     Ok(if found.durable && found.obstacle.is_none() { Exit::Clean } else { Exit::Attention })
 }
 
@@ -60,6 +72,27 @@ fn words(found: &Diagnosis) -> String {
     let _ = writeln!(text, "why:");
     for reason in &found.reasons {
         let _ = writeln!(text, "  - {reason}");
+    }
+    text
+}
+
+/// Whether `untorn mount` works, and by which ways.
+fn mount_words(mounts: &[Finding]) -> String {
+    let works = |names: &[&str]| mounts.iter().any(|found| found.works && names.contains(&found.name.as_str()));
+    let public = ["mount", "fusermount3"];
+    let verdict = match works(&public) {
+        true => paint(Colour::Good, "works here"),
+        false => paint(Colour::Bad, "does not work here"),
+    };
+    let mut text = format!("`untorn mount` {verdict}:\n");
+    for found in mounts {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {:<12} {} {}", found.name, if found.works { "yes" } else { "no " }, found.why);
+        // One public way is enough.
+        let needed = !(public.contains(&found.name.as_str()) && works(&public));
+        if let Some(advice) = found.advice.as_ref().filter(|_| needed) {
+            let _ = writeln!(text, "  {:<12}     {advice}", "");
+        }
     }
     text
 }

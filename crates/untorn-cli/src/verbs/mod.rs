@@ -8,6 +8,7 @@ mod check;
 mod doctor;
 mod generate;
 mod info;
+mod mount;
 mod protect;
 mod prune;
 mod read;
@@ -15,6 +16,7 @@ mod recover;
 mod region;
 mod replay;
 mod run;
+mod unmount;
 
 use crate::cli::{CacheLogVerb, Verb};
 use crate::exit::{Exit, Result};
@@ -45,6 +47,8 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
             CacheLogVerb::Info(args) => replay::info(&args),
         },
         Verb::Run(args) => run::run(&args),
+        Verb::Mount(args) => mount::mount(&args),
+        Verb::Unmount(args) => unmount::run(&args),
         Verb::Torture(args) => torture::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Completions(args) => generate::completions(&args),
@@ -52,6 +56,7 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::DemoWriter(args) => demo::writer(&args),
         Verb::TortureWriter(args) => torture::writer(&args),
         Verb::TortureVerify(args) => torture::verifier(&args),
+        Verb::MountStage => unmount::stage(),
     }
 }
 
@@ -78,9 +83,12 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
             CacheLogVerb::Info(args) => args.form.json,
         },
         Verb::Run(args) => args.form.json,
+        Verb::Mount(args) => args.form.json,
+        Verb::Unmount(args) => args.form.json,
         Verb::Torture(args) => args.form.json,
         Verb::Bench(args) => args.form.json,
-        Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) | Verb::DemoWriter(_) | Verb::TortureWriter(_) => false,
+        Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) => false,
+        Verb::DemoWriter(_) | Verb::TortureWriter(_) | Verb::MountStage => false,
         // It always prints JSON, also for an error.
         Verb::TortureVerify(_) => true,
     }

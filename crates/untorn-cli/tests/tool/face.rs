@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Place, UNTORN, run, untorn};
 
-const VERBS: [&str; 19] = [
+const VERBS: [&str; 21] = [
     "demo",
     "doctor",
     "create",
@@ -20,6 +20,8 @@ const VERBS: [&str; 19] = [
     "region",
     "replay",
     "log",
+    "mount",
+    "unmount",
     "torture",
     "bench",
     "completions",
@@ -66,6 +68,10 @@ fn usage_errors_end_with_64() {
         &["replay"],
         &["log"],
         &["log", "frob", "f"],
+        &["mount", "only-one"],
+        &["mount", "--mode", "steam", "a", "b"],
+        &["mount", "--log-size", "ten", "a", "b"],
+        &["unmount"],
         &["torture", "--threads", "0"],
         &["torture", "--medium", "moon"],
         &["completions", "cobol"],

@@ -9,6 +9,8 @@ mod crash;
 mod demo;
 mod face;
 mod hybrid_log;
+mod mount;
+mod mount_user;
 mod power_cut;
 mod protect;
 mod region;

@@ -87,7 +87,8 @@ pub fn is_dead(mountpoint: &Path) -> Result<bool> {
     // A server that hangs would keep its caller waiting, so the question has a thread of its own and a time limit.
     let (sender, receiver) = mpsc::channel();
     let asked = thread::Builder::new().spawn(move || {
-        let gone = rustix::fs::stat(&path).is_err_and(|error| error == Errno::NOTCONN);
+        // The kernel answers stat(2) from its cache, but never this.
+        let gone = rustix::fs::statfs(&path).is_err_and(|error| error == Errno::NOTCONN);
         // The receiver may have given up.
         let _ = sender.send(gone);
     });

@@ -26,10 +26,11 @@
 //! 7. A mount has the restrictions of its source's mount (nosuid, nodev, noexec, read-only). Otherwise root's mount
 //!    would lend the set-user-ID bit to files of a medium that was mounted without it.
 //!
-//! Reading order: `options`, `privileged`, `fusermount`; `wire`, `stage`, `private`; `table`, `detach`, `holders`;
-//! `probe` with `advice`.
+//! Reading order: `options`, `privileged`, `fusermount`; `wire`, `stage`, `private`; `table`, `detach`, `holders`,
+//! `claim`; `probe` with `advice`.
 
 mod advice;
+mod claim;
 mod detach;
 mod error;
 mod fusermount;
@@ -48,6 +49,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
+pub use claim::{Claim, wait_for_server};
 pub use detach::{Unmount, abort, detach, is_dead};
 pub use error::{AttachError, Result};
 pub use holders::Holder;

@@ -1,0 +1,170 @@
+//! `untorn mount`.
+
+mod background;
+mod places;
+mod ready;
+mod report;
+
+use std::io::Write as _;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use untorn_mount::attach::{self, AttachError, AttachOptions, Claim};
+use untorn_mount::{Globs, Mode, ServeOptions};
+
+use self::background::Half;
+use self::places::Places;
+use super::boost;
+use super::unmount::failure;
+use crate::cli::{Mount, RunMode};
+use crate::exit::{Exit, Failure, Result};
+use crate::output;
+
+/// Bytes of an entry of a log that `mount` creates.
+const ENTRY: u32 = 4096;
+/// How long to wait for an earlier server on the same directory.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Mounts, and serves until the mount is removed.
+pub(super) fn mount(args: &Mount) -> Result<Exit> {
+    if untorn::testing::has_more_rights_than_its_caller() {
+        let what = "`untorn mount` does not run with more rights than its caller; take the setuid bit and the file \
+                    capabilities from the tool";
+        return Err(Failure::usage(what));
+    }
+    if args.mode == RunMode::Boost && args.write_through {
+        return Err(Failure::usage("--write-through is for --mode atomic: --mode boost always writes through"));
+    }
+    if !args.foreground && !args.half {
+        return background::start();
+    }
+    let half = if args.half { Some(Half::take()?) } else { None };
+    let places = Places::of(args)?;
+    let mut options = options(args, &places)?;
+    // Handlers come first: a signal from here on removes the mount and does not leave it without a server.
+    let signals = Signals::new(handled()).map_err(|error| Failure::io("cannot install signal handlers", &error))?;
+    let attaching =
+        AttachOptions::over(&places.directory).map_err(|error| Failure::io_at("examine", &places.source, &error))?;
+    options.allow_other = attaching.allow_other;
+    // An earlier server on this directory may still be at its end, and have the log.
+    let claim = Claim::take(&places.mountpoint, PATIENCE);
+    let attached = attach::attach(&places.mountpoint, &attaching).map_err(failure)?;
+    let (mountpoint, connection, way) = (attached.mountpoint.clone(), attached.connection, attached.way);
+    let served = untorn_mount::serve(attached.device, places.directory, &places.source, options);
+    let serving = served.map_err(|error| {
+        remove(&mountpoint);
+        failed_to_serve(&places.log, error)
+    })?;
+    let handle = signals.handle();
+    let watcher = {
+        let mountpoint = mountpoint.clone();
+        thread::spawn(move || watch(signals, &mountpoint, connection))
+    };
+    // This thread serves no request, so it may ask the mount. A user's first request must find the root's true owner,
+    // which the kernel learns by this question.
+    if let Err(error) = rustix::fs::stat(&mountpoint) {
+        remove(&mountpoint);
+        return Err(Failure::io_at("read the root of the new mount", &mountpoint, &error.into()));
+    }
+    if let Err(failure) = announce(args, half, &mountpoint, way) {
+        remove(&mountpoint);
+        return Err(failure);
+    }
+    let report = serving.wait();
+    drop(claim);
+    handle.close();
+    let _ = watcher.join();
+    // A service manager that is gone needs no word.
+    let _ = ready::tell("STOPPING=1");
+    report::end(args, &report.map_err(|error| failed_to_serve(&places.log, error))?)
+}
+
+/// The signals that remove the mount; one that this process was started to ignore (`nohup`) stays ignored.
+fn handled() -> impl Iterator<Item = i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    [SIGHUP, SIGINT, SIGTERM].into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
+}
+
+/// How to serve.
+fn options(args: &Mount, places: &Places) -> Result<ServeOptions> {
+    let mode = match args.mode {
+        RunMode::Boost => Mode::Boost,
+        RunMode::Atomic => {
+            let what = "`untorn mount` has no --mode atomic yet; use --mode boost, or `untorn run` for atomic commits";
+            return Err(Failure::usage(what));
+        }
+    };
+    let globs = Globs::new(&places.source, &args.globs, &args.excluded);
+    let mut options = ServeOptions::new(mode, &places.log);
+    options.globs = globs.map_err(|error| Failure::usage(error.to_string()))?;
+    options.log_options = boost::new_log(args.log_size);
+    if let (Some(wanted), true) = (args.log_size, places.log.exists()) {
+        boost::check_size(&places.log, wanted, ENTRY)?;
+    }
+    Ok(options)
+}
+
+/// Says that the mount is there: to the user, or to the service manager.
+fn announce(args: &Mount, half: Option<Half>, mountpoint: &Path, way: attach::Way) -> Result<()> {
+    if args.form.json && half.is_some() {
+        let mode = args.mode.as_str();
+        output::json(&json!({ "mountpoint": mountpoint.display().to_string(), "mode": mode, "way": way.as_str() }))?;
+    }
+    ready::tell("READY=1")
+        .map_err(|error| Failure::io("cannot tell the service manager that the mount is ready", &error))?;
+    half.map_or(Ok(()), Half::leave)
+}
+
+/// Removes the mount at the first signal, and ends its connection at the second.
+fn watch(mut signals: Signals, mountpoint: &Path, connection: Option<u32>) {
+    let mut removed = false;
+    for _ in &mut signals {
+        if removed {
+            say("untorn: ending the mount; programs that use it get errors, and the log has what was durable\n");
+            if connection.is_none_or(|connection| attach::abort(connection).is_err()) {
+                // Without the file system fusectl nothing else ends a connection. The log has what was durable.
+                std::process::exit(Exit::Io as i32);
+            }
+            continue;
+        }
+        removed = true;
+        match attach::detach(mountpoint, attach::Unmount::Clean) {
+            Err(error @ AttachError::Busy { .. }) => {
+                say(&format!("untorn: {error}. The mount now ends at its last use; a second signal ends it at once\n"));
+                remove(mountpoint);
+            }
+            Err(error) => say(&format!("untorn: {error}\n")),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// Removes the mount's name, whoever uses it.
+fn remove(mountpoint: &Path) {
+    if let Err(error) = attach::detach(mountpoint, attach::Unmount::Lazy) {
+        say(&format!("untorn: {error}\n"));
+    }
+}
+
+fn failed_to_serve(log: &Path, error: untorn_mount::Error) -> Failure {
+    match error {
+        untorn_mount::Error::Library(error @ untorn::Error::InUse { .. }) if error.path() == log => {
+            boost::in_use(log, error)
+        }
+        untorn_mount::Error::Library(error) => error.into(),
+        error @ (untorn_mount::Error::Glob(_) | untorn_mount::Error::Covered(_)) => Failure::usage(error.to_string()),
+        error => Failure { exit: Exit::Io, path: None, message: error.to_string() },
+    }
+}
+
+/// Prints to standard error.
+fn say(text: &str) {
+    // If stderr is closed, the message is lost.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}

@@ -1,0 +1,141 @@
+//! The directories and the log of a mount, checked before anything is made.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use untorn_mount::attach::{self, Unmount};
+
+use super::super::boost;
+use super::super::unmount::failure;
+use super::say;
+use crate::cli::Mount;
+use crate::exit::{Failure, Result};
+
+/// The directory of untorn's own files, which a mount hides.
+const HIDDEN: &str = ".untorn";
+/// The default log's name.
+const LOG: &str = "mount.log";
+
+/// Checked paths, without symbolic links.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) source: PathBuf,
+    /// An `O_PATH` descriptor of the source.
+    pub(super) directory: OwnedFd,
+    pub(super) mountpoint: PathBuf,
+    pub(super) log: PathBuf,
+}
+
+impl Places {
+    /// Checks the paths of a request. A mount on the mountpoint whose server is gone is removed.
+    pub(super) fn of(args: &Mount) -> Result<Self> {
+        let source = args.source.canonicalize().map_err(|error| Failure::io_at("find", &args.source, &error))?;
+        if attach::is_dead(&args.mountpoint).map_err(failure)? {
+            attach::detach(&args.mountpoint, Unmount::Lazy).map_err(failure)?;
+            say(&format!("untorn: removed the mount on {}, whose server is gone\n", args.mountpoint.display()));
+        }
+        let found = args.mountpoint.canonicalize();
+        let mountpoint = found.map_err(|error| Failure::io_at("find", &args.mountpoint, &error))?;
+        apart(&source, &mountpoint)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(&source, flags, Mode::empty()).map_err(|error| match error {
+            rustix::io::Errno::NOTDIR => Failure::usage_at(&source, "not a directory; SOURCE is a directory of files"),
+            error => Failure::io_at("open", &source, &error.into()),
+        })?;
+        let log = match &args.log {
+            Some(log) => given_log(log, &source, &mountpoint)?,
+            None => hidden_log(&source)?,
+        };
+        boost::medium(&log)?;
+        Ok(Places { source, directory, mountpoint, log })
+    }
+}
+
+/// Refuses directories that hold each other.
+fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
+    let why = if source == mountpoint {
+        "SOURCE and MOUNTPOINT are the same directory, so the mount would hide the files that it serves; mount on \
+         another directory"
+    } else if mountpoint.starts_with(source) {
+        "MOUNTPOINT is inside SOURCE, so the mount would contain itself; mount on a directory outside"
+    } else if source.starts_with(mountpoint) {
+        "SOURCE is inside MOUNTPOINT, so the mount would hide the files that it serves; mount on a directory outside"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage_at(mountpoint, why))
+}
+
+/// The log that `--log` names.
+fn given_log(named: &Path, source: &Path, mountpoint: &Path) -> Result<PathBuf> {
+    let log = boost::resolved(named)?;
+    // A link may lead elsewhere; the library decides whether it is trusted.
+    let canonical = log.canonicalize().unwrap_or_else(|_| log.clone());
+    if canonical.starts_with(mountpoint) {
+        let what = "the log is inside MOUNTPOINT, so the server would wait for itself; move it outside";
+        return Err(Failure::usage_at(&log, what));
+    }
+    let shown = |inside: &Path| !inside.components().any(|part| part.as_os_str() == HIDDEN);
+    if canonical.strip_prefix(source).is_ok_and(shown) {
+        let what = "the log is inside SOURCE, where programs would see it through the mount; omit --log, which puts it \
+                    into a directory that the mount hides, or move it outside";
+        return Err(Failure::usage_at(&log, what));
+    }
+    Ok(log)
+}
+
+/// The default log. Its directory is made if it is not there, for the owner of the source.
+fn hidden_log(source: &Path) -> Result<PathBuf> {
+    let hidden = source.join(HIDDEN);
+    match fs::DirBuilder::new().mode(0o755).create(&hidden) {
+        Ok(()) => {
+            let owner = fs::metadata(source).map_err(|error| Failure::io_at("examine", source, &error))?;
+            if rustix::process::geteuid().is_root() {
+                std::os::unix::fs::lchown(&hidden, Some(owner.uid()), Some(owner.gid()))
+                    .map_err(|error| Failure::io_at("set the owner of", &hidden, &error))?;
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            let mut failure = Failure::io_at("create the directory of the log", &hidden, &error);
+            failure.message.push_str("; --log PATH puts the log elsewhere");
+            return Err(failure);
+        }
+    }
+    Ok(hidden.join(LOG))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_that_hold_each_other_are_refused() {
+        let refused = |source: &str, mountpoint: &str| apart(Path::new(source), Path::new(mountpoint)).is_err();
+        assert!(refused("/a", "/a") && refused("/a", "/a/b") && refused("/a/b", "/a") && refused("/", "/a"));
+        assert!(!refused("/a", "/b") && !refused("/a", "/ab") && !refused("/a/b", "/a/c"));
+    }
+
+    #[test]
+    fn a_log_that_programs_would_see_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let (source, mountpoint) = (root.join("source"), root.join("mountpoint"));
+        fs::create_dir_all(source.join("sub/.untorn")).unwrap();
+        fs::create_dir(&mountpoint).unwrap();
+        let check = |log: &Path| given_log(log, &source, &mountpoint).map_err(|failure| failure.to_string());
+        assert!(check(&source.join("log")).unwrap_err().contains("inside SOURCE"));
+        assert!(check(&mountpoint.join("log")).unwrap_err().contains("inside MOUNTPOINT"));
+        std::os::unix::fs::symlink(source.join("log"), root.join("link")).unwrap();
+        fs::write(source.join("log"), "").unwrap();
+        assert!(check(&root.join("link")).unwrap_err().contains("inside SOURCE"));
+        assert_eq!(check(&source.join("sub/.untorn/log")).unwrap(), source.join("sub/.untorn/log"));
+        assert_eq!(check(&root.join("log")).unwrap(), root.join("log"));
+        assert_eq!(hidden_log(&source).unwrap(), source.join(".untorn/mount.log"));
+        assert!(source.join(".untorn").is_dir());
+    }
+}

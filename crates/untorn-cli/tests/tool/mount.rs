@@ -1,0 +1,308 @@
+//! `untorn mount`, `untorn unmount`, and the doctor's lines about them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use untorn_testing::{again, needs, skip, test_name};
+
+use crate::common::{UNTORN, run, untorn};
+
+/// Set in the process that runs a test in a mount namespace of its own.
+const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
+
+/// Runs the calling test again as root in a mount namespace of its own, and returns whether this is that process.
+fn isolated(test: &str) -> bool {
+    if std::env::var_os(ISOLATED).is_some() {
+        return true;
+    }
+    let again = again(test);
+    let status = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(again.get_program())
+        .args(again.get_args())
+        .env(ISOLATED, "1")
+        .status()
+        .expect("unshare runs");
+    assert!(status.success(), "{test} failed in its namespace: {status}");
+    false
+}
+
+/// Skips a test where root cannot mount, or where a log would not be durable.
+macro_rules! needs_mounts {
+    () => {
+        needs!("root", "unshare");
+        if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
+            skip!("cannot open /dev/fuse: {error}");
+        }
+        if !untorn::doctor(&std::env::temp_dir()).is_ok_and(|found| found.durable) {
+            skip!("the temporary directory is on a medium that a log may not be on");
+        }
+        if !isolated(test_name!()) {
+            return;
+        }
+    };
+}
+
+/// A source with one file, and a mountpoint.
+struct Tree {
+    dir: tempfile::TempDir,
+    source: PathBuf,
+    mountpoint: PathBuf,
+}
+
+impl Tree {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let root = dir.path().canonicalize().expect("it is there");
+        let (source, mountpoint) = (root.join("source"), root.join("mountpoint"));
+        for directory in [&source, &mountpoint] {
+            fs::create_dir(directory).expect("it can be made");
+        }
+        fs::write(source.join("file"), "before").expect("it can be written");
+        Tree { dir, source, mountpoint }
+    }
+
+    /// `untorn mount --mode boost` with these options, over the source.
+    fn arguments<'a>(&'a self, options: &[&'a str]) -> Vec<&'a str> {
+        [&["mount", "--mode", "boost"], options, &[text(&self.source), text(&self.mountpoint)]].concat()
+    }
+
+    /// Serves in the foreground, and returns when the mount answers.
+    fn serve(&self) -> Child {
+        let child = Command::new(UNTORN)
+            .args(self.arguments(&["--foreground", "--json"]))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary under test starts");
+        self.wait_until_mounted();
+        child
+    }
+
+    fn wait_until_mounted(&self) {
+        for _ in 0..4000 {
+            if self.is_mounted() && self.mountpoint.join("file").exists() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("{} was not mounted", self.mountpoint.display());
+    }
+
+    fn is_mounted(&self) -> bool {
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+        table.lines().any(|line| line.contains(text(&self.mountpoint)) && line.contains(" fuse.untorn "))
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // After a failed assertion; the temporary directory is removed next.
+        if self.is_mounted() {
+            let _ = Command::new(UNTORN).args(["unmount", "--lazy"]).arg(&self.mountpoint).status();
+        }
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("the path is text")
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().expect("kill runs");
+    assert!(status.success());
+}
+
+#[test]
+fn wrong_requests_are_refused_before_anything_is_made() {
+    let tree = Tree::new();
+    let (source, mountpoint) = (text(&tree.source), text(&tree.mountpoint));
+    let inside = tree.source.join("inside");
+    fs::create_dir(&inside).unwrap();
+    let (inside, file) = (text(&inside).to_owned(), text(&tree.source.join("file")).to_owned());
+    let log_inside = format!("--log={source}/log");
+    let log_below = format!("--log={mountpoint}/log");
+    for (arguments, code, word) in [
+        (vec![source, source], 64, "the same directory"),
+        (vec![source, &inside], 64, "inside SOURCE"),
+        (vec![inside.as_str(), source], 64, "inside MOUNTPOINT"),
+        (vec![file.as_str(), mountpoint], 64, "not a directory"),
+        (vec![source, "/nonexistent"], 74, "/nonexistent"),
+        (vec!["/nonexistent", mountpoint], 74, "/nonexistent"),
+        (vec![&log_inside, source, mountpoint], 64, "inside SOURCE"),
+        (vec![&log_below, source, mountpoint], 64, "inside MOUNTPOINT"),
+        (vec!["--log=/nonexistent/log", source, mountpoint], 74, "/nonexistent"),
+        (vec!["--mode=boost", "--write-through", source, mountpoint], 64, "--write-through"),
+        (vec!["--mode=boost", "--match={a", source, mountpoint], 64, "{a"),
+        (vec!["--foreground", "--background", source, mountpoint], 64, "--background"),
+        (vec!["--half", source, mountpoint], 64, "--half"),
+    ] {
+        // In the background, which is the default, the process that returns passes on what the other one says.
+        for how in [&["mount"][..], &["mount", "--foreground"]] {
+            if how.len() == 2 && arguments[0].contains("ground") || how.len() == 2 && arguments[0] == "--half" {
+                continue;
+            }
+            let refused = untorn(&[how, &arguments].concat()).expect(code);
+            assert!(refused.err.contains(word), "{arguments:?}: no {word:?} in {:?}", refused.err);
+        }
+    }
+    let refused = untorn(&["mount", "--json", source, source]).expect(64);
+    assert_eq!(refused.json()["path"], source);
+    assert!(!tree.is_mounted());
+}
+
+#[test]
+fn a_directory_without_a_mount_is_not_unmounted() {
+    let tree = Tree::new();
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(64).names("nothing is mounted here");
+    untorn(&["unmount", "/proc"]).expect(64).names("no mount of untorn");
+    untorn(&["unmount", "/nonexistent/directory"]).expect(74).names("/nonexistent");
+}
+
+#[test]
+fn a_stage_refuses_to_run_for_anyone_but_its_parent() {
+    untorn(&["mount-stage"]).expect(64).names("starts this verb itself");
+}
+
+#[test]
+fn the_doctor_tries_each_way_to_mount() {
+    let tree = Tree::new();
+    let said = untorn(&["doctor", text(&tree.source), "--json"]).json();
+    let ways = said["mount"].as_array().expect("a list");
+    let names: Vec<&str> = ways.iter().filter_map(|way| way["name"].as_str()).collect();
+    assert_eq!(names, ["/dev/fuse", "mount", "fusermount3", "private"]);
+    for way in ways {
+        let works = way["works"].as_bool().expect("yes or no");
+        assert!(way["why"].as_str().is_some_and(|why| !why.is_empty()), "{way}");
+        assert!(!works || way["advice"].is_null(), "{way}");
+    }
+    let text = untorn(&["doctor", text(&tree.source)]).text();
+    assert!(text.contains("`untorn mount` ") && names.iter().all(|name| text.contains(name)), "{text}");
+}
+
+#[test]
+fn a_file_makes_the_round_trip_through_two_mounts() {
+    needs_mounts!();
+    let tree = Tree::new();
+    let (below, above) = (tree.source.join("file"), tree.mountpoint.join("file"));
+    for round in 0..2 {
+        let said = untorn(&tree.arguments(&["--json"])).expect(0).json();
+        assert_eq!((&said["mode"], &said["mountpoint"]), (&"boost".into(), &text(&tree.mountpoint).into()));
+        assert!(tree.is_mounted(), "it returned before the mount was there");
+        let mut file = fs::File::options().read(true).write(true).open(&above).unwrap();
+        let mut bytes = String::new();
+        file.read_to_string(&mut bytes).unwrap();
+        assert_eq!(bytes, ["before", "round0"][round]);
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.write_all(format!("round{round}").as_bytes()).unwrap();
+        file.sync_all().unwrap();
+        fs::write(tree.mountpoint.join(format!("new{round}")), "new").unwrap();
+        drop(file);
+        assert!(!tree.mountpoint.join(".untorn").exists(), "the log's directory shows");
+        untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+        assert!(!tree.is_mounted());
+        assert_eq!(fs::read_to_string(&below).unwrap(), format!("round{round}"));
+        assert_eq!(fs::read(tree.source.join(format!("new{round}"))).unwrap(), b"new");
+    }
+    // The servers are gone, or about to go, and leave an empty log.
+    let log = tree.source.join(".untorn/mount.log");
+    untorn(&["replay", text(&log)]).expect(0);
+}
+
+#[test]
+fn a_signal_removes_the_mount_and_the_report_says_what_was_done() {
+    needs_mounts!();
+    for name in ["TERM", "INT"] {
+        let tree = Tree::new();
+        let child = tree.serve();
+        fs::write(tree.mountpoint.join("new"), "twelve bytes").unwrap();
+        signal(&child, name);
+        let output = child.wait_with_output().unwrap();
+        let ended = crate::common::Run::of(output, &["mount"]).expect(0);
+        assert!(!tree.is_mounted());
+        let report = ended.json();
+        assert_eq!(report["mode"], "boost");
+        assert!(report["managed"].as_u64().is_some_and(|files| files >= 1), "{report}");
+        assert_eq!(report["failed"], serde_json::json!([]), "{report}");
+    }
+}
+
+#[test]
+fn a_mount_in_use_names_its_user_and_is_removed_lazily() {
+    needs_mounts!();
+    let tree = Tree::new();
+    let child = tree.serve();
+    let mut held = fs::File::options().read(true).append(true).open(tree.mountpoint.join("file")).unwrap();
+    let me = format!("process {} ", std::process::id());
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(74).names(&me);
+    assert!(tree.is_mounted());
+    // The first signal removes the name alone.
+    signal(&child, "TERM");
+    while tree.is_mounted() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    held.write_all(b" and after").unwrap();
+    held.sync_all().unwrap();
+    drop(held);
+    crate::common::Run::of(child.wait_with_output().unwrap(), &["mount"]).expect(0);
+    assert_eq!(fs::read_to_string(tree.source.join("file")).unwrap(), "before and after");
+}
+
+#[test]
+fn a_second_signal_ends_a_mount_that_is_in_use() {
+    needs_mounts!();
+    let tree = Tree::new();
+    let mut child = tree.serve();
+    let mut held = fs::File::options().append(true).open(tree.mountpoint.join("file")).unwrap();
+    held.write_all(b" and more").unwrap();
+    signal(&child, "TERM");
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    stderr.read_line(&mut said).unwrap();
+    assert!(said.contains("a second signal ends it at once"), "{said}");
+    signal(&child, "TERM");
+    let status = child.wait().unwrap();
+    assert!(status.code().is_some(), "{status}");
+    held.write_all(b"lost").and_then(|()| held.sync_all()).unwrap_err();
+    drop(held);
+    // The write that was answered is there, at the latest after a replay.
+    untorn(&["replay", text(&tree.source.join(".untorn/mount.log"))]).expect(0);
+    assert_eq!(fs::read_to_string(tree.source.join("file")).unwrap(), "before and more");
+}
+
+#[test]
+fn a_log_in_use_by_another_mount_is_refused() {
+    needs_mounts!();
+    let tree = Tree::new();
+    let child = tree.serve();
+    let other = tree.dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let refused = untorn(&["mount", "--mode=boost", text(&tree.source), text(&other)]).expect(74);
+    let holder = format!("process {} ", child.id());
+    assert!(refused.err.contains("mount.log is in use by") && refused.err.contains(&holder), "{}", refused.err);
+    let twice = untorn(&tree.arguments(&[])).expect(64);
+    assert!(twice.err.contains("already has a mount"), "{}", twice.err);
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!table.contains(text(&other)), "the refused mount is still there");
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    crate::common::Run::of(child.wait_with_output().unwrap(), &["mount"]).expect(0);
+}
+
+#[test]
+fn a_killed_servers_mount_gives_way_to_the_next() {
+    needs_mounts!();
+    let tree = Tree::new();
+    let mut child = tree.serve();
+    let mut file = fs::File::options().append(true).open(tree.mountpoint.join("file")).unwrap();
+    file.write_all(b" and after").unwrap();
+    file.sync_all().unwrap();
+    crate::common::kill(&mut child);
+    assert_eq!(file.write_all(b"!").and_then(|()| file.sync_all()).unwrap_err().raw_os_error(), Some(107));
+    let said = run(Command::new(UNTORN).args(tree.arguments(&[])), &["mount"], b"").expect(0);
+    assert!(said.err.contains("whose server is gone"), "{}", said.err);
+    assert_eq!(fs::read_to_string(tree.mountpoint.join("file")).unwrap(), "before and after");
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+}

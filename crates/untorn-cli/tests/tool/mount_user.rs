@@ -1,0 +1,174 @@
+//! Mounts of an ordinary user. Root runs these tests again as one, in a mount namespace with a `/dev/fuse` of its own:
+//! that of the machine may be closed to users.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use untorn_mount::attach::{
+    AttachError, AttachOptions, FILE_SYSTEM, Program, Stage, Unmount, Way, attach, attach_private, detach,
+};
+use untorn_testing::{again, needs, skip, skipped, test_name};
+
+use crate::common::{Run, UNTORN};
+
+/// The number of an ordinary user.
+const USER: u32 = 54321;
+/// Set in the process of the user: the directory that root made for it.
+const PLACE: &str = "UNTORN_TEST_PLACE";
+/// Set in the process of root that is in a namespace of its own.
+const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
+
+/// Ends the calling test in the process of root, after the process of the user has passed it. `$mode` is the mode of
+/// `/dev/fuse`; the rest are programs that the test needs.
+macro_rules! as_a_user {
+    ($mode:literal $(, $needs:literal)*) => {{
+        if std::env::var_os(PLACE).is_none() {
+            needs!("root", "unshare", "mknod", "mount" $(, $needs)*);
+            if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
+                skip!("cannot open /dev/fuse: {error}");
+            }
+        }
+        match place(test_name!(), $mode) {
+            Some(place) => place,
+            None => return,
+        }
+    }};
+}
+
+/// In the process of the user, the place. Otherwise `None`, after the next process has passed the test.
+fn place(test: &str, mode: u32) -> Option<Place> {
+    if let Some(dir) = std::env::var_os(PLACE) {
+        return Some(Place { dir: dir.into() });
+    }
+    let again = again(test);
+    if std::env::var_os(ISOLATED).is_none() {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--propagation", "private", "--"]);
+        let status = unshare.arg(again.get_program()).args(again.get_args()).env(ISOLATED, "1").status();
+        assert!(status.expect("unshare runs").success(), "{test} failed in its namespace");
+        return None;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let path = dir.path().canonicalize().expect("it is there");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    for name in ["source", "mountpoint", "tmp"] {
+        fs::create_dir(path.join(name)).expect("it can be made");
+        std::os::unix::fs::chown(path.join(name), Some(USER), Some(USER)).expect("root may");
+    }
+    let device = path.join("fuse");
+    let run = |command: &mut Command| assert!(command.status().expect("it runs").success(), "{command:?}");
+    run(Command::new("mknod").arg(format!("--mode={mode:o}")).arg(&device).args(["c", "10", "229"]));
+    if let Err(error) = fs::File::open(&device) {
+        skipped!("a device node in the temporary directory cannot be opened: {error}");
+        return None;
+    }
+    run(Command::new("mount").args(["--bind"]).arg(&device).arg("/dev/fuse"));
+    // The build directory may be private to root.
+    let copies = [(std::env::current_exe().expect("it has a path"), "tests"), (UNTORN.into(), "untorn")];
+    for (program, name) in copies {
+        run(Command::new("cp").arg(program).arg(path.join(name)));
+    }
+    let mut user = Command::new(path.join("tests"));
+    user.args(again.get_args()).env(PLACE, &path).env("TMPDIR", path.join("tmp")).current_dir(path.join("source"));
+    let status = user.uid(USER).gid(USER).status().expect("it starts");
+    assert!(status.success(), "{test} failed as an ordinary user: {status}");
+    None
+}
+
+struct Place {
+    dir: PathBuf,
+}
+
+impl Place {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn untorn(&self, arguments: &[&str]) -> Run {
+        Run::of(Command::new(self.path("untorn")).args(arguments).output().expect("it starts"), arguments)
+    }
+
+    fn options(&self) -> AttachOptions {
+        AttachOptions::over(fs::File::open(self.path("source")).expect("it is ours")).expect("it has a file system")
+    }
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+    table.lines().any(|line| line.contains(path.to_str().expect("text")) && line.contains(FILE_SYSTEM))
+}
+
+/// What the doctor says about a way to mount.
+fn finding(place: &Place, name: &str) -> (bool, String) {
+    let said = place.untorn(&["doctor", "--json"]).json();
+    let ways = said["mount"].as_array().expect("a list").clone();
+    let way = ways.iter().find(|way| way["name"] == name).unwrap_or_else(|| panic!("no {name} in {said}"));
+    (way["works"].as_bool().expect("yes or no"), format!("{}; {}", way["why"], way["advice"]))
+}
+
+#[test]
+fn the_doctor_tells_a_user_what_is_missing() {
+    let place = as_a_user!(0o600);
+    let (works, said) = finding(&place, "/dev/fuse");
+    assert!(!works && said.contains("Permission denied") && said.contains("chmod 666 /dev/fuse"), "{said}");
+    let (works, said) = finding(&place, "mount");
+    assert!(!works && said.contains("CAP_SYS_ADMIN"), "{said}");
+    let refused = place.untorn(&["mount", "--mode=boost", ".", place.path("mountpoint").to_str().unwrap()]).expect(74);
+    assert!(refused.err.contains("cannot open /dev/fuse") && refused.err.contains("chmod 666"), "{}", refused.err);
+}
+
+#[test]
+fn a_users_private_mount_is_seen_by_its_program_alone() {
+    let place = as_a_user!(0o666);
+    let (works, said) = finding(&place, "private");
+    if !works {
+        skip!("this machine gives users no private mounts: {said}");
+    }
+    // Over the source itself, which is the working directory.
+    let source = place.path("source");
+    fs::write(source.join("below"), "").unwrap();
+    let out = place.path("tmp").join("out");
+    let script = format!("(grep -c {FILE_SYSTEM} /proc/self/mountinfo; id -u; id -g) >'{}'", out.display());
+    let program = Program { program: "sh".into(), arguments: vec!["-c".into(), script.into()] };
+    let stage = Stage::of(place.path("untorn"), ["mount-stage"]);
+    let (attached, held) = attach_private(&source, &place.options(), &stage, &program).unwrap();
+    assert_eq!(attached.way, Way::Private);
+    assert!(!is_mounted(&source) && source.join("below").exists(), "it is seen outside");
+    drop(attached.root.open().unwrap());
+    // Nobody serves the mount, so entering it fails, and does not show the directory below it.
+    drop(attached.device);
+    let refused = held.start().unwrap_err().to_string();
+    assert!(refused.contains("enter the working directory through the mount"), "{refused}");
+    assert!(!out.exists(), "the program ran");
+
+    std::env::set_current_dir("/").unwrap();
+    let (attached, held) = attach_private(&source, &place.options(), &stage, &program).unwrap();
+    let status = held.start().unwrap().wait().unwrap();
+    assert!(status.success());
+    assert_eq!(fs::read_to_string(out).unwrap(), format!("1\n{USER}\n{USER}\n"));
+    drop(attached.root);
+    let ended = fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err();
+    assert_eq!(ended.raw_os_error(), Some(19), "its last user is gone");
+}
+
+#[test]
+fn a_user_mounts_and_unmounts_with_fusermount3() {
+    let place = as_a_user!(0o666, "fusermount3");
+    let mountpoint = place.path("mountpoint");
+    let attached = attach(&mountpoint, &place.options()).unwrap();
+    assert_eq!(attached.way, Way::Fusermount);
+    assert!(is_mounted(&mountpoint));
+    let root = attached.root.open().unwrap();
+    let busy = detach(&mountpoint, Unmount::Clean).unwrap_err();
+    assert!(matches!(busy, AttachError::Busy { .. }), "{busy}");
+    drop(root);
+    detach(&mountpoint, Unmount::Clean).unwrap();
+    assert!(!is_mounted(&mountpoint));
+    let ended = fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err();
+    assert_eq!(ended.raw_os_error(), Some(19));
+    assert!(finding(&place, "fusermount3").0);
+}

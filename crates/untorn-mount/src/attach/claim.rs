@@ -1,0 +1,71 @@
+//! A server's claim on a mountpoint: a lock on the directory below the mount.
+//!
+//! A server outlives its mount, because it still has to bring its log to the files. The claim lets `unmount` wait for
+//! that end, and lets the next server on the same directory find the log free. The kernel drops the claim of a server
+//! that is killed.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::retry_on_intr;
+
+/// A claim. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Claim(
+    /// Kept open: the lock belongs to it.
+    #[expect(dead_code, reason = "closing it is its use")]
+    OwnedFd,
+);
+
+impl Claim {
+    /// Claims a directory on which nothing is mounted yet. If an earlier server has it, this waits for its end at most
+    /// so long. `None` if the claim was not to be had, or where the file system has no locks: a claim is a courtesy,
+    /// and nothing that is promised depends on it.
+    pub fn take(mountpoint: &Path, patience: Duration) -> Option<Self> {
+        let directory = open(mountpoint)?;
+        let start = Instant::now();
+        while flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if start.elapsed() >= patience {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Some(Claim(directory))
+    }
+}
+
+/// Waits until the server of a mount that was removed from this directory has ended.
+pub fn wait_for_server(mountpoint: &Path) {
+    if let Some(directory) = open(mountpoint) {
+        // Without locks there is nothing to wait for.
+        let _ = retry_on_intr(|| flock(&directory, FlockOperation::LockShared));
+    }
+}
+
+fn open(mountpoint: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, mountpoint, flags, Mode::empty()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_waited_for_and_ends_with_its_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Claim::take(dir.path(), Duration::ZERO).unwrap();
+        assert!(Claim::take(dir.path(), Duration::ZERO).is_none());
+        let waiting = thread::spawn({
+            let path = dir.path().to_owned();
+            move || wait_for_server(&path)
+        });
+        assert!(!waiting.is_finished());
+        drop(claim);
+        waiting.join().unwrap();
+        assert!(Claim::take(dir.path(), Duration::ZERO).is_some());
+    }
+}
