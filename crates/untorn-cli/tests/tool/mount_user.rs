@@ -15,8 +15,10 @@ use untorn_testing::{again, needs, skip, skipped, test_name};
 
 use crate::common::{Run, UNTORN};
 
-/// The number of an ordinary user.
+/// The number of an ordinary user that nobody is.
 const USER: u32 = 54321;
+/// The number of one who has a name, without which `fusermount3` serves nobody.
+const NAMED: u32 = 65534;
 /// Set in the process of the user: the directory that root made for it.
 const PLACE: &str = "UNTORN_TEST_PLACE";
 /// Set in the process of root that is in a namespace of its own.
@@ -25,14 +27,14 @@ const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
 /// Ends the calling test in the process of root, after the process of the user has passed it. `$mode` is the mode of
 /// `/dev/fuse`; the rest are programs that the test needs.
 macro_rules! as_a_user {
-    ($mode:literal $(, $needs:literal)*) => {{
+    ($user:expr, $mode:literal $(, $needs:literal)*) => {{
         if std::env::var_os(PLACE).is_none() {
             needs!("root", "unshare", "mknod", "mount" $(, $needs)*);
             if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
                 skip!("cannot open /dev/fuse: {error}");
             }
         }
-        match place(test_name!(), $mode) {
+        match place(test_name!(), $user, $mode) {
             Some(place) => place,
             None => return,
         }
@@ -40,7 +42,7 @@ macro_rules! as_a_user {
 }
 
 /// In the process of the user, the place. Otherwise `None`, after the next process has passed the test.
-fn place(test: &str, mode: u32) -> Option<Place> {
+fn place(test: &str, number: u32, mode: u32) -> Option<Place> {
     if let Some(dir) = std::env::var_os(PLACE) {
         return Some(Place { dir: dir.into() });
     }
@@ -57,7 +59,7 @@ fn place(test: &str, mode: u32) -> Option<Place> {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
     for name in ["source", "mountpoint", "tmp"] {
         fs::create_dir(path.join(name)).expect("it can be made");
-        std::os::unix::fs::chown(path.join(name), Some(USER), Some(USER)).expect("root may");
+        std::os::unix::fs::chown(path.join(name), Some(number), Some(number)).expect("root may");
     }
     let device = path.join("fuse");
     let run = |command: &mut Command| assert!(command.status().expect("it runs").success(), "{command:?}");
@@ -74,7 +76,7 @@ fn place(test: &str, mode: u32) -> Option<Place> {
     }
     let mut user = Command::new(path.join("tests"));
     user.args(again.get_args()).env(PLACE, &path).env("TMPDIR", path.join("tmp")).current_dir(path.join("source"));
-    let status = user.uid(USER).gid(USER).status().expect("it starts");
+    let status = user.uid(number).gid(number).status().expect("it starts");
     assert!(status.success(), "{test} failed as an ordinary user: {status}");
     None
 }
@@ -112,7 +114,7 @@ fn finding(place: &Place, name: &str) -> (bool, String) {
 
 #[test]
 fn the_doctor_tells_a_user_what_is_missing() {
-    let place = as_a_user!(0o600);
+    let place = as_a_user!(USER, 0o600);
     let (works, said) = finding(&place, "/dev/fuse");
     assert!(!works && said.contains("Permission denied") && said.contains("chmod 666 /dev/fuse"), "{said}");
     let (works, said) = finding(&place, "mount");
@@ -123,7 +125,7 @@ fn the_doctor_tells_a_user_what_is_missing() {
 
 #[test]
 fn a_users_private_mount_is_seen_by_its_program_alone() {
-    let place = as_a_user!(0o666);
+    let place = as_a_user!(USER, 0o666);
     let (works, said) = finding(&place, "private");
     if !works {
         skip!("this machine gives users no private mounts: {said}");
@@ -157,7 +159,7 @@ fn a_users_private_mount_is_seen_by_its_program_alone() {
 
 #[test]
 fn a_user_mounts_and_unmounts_with_fusermount3() {
-    let place = as_a_user!(0o666, "fusermount3");
+    let place = as_a_user!(NAMED, 0o666, "fusermount3");
     let mountpoint = place.path("mountpoint");
     let attached = attach(&mountpoint, &place.options()).unwrap();
     assert_eq!(attached.way, Way::Fusermount);
@@ -171,4 +173,18 @@ fn a_user_mounts_and_unmounts_with_fusermount3() {
     let ended = fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err();
     assert_eq!(ended.raw_os_error(), Some(19));
     assert!(finding(&place, "fusermount3").0);
+
+    // The same by the tool, with a server.
+    if !untorn::doctor(place.path("source")).is_ok_and(|found| found.durable) {
+        skip!("the temporary directory is on a medium that a log may not be on");
+    }
+    let (source, mountpoint) = (place.path("source"), mountpoint.to_str().unwrap());
+    place.untorn(&["mount", "--mode=boost", source.to_str().unwrap(), mountpoint]).expect(0);
+    let file = Path::new(mountpoint).join("file");
+    fs::write(&file, "bytes").unwrap();
+    fs::File::open(&file).unwrap().sync_all().unwrap();
+    let mode = file.metadata().unwrap().permissions().mode();
+    place.untorn(&["unmount", mountpoint]).expect(0);
+    assert_eq!(fs::read(source.join("file")).unwrap(), b"bytes");
+    assert_eq!(source.join("file").metadata().unwrap().permissions().mode(), mode);
 }

@@ -145,6 +145,9 @@ pub(super) fn for_fusermount(program: &Path, said: &str) -> Option<String> {
     if said.contains("user_allow_other") {
         reasons.push("write the line `user_allow_other` into /etc/fuse.conf".to_owned());
     }
+    if said.contains("username") {
+        reasons.push("it serves users with a name alone: give this user one in /etc/passwd".to_owned());
+    }
     let root = geteuid().is_root();
     if !root && program.metadata().is_ok_and(|found| found.mode() & 0o4000 == 0 || found.uid() != 0) {
         reasons
