@@ -27,7 +27,7 @@
 //!    would lend the set-user-ID bit to files of a medium that was mounted without it.
 //!
 //! Reading order: `options`, `privileged`, `fusermount`; `wire`, `stage`, `private`; `table`, `detach`, `holders`,
-//! `claim`; `probe` with `advice`.
+//! `claim`; `puller`; `probe` with `advice`.
 
 mod advice;
 mod claim;
@@ -39,6 +39,7 @@ mod options;
 mod private;
 mod privileged;
 mod probe;
+mod puller;
 mod stage;
 mod table;
 mod wire;
@@ -56,6 +57,8 @@ pub use holders::Holder;
 pub use options::{AttachOptions, Restrictions};
 pub use private::{Held, Program, attach_private};
 pub use probe::{Finding, probe};
+pub use puller::{Puller, puller};
+use stage::parents_socket;
 pub use stage::{Stage, stage};
 
 /// The file system's type in `/proc/self/mountinfo`.
@@ -150,7 +153,7 @@ impl Root {
                 let root = open_root(path)?;
                 match mount_id(&root)? == *id {
                     true => Ok(root),
-                    false => Err(io::ErrorKind::NotFound.into()),
+                    false => Err(rustix::io::Errno::NOENT.into()),
                 }
             }
         }

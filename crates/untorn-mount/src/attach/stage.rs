@@ -189,23 +189,27 @@ impl Request {
     }
 }
 
+/// The socket that this process has as its standard input, if its parent made it; and the error if it is not so.
+pub(super) fn parents_socket() -> Result<(UnixStream, fn() -> AttachError)> {
+    let no_stage: fn() -> AttachError = || AttachError::Request {
+        path: "standard input".into(),
+        why: "not the socket of a parent; untorn starts this verb itself".to_owned(),
+    };
+    let socket = io::stdin().as_fd().try_clone_to_owned().map_err(|_| no_stage())?;
+    let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(|_| no_stage())?;
+    match Some(peer.pid) == rustix::process::getppid() {
+        true => Ok((UnixStream::from(socket), no_stage)),
+        false => Err(no_stage()),
+    }
+}
+
 /// Runs the stage; the program's hidden verb for it calls this, and ends after it. It returns only if the program was
 /// not started, and the parent knows why then.
 ///
 /// # Errors
 /// [`AttachError::Request`] if nobody started this process as a stage.
 pub fn stage() -> Result<()> {
-    let no_stage = || AttachError::Request {
-        path: "standard input".into(),
-        why: "not the socket of a parent; untorn starts this verb itself".to_owned(),
-    };
-    let socket = io::stdin().as_fd().try_clone_to_owned().map_err(|_| no_stage())?;
-    let parent = rustix::process::getppid();
-    let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(|_| no_stage())?;
-    if Some(peer.pid) != parent {
-        return Err(no_stage());
-    }
-    let socket = UnixStream::from(socket);
+    let (socket, no_stage) = parents_socket()?;
     let Ok(Some((REQUEST, mut descriptors))) = wire::receive(&socket) else { return Err(no_stage()) };
     let stdin = descriptors.pop().ok_or_else(no_stage)?;
     let request = Request::receive(&socket).ok_or_else(no_stage)?;

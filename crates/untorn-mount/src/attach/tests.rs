@@ -57,6 +57,17 @@ macro_rules! needs_fuse {
     };
 }
 
+/// Waits until a mount has ended: its device says so after the request that nobody answered.
+fn wait_for_end(device: OwnedFd) {
+    let mut device = fs::File::from(device);
+    loop {
+        if let Err(error) = device.read(&mut [0; 8192]) {
+            // ENODEV
+            return assert_eq!(error.raw_os_error(), Some(19), "{error}");
+        }
+    }
+}
+
 struct Place {
     dir: tempfile::TempDir,
     mountpoint: PathBuf,
@@ -102,7 +113,7 @@ fn roots_mount_appears_and_detach_removes_it() {
     assert!(!place.is_mounted() && place.mountpoint.join("below").exists());
     assert_eq!(attached.root.open().unwrap_err().kind(), io::ErrorKind::NotFound);
     // The server is told: its device is at its end.
-    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+    wait_for_end(attached.device);
     let nothing = detach(&place.mountpoint, Unmount::Clean).unwrap_err().to_string();
     assert!(nothing.contains("nothing is mounted here"), "{nothing}");
 }
@@ -120,7 +131,7 @@ fn a_mount_in_use_is_detached_lazily() {
     assert!(!place.is_mounted());
     drop(root);
     // Its last user is gone, so it has ended.
-    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+    wait_for_end(attached.device);
 }
 
 #[test]
@@ -229,7 +240,7 @@ fn roots_private_mount_is_seen_by_its_program_alone() {
     assert_eq!(child.wait().unwrap().code(), Some(7));
     // The program and the root were its last users.
     drop((root, attached.root));
-    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+    wait_for_end(attached.device);
 }
 
 #[test]
@@ -242,7 +253,7 @@ fn a_program_that_does_not_start_is_named() {
     assert!(matches!(error, AttachError::Program { .. }), "{error:?}");
     assert!(error.to_string().starts_with("cannot start /no/such/program: "), "{error}");
     drop(attached.root);
-    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+    wait_for_end(attached.device);
 }
 
 #[test]
@@ -252,7 +263,7 @@ fn a_private_mount_that_is_given_up_ends() {
     let program = Program { program: "false".into(), arguments: Vec::new() };
     let (attached, held) = attach_private(&place.mountpoint, &place.options, &stage_of_the_tests(), &program).unwrap();
     drop((held, attached.root));
-    assert_eq!(fs::File::from(attached.device).read(&mut [0; 8192]).unwrap_err().raw_os_error(), Some(19));
+    wait_for_end(attached.device);
 }
 
 #[test]
@@ -268,6 +279,48 @@ fn a_probe_leaves_nothing_and_finds_what_root_can_do() {
     assert_eq!(helper.advice.is_none(), helper.works, "{helper:?}");
     let ours = |table: &str| table.lines().filter(|line| line.contains(FILE_SYSTEM)).count();
     assert_eq!(ours(&before), ours(&fs::read_to_string("/proc/self/mountinfo").unwrap()));
+}
+
+/// Also what a puller of these tests runs: it answers each byte by whether it could open the root.
+#[test]
+fn a_process_without_a_parent_is_no_puller() {
+    match puller() {
+        Err(error) => assert!(error.to_string().contains("not the socket of a parent"), "{error}"),
+        Ok((mut server, open)) => {
+            while server.read_exact(&mut [0]).is_ok() {
+                server.write_all(if open().is_ok() { b"y" } else { b"n" }).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_puller_opens_the_root_and_does_not_keep_the_mount_in_use() {
+    needs_fuse!();
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    let arguments = ["--exact", sibling!("a_process_without_a_parent_is_no_puller"), "--nocapture"];
+    let opens = |mut socket: &std::os::unix::net::UnixStream| {
+        let mut answer = [0];
+        socket.write_all(b"?").and_then(|()| socket.read_exact(&mut answer)).unwrap();
+        answer[0] == b'y'
+    };
+    let attached = attach(&place.mountpoint, &place.options).unwrap();
+    let (_puller, socket) = Puller::start(&Stage::new(arguments), &attached.root).unwrap();
+    assert!(opens(&socket) && opens(&socket));
+    detach(&place.mountpoint, Unmount::Clean).unwrap();
+    assert!(!opens(&socket), "the directory below is no root of the mount");
+
+    let attached = attach(&place.mountpoint, &place.options).unwrap();
+    let (puller, socket) = Puller::start(&Stage::new(arguments), &attached.root).unwrap();
+    puller.keep_root(&attached.root).unwrap();
+    detach(&place.mountpoint, Unmount::Lazy).unwrap();
+    assert!(opens(&socket), "the root was not kept");
+    // A puller ends with its server, and the mount with its last user.
+    drop((puller, socket));
+    wait_for_end(attached.device);
 }
 
 #[test]

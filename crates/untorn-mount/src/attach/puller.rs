@@ -1,0 +1,96 @@
+//! The puller of a mount: a process of its own that opens files through the mount, so that its server never does.
+//!
+//! It opens the mount's root anew for each use, because an open root would make umount(2) fail. A server that removes
+//! its mount's name while programs use it sends the root before, and the puller keeps it from then on.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Child;
+
+use super::{AttachError, Result, Root, Stage, parents_socket, wire};
+
+/// From the server: the mount.
+const MOUNT: u8 = b'P';
+/// From the server: the root, to be kept.
+const KEEP: u8 = b'K';
+
+/// A puller that was started.
+#[derive(Debug)]
+pub struct Puller {
+    control: UnixStream,
+    /// It ends when the server's end of its socket is closed.
+    _child: Child,
+}
+
+impl Puller {
+    /// Starts a puller, and returns the socket over which the server asks it. The hidden verb of `stage` calls
+    /// [`puller`].
+    ///
+    /// # Errors
+    /// [`AttachError::System`] if the process cannot be started.
+    pub fn start(stage: &Stage, root: &Root) -> Result<(Self, UnixStream)> {
+        let failed = |source| AttachError::system("start the process that opens files in the mount", source);
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let (control, its_control) = UnixStream::pair().map_err(failed)?;
+        let child = stage.command().arg0("untorn").stdin(OwnedFd::from(theirs)).spawn().map_err(failed)?;
+        let mut descriptors: Vec<BorrowedFd<'_>> = vec![its_control.as_fd()];
+        let named = match root {
+            Root::Held(root) => {
+                descriptors.push(root.as_fd());
+                None
+            }
+            Root::Named { path, id } => Some((path, id.to_string())),
+        };
+        wire::send(&ours, MOUNT, &descriptors).map_err(failed)?;
+        let parts: Vec<&OsStr> = match &named {
+            Some((path, id)) => vec![path.as_os_str(), OsStr::new(id)],
+            None => vec![OsStr::new("held")],
+        };
+        wire::send_text(&ours, parts.into_iter()).map_err(failed)?;
+        Ok((Puller { control, _child: child }, ours))
+    }
+
+    /// Has the puller keep the root open, before the mount loses its name.
+    ///
+    /// # Errors
+    /// Those of opening the root, and of a puller that is gone.
+    pub fn keep_root(&self, root: &Root) -> io::Result<()> {
+        wire::send(&self.control, KEEP, &[root.open()?.as_fd()])
+    }
+}
+
+/// In the process of the puller: the socket of the server, and how to open the root of the mount.
+///
+/// # Errors
+/// [`AttachError::Request`] if nobody started this process as a puller.
+pub fn puller() -> Result<(UnixStream, impl Fn() -> io::Result<OwnedFd>)> {
+    let (socket, no_stage) = parents_socket()?;
+    let Ok(Some((MOUNT, mut descriptors))) = wire::receive(&socket) else { return Err(no_stage()) };
+    let text = wire::receive_text(&socket).map_err(|_| no_stage())?;
+    let root = match (text.as_slice(), descriptors.len()) {
+        ([path, id], 1) => {
+            let id = id.to_str().and_then(|id| id.parse().ok()).ok_or_else(no_stage)?;
+            Root::Named { path: path.into(), id }
+        }
+        ([_], 2) => Root::Held(descriptors.pop().ok_or_else(no_stage)?),
+        _ => return Err(no_stage()),
+    };
+    let control = UnixStream::from(descriptors.pop().ok_or_else(no_stage)?);
+    control.set_nonblocking(true).map_err(|source| AttachError::system("set up a socket", source))?;
+    let kept = RefCell::new(root);
+    let open = move || {
+        let mut kept = kept.borrow_mut();
+        // Nothing has been sent, or the server is about to end.
+        if let Ok(Some((KEEP, mut descriptors))) = wire::receive(&control)
+            && let Some(root) = descriptors.pop()
+        {
+            *kept = Root::Held(root);
+        }
+        kept.open()
+    };
+    Ok((socket, open))
+}
