@@ -15,9 +15,11 @@
 //!
 //! 1. The server reaches a file by the descriptor of its node, never again by a path. So a rename, or a link that
 //!    somebody puts in the way, leads no request to another file.
-//! 2. Before the server answers a WRITE of a managed file, the log has the bytes and the kernel has them in the source.
-//!    Readers inside and outside of the mount therefore see the same bytes.
-//! 3. The server never waits for its own mount. It refuses a source that the mount covers by its path.
+//! 2. Before the server answers a WRITE of a managed file, the log has the bytes. With [`Mode::Boost`] the source has
+//!    them too. With [`Mode::Atomic`] the log brings them to the source after their commit, and the server shows them
+//!    until then.
+//! 3. The server never waits for its own mount: a process of its own pulls ([`pull_for`]). The server refuses a source
+//!    that the mount covers by its path.
 //! 4. A file with bytes in the log is in the table of managed files. So each operation that a replay must know about
 //!    finds it there: truncation, rename, removal.
 //! 5. Bytes from the kernel and from the source never reach an unwrap: an answer is a value or an errno.
@@ -40,4 +42,4 @@ mod error;
 mod serve;
 
 pub use error::{Error, Result};
-pub use serve::{Globs, Mode, Report, ServeOptions, Serving, serve};
+pub use serve::{Globs, Mode, Report, ServeOptions, Serving, pull_for, serve};

@@ -23,6 +23,8 @@ pub(super) struct Changes {
     pub(super) size: Option<u64>,
     pub(super) accessed: Option<TimeOrNow>,
     pub(super) modified: Option<TimeOrNow>,
+    /// Whether only the modification time changes, which the kernel keeps with the writes that it caches.
+    pub(super) is_write_back: bool,
 }
 
 fn time(seconds: i64, nanoseconds: u64) -> SystemTime {
@@ -66,6 +68,8 @@ pub(super) fn kind(kind: FileType) -> fuser::FileType {
 impl Server {
     /// The attributes of a file as the kernel gets them.
     pub(super) fn attributes(&self, number: u64, status: &Stat) -> FileAttr {
+        let mut status = *status;
+        self.managing.adjust(&mut status);
         let (uid, gid) = self.shown(status.st_uid, status.st_gid);
         FileAttr {
             ino: INodeNo(number),
@@ -99,6 +103,13 @@ impl Server {
         changes: Changes,
     ) -> Result<Stat, Errno> {
         let name = number(node.as_fd());
+        if changes.is_write_back
+            && let Some(modified) = changes.modified
+            && let Some(managed) = self.managing.atomic(node.key)
+        {
+            managed.was_modified(timespec(Some(modified)));
+            return node.status();
+        }
         if let Some(mode) = changes.mode {
             rustix::fs::chmodat(
                 &self.descriptors,
@@ -117,7 +128,11 @@ impl Server {
         if changes.accessed.is_some() || changes.modified.is_some() {
             let times =
                 Timestamps { last_access: timespec(changes.accessed), last_modification: timespec(changes.modified) };
-            rustix::fs::utimensat(&self.descriptors, name.as_str(), &times, AtFlags::empty())?;
+            let set = || rustix::fs::utimensat(&self.descriptors, name.as_str(), &times, AtFlags::empty());
+            match self.managing.atomic(node.key) {
+                Some(managed) => managed.set_times(times.last_modification, set)?,
+                None => set()?,
+            }
         }
         if node.is_regular() {
             self.managing.attributes_were_set(node.key);

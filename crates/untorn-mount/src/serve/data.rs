@@ -34,25 +34,31 @@ pub(super) fn write_all(file: impl AsFd, bytes: &[u8], offset: u64) -> Result<us
     if done == 0 && !bytes.is_empty() { Err(Errno::NOSPC) } else { Ok(done) }
 }
 
+/// Fills `bytes` as far as the file goes.
+pub(super) fn read_some(file: impl AsFd, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pread(&file, &mut bytes[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
 impl Server {
     /// Reads, and gives what was read to `answer`.
     pub(super) fn read_file(&self, open: &Open, offset: u64, size: usize, answer: impl FnOnce(Result<&[u8], Errno>)) {
         BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(size.max(buffer.len()), 0);
-            let mut done = 0;
-            let outcome = loop {
-                match rustix::io::pread(open, &mut buffer[done..size], offset + done as u64) {
-                    Ok(0) => break Ok(()),
-                    Ok(count) => done += count,
-                    Err(Errno::INTR) => {}
-                    Err(_) if done > 0 => break Ok(()),
-                    Err(errno) => break Err(errno),
-                }
-                if done == size {
-                    break Ok(());
-                }
+            let read = match open.managed.clone().or_else(|| self.managing.atomic(open.node.key)) {
+                Some(managed) => managed.read(&mut buffer[..size], offset),
+                None => read_some(open, &mut buffer[..size], offset),
             };
-            answer(outcome.map(|()| &buffer[..done]));
+            answer(read.map(|count| &buffer[..count]));
             if buffer.len() > KEPT {
                 *buffer = Vec::new();
             }
@@ -94,16 +100,16 @@ impl Server {
             return Err(Errno::OPNOTSUPP);
         }
         match &open.managed {
-            // No replay may write over it.
-            Some(managed) => managed.past_the_log(|| rustix::fs::fallocate(open, mode, offset, len)),
+            Some(managed) => managed.allocate(mode, offset, len),
             None => rustix::fs::fallocate(open, mode, offset, len),
         }
     }
 
     /// Finds the place where data begins or ends.
     pub(super) fn seek(&self, open: &Open, offset: i64, whence: i32) -> Result<i64, Errno> {
-        if self.writeback {
-            // The source does not have what the kernel caches. It takes the whole file for data from now on.
+        if self.managing.is_atomic() {
+            // The source lacks the writes that the kernel caches, and those that the log holds back. The kernel takes
+            // the whole file for data from now on.
             return Err(Errno::NOSYS);
         }
         let from = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
@@ -121,7 +127,7 @@ impl Server {
         (to, mut to_offset): (&Open, u64),
         len: u64,
     ) -> Result<u32, Errno> {
-        if to.managed.is_some() {
+        if to.managed.is_some() || self.managing.atomic(from.node.key).is_some() {
             // The kernel copies it by READ and WRITE.
             return Err(Errno::OPNOTSUPP);
         }

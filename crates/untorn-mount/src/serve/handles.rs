@@ -207,6 +207,9 @@ impl Server {
     pub(super) fn close(&self, open: &Open) {
         if let Some(managed) = &open.managed {
             self.managing.released(managed);
+            if !managed.has_writers() && managed.take_pulled() {
+                self.pulls.let_go(open.node.number);
+            }
         }
     }
 

@@ -21,16 +21,18 @@ mod locks;
 mod managed;
 mod names;
 mod nodes;
+mod pull;
 mod requests;
 mod xattr;
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use fuser::{Config, Session, SessionACL};
@@ -46,11 +48,16 @@ use self::locks::Locks;
 use self::managed::Managing;
 pub use self::managed::Report;
 use self::nodes::{Descriptors, Node, Nodes};
+use self::pull::Pulls;
+pub use self::pull::pull_for;
 use self::requests::Requests;
 use crate::error::{Error, Result};
 
 /// The name of untorn's own directories.
 const HIDDEN: &[u8] = b".untorn";
+
+/// How long to wait for a log that another process has.
+const LOG_PATIENCE: Duration = Duration::from_secs(2);
 
 fn is_hidden(name: &OsStr) -> bool {
     name.as_bytes() == HIDDEN
@@ -67,6 +74,10 @@ pub enum Mode {
     /// A write has the durability of the log when it returns: always with a log in persistent memory, after a sync with
     /// a log on a disk.
     Boost,
+    /// The changes of a file between two syncs are durable together or not at all. A crash gives each file its last
+    /// commit: that of the last sync that returned, or a later one. The last close commits too, and does not wait until
+    /// the commit is durable.
+    Atomic,
 }
 
 /// How to serve a directory.
@@ -87,6 +98,9 @@ pub struct ServeOptions {
     pub lifetime: Duration,
     /// The user and group that files of all others are shown with, for a mount in a user namespace that has no others.
     pub ids: Option<(u32, u32)>,
+    /// Whether each write is a request, in [`Mode::Atomic`]. Otherwise the kernel caches writes. Either way the mount
+    /// has to have a process that pulls ([`Serving::set_puller`]).
+    pub write_through: bool,
     /// Server threads, at least two.
     pub threads: usize,
 }
@@ -102,6 +116,7 @@ impl ServeOptions {
             allow_other: false,
             lifetime: Duration::from_secs(1),
             ids: None,
+            write_through: false,
             threads: 2,
         }
     }
@@ -130,6 +145,7 @@ struct Server {
     writeback: bool,
     /// Whether the source has no extended attributes.
     no_xattr: bool,
+    pulls: Pulls,
 }
 
 /// A directory that is being served.
@@ -157,7 +173,9 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     rustix::process::umask(Bits::empty());
     let no_xattr = has_no_xattr(&source);
     let started = |what| move |source: io::Error| Error::Io { operation: what, path: source_path.to_owned(), source };
-    let (managing, rest) = Managing::start(cache, options.globs).map_err(started("start a thread to serve"))?;
+    let atomic = options.mode == Mode::Atomic;
+    let threads = options.threads.max(if atomic { 3 } else { 2 });
+    let (managing, rest) = Managing::start(cache, options.globs, atomic).map_err(started("start a thread to serve"))?;
     let (locks, wait) = Locks::start().map_err(started("start a thread to serve"))?;
     let server = Arc::new(Server {
         nodes: Nodes::new(source).map_err(failed("examine"))?,
@@ -170,13 +188,14 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
         as_root: options.allow_other && rustix::process::geteuid().is_root(),
         ids: options.ids,
         lifetime: options.lifetime,
-        writeback: false,
+        writeback: atomic && !options.write_through,
         no_xattr,
+        pulls: Pulls::new(threads),
     });
     let mut config = Config::default();
     // The kernel decides who may use the mount. A kernel thread that writes back comes as root.
     config.acl = SessionACL::All;
-    config.n_threads = Some(options.threads.max(2));
+    config.n_threads = Some(threads);
     let requests = Requests(server.clone());
     let session = thread::Builder::new()
         .name("untorn-mount".to_owned())
@@ -208,6 +227,12 @@ impl Serving {
             Err(_) => return Err(failed(io::Error::other("a server thread panicked"))),
         }
         Ok(self.server.managing.report())
+    }
+
+    /// Connects the process that pulls ([`pull_for`]). Until then a sync in [`Mode::Atomic`] fails, if the kernel may
+    /// have a part of the file.
+    pub fn set_puller(&self, puller: UnixStream) {
+        self.server.pulls.set_puller(puller);
     }
 
     /// Files that the kernel knows at the moment.
@@ -254,11 +279,20 @@ fn open_log(options: &ServeOptions, source: &Path) -> Result<WriteCache> {
         }
     }
     let is = |error: &untorn::Error, errno: Errno| error.errno() == errno.raw_os_error();
-    let opened = match options.log_options.open(&options.log) {
-        Err(error) if is(&error, Errno::NOENT) => options.log_options.create(&options.log),
-        opened => opened,
-    };
-    Ok(opened?)
+    let begun = Instant::now();
+    loop {
+        let opened = match options.log_options.open(&options.log) {
+            Err(error) if is(&error, Errno::NOENT) => options.log_options.create(&options.log),
+            opened => opened,
+        };
+        match opened {
+            // A process that a killed server was about to start may have it for a moment.
+            Err(untorn::Error::InUse { .. }) if begun.elapsed() < LOG_PATIENCE => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            opened => return Ok(opened?),
+        }
+    }
 }
 
 fn has_no_xattr(source: &OwnedFd) -> bool {

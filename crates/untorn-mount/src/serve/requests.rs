@@ -149,7 +149,7 @@ impl Filesystem for Requests {
         size: Option<u64>,
         accessed: Option<TimeOrNow>,
         modified: Option<TimeOrNow>,
-        _: Option<SystemTime>,
+        changed: Option<SystemTime>,
         handle: Option<FileHandle>,
         _: Option<SystemTime>,
         _: Option<SystemTime>,
@@ -157,7 +157,10 @@ impl Filesystem for Requests {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let changes = Changes { mode, user, group, size, accessed, modified };
+        // The kernel sends the time of the last change only where it keeps the times itself.
+        let only_modified = (mode, user, group, size) == (None, None, None, None) && accessed.is_none();
+        let is_write_back = changed.is_some() && only_modified;
+        let changes = Changes { mode, user, group, size, accessed, modified, is_write_back };
         let open = handle.and_then(|handle| self.0.handles.file(handle.0).ok());
         let changed =
             self.node(number).and_then(|node| self.0.set_attributes(caller(request), &node, open.as_deref(), changes));
@@ -299,6 +302,11 @@ impl Filesystem for Requests {
     ) {
         let drops = how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let open = self.0.handles.file(handle.0);
+        if how.contains(WriteFlags::FUSE_WRITE_CACHE)
+            && let Ok(Some(managed)) = open.as_ref().map(|open| &open.managed)
+        {
+            managed.set_mapped();
+        }
         match open.and_then(|open| self.0.write_file(caller(request), &open, offset, data, drops)) {
             Ok(count) => reply.written(count as u32),
             Err(error) => reply.error(errno(error)),
@@ -331,7 +339,10 @@ impl Filesystem for Requests {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, only_data: bool, reply: ReplyEmpty) {
-        answer(reply, self.0.handles.file(handle.0).and_then(|open| self.0.sync_file(&open, only_data)));
+        match self.0.handles.file(handle.0) {
+            Ok(open) => Server::sync(&self.0, open, only_data, reply),
+            Err(error) => reply.error(errno(error)),
+        }
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {

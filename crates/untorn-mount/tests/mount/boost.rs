@@ -31,8 +31,7 @@ fn cut_power(path: &Path, durable: &[u8]) {
 }
 
 fn replayed(mount: &Mount) -> Contents {
-    let replay = untorn::write_cache::replay(mount.log(), None).unwrap();
-    assert!(replay.is_complete(), "{replay:?}");
+    mount.replay();
     contents(&mount.source())
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the file system in a mount: a process of its own serves it, in a mount namespace of the test.
 
+mod atomic;
 mod boost;
 mod locks;
 mod same;

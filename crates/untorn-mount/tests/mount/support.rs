@@ -5,9 +5,10 @@
 //! system and serves it. It is a process of its own because nobody could kill a process that waits for itself.
 
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ use untorn_mount::{Globs, Mode as When, ServeOptions, serve};
 
 const ROLE: &str = "UNTORN_MOUNT_TEST_ROLE";
 const PLACE: &str = "UNTORN_MOUNT_TEST_PLACE";
+const TEST: &str = "UNTORN_MOUNT_TEST_NAME";
+const HOW: &str = "UNTORN_MOUNT_TEST_HOW";
 const CHOSEN: &str = "UNTORN_MOUNT_TEST_CHOSEN";
 /// Ample, for a machine that is busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,19 +35,41 @@ pub(crate) struct Mount {
     test: &'static str,
     server: Option<Child>,
     chosen: String,
+    how: How,
+}
+
+/// How a mount serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Boost,
+    /// The kernel caches writes.
+    Atomic,
+    AtomicWriteThrough,
 }
 
 /// The test's mount, in the process that runs the test. `chosen` is a glob for the managed files.
 pub(crate) fn mount(test: &'static str, chosen: &str) -> Option<Mount> {
+    mount_as(test, chosen, How::Boost)
+}
+
+pub(crate) fn mount_as(test: &'static str, chosen: &str, how: How) -> Option<Mount> {
     match std::env::var(ROLE).as_deref() {
         Ok("server") => {
             serve_here();
             None
         }
+        Ok("puller") => {
+            let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
+            let server = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let root = || Ok(rustix::fs::open(place.join("mnt"), flags, Mode::empty())?);
+            untorn_mount::pull_for(server, root).unwrap();
+            None
+        }
         Ok(_) => {
             // Memory: quick, and counts blocks the same way each time.
             let place = tempfile::Builder::new().prefix("untorn-mount-").tempdir_in("/dev/shm").unwrap();
-            let mut mount = Mount { place, test, server: None, chosen: chosen.to_owned() };
+            let mut mount = Mount { place, test, server: None, chosen: chosen.to_owned(), how };
             for name in ["source", "mnt", "bare"] {
                 fs::create_dir(mount.place.path().join(name)).unwrap();
             }
@@ -80,20 +105,35 @@ fn serve_here() {
         format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions\0", device.as_raw_fd());
     let data = std::ffi::CStr::from_bytes_with_nul(data.as_bytes()).unwrap();
     rustix::mount::mount("untorn", &at, "fuse", MountFlags::empty(), data).unwrap();
-    let mut options = ServeOptions::new(When::Boost, &ServeOptions::default_log(&source));
+    let how = std::env::var(HOW).unwrap();
+    let mode = if how == "Boost" { When::Boost } else { When::Atomic };
+    let mut options = ServeOptions::new(mode, &ServeOptions::default_log(&source));
+    options.write_through = how == "AtomicWriteThrough";
     options.log_options = CacheOptions::new().size(8 << 20).max_files(64).durability(Durability::PerWrite);
     options.allow_other = true;
     let chosen = std::env::var(CHOSEN).unwrap();
     options.globs = Globs::new(&source, &[chosen.as_str()], &[]).unwrap();
-    let report = serve(device, directory, &source, options).unwrap().wait().unwrap();
+    let serving = serve(device, directory, &source, options).unwrap();
+    let (own, other) = UnixStream::pair().unwrap();
+    let mut puller = untorn_testing::again(&std::env::var(TEST).unwrap());
+    puller.env(ROLE, "puller").stdin(Stdio::from(OwnedFd::from(other)));
+    let mut puller = puller.spawn().unwrap();
+    serving.set_puller(own);
+    let report = serving.wait().unwrap();
     assert!(report.failed.is_empty(), "{report:?}");
+    puller.wait().unwrap();
     fs::write(place.join("report"), format!("{} {}", report.managed, report.plain.len())).unwrap();
 }
 
 impl Mount {
     fn start(&mut self) {
         let mut command = untorn_testing::again(self.test);
-        command.env(ROLE, "server").env(PLACE, self.place.path()).env(CHOSEN, &self.chosen);
+        command
+            .env(ROLE, "server")
+            .env(TEST, self.test)
+            .env(PLACE, self.place.path())
+            .env(CHOSEN, &self.chosen)
+            .env(HOW, format!("{:?}", self.how));
         self.server = Some(command.spawn().unwrap());
         let begun = Instant::now();
         while rustix::fs::statfs(self.path()).unwrap().f_type as i64 != FUSE {
@@ -122,7 +162,22 @@ impl Mount {
 
     /// Unmounts, and returns how many files were managed, and how many of those that should have been were not.
     pub(crate) fn unmount(mut self) -> (u64, u64) {
-        rustix::mount::unmount(self.path(), UnmountFlags::empty()).unwrap();
+        self.end()
+    }
+
+    /// Unmounts, and looks at the source.
+    pub(crate) fn unmount_keeping<T>(mut self, look: impl FnOnce() -> T) -> T {
+        self.end();
+        look()
+    }
+
+    fn end(&mut self) -> (u64, u64) {
+        let begun = Instant::now();
+        // The server closes its own openings a moment after the program's.
+        while let Err(errno) = rustix::mount::unmount(self.path(), UnmountFlags::empty()) {
+            assert!(begun.elapsed() < PATIENCE, "cannot unmount: {errno}");
+            thread::sleep(Duration::from_millis(2));
+        }
         let status = self.wait();
         assert!(status.success(), "the server failed: {status}");
         let report = fs::read_to_string(self.place.path().join("report")).unwrap();
@@ -150,6 +205,24 @@ impl Mount {
         let mut server = self.server.take().unwrap();
         server.kill().unwrap();
         server.wait().unwrap();
+    }
+
+    /// Brings the log of a killed server to the files.
+    pub(crate) fn replay(&self) {
+        let begun = Instant::now();
+        loop {
+            match untorn::write_cache::replay(self.log(), None) {
+                // The server was about to start its puller, which has the log for a moment.
+                Err(untorn::Error::InUse { .. }) if begun.elapsed() < PATIENCE => {
+                    thread::sleep(Duration::from_millis(2));
+                }
+                replay => {
+                    let replay = replay.unwrap();
+                    assert!(replay.is_complete(), "{replay:?}");
+                    return;
+                }
+            }
+        }
     }
 
     /// Mounts it again, after [`kill`](Mount::kill).

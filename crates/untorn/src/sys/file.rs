@@ -259,6 +259,22 @@ pub(crate) fn start_writeback(file: BorrowedFd<'_>, offset: u64, len: u64) {
         unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
+/// Writes back all that is dirty of a file and waits for it, which makes nothing durable. Source: `sync_file_range(2)`
+/// with all its flags.
+///
+/// The error of a failed write is told to this description alone.
+///
+/// # Errors
+/// Those of `sync_file_range(2)`.
+pub fn write_back(file: impl AsFd) -> io::Result<()> {
+    let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    uninterrupted(|| {
+        // SAFETY: the descriptor is open as long as it is borrowed, and the call takes no pointers.
+        let done = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, how) };
+        if done == 0 { Ok(()) } else { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)) }
+    })
+}
+
 /// Whether the times of a file come from this machine's clock: those of a file system on another machine may not, and
 /// those of one in user space are what its server says.
 pub(crate) fn has_local_times(file: BorrowedFd<'_>) -> bool {

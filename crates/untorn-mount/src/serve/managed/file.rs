@@ -21,6 +21,7 @@ use untorn::Result;
 use untorn::write_cache::{CachedFile, Descriptor, WriteCache};
 
 use super::errno;
+use super::timed::{Modified, Timed};
 use crate::serve::lock;
 use crate::serve::nodes::Key;
 
@@ -54,8 +55,15 @@ impl State {
 /// A file behind the log, shared by all who write to it.
 pub(in crate::serve) struct Managed {
     pub(super) key: Key,
+    /// Whether changes count in epochs.
+    atomic: bool,
     /// Open for reading and writing.
-    descriptor: OwnedFd,
+    pub(super) descriptor: Arc<OwnedFd>,
+    pub(super) modified: Arc<Modified>,
+    /// Whether a program stored to a shared mapping of it.
+    pub(super) mapped: AtomicBool,
+    /// Whether the puller has an opening of it.
+    pub(super) pulled: AtomicBool,
     state: RwLock<State>,
     /// Whether the log has had an entry of it.
     logged: AtomicBool,
@@ -66,32 +74,47 @@ pub(in crate::serve) struct Managed {
     writers: AtomicUsize,
 }
 
-fn attach(cache: &WriteCache, path: &Path, descriptor: &OwnedFd) -> Result<CachedFile> {
-    let copy = descriptor.try_clone().map_err(|source| untorn::Error::Io {
-        operation: "duplicate the descriptor of",
-        path: path.to_owned(),
-        offset: None,
-        source,
-    })?;
-    cache.attach_write_through(Arc::new(Descriptor::new(copy, path)?), path)
-}
-
 impl Managed {
     /// Puts the log in front of a file. The descriptor is open for reading and writing. It has one writer.
-    pub(super) fn attach(cache: &WriteCache, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Self> {
-        let file = attach(cache, path, &descriptor)?;
-        Ok(Managed {
+    pub(super) fn attach(cache: &WriteCache, atomic: bool, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Self> {
+        let managed = Managed {
             key,
-            descriptor,
-            state: RwLock::new(State { served: Served::Logged(file), path: path.to_owned() }),
+            atomic,
+            descriptor: Arc::new(descriptor),
+            modified: Arc::default(),
+            mapped: AtomicBool::new(false),
+            pulled: AtomicBool::new(false),
+            state: RwLock::new(State { served: Served::Plain, path: path.to_owned() }),
             logged: AtomicBool::new(false),
             unsynced: AtomicBool::new(true),
             syncing: Mutex::default(),
             writers: AtomicUsize::new(1),
-        })
+        };
+        managed.serve_again(&mut managed.exclusive(), cache, path)?;
+        Ok(managed)
     }
 
-    fn shared(&self) -> RwLockReadGuard<'_, State> {
+    fn file_behind(&self, cache: &WriteCache, path: &Path) -> Result<CachedFile> {
+        let copy = self.descriptor.try_clone().map_err(|source| untorn::Error::Io {
+            operation: "duplicate the descriptor of",
+            path: path.to_owned(),
+            offset: None,
+            source,
+        })?;
+        let inner = Descriptor::new(copy, path)?;
+        if self.atomic {
+            let (descriptor, modified) = (self.descriptor.clone(), self.modified.clone());
+            cache.attach_atomic(Arc::new(Timed { inner, descriptor, modified }), path)
+        } else {
+            cache.attach_write_through(Arc::new(inner), path)
+        }
+    }
+
+    pub(super) fn is_atomic(&self) -> bool {
+        self.atomic
+    }
+
+    pub(super) fn shared(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -123,7 +146,7 @@ impl Managed {
         self.writers.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    pub(super) fn has_writers(&self) -> bool {
+    pub(in crate::serve) fn has_writers(&self) -> bool {
         self.writers.load(Ordering::Relaxed) > 0
     }
 
@@ -174,18 +197,46 @@ impl Managed {
         match &state.served {
             Served::Failed(errno) => Err(*errno),
             Served::Plain => {
-                let offset = if appends { self.len()? } else { offset };
+                let end = || rustix::fs::fstat(&self.descriptor).map(|status| status.st_size as u64);
+                let offset = if appends { end()? } else { offset };
                 crate::serve::data::write_all(&self.descriptor, bytes, offset)
             }
-            Served::Logged(file) if appends && self.len()? != offset => {
+            Served::Logged(file) if appends && self.len_of(file)? != offset => {
                 self.log(|| file.append(bytes)).map(|_| bytes.len())
+            }
+            Served::Logged(file) if self.atomic => {
+                self.modified.now();
+                self.write_all(file, bytes, offset)
             }
             Served::Logged(file) => self.log(|| file.write_some(bytes, offset)),
         }
     }
 
-    fn len(&self) -> std::result::Result<u64, Errno> {
+    /// An epoch takes a long write in parts.
+    fn write_all(&self, file: &CachedFile, bytes: &[u8], offset: u64) -> std::result::Result<usize, Errno> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.log(|| file.write_some(&bytes[done..], offset + done as u64)) {
+                Ok(count) => done += count,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(done)
+    }
+
+    pub(super) fn len(&self) -> std::result::Result<u64, Errno> {
+        if self.atomic
+            && let Some(file) = self.shared().file()
+        {
+            return file.len().map_err(errno);
+        }
         Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64)
+    }
+
+    /// The length, for one who holds the state.
+    fn len_of(&self, file: &CachedFile) -> std::result::Result<u64, Errno> {
+        if self.atomic { file.len().map_err(errno) } else { Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64) }
     }
 
     pub(super) fn set_len(&self, len: u64) -> std::result::Result<(), Errno> {
@@ -194,8 +245,14 @@ impl Managed {
             Served::Failed(errno) => Err(*errno),
             Served::Plain => rustix::fs::ftruncate(&self.descriptor, len),
             // A file that is empty anyway needs no entry: programs truncate what they just created.
-            Served::Logged(_) if len == 0 && self.len()? == 0 => rustix::fs::ftruncate(&self.descriptor, 0),
-            Served::Logged(file) => self.log(|| file.set_len(len)),
+            Served::Logged(file) if len == 0 && self.len_of(file)? == 0 && !self.atomic => {
+                rustix::fs::ftruncate(&self.descriptor, 0)
+            }
+            Served::Logged(file) => {
+                let same = self.atomic && self.len_of(file)? == len;
+                self.modified.now();
+                if same { Ok(()) } else { self.log(|| file.set_len(len)) }
+            }
         }
     }
 
@@ -215,7 +272,8 @@ impl Managed {
                     return Err(errno(error));
                 }
                 drop(syncing);
-                file.sync().map_err(errno)
+                // It closes the epoch of an atomic file.
+                file.commit().map_err(errno)
             }
         }
     }
@@ -245,7 +303,8 @@ impl Managed {
         match &state.served {
             Served::Failed(errno) => Err(*errno),
             Served::Plain => Ok(()),
-            Served::Logged(file) => match file.demote().map_err(errno) {
+            // An epoch cannot stay open without the log. It counts from now on.
+            Served::Logged(file) => match file.commit_later().and_then(|()| file.demote()).map_err(errno) {
                 Ok(()) => {
                     state.served = Served::Plain;
                     Ok(())
@@ -269,7 +328,7 @@ impl Managed {
     pub(super) fn serve_again(&self, state: &mut State, cache: &WriteCache, path: &Path) -> Result<()> {
         state.path = path.to_owned();
         if matches!(state.served, Served::Plain) {
-            state.served = Served::Logged(attach(cache, path, &self.descriptor)?);
+            state.served = Served::Logged(self.file_behind(cache, path)?);
             self.logged.store(false, Ordering::Release);
             self.unsynced.store(true, Ordering::Release);
         }

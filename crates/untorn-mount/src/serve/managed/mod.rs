@@ -10,8 +10,10 @@
 //! 4. A file that the log cannot manage is *plain*: its bytes go to the source, and the report names it with the
 //!    reason. A log that failed refuses every write with EIO.
 
+mod bytes;
 mod file;
 mod moves;
+mod timed;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,14 +23,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use untorn::Error;
 use untorn::write_cache::WriteCache;
 
 pub(super) use self::file::Managed;
 pub(super) use self::moves::Move;
-use super::nodes::{Key, Node};
+use super::nodes::{Key, Node, key_of};
 use super::{Globs, Server, lock};
 
 /// Between two looks at files that rest.
@@ -53,6 +55,8 @@ pub struct Report {
 /// All managed files.
 pub(super) struct Managing {
     cache: WriteCache,
+    /// Whether changes count in epochs.
+    atomic: bool,
     globs: Globs,
     /// Held shared while a file is attached, exclusively while one gets another name or loses its name.
     moves: RwLock<()>,
@@ -76,9 +80,10 @@ impl Managing {
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub(super) fn start(cache: WriteCache, globs: Globs) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
+    pub(super) fn start(cache: WriteCache, globs: Globs, atomic: bool) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
         let managing = Arc::new(Managing {
             cache,
+            atomic,
             globs,
             moves: RwLock::default(),
             table: Mutex::default(),
@@ -93,6 +98,25 @@ impl Managing {
 
     pub(super) fn find(&self, key: Key) -> Option<Arc<Managed>> {
         lock(&self.table).get(&key).cloned()
+    }
+
+    pub(super) fn is_atomic(&self) -> bool {
+        self.atomic
+    }
+
+    /// The managed file whose bytes and attributes the source may lack.
+    pub(super) fn atomic(&self, key: Key) -> Option<Arc<Managed>> {
+        if self.atomic { self.find(key) } else { None }
+    }
+
+    /// Shows attributes as the file's writers have made them.
+    pub(super) fn adjust(&self, status: &mut Stat) {
+        if self.atomic
+            && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile
+            && let Some(managed) = self.find(key_of(status))
+        {
+            managed.adjust(status);
+        }
     }
 
     fn all(&self) -> Vec<Arc<Managed>> {
@@ -113,7 +137,14 @@ impl Managing {
             if !managed.remove_writer() {
                 return;
             }
-            if managed.is_done() { table.remove(&managed.key) } else { None }
+            // With the lock, so that nothing of the next writer is committed.
+            managed.last_writer_is_gone();
+            if managed.is_done() {
+                managed.settle_times();
+                table.remove(&managed.key)
+            } else {
+                None
+            }
         };
         if gone.is_none() {
             let mut resting = lock(&self.resting);
@@ -136,6 +167,7 @@ impl Managing {
                 continue;
             }
             if managed.is_done() {
+                managed.settle_times();
                 let gone = table.remove(&key);
                 drop(table);
                 drop(gone);
@@ -181,6 +213,9 @@ impl Managing {
         match act() {
             Err(Errno::NFILE) => {}
             done => return done,
+        }
+        if self.atomic {
+            return Err(Errno::NFILE);
         }
         let path = managed.become_plain()?;
         self.is_plain(&path, "the log has writes of as many files as it can; create a larger log".to_owned());
@@ -232,7 +267,7 @@ impl Managing {
     /// The file behind the log, or nothing if it is to be plain.
     fn attach(&self, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Option<Managed>, Errno> {
         let attached = check(path, &descriptor).and_then(|()| {
-            Managed::attach(&self.cache, key, path, descriptor).map_err(|error| match error {
+            Managed::attach(&self.cache, self.atomic, key, path, descriptor).map_err(|error| match error {
                 Error::Poisoned { .. } => Refusal::Failed(errno(error)),
                 error => Refusal::Plain(error.to_string()),
             })

@@ -1,0 +1,110 @@
+//! The file behind the log of an atomic file, which keeps the modification time that programs see.
+//!
+//! # Invariants
+//!
+//! 1. The log brings bytes to the source long after the write. Each such store sets the modification time back to the
+//!    one that the writers made, under one lock with the store. So `make` and `tar` find the times that they expect.
+//! 2. The log asks for the modification time after a store, and finds the one that the store left.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
+use rustix::time::{ClockId, clock_gettime};
+use untorn::Result;
+use untorn::testing::storage::{Barrier, Identity};
+use untorn::write_cache::{BackingFile, CreateAttrs, Descriptor};
+
+use crate::serve::lock;
+
+/// The modification time of a file as programs see it; none before they changed it.
+#[derive(Debug, Default)]
+pub(super) struct Modified(Mutex<Option<Timespec>>);
+
+impl Modified {
+    pub(super) fn get(&self) -> Option<Timespec> {
+        *lock(&self.0)
+    }
+
+    /// A program changes the file now.
+    pub(super) fn now(&self) {
+        *lock(&self.0) = Some(clock_gettime(ClockId::Realtime));
+    }
+
+    /// A program, or the kernel, sets the time. `set` does so in the source.
+    pub(super) fn set<T>(&self, time: Timespec, set: impl FnOnce() -> T) -> T {
+        let mut modified = lock(&self.0);
+        match time.tv_nsec {
+            UTIME_OMIT => {}
+            rustix::fs::UTIME_NOW => *modified = Some(clock_gettime(ClockId::Realtime)),
+            _ => *modified = Some(time),
+        }
+        set()
+    }
+
+    /// Stores, and sets the time that programs see.
+    fn storing<T>(&self, file: &OwnedFd, store: impl FnOnce() -> T) -> T {
+        let modified = lock(&self.0);
+        let stored = store();
+        if let Some(last_modification) = *modified {
+            let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            // A writer that is not the owner may not. Its file has the time of the store.
+            let _ = rustix::fs::futimens(file, &Timestamps { last_access, last_modification });
+        }
+        stored
+    }
+
+    /// Sets the time that programs see, if the source has another one.
+    pub(super) fn settle(&self, file: &OwnedFd) {
+        self.storing(file, || ());
+    }
+}
+
+/// The file behind the log.
+pub(super) struct Timed {
+    pub(super) inner: Descriptor,
+    pub(super) descriptor: Arc<OwnedFd>,
+    pub(super) modified: Arc<Modified>,
+}
+
+impl BackingFile for Timed {
+    fn identity(&self) -> Result<Identity> {
+        self.inner.identity()
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.inner.len()
+    }
+
+    fn is_removed(&self) -> Result<bool> {
+        self.inner.is_removed()
+    }
+
+    fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
+        self.inner.create_attrs()
+    }
+
+    fn modified(&self) -> Result<Option<u64>> {
+        self.inner.modified()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        self.inner.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.modified.storing(&self.descriptor, || self.inner.write(offset, src))
+    }
+
+    fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
+        self.modified.storing(&self.descriptor, || self.inner.write_some(offset, src))
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.modified.storing(&self.descriptor, || self.inner.set_len(len))
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.inner.sync(barrier)
+    }
+}

@@ -1,0 +1,174 @@
+//! Mode atomic: a crash leaves each file as its last commit.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use untorn_testing::{cases, needs};
+
+use crate::support::{How, Mount, mount_as};
+
+const BOTH: [How; 2] = [How::Atomic, How::AtomicWriteThrough];
+
+fn create(path: &Path) -> File {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// Kills the server, and returns what a replay leaves of a file.
+fn crash(mount: &mut Mount, name: &str) -> Vec<u8> {
+    mount.kill();
+    mount.replay();
+    fs::read(mount.source().join(name)).unwrap_or_default()
+}
+
+#[test]
+fn a_crash_leaves_the_last_commit_and_nothing_later() {
+    for how in BOTH {
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let file = create(&mount.path().join("f"));
+        file.write_all_at(&[1; 10_000], 0).unwrap();
+        file.write_all_at(&[2; 100], 50_000).unwrap();
+        assert_eq!(
+            fs::read(mount.source().join("f")).unwrap(),
+            b"",
+            "{how:?}: nothing is in the source before a commit"
+        );
+        file.sync_all().unwrap();
+        file.write_all_at(&[3; 20_000], 5_000).unwrap();
+        file.set_len(7_000).unwrap();
+        let mut expected = vec![0; 50_100];
+        expected[..10_000].fill(1);
+        expected[50_000..].fill(2);
+        assert_eq!(fs::read(mount.path().join("f")).unwrap(), [vec![1; 5_000], vec![3; 2_000]].concat());
+        assert!(crash(&mut mount, "f") == expected, "{how:?}");
+    }
+}
+
+#[test]
+fn a_sync_of_a_part_commits_all_that_was_written_before() {
+    needs!("python3");
+    for how in BOTH {
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let path = mount.path().join("f");
+        let file = create(&path);
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        let flags = OFlags::WRONLY | OFlags::DSYNC;
+        let synced = rustix::fs::open(&path, flags, Mode::empty()).unwrap();
+        rustix::io::pwrite(&synced, &[2; 4096], 8192).unwrap();
+        let program = "
+import ctypes, mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+memory = mmap.mmap(fd, 12288)
+os.pwrite(fd, b'before', 4096)
+memory[100:105] = b'store'
+memory[8200:8204] = b'sync'
+memory.flush(8192, 4096)
+os.kill(os.getpid(), 9)
+";
+        let status = std::process::Command::new("python3").arg("-c").arg(program).arg(&path).status().unwrap();
+        assert!(!status.success());
+        let mut expected = [vec![1; 4096], vec![0; 4096], vec![2; 4096]].concat();
+        expected[4096..4102].copy_from_slice(b"before");
+        expected[100..105].copy_from_slice(b"store");
+        expected[8200..8204].copy_from_slice(b"sync");
+        assert!(crash(&mut mount, "f") == expected, "{how:?}");
+    }
+}
+
+#[test]
+fn the_last_close_commits_and_keeps_the_times() {
+    for how in BOTH {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let (path, source) = (mount.path().join("f"), mount.source().join("f"));
+        let file = create(&path);
+        file.write_all_at(b"contents", 0).unwrap();
+        let time = UNIX_EPOCH + Duration::new(1_234_567_890, 123_456_789);
+        file.set_modified(time).unwrap();
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap(), b"contents");
+        assert_eq!(path.metadata().unwrap().modified().unwrap(), time, "{how:?}");
+        let later = create(&mount.path().join("g"));
+        later.write_all_at(b"later", 0).unwrap();
+        let seen = later.metadata().unwrap();
+        drop(later);
+        let written = (seen.mtime(), seen.mtime_nsec());
+        let other = mount.source().join("g");
+        mount.unmount_keeping(|| {
+            assert_eq!(fs::read(&source).unwrap(), b"contents");
+            assert_eq!(source.metadata().unwrap().modified().unwrap(), time, "{how:?}");
+            let found = other.metadata().unwrap();
+            assert_eq!((found.mtime(), found.mtime_nsec()), written, "{how:?}");
+        });
+    }
+}
+
+#[test]
+fn an_epoch_without_room_fails_every_sync_until_the_last_close() {
+    for how in BOTH {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let path = mount.path().join("f");
+        let file = create(&path);
+        file.write_all_at(b"committed", 0).unwrap();
+        file.sync_all().unwrap();
+        let chunk = vec![7; 1 << 20];
+        // More than the log takes.
+        let written = (0..12).try_for_each(|number| file.write_all_at(&chunk, number << 20));
+        assert_eq!(written.is_ok(), how == How::Atomic, "{how:?}: {written:?}");
+        for _ in 0..3 {
+            let failed = file.sync_all().unwrap_err();
+            assert_eq!(failed.raw_os_error(), Some(Errno::NOSPC.raw_os_error()), "{how:?}");
+        }
+        drop(file);
+        let source = mount.source().join("f");
+        let found = mount.unmount_keeping(|| fs::read(source).unwrap());
+        assert_eq!(found, b"committed", "{how:?}");
+    }
+}
+
+#[test]
+fn many_threads_sync_many_files_and_nobody_waits_for_good() {
+    for how in BOTH {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let rounds = cases(20_u8, 200);
+        std::thread::scope(|scope| {
+            for thread in 0..8_u64 {
+                let at = mount.path();
+                scope.spawn(move || {
+                    // Two threads to a file.
+                    let file = create(&at.join((thread / 2).to_string()));
+                    for round in 0..rounds {
+                        file.write_all_at(&[round; 3000], 3000 * thread).unwrap();
+                        if round % 2 == 0 { file.sync_data().unwrap() } else { file.sync_all().unwrap() }
+                    }
+                });
+            }
+        });
+        for thread in 0..8_u64 {
+            let file = File::open(mount.path().join((thread / 2).to_string())).unwrap();
+            let mut bytes = [0; 3000];
+            file.read_exact_at(&mut bytes, 3000 * thread).unwrap();
+            assert_eq!(bytes, [rounds - 1; 3000]);
+        }
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_replaced_file_is_the_old_one_or_the_new_one_after_a_crash() {
+    for how in BOTH {
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let at = mount.path();
+        for round in 0..4_u8 {
+            let file = create(&at.join("new"));
+            file.write_all_at(&[round; 5000], 0).unwrap();
+            file.sync_all().unwrap();
+            drop(file);
+            fs::rename(at.join("new"), at.join("f")).unwrap();
+        }
+        // Not synced: the name is there, and the contents may not be.
+        assert_eq!(crash(&mut mount, "f"), [3; 5000], "{how:?}");
+    }
+}
