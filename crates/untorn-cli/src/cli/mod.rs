@@ -263,6 +263,9 @@ pub(crate) enum Verb {
     /// The process that mounts in namespaces of its own.
     #[command(hide = true)]
     MountStage,
+    /// The process that opens files in a mount for its server.
+    #[command(hide = true)]
+    MountPull,
 }
 
 /// The format of a report.

@@ -57,6 +57,7 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::TortureWriter(args) => torture::writer(&args),
         Verb::TortureVerify(args) => torture::verifier(&args),
         Verb::MountStage => unmount::stage(),
+        Verb::MountPull => unmount::pull(),
     }
 }
 
@@ -88,7 +89,7 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Torture(args) => args.form.json,
         Verb::Bench(args) => args.form.json,
         Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) => false,
-        Verb::DemoWriter(_) | Verb::TortureWriter(_) | Verb::MountStage => false,
+        Verb::DemoWriter(_) | Verb::TortureWriter(_) | Verb::MountStage | Verb::MountPull => false,
         // It always prints JSON, also for an error.
         Verb::TortureVerify(_) => true,
     }

@@ -1,6 +1,10 @@
 //! `untorn unmount`, and what else the tool has to do with mounts that are made or removed elsewhere.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use untorn_mount::attach::{self, AttachError, Stage};
 
 use crate::cli::Unmount;
@@ -29,6 +33,27 @@ pub(super) fn stage_of_this_program() -> Stage {
 /// Runs such a stage.
 pub(super) fn stage() -> Result<Exit> {
     attach::stage().map_err(failure)?;
+    Ok(Exit::Clean)
+}
+
+/// How this program starts itself as the process that opens files in a mount for its server.
+pub(super) fn puller_of_this_program() -> Stage {
+    Stage::new(["mount-pull"])
+}
+
+/// Runs such a process.
+pub(super) fn pull() -> Result<Exit> {
+    let (server, root) = attach::puller().map_err(failure)?;
+    // It lives as long as its server: signals for the terminal's programs, or for all of a service, are the server's.
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        let ignored = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal, ignored)
+            .map_err(|error| Failure::io("cannot install signal handlers", &error))?;
+    }
+    // The directory that the user stands in may be on a disk that is to be unmounted.
+    std::env::set_current_dir("/").map_err(|error| Failure::io("cannot leave the working directory", &error))?;
+    untorn_mount::pull_for(server, root)
+        .map_err(|error| Failure::io("cannot serve the server of the mount", &error))?;
     Ok(Exit::Clean)
 }
 

@@ -45,6 +45,8 @@ macro_rules! needs_mounts {
     };
 }
 
+const MODES: [&str; 2] = ["boost", "atomic"];
+
 /// A source with one file, and a mountpoint.
 struct Tree {
     dir: tempfile::TempDir,
@@ -64,15 +66,15 @@ impl Tree {
         Tree { dir, source, mountpoint }
     }
 
-    /// `untorn mount --mode boost` with these options, over the source.
+    /// `untorn mount` with these options, over the source.
     fn arguments<'a>(&'a self, options: &[&'a str]) -> Vec<&'a str> {
-        [&["mount", "--mode", "boost"], options, &[text(&self.source), text(&self.mountpoint)]].concat()
+        [&["mount"], options, &[text(&self.source), text(&self.mountpoint)]].concat()
     }
 
     /// Serves in the foreground, and returns when the mount answers.
-    fn serve(&self) -> Child {
+    fn serve(&self, mode: &str) -> Child {
         let child = Command::new(UNTORN)
-            .args(self.arguments(&["--foreground", "--json"]))
+            .args(self.arguments(&["--foreground", "--json", "--mode", mode]))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -136,7 +138,7 @@ fn wrong_requests_are_refused_before_anything_is_made() {
         (vec![&log_below, source, mountpoint], 64, "inside MOUNTPOINT"),
         (vec!["--log=/nonexistent/log", source, mountpoint], 74, "/nonexistent"),
         (vec!["--mode=boost", "--write-through", source, mountpoint], 64, "--write-through"),
-        (vec!["--mode=boost", "--match={a", source, mountpoint], 64, "{a"),
+        (vec!["--match={a", source, mountpoint], 64, "{a"),
         (vec!["--foreground", "--background", source, mountpoint], 64, "--background"),
         (vec!["--half", source, mountpoint], 64, "--half"),
     ] {
@@ -164,7 +166,9 @@ fn a_directory_without_a_mount_is_not_unmounted() {
 
 #[test]
 fn a_stage_refuses_to_run_for_anyone_but_its_parent() {
-    untorn(&["mount-stage"]).expect(64).names("starts this verb itself");
+    for verb in ["mount-stage", "mount-pull"] {
+        untorn(&[verb]).expect(64).names("starts this verb itself");
+    }
 }
 
 #[test]
@@ -186,11 +190,17 @@ fn the_doctor_tries_each_way_to_mount() {
 #[test]
 fn a_file_makes_the_round_trip_through_two_mounts() {
     needs_mounts!();
-    let tree = Tree::new();
+    for mode in MODES {
+        let tree = Tree::new();
+        round_trip(&tree, mode);
+    }
+}
+
+fn round_trip(tree: &Tree, mode: &str) {
     let (below, above) = (tree.source.join("file"), tree.mountpoint.join("file"));
     for round in 0..2 {
-        let said = untorn(&tree.arguments(&["--json"])).expect(0).json();
-        assert_eq!((&said["mode"], &said["mountpoint"]), (&"boost".into(), &text(&tree.mountpoint).into()));
+        let said = untorn(&tree.arguments(&["--json", "--mode", mode])).expect(0).json();
+        assert_eq!((&said["mode"], &said["mountpoint"]), (&mode.into(), &text(&tree.mountpoint).into()));
         assert!(tree.is_mounted(), "it returned before the mount was there");
         let mut file = fs::File::options().read(true).write(true).open(&above).unwrap();
         let mut bytes = String::new();
@@ -215,16 +225,16 @@ fn a_file_makes_the_round_trip_through_two_mounts() {
 #[test]
 fn a_signal_removes_the_mount_and_the_report_says_what_was_done() {
     needs_mounts!();
-    for name in ["TERM", "INT"] {
+    for (name, mode) in ["TERM", "INT"].into_iter().zip(MODES) {
         let tree = Tree::new();
-        let child = tree.serve();
+        let child = tree.serve(mode);
         fs::write(tree.mountpoint.join("new"), "twelve bytes").unwrap();
         signal(&child, name);
         let output = child.wait_with_output().unwrap();
         let ended = crate::common::Run::of(output, &["mount"]).expect(0);
         assert!(!tree.is_mounted());
         let report = ended.json();
-        assert_eq!(report["mode"], "boost");
+        assert_eq!(report["mode"], mode);
         assert!(report["managed"].as_u64().is_some_and(|files| files >= 1), "{report}");
         assert_eq!(report["failed"], serde_json::json!([]), "{report}");
     }
@@ -233,8 +243,14 @@ fn a_signal_removes_the_mount_and_the_report_says_what_was_done() {
 #[test]
 fn a_mount_in_use_names_its_user_and_is_removed_lazily() {
     needs_mounts!();
+    for mode in MODES {
+        mount_in_use(mode);
+    }
+}
+
+fn mount_in_use(mode: &str) {
     let tree = Tree::new();
-    let child = tree.serve();
+    let child = tree.serve(mode);
     let mut held = fs::File::options().read(true).append(true).open(tree.mountpoint.join("file")).unwrap();
     let me = format!("process {} ", std::process::id());
     untorn(&["unmount", text(&tree.mountpoint)]).expect(74).names(&me);
@@ -244,6 +260,7 @@ fn a_mount_in_use_names_its_user_and_is_removed_lazily() {
     while tree.is_mounted() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
+    // Syncs still work, though the mount has no name by which a file in it could be opened.
     held.write_all(b" and after").unwrap();
     held.sync_all().unwrap();
     drop(held);
@@ -255,7 +272,7 @@ fn a_mount_in_use_names_its_user_and_is_removed_lazily() {
 fn a_second_signal_ends_a_mount_that_is_in_use() {
     needs_mounts!();
     let tree = Tree::new();
-    let mut child = tree.serve();
+    let mut child = tree.serve("boost");
     let mut held = fs::File::options().append(true).open(tree.mountpoint.join("file")).unwrap();
     held.write_all(b" and more").unwrap();
     signal(&child, "TERM");
@@ -277,10 +294,10 @@ fn a_second_signal_ends_a_mount_that_is_in_use() {
 fn a_log_in_use_by_another_mount_is_refused() {
     needs_mounts!();
     let tree = Tree::new();
-    let child = tree.serve();
+    let child = tree.serve("boost");
     let other = tree.dir.path().join("other");
     fs::create_dir(&other).unwrap();
-    let refused = untorn(&["mount", "--mode=boost", text(&tree.source), text(&other)]).expect(74);
+    let refused = untorn(&["mount", text(&tree.source), text(&other)]).expect(74);
     let holder = format!("process {} ", child.id());
     assert!(refused.err.contains("mount.log is in use by") && refused.err.contains(&holder), "{}", refused.err);
     let twice = untorn(&tree.arguments(&[])).expect(64);
@@ -295,7 +312,7 @@ fn a_log_in_use_by_another_mount_is_refused() {
 fn a_killed_servers_mount_gives_way_to_the_next() {
     needs_mounts!();
     let tree = Tree::new();
-    let mut child = tree.serve();
+    let mut child = tree.serve("boost");
     let mut file = fs::File::options().append(true).open(tree.mountpoint.join("file")).unwrap();
     file.write_all(b" and after").unwrap();
     file.sync_all().unwrap();
@@ -304,5 +321,40 @@ fn a_killed_servers_mount_gives_way_to_the_next() {
     let said = run(Command::new(UNTORN).args(tree.arguments(&[])), &["mount"], b"").expect(0);
     assert!(said.err.contains("whose server is gone"), "{}", said.err);
     assert_eq!(fs::read_to_string(tree.mountpoint.join("file")).unwrap(), "before and after");
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+}
+
+#[test]
+fn a_killed_server_leaves_each_file_at_its_last_commit() {
+    needs_mounts!();
+    for options in [&["--mode=atomic"][..], &["--mode=atomic", "--write-through"]] {
+        let tree = Tree::new();
+        let mut child = Command::new(UNTORN)
+            .args(tree.arguments(&[options, &["--foreground"]].concat()))
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("the binary under test starts");
+        tree.wait_until_mounted();
+        let mut file = fs::File::options().write(true).open(tree.mountpoint.join("file")).unwrap();
+        file.write_all(b"commit").unwrap();
+        file.sync_all().unwrap();
+        file.write_all(&[b'x'; 10_000]).unwrap();
+        crate::common::kill(&mut child);
+        drop(file);
+        untorn(&tree.arguments(options)).expect(0);
+        assert_eq!(fs::read_to_string(tree.mountpoint.join("file")).unwrap(), "commit", "{options:?}");
+        untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+        assert_eq!(fs::read_to_string(tree.source.join("file")).unwrap(), "commit", "{options:?}");
+    }
+}
+
+#[test]
+fn options_that_an_existing_log_does_not_have_are_refused() {
+    needs_mounts!();
+    let tree = Tree::new();
+    untorn(&tree.arguments(&["--log-size=1M"])).expect(0);
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    untorn(&tree.arguments(&["--log-size=2M"])).expect(64).names("--log-size differs");
+    untorn(&tree.arguments(&["--log-size=1M"])).expect(0);
     untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
 }

@@ -5,12 +5,16 @@ use std::io;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::{AttachError, Result, fusermount, holders, table};
+
+/// How long a mount may be in use for reasons that pass by themselves: the puller of its server closes a file a moment
+/// after its last writer.
+const PATIENCE: Duration = Duration::from_millis(300);
 
 /// How to remove a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +44,14 @@ pub fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
         Unmount::Clean => UnmountFlags::NOFOLLOW,
         Unmount::Lazy => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
     };
-    match rustix::mount::unmount(&path, flags) {
+    let start = Instant::now();
+    let result = loop {
+        match rustix::mount::unmount(&path, flags) {
+            Err(Errno::BUSY) if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
+            result => break result,
+        }
+    };
+    match result {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(busy(&path)),
         Err(error @ (Errno::PERM | Errno::ACCESS)) => by_program(&path, how, error.into()),
@@ -57,9 +68,17 @@ fn by_program(path: &Path, how: Unmount, refused: io::Error) -> Result<()> {
             advice: Some("an ordinary user needs the program fusermount3 (package fuse3) for it".to_owned()),
         });
     };
-    match fusermount::unmount(&program, path, how == Unmount::Lazy) {
-        Err(AttachError::System { source, .. }) if source.to_string().contains("busy") => Err(busy(path)),
-        other => other,
+    let start = Instant::now();
+    loop {
+        match fusermount::unmount(&program, path, how == Unmount::Lazy) {
+            Err(AttachError::System { source, .. }) if source.to_string().contains("busy") => {
+                if start.elapsed() >= PATIENCE {
+                    return Err(busy(path));
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            other => return other,
+        }
     }
 }
 

@@ -9,6 +9,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::puller::PULLER;
+
 /// The most processes that are named.
 const MOST: usize = 5;
 
@@ -36,9 +38,10 @@ pub(super) fn of(mountpoint: &Path) -> Vec<Holder> {
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let holder = |process| {
         let proc = PathBuf::from(format!("/proc/{process}"));
-        let how = how(&proc, mountpoint)?;
         let name = fs::read_to_string(proc.join("comm")).unwrap_or_default().trim().to_owned();
-        Some(Holder { process, name, how })
+        // A puller has open what others have open.
+        let how = if name == PULLER { None } else { how(&proc, mountpoint) };
+        Some(Holder { process, name, how: how? })
     };
     processes.filter_map(holder).take(MOST).collect()
 }

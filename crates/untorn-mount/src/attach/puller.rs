@@ -1,22 +1,30 @@
 //! The puller of a mount: a process of its own that opens files through the mount, so that its server never does.
 //!
 //! It opens the mount's root anew for each use, because an open root would make umount(2) fail. A server that removes
-//! its mount's name while programs use it sends the root before, and the puller keeps it from then on.
+//! its mount's name while programs use it sends the root before, and the puller keeps it. It lets go of it when its
+//! server says so, because it would otherwise be the mount's last user, and the mount would never end.
 
-use std::cell::RefCell;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::Child;
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use super::{AttachError, Result, Root, Stage, parents_socket, wire};
 
+/// The name of the process, at most 15 characters.
+pub(super) const PULLER: &str = "untorn-pull";
 /// From the server: the mount.
 const MOUNT: u8 = b'P';
 /// From the server: the root, to be kept.
 const KEEP: u8 = b'K';
+/// From the server: nobody has a file of the mount open any more.
+const LET_GO: u8 = b'L';
+/// From the puller: done.
+const DONE: u8 = b'D';
 
 /// A puller that was started.
 #[derive(Debug)]
@@ -36,7 +44,10 @@ impl Puller {
         let failed = |source| AttachError::system("start the process that opens files in the mount", source);
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let (control, its_control) = UnixStream::pair().map_err(failed)?;
-        let child = stage.command().arg0("untorn").stdin(OwnedFd::from(theirs)).spawn().map_err(failed)?;
+        let mut command = stage.command();
+        // It outlives the moment at which its server leaves the terminal, so it must not keep the terminal's streams.
+        command.arg0("untorn").stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().map_err(failed)?;
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![its_control.as_fd()];
         let named = match root {
             Root::Held(root) => {
@@ -59,7 +70,19 @@ impl Puller {
     /// # Errors
     /// Those of opening the root, and of a puller that is gone.
     pub fn keep_root(&self, root: &Root) -> io::Result<()> {
-        wire::send(&self.control, KEEP, &[root.open()?.as_fd()])
+        wire::send(&self.control, KEEP, &[root.open()?.as_fd()])?;
+        match wire::receive(&self.control)? {
+            Some((DONE, _)) => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Has the puller let go of the root.
+    ///
+    /// # Errors
+    /// That of a puller that is gone, which has let go of everything.
+    pub fn let_go(&self) -> io::Result<()> {
+        wire::send(&self.control, LET_GO, &[])
     }
 }
 
@@ -79,18 +102,36 @@ pub fn puller() -> Result<(UnixStream, impl Fn() -> io::Result<OwnedFd>)> {
         ([_], 2) => Root::Held(descriptors.pop().ok_or_else(no_stage)?),
         _ => return Err(no_stage()),
     };
+    let name = CString::new(PULLER).map_err(|error| AttachError::system("name this process", error.into()))?;
+    rustix::thread::set_name(&name).map_err(|error| AttachError::system("name this process", error.into()))?;
     let control = UnixStream::from(descriptors.pop().ok_or_else(no_stage)?);
-    control.set_nonblocking(true).map_err(|source| AttachError::system("set up a socket", source))?;
-    let kept = RefCell::new(root);
-    let open = move || {
-        let mut kept = kept.borrow_mut();
-        // Nothing has been sent, or the server is about to end.
-        if let Ok(Some((KEEP, mut descriptors))) = wire::receive(&control)
-            && let Some(root) = descriptors.pop()
-        {
-            *kept = Root::Held(root);
+    let named = Arc::new(root);
+    let root = Arc::new(Mutex::new(named.clone()));
+    let kept = root.clone();
+    let listen = move || {
+        // Its server's end, or a word that this version does not know, ends the duty; the process ends by itself.
+        while let Ok(Some((word, mut descriptors))) = wire::receive(&control) {
+            match (word, descriptors.pop()) {
+                (KEEP, Some(root)) => *lock(&kept) = Arc::new(Root::Held(root)),
+                (LET_GO, None) => {
+                    *lock(&kept) = named.clone();
+                    continue;
+                }
+                _ => return,
+            }
+            if wire::send(&control, DONE, &[]).is_err() {
+                return;
+            }
         }
-        kept.open()
     };
-    Ok((socket, open))
+    let failed = |source| AttachError::system("start a thread", source);
+    thread::Builder::new().name(PULLER.to_owned()).spawn(listen).map_err(failed)?;
+    Ok((socket, move || {
+        let root = lock(&root).clone();
+        root.open()
+    }))
+}
+
+fn lock(root: &Mutex<Arc<Root>>) -> MutexGuard<'_, Arc<Root>> {
+    root.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -318,9 +318,10 @@ fn a_puller_opens_the_root_and_does_not_keep_the_mount_in_use() {
     puller.keep_root(&attached.root).unwrap();
     detach(&place.mountpoint, Unmount::Lazy).unwrap();
     assert!(opens(&socket), "the root was not kept");
-    // A puller ends with its server, and the mount with its last user.
-    drop((puller, socket));
+    // The mount ends with its last user, and the puller is none any more.
+    puller.let_go().unwrap();
     wait_for_end(attached.device);
+    assert!(!opens(&socket));
 }
 
 #[test]

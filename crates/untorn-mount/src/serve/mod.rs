@@ -204,6 +204,16 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     Ok(Serving { session, helpers: vec![rest, wait], server, source: source_path.to_owned() })
 }
 
+/// The open files of a directory that is being served.
+pub struct OpenFiles(Arc<Server>);
+
+impl OpenFiles {
+    /// How many there are at the moment.
+    pub fn count(&self) -> usize {
+        self.0.handles.files().len()
+    }
+}
+
 impl Serving {
     /// Waits until the file system is unmounted, and then brings everything from the log to the files.
     ///
@@ -233,6 +243,11 @@ impl Serving {
     /// have a part of the file.
     pub fn set_puller(&self, puller: UnixStream) {
         self.server.pulls.set_puller(puller);
+    }
+
+    /// Counts the open files, also while somebody waits for the end.
+    pub fn open_files(&self) -> OpenFiles {
+        OpenFiles(self.server.clone())
     }
 
     /// Files that the kernel knows at the moment.

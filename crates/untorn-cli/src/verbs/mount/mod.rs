@@ -6,20 +6,21 @@ mod ready;
 mod report;
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use untorn_mount::attach::{self, AttachError, AttachOptions, Claim};
-use untorn_mount::{Globs, Mode, ServeOptions};
+use untorn_mount::attach::{self, AttachError, AttachOptions, Claim, Puller, Root};
+use untorn_mount::{Globs, Mode, OpenFiles, ServeOptions};
 
 use self::background::Half;
 use self::places::Places;
 use super::boost;
-use super::unmount::failure;
+use super::unmount::{failure, puller_of_this_program};
 use crate::cli::{Mount, RunMode};
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -43,6 +44,8 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
         return background::start();
     }
     let half = if args.half { Some(Half::take()?) } else { None };
+    // A half has the name of the link that it was started by.
+    rustix::thread::set_name(c"untorn").map_err(|error| Failure::io("cannot name this process", &error.into()))?;
     let places = Places::of(args)?;
     let mut options = options(args, &places)?;
     // Handlers come first: a signal from here on removes the mount and does not leave it without a server.
@@ -53,16 +56,23 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
     // An earlier server on this directory may still be at its end, and have the log.
     let claim = Claim::take(&places.mountpoint, PATIENCE);
     let attached = attach::attach(&places.mountpoint, &attaching).map_err(failure)?;
-    let (mountpoint, connection, way) = (attached.mountpoint.clone(), attached.connection, attached.way);
+    let (mountpoint, way) = (attached.mountpoint, attached.way);
     let served = untorn_mount::serve(attached.device, places.directory, &places.source, options);
     let serving = served.map_err(|error| {
         remove(&mountpoint);
         failed_to_serve(&places.log, error)
     })?;
+    let (puller, socket) = Puller::start(&puller_of_this_program(), &attached.root).map_err(|error| {
+        remove(&mountpoint);
+        failure(error)
+    })?;
+    serving.set_puller(socket);
     let handle = signals.handle();
     let watcher = {
-        let mountpoint = mountpoint.clone();
-        thread::spawn(move || watch(signals, &mountpoint, connection))
+        let (puller, open) = (Arc::new(puller), Arc::new(serving.open_files()));
+        let (mountpoint, connection, root) = (mountpoint.clone(), attached.connection, attached.root);
+        let mount = Mounted { mountpoint, connection, root, puller, open };
+        thread::spawn(move || mount.watch(signals))
     };
     // This thread serves no request, so it may ask the mount. A user's first request must find the root's true owner,
     // which the kernel learns by this question.
@@ -95,14 +105,12 @@ fn handled() -> impl Iterator<Item = i32> {
 fn options(args: &Mount, places: &Places) -> Result<ServeOptions> {
     let mode = match args.mode {
         RunMode::Boost => Mode::Boost,
-        RunMode::Atomic => {
-            let what = "`untorn mount` has no --mode atomic yet; use --mode boost, or `untorn run` for atomic commits";
-            return Err(Failure::usage(what));
-        }
+        RunMode::Atomic => Mode::Atomic,
     };
     let globs = Globs::new(&places.source, &args.globs, &args.excluded);
     let mut options = ServeOptions::new(mode, &places.log);
     options.globs = globs.map_err(|error| Failure::usage(error.to_string()))?;
+    options.write_through = args.write_through;
     options.log_options = boost::new_log(args.log_size);
     if let (Some(wanted), true) = (args.log_size, places.log.exists()) {
         boost::check_size(&places.log, wanted, ENTRY)?;
@@ -121,26 +129,55 @@ fn announce(args: &Mount, half: Option<Half>, mountpoint: &Path, way: attach::Wa
     half.map_or(Ok(()), Half::leave)
 }
 
-/// Removes the mount at the first signal, and ends its connection at the second.
-fn watch(mut signals: Signals, mountpoint: &Path, connection: Option<u32>) {
-    let mut removed = false;
-    for _ in &mut signals {
-        if removed {
-            say("untorn: ending the mount; programs that use it get errors, and the log has what was durable\n");
-            if connection.is_none_or(|connection| attach::abort(connection).is_err()) {
-                // Without the file system fusectl nothing else ends a connection. The log has what was durable.
-                std::process::exit(Exit::Io as i32);
-            }
-            continue;
+/// A mount that signals remove.
+struct Mounted {
+    mountpoint: PathBuf,
+    connection: Option<u32>,
+    root: Root,
+    puller: Arc<Puller>,
+    open: Arc<OpenFiles>,
+}
+
+impl Mounted {
+    /// Removes the name of a mount that programs use. Syncs of their open files need its root, which has no name then;
+    /// it is kept until the last file is closed.
+    fn remove_in_use(&self) {
+        let kept = self.puller.keep_root(&self.root);
+        remove(&self.mountpoint);
+        if let Err(error) = kept {
+            return say(&format!("untorn: syncs of files in the mount may fail from now on: {error}\n"));
         }
-        removed = true;
-        match attach::detach(mountpoint, attach::Unmount::Clean) {
-            Err(error @ AttachError::Busy { .. }) => {
-                say(&format!("untorn: {error}. The mount now ends at its last use; a second signal ends it at once\n"));
-                remove(mountpoint);
+        let (puller, open) = (self.puller.clone(), self.open.clone());
+        thread::spawn(move || {
+            while open.count() > 0 {
+                thread::sleep(Duration::from_millis(20));
             }
-            Err(error) => say(&format!("untorn: {error}\n")),
-            Ok(()) => {}
+            // A puller that is gone has let go of it.
+            let _ = puller.let_go();
+        });
+    }
+
+    /// Removes the mount at the first signal, and ends its connection at the second.
+    fn watch(self, mut signals: Signals) {
+        let mut removed = false;
+        for _ in &mut signals {
+            if removed {
+                say("untorn: ending the mount; programs that use it get errors, and the log has what was durable\n");
+                if self.connection.is_none_or(|connection| attach::abort(connection).is_err()) {
+                    // Without the file system fusectl nothing else ends a connection.
+                    std::process::exit(Exit::Io as i32);
+                }
+                continue;
+            }
+            removed = true;
+            match attach::detach(&self.mountpoint, attach::Unmount::Clean) {
+                Err(error @ AttachError::Busy { .. }) => {
+                    self.remove_in_use();
+                    say(&format!("untorn: {error}. The mount ends at its last use; a second signal ends it at once\n"));
+                }
+                Err(error) => say(&format!("untorn: {error}\n")),
+                Ok(()) => {}
+            }
         }
     }
 }
