@@ -202,9 +202,10 @@ pub(crate) enum Verb {
     /// their files. Root's mount serves every user, with the owners and permissions of SOURCE; an ordinary user's mount
     /// serves that user alone. Programs use the files below MOUNTPOINT only while the mount is there.
     ///
-    /// With `--mode atomic`, all changes of a file since its last sync become durable together, or not at all. With
-    /// `--mode boost`, each write is in the log when its call returns. After a crash, the next mount with the same log
-    /// applies what is missing in SOURCE, or `untorn replay LOG`. Don't use the files of SOURCE before that.
+    /// With `--mode atomic`, all changes of a file since its last commit become durable together, or not at all. A sync
+    /// commits, and so does the last close. With `--mode boost`, each write is in the log when its call returns, and
+    /// durable by then or at the next sync. After a crash, the next mount with the same log applies what is missing in
+    /// SOURCE, or `untorn replay LOG`. Don't use the files of SOURCE before that.
     ///
     /// SIGINT and SIGTERM remove the mount as `untorn unmount` does; the first one lets programs that still use it go
     /// on, the second one ends it. `untorn doctor` says what this machine lacks for a mount.

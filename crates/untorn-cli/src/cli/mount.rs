@@ -10,8 +10,7 @@ use crate::size;
 /// Arguments of `mount`.
 #[derive(Debug, Args)]
 pub(crate) struct Mount {
-    /// When changes become durable: `atomic`, all changes of a file together at its sync or last close; `boost`, each
-    /// write when its call returns.
+    /// How to manage the files.
     #[arg(long, value_enum, default_value = "atomic")]
     pub(crate) mode: RunMode,
     /// Manage the files whose path matches; may be repeated. `*.db` matches in any directory, `data/*.db` below SOURCE,

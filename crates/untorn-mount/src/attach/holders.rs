@@ -80,6 +80,7 @@ mod tests {
         let me = found.iter().find(|holder| holder.process == std::process::id()).expect("this process is found");
         assert!(me.to_string().contains("open file") && me.how.ends_with("/held"), "{me}");
         drop(file);
-        assert_eq!(of(&path), []);
+        // A child that another test is about to start may still have it.
+        assert!(of(&path).iter().all(|holder| holder.process != std::process::id()));
     }
 }
