@@ -10,7 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
+
+use super::table;
 
 /// A claim. It ends when it is dropped.
 #[derive(Debug)]
@@ -27,21 +29,27 @@ impl Claim {
     pub fn take(mountpoint: &Path, patience: Duration) -> Option<Self> {
         let directory = open(mountpoint)?;
         let start = Instant::now();
-        while flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if start.elapsed() >= patience {
-                return None;
+        loop {
+            match retry_on_intr(|| flock(&directory, FlockOperation::NonBlockingLockExclusive)) {
+                Ok(()) => return Some(Claim(directory)),
+                Err(Errno::WOULDBLOCK) if start.elapsed() < patience => thread::sleep(Duration::from_millis(5)),
+                Err(_) => return None,
             }
-            thread::sleep(Duration::from_millis(5));
         }
-        Some(Claim(directory))
     }
 }
 
-/// Waits until the server of a mount that was removed from this directory has ended.
+/// Waits until the server of a mount that was removed from this directory has ended, or the next one has mounted there.
 pub fn wait_for_server(mountpoint: &Path) {
-    if let Some(directory) = open(mountpoint) {
-        // Without locks there is nothing to wait for.
-        let _ = retry_on_intr(|| flock(&directory, FlockOperation::LockShared));
+    let Ok(path) = table::resolve(mountpoint) else { return };
+    let Some(directory) = open(&path) else { return };
+    // Any other answer is that of a file system without locks.
+    while flock(&directory, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
+        // The claim is that of the next server, which may live long.
+        if table::at(&path).ok().flatten().is_some_and(|mount| mount.is_ours()) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
