@@ -32,14 +32,14 @@ pub enum Unmount {
 /// [`AttachError::System`] if the system refuses.
 pub fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
     let path = table::resolve(mountpoint)?;
-    match table::at(&path)? {
-        Some(mount) if mount.is_ours() => {}
+    let id = match table::at(&path)? {
+        Some(mount) if mount.is_ours() => mount.id,
         Some(mount) => {
             let why = format!("the mount here is no mount of untorn, but of type {}", mount.file_system.display());
             return Err(AttachError::Request { path, why });
         }
         None => return Err(AttachError::Request { path, why: "nothing is mounted here".to_owned() }),
-    }
+    };
     let flags = match how {
         Unmount::Clean => UnmountFlags::NOFOLLOW,
         Unmount::Lazy => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
@@ -53,14 +53,14 @@ pub fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
     };
     match result {
         Ok(()) => Ok(()),
-        Err(Errno::BUSY) => Err(busy(&path)),
-        Err(error @ (Errno::PERM | Errno::ACCESS)) => by_program(&path, how, error.into()),
+        Err(Errno::BUSY) => Err(busy(&path, id)),
+        Err(error @ (Errno::PERM | Errno::ACCESS)) => by_program(&path, id, how, error.into()),
         Err(error) => Err(AttachError::system(format!("unmount {}", path.display()), error.into())),
     }
 }
 
 /// Unmounts by `fusermount3`, after umount(2) was refused.
-fn by_program(path: &Path, how: Unmount, refused: io::Error) -> Result<()> {
+fn by_program(path: &Path, id: u64, how: Unmount, refused: io::Error) -> Result<()> {
     let Some(program) = fusermount::find() else {
         return Err(AttachError::System {
             what: format!("unmount {}", path.display()),
@@ -73,7 +73,7 @@ fn by_program(path: &Path, how: Unmount, refused: io::Error) -> Result<()> {
         match fusermount::unmount(&program, path, how == Unmount::Lazy) {
             Err(AttachError::System { source, .. }) if source.to_string().contains("busy") => {
                 if start.elapsed() >= PATIENCE {
-                    return Err(busy(path));
+                    return Err(busy(path, id));
                 }
                 thread::sleep(Duration::from_millis(20));
             }
@@ -82,8 +82,8 @@ fn by_program(path: &Path, how: Unmount, refused: io::Error) -> Result<()> {
     }
 }
 
-fn busy(path: &Path) -> AttachError {
-    AttachError::Busy { mountpoint: path.to_owned(), holders: holders::of(path) }
+fn busy(path: &Path, id: u64) -> AttachError {
+    AttachError::Busy { mountpoint: path.to_owned(), holders: holders::of(path, id) }
 }
 
 /// Ends the connection of a mount at once: its server sees the end, and everybody who uses it gets an error.

@@ -162,9 +162,14 @@ impl Root {
 
 /// The number of the mount that a descriptor is on.
 fn mount_id(descriptor: &OwnedFd) -> io::Result<u64> {
-    let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()))?;
-    let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let facts = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+    mount_of(Path::new(&facts)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The number of the mount in a file of `/proc/*/fdinfo`.
+fn mount_of(facts: &Path) -> Option<u64> {
+    let facts = std::fs::read_to_string(facts).ok()?;
+    facts.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
 }
 
 /// A mountpoint's path without symbolic links, if a mount can be made there.

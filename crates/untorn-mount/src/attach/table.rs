@@ -11,6 +11,8 @@ use super::{AttachError, FILE_SYSTEM, Result};
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mounted {
+    /// The mount's number.
+    pub(super) id: u64,
     /// The minor number of the file system's device; for FUSE, the connection's number.
     pub(super) minor: u32,
     /// The place of the mount.
@@ -55,11 +57,12 @@ fn parse(table: &[u8]) -> impl Iterator<Item = Mounted> {
 /// `36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw`: the optional fields end at the dash.
 fn line(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = fields.nth(2)?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = fields.nth(1)?;
     let minor = std::str::from_utf8(device).ok()?.split_once(':')?.1.parse().ok()?;
     let mountpoint = unescaped(fields.nth(1)?).into();
     let file_system = fields.skip_while(|field| *field != b"-").nth(1)?;
-    Some(Mounted { minor, mountpoint, file_system: OsStr::from_bytes(file_system).to_owned() })
+    Some(Mounted { id, minor, mountpoint, file_system: OsStr::from_bytes(file_system).to_owned() })
 }
 
 /// The table writes space, tab, newline and backslash as a backslash and three octal digits.
@@ -88,6 +91,7 @@ mod tests {
         let found: Vec<Mounted> = parse(table).collect();
         assert_eq!(found.len(), 3);
         assert_eq!((found[1].minor, found[1].mountpoint.as_path()), (40, Path::new("/a b\\c")));
+        assert_eq!(found.iter().map(|mount| mount.id).collect::<Vec<_>>(), [22, 30, 31]);
         assert!(found[1].is_ours() && !found[2].is_ours());
     }
 
