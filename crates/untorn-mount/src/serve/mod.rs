@@ -14,6 +14,7 @@
 mod attributes;
 mod credentials;
 mod data;
+mod dir_syncs;
 mod directories;
 mod globs;
 mod handles;
@@ -42,6 +43,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use untorn::write_cache::{CacheOptions, WriteCache};
 
 use self::credentials::Groups;
+use self::dir_syncs::DirSyncs;
 pub use self::globs::Globs;
 use self::handles::Handles;
 use self::locks::Locks;
@@ -146,6 +148,7 @@ struct Server {
     /// Whether the source has no extended attributes.
     no_xattr: bool,
     pulls: Pulls,
+    dir_syncs: Mutex<DirSyncs>,
 }
 
 /// A directory that is being served.
@@ -174,8 +177,10 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     let no_xattr = has_no_xattr(&source);
     let started = |what| move |source: io::Error| Error::Io { operation: what, path: source_path.to_owned(), source };
     let atomic = options.mode == Mode::Atomic;
+    let writeback = atomic && !options.write_through;
     let threads = options.threads.max(if atomic { 3 } else { 2 });
-    let (managing, rest) = Managing::start(cache, options.globs, atomic).map_err(started("start a thread to serve"))?;
+    let (managing, rest) =
+        Managing::start(cache, options.globs, (atomic, writeback)).map_err(started("start a thread to serve"))?;
     let (locks, wait) = Locks::start().map_err(started("start a thread to serve"))?;
     let server = Arc::new(Server {
         nodes: Nodes::new(source).map_err(failed("examine"))?,
@@ -188,9 +193,10 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
         as_root: options.allow_other && rustix::process::geteuid().is_root(),
         ids: options.ids,
         lifetime: options.lifetime,
-        writeback: atomic && !options.write_through,
+        writeback,
         no_xattr,
         pulls: Pulls::new(threads),
+        dir_syncs: Mutex::default(),
     });
     let mut config = Config::default();
     // The kernel decides who may use the mount. A kernel thread that writes back comes as root.

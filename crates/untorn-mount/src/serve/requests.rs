@@ -377,7 +377,7 @@ impl Filesystem for Requests {
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
-        answer(reply, self.0.handles.directory(handle.0).and_then(|stream| stream.sync()));
+        answer(reply, self.0.handles.directory(handle.0).and_then(|stream| self.0.sync_directory(&stream)));
     }
 
     fn statfs(&self, _: &Request, number: INodeNo, reply: ReplyStatfs) {

@@ -90,17 +90,24 @@ fn the_last_close_commits_and_keeps_the_times() {
         drop(file);
         assert_eq!(fs::read(&path).unwrap(), b"contents");
         assert_eq!(path.metadata().unwrap().modified().unwrap(), time, "{how:?}");
-        let later = create(&mount.path().join("g"));
-        later.write_all_at(b"later", 0).unwrap();
-        let seen = later.metadata().unwrap();
-        drop(later);
-        let written = (seen.mtime(), seen.mtime_nsec());
-        let other = mount.source().join("g");
+        // Some within one tick of the clock, some not.
+        let written: Vec<_> = (0..12)
+            .map(|number| {
+                let path = mount.path().join(number.to_string());
+                let file = create(&path);
+                std::thread::sleep(Duration::from_millis(number % 4));
+                file.write_all_at(b"later", 0).unwrap();
+                let seen = file.metadata().unwrap();
+                (mount.source().join(number.to_string()), seen.mtime(), seen.mtime_nsec())
+            })
+            .collect();
         mount.unmount_keeping(|| {
             assert_eq!(fs::read(&source).unwrap(), b"contents");
             assert_eq!(source.metadata().unwrap().modified().unwrap(), time, "{how:?}");
-            let found = other.metadata().unwrap();
-            assert_eq!((found.mtime(), found.mtime_nsec()), written, "{how:?}");
+            for (path, seconds, nanoseconds) in written {
+                let found = path.metadata().unwrap();
+                assert_eq!((found.mtime(), found.mtime_nsec()), (seconds, nanoseconds), "{how:?} {path:?}");
+            }
         });
     }
 }

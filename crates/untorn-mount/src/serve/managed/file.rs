@@ -76,12 +76,19 @@ pub(in crate::serve) struct Managed {
 
 impl Managed {
     /// Puts the log in front of a file. The descriptor is open for reading and writing. It has one writer.
-    pub(super) fn attach(cache: &WriteCache, atomic: bool, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Self> {
+    pub(super) fn attach(
+        cache: &WriteCache,
+        (atomic, writeback): (bool, bool),
+        key: Key,
+        path: &Path,
+        descriptor: OwnedFd,
+    ) -> Result<Self> {
+        let modified = Arc::new(Modified::new(&descriptor, writeback));
         let managed = Managed {
             key,
             atomic,
             descriptor: Arc::new(descriptor),
-            modified: Arc::default(),
+            modified,
             mapped: AtomicBool::new(false),
             pulled: AtomicBool::new(false),
             state: RwLock::new(State { served: Served::Plain, path: path.to_owned() }),

@@ -16,6 +16,7 @@ mod moves;
 mod timed;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -57,6 +58,8 @@ pub(super) struct Managing {
     cache: WriteCache,
     /// Whether changes count in epochs.
     atomic: bool,
+    /// Whether the kernel caches writes.
+    writeback: bool,
     globs: Globs,
     /// Held shared while a file is attached, exclusively while one gets another name or loses its name.
     moves: RwLock<()>,
@@ -80,10 +83,15 @@ impl Managing {
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub(super) fn start(cache: WriteCache, globs: Globs, atomic: bool) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
+    pub(super) fn start(
+        cache: WriteCache,
+        globs: Globs,
+        (atomic, writeback): (bool, bool),
+    ) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
         let managing = Arc::new(Managing {
             cache,
             atomic,
+            writeback,
             globs,
             moves: RwLock::default(),
             table: Mutex::default(),
@@ -98,6 +106,11 @@ impl Managing {
 
     pub(super) fn find(&self, key: Key) -> Option<Arc<Managed>> {
         lock(&self.table).get(&key).cloned()
+    }
+
+    /// Whether a crash and a replay leave these names in a directory as they are now. A log that failed keeps none.
+    pub(super) fn keeps_names(&self, directory: &Path, names: &[OsString]) -> bool {
+        self.cache.dir_is_durable(directory, names).unwrap_or(false)
     }
 
     pub(super) fn is_atomic(&self) -> bool {
@@ -267,9 +280,11 @@ impl Managing {
     /// The file behind the log, or nothing if it is to be plain.
     fn attach(&self, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Option<Managed>, Errno> {
         let attached = check(path, &descriptor).and_then(|()| {
-            Managed::attach(&self.cache, self.atomic, key, path, descriptor).map_err(|error| match error {
-                Error::Poisoned { .. } => Refusal::Failed(errno(error)),
-                error => Refusal::Plain(error.to_string()),
+            Managed::attach(&self.cache, (self.atomic, self.writeback), key, path, descriptor).map_err(|error| {
+                match error {
+                    Error::Poisoned { .. } => Refusal::Failed(errno(error)),
+                    error => Refusal::Plain(error.to_string()),
+                }
             })
         });
         match attached {

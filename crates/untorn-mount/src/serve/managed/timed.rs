@@ -18,22 +18,35 @@ use untorn::write_cache::{BackingFile, CreateAttrs, Descriptor};
 use crate::serve::lock;
 
 /// The modification time of a file as programs see it; none before they changed it.
-#[derive(Debug, Default)]
-pub(super) struct Modified(Mutex<Option<Timespec>>);
+#[derive(Debug)]
+pub(super) struct Modified {
+    time: Mutex<Option<Timespec>>,
+    /// Whether the kernel keeps the time of writes, because it caches them, and tells it before or after them.
+    by_kernel: bool,
+}
 
 impl Modified {
+    /// The time of a file. A kernel that keeps the times tells only those that differ from the file's own.
+    pub(super) fn new(file: &OwnedFd, by_kernel: bool) -> Self {
+        let own = rustix::fs::fstat(file).ok().filter(|_| by_kernel);
+        let own = own.map(|status| Timespec { tv_sec: status.st_mtime as _, tv_nsec: status.st_mtime_nsec as _ });
+        Modified { time: Mutex::new(own), by_kernel }
+    }
+
     pub(super) fn get(&self) -> Option<Timespec> {
-        *lock(&self.0)
+        *lock(&self.time)
     }
 
     /// A program changes the file now.
     pub(super) fn now(&self) {
-        *lock(&self.0) = Some(clock_gettime(ClockId::Realtime));
+        if !self.by_kernel {
+            *lock(&self.time) = Some(clock_gettime(ClockId::Realtime));
+        }
     }
 
     /// A program, or the kernel, sets the time. `set` does so in the source.
     pub(super) fn set<T>(&self, time: Timespec, set: impl FnOnce() -> T) -> T {
-        let mut modified = lock(&self.0);
+        let mut modified = lock(&self.time);
         match time.tv_nsec {
             UTIME_OMIT => {}
             rustix::fs::UTIME_NOW => *modified = Some(clock_gettime(ClockId::Realtime)),
@@ -44,7 +57,7 @@ impl Modified {
 
     /// Stores, and sets the time that programs see.
     fn storing<T>(&self, file: &OwnedFd, store: impl FnOnce() -> T) -> T {
-        let modified = lock(&self.0);
+        let modified = lock(&self.time);
         let stored = store();
         if let Some(last_modification) = *modified {
             let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
