@@ -28,6 +28,8 @@ pub enum Error {
     Glob(String),
     /// The mount hides its own source, so the log could not reach its files by their paths.
     Covered(PathBuf),
+    /// The log would be a file of the mount, so programs could write to it.
+    LogInSource(PathBuf),
 }
 
 impl Error {
@@ -52,6 +54,11 @@ impl fmt::Display for Error {
                  not in",
                 path.display()
             ),
+            Error::LogInSource(log) => write!(
+                f,
+                "programs could write to the log {} through the mount; put it outside of the source, or omit it",
+                log.display()
+            ),
         }
     }
 }
@@ -61,7 +68,7 @@ impl std::error::Error for Error {
         match self {
             Error::Io { source, .. } => Some(source),
             Error::Library(error) => Some(error),
-            Error::Glob(_) | Error::Covered(_) => None,
+            Error::Glob(_) | Error::Covered(_) | Error::LogInSource(_) => None,
         }
     }
 }

@@ -66,10 +66,18 @@ pub(super) fn kind(kind: FileType) -> fuser::FileType {
 }
 
 impl Server {
-    /// The attributes of a file as the kernel gets them.
-    pub(super) fn attributes(&self, number: u64, status: &Stat) -> FileAttr {
+    /// The attributes of a node as the kernel gets them, by those that the source had a moment ago.
+    pub(super) fn attributes(&self, node: &Node, status: &Stat) -> FileAttr {
         let mut status = *status;
-        self.managing.adjust(&mut status);
+        if self.managing.is_atomic() && node.is_regular() && !self.managing.adjust(&mut status) {
+            // The log may have brought an epoch to the source meanwhile. Now the source has all.
+            status = node.status().unwrap_or(status);
+        }
+        self.attributes_of(node.number, &status)
+    }
+
+    /// The same of a file that the log knows nothing of.
+    pub(super) fn attributes_of(&self, number: u64, status: &Stat) -> FileAttr {
         let (uid, gid) = self.shown(status.st_uid, status.st_gid);
         FileAttr {
             ino: INodeNo(number),
@@ -155,7 +163,7 @@ impl Server {
             Errno::ACCESS => self.descriptors.reopen(node, OFlags::WRONLY),
             errno => Err(errno),
         })?;
-        match self.manage(node, &file)? {
+        match self.manage(node)? {
             Some(managed) => {
                 let done = self.keep_privileges_off(caller, node, || self.managing.set_len(&managed, size));
                 self.managing.released(&managed);

@@ -129,7 +129,7 @@ impl Server {
         lock(&stream.place).list(from, |entry| {
             if entry.name == "." || entry.name == ".." {
                 // The kernel takes their numbers only, and counts no look-up.
-                let attributes = self.attributes(entry.inode.max(1), &stream.node.status()?);
+                let attributes = self.attributes_of(entry.inode.max(1), &stream.node.status()?);
                 return Ok(reply.add(
                     INodeNo(attributes.ino.0),
                     entry.after,
@@ -145,7 +145,7 @@ impl Server {
                 Err(Errno::NOENT) => return Ok(false),
                 Err(errno) => return Err(errno),
             };
-            let attributes = self.attributes(node.number, &status);
+            let attributes = self.attributes(&node, &status);
             let full = reply.add(
                 INodeNo(node.number),
                 entry.after,

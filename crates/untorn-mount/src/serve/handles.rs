@@ -116,6 +116,10 @@ pub(super) fn writes(flags: OFlags) -> bool {
     flags & OFlags::RWMODE != OFlags::RDONLY
 }
 
+fn is_empty(open: &Open) -> bool {
+    rustix::fs::fstat(open).is_ok_and(|status| status.st_size == 0)
+}
+
 impl Server {
     /// Opens a file for a program.
     pub(super) fn open_file(&self, caller: Caller, node: &Arc<Node>, flags: OFlags) -> Result<Arc<Open>, Errno> {
@@ -134,7 +138,7 @@ impl Server {
             }
             errno => Err(errno),
         })?;
-        let managed = if writes(flags) { self.manage(node, &descriptor)? } else { None };
+        let managed = if writes(flags) { self.manage(node)? } else { None };
         let appends = wanted.contains(OFlags::APPEND);
         let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), appends, managed });
         if cut && let Err(errno) = self.cut(caller, &open) {
@@ -176,11 +180,14 @@ impl Server {
                 self.nodes.remember(own, &status)
             }
         };
+        node.was_found_as(parent.number, name);
         let opened = self.open_created(caller, &node, descriptor, flags);
         if opened.is_err() {
             self.nodes.forget(node.number, 1);
         }
-        opened.map(|open| (open, status))
+        let open = opened?;
+        let status = if flags.contains(OFlags::TRUNC) { rustix::fs::fstat(&*open)? } else { status };
+        Ok((open, status))
     }
 
     fn open_created(
@@ -194,11 +201,17 @@ impl Server {
             return Err(Errno::STALE);
         }
         self.settle_sidecar(node)?;
-        let managed = if writes(flags) { self.manage(node, &descriptor)? } else { None };
+        let managed = if writes(flags) { self.manage(node)? } else { None };
         let appends = passed_on(flags, self.writeback).contains(OFlags::APPEND);
         let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), appends, managed });
-        if flags.contains(OFlags::TRUNC) && rustix::fs::fstat(&*open)?.st_size != 0 {
-            self.cut(caller, &open)?;
+        // Another program may have made the file since the kernel looked for it.
+        let is_longer = |open: &Open| self.managing.is_atomic() || !is_empty(open);
+        if flags.contains(OFlags::TRUNC)
+            && is_longer(&open)
+            && let Err(errno) = self.cut(caller, &open)
+        {
+            self.close(&open);
+            return Err(errno);
         }
         Ok(open)
     }

@@ -61,8 +61,14 @@ const HIDDEN: &[u8] = b".untorn";
 /// How long to wait for a log that another process has.
 const LOG_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Whether a name is of a directory of untorn's own: `.untorn`, or that of another user beside it, `.untorn-1000`.
 fn is_hidden(name: &OsStr) -> bool {
-    name.as_bytes() == HIDDEN
+    let Some(rest) = name.as_bytes().strip_prefix(HIDDEN) else { return false };
+    match rest {
+        [] => true,
+        [b'-', user @ ..] => !user.is_empty() && user.iter().all(u8::is_ascii_digit),
+        _ => false,
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -172,6 +178,7 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     let descriptors = Descriptors::open().map_err(|errno| Error::io("open", Path::new("/proc/self/fd"), errno))?;
     check_not_covered(&source, source_path)?;
     raise_limit();
+    check_log_is_hidden(&options.log, source_path)?;
     let cache = open_log(&options, source_path)?;
     rustix::process::umask(Bits::empty());
     let no_xattr = has_no_xattr(&source);
@@ -282,6 +289,21 @@ fn check_not_covered(source: &OwnedFd, path: &Path) -> Result<()> {
     if covered { Err(Error::Covered(path.to_owned())) } else { Ok(()) }
 }
 
+/// No program may write to the log.
+fn check_log_is_hidden(log: &Path, source: &Path) -> Result<()> {
+    let directory = log.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let failed = |path: &Path, source| Error::Io { operation: "find", path: path.to_owned(), source };
+    let real_source = source.canonicalize().map_err(|error| failed(source, error))?;
+    let shown = |directory: &Path| directory.strip_prefix(&real_source).is_ok_and(|rest| !rest.iter().any(is_hidden));
+    match directory.canonicalize() {
+        Ok(directory) if shown(&directory) => Err(Error::LogInSource(log.to_owned())),
+        Ok(_) => Ok(()),
+        // The directory of the default log is made later.
+        Err(_) if log == ServeOptions::default_log(source) => Ok(()),
+        Err(error) => Err(failed(directory, error)),
+    }
+}
+
 /// A node has a descriptor, so as many may be open as the system allows.
 fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
@@ -335,7 +357,7 @@ impl Server {
             Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
             Err(errno) => return Err(errno),
             Ok(_) => {
-                let path = self.descriptors.path(node)?.ok_or(Errno::IO)?;
+                let path = self.path_of(node)?.ok_or(Errno::IO)?;
                 untorn::AtomicFile::open(&path).and_then(untorn::AtomicFile::settle).map_err(|error| {
                     tracing::warn!(%error, "a file with a sidecar cannot be used through the mount");
                     Errno::IO
@@ -344,5 +366,53 @@ impl Server {
         }
         node.set_settled();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_untorn_are_hidden_and_others_are_not() {
+        for (name, hidden) in [
+            (".untorn", true),
+            (".untorn-0", true),
+            (".untorn-1000", true),
+            (".untorn-", false),
+            (".untorn-x", false),
+            (".untorn2", false),
+            ("untorn", false),
+        ] {
+            assert_eq!(is_hidden(OsStr::new(name)), hidden, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_programs_could_write_to_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, other) = (dir.path().join("source"), dir.path().join("other"));
+        std::fs::create_dir_all(source.join("d")).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        std::os::unix::fs::symlink(&source, other.join("link")).unwrap();
+        assert!(check_log_is_hidden(&ServeOptions::default_log(&source), &source).is_ok());
+        assert!(check_log_is_hidden(&other.join("log"), &source).is_ok());
+        for log in [source.join("log"), source.join("d/log"), other.join("link/d/log")] {
+            assert!(matches!(check_log_is_hidden(&log, &source), Err(Error::LogInSource(_))), "{log:?}");
+        }
+        assert!(check_log_is_hidden(&other.join("none/log"), &source).is_err());
+    }
+
+    #[test]
+    fn a_source_is_covered_by_another_directory_of_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("source");
+        std::fs::create_dir(&source).unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let descriptor = rustix::fs::open(&source, flags, Bits::empty()).unwrap();
+        assert!(check_not_covered(&descriptor, &source).is_ok());
+        std::fs::rename(&source, dir.path().join("moved")).unwrap();
+        std::fs::create_dir(&source).unwrap();
+        assert!(matches!(check_not_covered(&descriptor, &source), Err(Error::Covered(_))));
     }
 }

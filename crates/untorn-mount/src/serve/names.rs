@@ -9,6 +9,7 @@
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use super::attributes::device_of;
 use super::credentials::Caller;
 use super::managed::Move;
 use super::nodes::{Node, key_of, number};
-use super::{HIDDEN, Server, is_hidden};
+use super::{Server, is_hidden};
 
 /// The attribute by which a directory says what its new files are like, instead of the umask.
 const DEFAULT_ACL: &str = "system.posix_acl_default";
@@ -32,12 +33,15 @@ impl Server {
         }
         let status = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if let Some(node) = self.nodes.count(key_of(&status)) {
+            node.was_found_as(parent.number, name);
             return Ok((node, status));
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let descriptor = rustix::fs::openat(parent, name, flags, Mode::empty())?;
         let status = rustix::fs::fstat(&descriptor)?;
-        Ok((self.nodes.remember(descriptor, &status), status))
+        let node = self.nodes.remember(descriptor, &status);
+        node.was_found_as(parent.number, name);
+        Ok((node, status))
     }
 
     /// The mode of a new file. The server's own umask is empty.
@@ -134,16 +138,22 @@ impl Server {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+        let mut hidden = Vec::new();
         for entry in rustix::fs::Dir::read_from(&directory)? {
-            let name = entry?;
-            if !matches!(name.file_name().to_bytes(), b"." | b".." | HIDDEN) {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if is_hidden(name) {
+                hidden.push(name.to_owned());
+            } else if name != "." && name != ".." {
                 return Err(Errno::NOTEMPTY);
             }
         }
-        // An empty one only: this fails for a directory with a sidecar in it.
-        match rustix::fs::unlinkat(&directory, HIDDEN, AtFlags::REMOVEDIR) {
-            Err(Errno::EXIST) => return Err(Errno::NOTEMPTY),
-            done => done?,
+        for name in hidden {
+            // An empty one only: this fails for a directory with a sidecar in it.
+            match rustix::fs::unlinkat(&directory, &name, AtFlags::REMOVEDIR) {
+                Err(Errno::EXIST) => return Err(Errno::NOTEMPTY),
+                done => done?,
+            }
         }
         remove()
     }
@@ -171,7 +181,24 @@ impl Server {
                 to: self.place_of(to, new_name)?,
             })
         };
-        self.managing.rename(look, flags, || self.rename_in_source((parent, name), (to, new_name), flags))
+        let rename = || {
+            self.rename_in_source((parent, name), (to, new_name), flags)?;
+            self.was_named(to, new_name);
+            if flags.contains(RenameFlags::EXCHANGE) {
+                self.was_named(parent, name);
+            }
+            Ok(())
+        };
+        self.managing.rename(look, flags, rename)
+    }
+
+    /// A file got a name.
+    fn was_named(&self, parent: &Node, name: &OsStr) {
+        if let Ok(status) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
+            && let Some(node) = self.nodes.find(key_of(&status))
+        {
+            node.was_found_as(parent.number, name);
+        }
     }
 
     fn rename_in_source(
@@ -197,6 +224,20 @@ impl Server {
                 rename()
             }
             done => done,
+        }
+    }
+
+    /// A path of a file; `None` if it has no name any more, as far as is known.
+    pub(super) fn path_of(&self, node: &Node) -> Result<Option<std::path::PathBuf>, Errno> {
+        if let Some(path) = self.descriptors.path(node)? {
+            return Ok(Some(path));
+        }
+        // The name that it was opened by is gone. It may have another one.
+        let Some((parent, name)) = node.found_as() else { return Ok(None) };
+        let Ok(parent) = self.nodes.get(parent) else { return Ok(None) };
+        match rustix::fs::statat(&*parent, &name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(status) if key_of(&status) == node.key => self.place_of(&parent, &name).map(Some),
+            _ => Ok(None),
         }
     }
 

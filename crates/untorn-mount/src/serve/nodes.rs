@@ -10,6 +10,7 @@
 //! 4. A number is used again only by the same inode number of the source. Its generation then differs.
 
 use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +42,9 @@ pub(super) struct Node {
     descriptor: OwnedFd,
     /// No mark of a sidecar was found on it, or the library settled the file.
     settled: AtomicBool,
+    /// The name by which it was found last, and the number of that name's directory. The descriptor only knows the name
+    /// that it was opened by.
+    found_as: Mutex<Option<(u64, OsString)>>,
 }
 
 impl Node {
@@ -54,6 +58,17 @@ impl Node {
 
     pub(super) fn set_settled(&self) {
         self.settled.store(true, Ordering::Release);
+    }
+
+    pub(super) fn was_found_as(&self, parent: u64, name: &OsStr) {
+        let mut found_as = lock(&self.found_as);
+        if !found_as.as_ref().is_some_and(|(known, as_name)| *known == parent && as_name == name) {
+            *found_as = Some((parent, name.to_owned()));
+        }
+    }
+
+    pub(super) fn found_as(&self) -> Option<(u64, OsString)> {
+        lock(&self.found_as).clone()
     }
 
     pub(super) fn status(&self) -> Result<Stat, Errno> {
@@ -138,6 +153,12 @@ impl Nodes {
         lock(&self.table).by_number.get(&number).map(|entry| entry.node.clone()).ok_or(Errno::STALE)
     }
 
+    /// The node of a file, if it has one.
+    pub(super) fn find(&self, key: Key) -> Option<Arc<Node>> {
+        let table = lock(&self.table);
+        Some(table.by_number.get(table.by_key.get(&key)?)?.node.clone())
+    }
+
     /// The node of a file, if it has one; counted once more.
     pub(super) fn count(&self, key: Key) -> Option<Arc<Node>> {
         let mut table = lock(&self.table);
@@ -195,6 +216,7 @@ fn insert(table: &mut Table, number: u64, descriptor: OwnedFd, status: &Stat, lo
         kind: FileType::from_raw_mode(status.st_mode),
         descriptor,
         settled: AtomicBool::new(false),
+        found_as: Mutex::default(),
     });
     table.by_key.insert(node.key, number);
     table.by_number.insert(number, Entry { node: node.clone(), lookups });

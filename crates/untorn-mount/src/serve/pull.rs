@@ -19,22 +19,26 @@
 //!    that a pull causes can be served.
 //! 4. The puller opens for reading, so it is no writer. It keeps an opening until the server says that the last writer
 //!    is gone.
-//! 5. An opening has the number of the file; a path that leads elsewhere by now is tried again.
+//! 5. During an FSYNC the kernel has the file locked. A rename of the file waits for that, and has the directories
+//!    locked meanwhile. The puller therefore opens the file by the descriptor of the process that syncs, which searches
+//!    no directory. Only without one, as for `msync` after `close`, it opens the file by its path. If that does not
+//!    end before a deadline, the sync fails, so that nobody waits for good.
+//! 6. An opening has the number of the file; a path that leads elsewhere by now is tried again.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use fuser::ReplyEmpty;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use untorn::testing::storage::write_back;
 
@@ -45,7 +49,9 @@ use super::requests::answer;
 use super::{Server, lock};
 
 /// How often a path is looked up again that somebody renames.
-const TRIES: usize = 8;
+const TRIES: usize = 64;
+/// How long the puller waits for a file that it opens by its path.
+const DEADLINE: Duration = Duration::from_secs(2);
 /// How long the first syncs wait for the puller, which comes when the mount is there.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Openings that the puller keeps.
@@ -97,8 +103,8 @@ impl Pulls {
         self.under_way.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Has the puller write a file back, by its path below the root.
-    fn pull(&self, number: u64, path: &Path) -> Result<(), Errno> {
+    /// Has the puller write a file back, by its path below the root; without a path, by a descriptor of a process.
+    fn pull(&self, number: u64, process: u32, path: &Path) -> Result<(), Errno> {
         let path = path.as_os_str().as_bytes();
         let len = u16::try_from(path.len()).ok().filter(|&len| len < LET_GO).ok_or(Errno::NAMETOOLONG)?;
         let is_expected = |puller: &mut Puller| matches!(puller, Puller::Expected);
@@ -109,7 +115,7 @@ impl Pulls {
             return Err(Errno::IO);
         };
         let mut errno = [0; 4];
-        let asked = self.send_left(stream).and_then(|()| send(stream, number, len, path));
+        let asked = self.send_left(stream).and_then(|()| send(stream, number, process, len, path));
         let asked = asked.and_then(|()| stream.read_exact(&mut errno)).and_then(|()| self.send_left(stream));
         if let Err(error) = asked {
             tracing::error!(%error, "the puller is gone; every sync fails from now on");
@@ -130,11 +136,11 @@ impl Pulls {
         self.try_send_left();
     }
 
-    /// Does nothing during a pull, which does it at its end.
+    /// Does nothing while another thread sends or pulls, which looks again at its end.
     fn try_send_left(&self) {
-        if let Ok(mut puller) = self.puller.try_lock()
-            && let Puller::Here(stream) = &mut *puller
-        {
+        while !lock(&self.left).is_empty() {
+            let Ok(mut puller) = self.puller.try_lock() else { return };
+            let Puller::Here(stream) = &mut *puller else { return };
             // A puller that is gone has let go of all.
             let _ = self.send_left(stream);
         }
@@ -142,13 +148,14 @@ impl Pulls {
 
     fn send_left(&self, stream: &mut UnixStream) -> io::Result<()> {
         let left = std::mem::take(&mut *lock(&self.left));
-        left.into_iter().try_for_each(|number| send(stream, number, LET_GO, &[]))
+        left.into_iter().try_for_each(|number| send(stream, number, 0, LET_GO, &[]))
     }
 }
 
-fn send(stream: &mut UnixStream, number: u64, len: u16, path: &[u8]) -> io::Result<()> {
-    let mut message = Vec::with_capacity(10 + path.len());
+fn send(stream: &mut UnixStream, number: u64, process: u32, len: u16, path: &[u8]) -> io::Result<()> {
+    let mut message = Vec::with_capacity(14 + path.len());
     message.extend_from_slice(&number.to_ne_bytes());
+    message.extend_from_slice(&process.to_ne_bytes());
     message.extend_from_slice(&len.to_ne_bytes());
     message.extend_from_slice(path);
     stream.write_all(&message)
@@ -159,16 +166,21 @@ fn send(stream: &mut UnixStream, number: u64, len: u16, path: &[u8]) -> io::Resu
 ///
 /// # Errors
 /// Those of the connection to the server.
-pub fn pull_for(mut server: UnixStream, root: impl Fn() -> io::Result<OwnedFd>) -> io::Result<()> {
+pub fn pull_for(
+    mut server: UnixStream,
+    root: impl Fn() -> io::Result<OwnedFd> + Send + Sync + 'static,
+) -> io::Result<()> {
+    let root = Arc::new(root);
     let mut kept: HashMap<u64, OwnedFd> = HashMap::new();
     loop {
-        let mut head = [0; 10];
+        let mut head = [0; 14];
         match server.read_exact(&mut head) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             read => read?,
         }
-        let [a, b, c, d, e, f, g, h, low, high] = head;
-        let (number, len) = (u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u16::from_ne_bytes([low, high]));
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n] = head;
+        let (number, process) = (u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u32::from_ne_bytes([i, j, k, l]));
+        let len = u16::from_ne_bytes([m, n]);
         if len == LET_GO {
             kept.remove(&number);
             continue;
@@ -177,7 +189,7 @@ pub fn pull_for(mut server: UnixStream, root: impl Fn() -> io::Result<OwnedFd>) 
         server.read_exact(&mut path)?;
         let pulled = match kept.get(&number) {
             Some(opening) => write_back(opening),
-            None => open(&root, Path::new(OsStr::from_bytes(&path)), number).and_then(|opening| {
+            None => open(&root, process, OsString::from_vec(path), number).and_then(|opening| {
                 write_back(&opening)?;
                 if kept.len() >= MOST {
                     kept.clear();
@@ -191,27 +203,76 @@ pub fn pull_for(mut server: UnixStream, root: impl Fn() -> io::Result<OwnedFd>) 
     }
 }
 
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+
 /// Opens a file in the mount.
-fn open(root: &impl Fn() -> io::Result<OwnedFd>, path: &Path, number: u64) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let opening = rustix::fs::openat(root()?, path, flags, Mode::empty())?;
-    if rustix::fs::fstat(&opening)?.st_ino == number { Ok(opening) } else { Err(Errno::STALE.into()) }
+fn open<R>(root: &Arc<R>, process: u32, path: OsString, number: u64) -> io::Result<OwnedFd>
+where
+    R: Fn() -> io::Result<OwnedFd> + Send + Sync + 'static,
+{
+    // Also a process of another user may have it open, whose descriptors this one may not use.
+    if let Ok(opening) = open_as_process(&**root, process, number) {
+        return Ok(opening);
+    }
+    if path.is_empty() {
+        return Err(Errno::STALE.into());
+    }
+    let root = root.clone();
+    let (sender, opened) = mpsc::channel();
+    thread::Builder::new().name("untorn-open".to_owned()).spawn(move || {
+        let open = || Ok(rustix::fs::openat(root()?, path, FLAGS | OFlags::NOFOLLOW, Mode::empty())?);
+        // The puller may have stopped waiting for it.
+        let _ = sender.send(open());
+    })?;
+    let opening: io::Result<OwnedFd> = opened.recv_timeout(DEADLINE).unwrap_or_else(|_| Err(Errno::DEADLK.into()));
+    let opening = opening?;
+    if identity(&opening, "")?.1 == number { Ok(opening) } else { Err(Errno::STALE.into()) }
+}
+
+/// Opens the file that a process has open: no directory is searched.
+fn open_as_process(root: &impl Fn() -> io::Result<OwnedFd>, process: u32, number: u64) -> io::Result<OwnedFd> {
+    let file = (identity(root()?, "")?.0, number);
+    let place = format!("/proc/{process}/fd");
+    let directory = rustix::fs::open(&place, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let names = rustix::fs::Dir::read_from(&directory)?;
+    let mut descriptors: Vec<u32> =
+        names.filter_map(|name| name.ok()?.file_name().to_str().ok()?.parse().ok()).collect();
+    // The last ones first: a file is often synced soon after it was opened.
+    descriptors.sort_unstable();
+    for descriptor in descriptors.into_iter().rev() {
+        let name = descriptor.to_string();
+        if identity(&directory, &name).is_ok_and(|found| found == file) {
+            let opening = rustix::fs::openat(&directory, &name, FLAGS, Mode::empty())?;
+            // It may have been closed meanwhile, and another file have its number.
+            if identity(&opening, "")? == file {
+                return Ok(opening);
+            }
+        }
+    }
+    Err(Errno::NOENT.into())
+}
+
+/// Device and number of a file, as the kernel knows them: no file system is asked.
+fn identity(directory: impl AsFd, name: &str) -> io::Result<(u64, u64)> {
+    let how = AtFlags::STATX_DONT_SYNC | if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
+    let found = rustix::fs::statx(directory, name, how, StatxFlags::INO)?;
+    Ok((rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 
 impl Server {
     /// Makes a file durable, and answers.
-    pub(super) fn sync(server: &Arc<Server>, open: Arc<Open>, only_data: bool, reply: ReplyEmpty) {
+    pub(super) fn sync(server: &Arc<Server>, open: Arc<Open>, only_data: bool, process: u32, reply: ReplyEmpty) {
         let managed = open.managed.clone().or_else(|| server.managing.find(open.node.key));
         let Some(managed) = managed.filter(|managed| server.writeback || managed.is_mapped()) else {
             return answer(reply, server.sync_file(&open, only_data));
         };
         if server.pulls.begin() {
-            let pulled = server.pull(&open.node, &managed);
+            let pulled = server.pull(&open.node, &managed, process);
             server.pulls.end();
             return answer(reply, pulled.and_then(|()| managed.sync()));
         }
         let own = server.clone();
-        let work = move || answer(reply, own.pull(&open.node, &managed).and_then(|()| managed.sync()));
+        let work = move || answer(reply, own.pull(&open.node, &managed, process).and_then(|()| managed.sync()));
         // If no thread can be had, the reply is dropped, which answers EIO.
         if let Err(error) = thread::Builder::new().name("untorn-pull".to_owned()).spawn(work) {
             tracing::error!(%error, "cannot start a thread for a sync");
@@ -219,24 +280,29 @@ impl Server {
     }
 
     /// Has the kernel send all that it caches of a file.
-    fn pull(&self, node: &Node, managed: &Managed) -> Result<(), Errno> {
+    fn pull(&self, node: &Node, managed: &Managed, process: u32) -> Result<(), Errno> {
         let source = self.nodes.get(ROOT)?;
         for _ in 0..TRIES {
-            let (Some(path), Some(source)) = (self.descriptors.path(node)?, self.descriptors.path(&*source)?) else {
-                break;
+            let path = match (self.path_of(node)?, self.descriptors.path(&*source)?) {
+                (Some(path), Some(source)) => path.strip_prefix(source).map(Path::to_owned).unwrap_or_default(),
+                // The process that syncs has it open.
+                _ if node.status()?.st_nlink > 0 => PathBuf::new(),
+                // No crash leaves anything of it.
+                _ => return Ok(()),
             };
-            let Ok(path) = path.strip_prefix(source) else { break };
             managed.set_pulled();
-            match self.pulls.pull(node.number, path) {
+            match self.pulls.pull(node.number, process, &path) {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {}
-                done => return done,
+                done => {
+                    // A reader may sync, too.
+                    if !managed.has_writers() && managed.take_pulled() {
+                        self.pulls.let_go(node.number);
+                    }
+                    return done;
+                }
             }
         }
-        if node.status()?.st_nlink == 0 {
-            // No crash leaves anything of it.
-            return Ok(());
-        }
-        tracing::error!("a file cannot be found in the mount by the name that it was opened by");
+        tracing::error!("a file cannot be found in the mount by any name that it was opened by");
         Err(Errno::STALE)
     }
 }

@@ -73,7 +73,7 @@ impl Requests {
     fn entry(&self, found: Result<(Arc<Node>, Stat), Errno>, reply: ReplyEntry) {
         match found {
             Ok((node, status)) => {
-                let attributes = self.0.attributes(node.number, &status);
+                let attributes = self.0.attributes(&node, &status);
                 reply.entry(&self.0.lifetime, &attributes, Generation(node.generation));
             }
             Err(error) => reply.error(errno(error)),
@@ -133,8 +133,8 @@ impl Filesystem for Requests {
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.node(number).and_then(|node| node.status()) {
-            Ok(status) => reply.attr(&self.0.lifetime, &self.0.attributes(number.0, &status)),
+        match self.node(number).and_then(|node| Ok((node.status()?, node))) {
+            Ok((status, node)) => reply.attr(&self.0.lifetime, &self.0.attributes(&node, &status)),
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -162,10 +162,12 @@ impl Filesystem for Requests {
         let is_write_back = changed.is_some() && only_modified;
         let changes = Changes { mode, user, group, size, accessed, modified, is_write_back };
         let open = handle.and_then(|handle| self.0.handles.file(handle.0).ok());
-        let changed =
-            self.node(number).and_then(|node| self.0.set_attributes(caller(request), &node, open.as_deref(), changes));
-        match changed {
-            Ok(status) => reply.attr(&self.0.lifetime, &self.0.attributes(number.0, &status)),
+        let set = |node: Arc<Node>| {
+            let status = self.0.set_attributes(caller(request), &node, open.as_deref(), changes)?;
+            Ok((status, node))
+        };
+        match self.node(number).and_then(set) {
+            Ok((status, node)) => reply.attr(&self.0.lifetime, &self.0.attributes(&node, &status)),
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -260,7 +262,7 @@ impl Filesystem for Requests {
             Ok((open, status)) => {
                 let node = open.node.clone();
                 let handle = FileHandle(self.0.handles.add(Handle::File(open)));
-                let attributes = self.0.attributes(node.number, &status);
+                let attributes = self.0.attributes(&node, &status);
                 let generation = Generation(node.generation);
                 reply.created(&self.0.lifetime, &attributes, generation, handle, self.flags_for(&node));
             }
@@ -338,9 +340,9 @@ impl Filesystem for Requests {
         }
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, only_data: bool, reply: ReplyEmpty) {
+    fn fsync(&self, request: &Request, _: INodeNo, handle: FileHandle, only_data: bool, reply: ReplyEmpty) {
         match self.0.handles.file(handle.0) {
-            Ok(open) => Server::sync(&self.0, open, only_data, reply),
+            Ok(open) => Server::sync(&self.0, open, only_data, request.pid(), reply),
             Err(error) => reply.error(errno(error)),
         }
     }

@@ -179,3 +179,20 @@ fn a_replaced_file_is_the_old_one_or_the_new_one_after_a_crash() {
         assert_eq!(crash(&mut mount, "f"), [3; 5000], "{how:?}");
     }
 }
+
+#[test]
+fn a_file_that_others_made_meanwhile_is_truncated() {
+    // A kernel that caches writes keeps the length that it knew.
+    let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", How::AtomicWriteThrough) else { return };
+    let (inside, outside) = (mount.path(), mount.source());
+    let file = create(&inside.join("a"));
+    file.write_all_at(b"only the log has this", 0).unwrap();
+    // The kernel remembers for a second that this name does not exist.
+    assert!(!inside.join("b").exists());
+    fs::hard_link(outside.join("a"), outside.join("b")).unwrap();
+    let again = File::create(inside.join("b")).unwrap();
+    again.write_all_at(b"new", 0).unwrap();
+    drop((again, file));
+    let found = mount.unmount_keeping(|| fs::read(outside.join("b")).unwrap());
+    assert_eq!(found, b"new");
+}

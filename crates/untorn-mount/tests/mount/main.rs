@@ -4,6 +4,7 @@ mod atomic;
 mod boost;
 mod locks;
 mod same;
+mod stress;
 mod support;
 mod users;
 mod view;

@@ -62,7 +62,7 @@ pub(crate) fn mount_as(test: &'static str, chosen: &str, how: How) -> Option<Mou
             let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
             let server = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let root = || Ok(rustix::fs::open(place.join("mnt"), flags, Mode::empty())?);
+            let root = move || Ok(rustix::fs::open(place.join("mnt"), flags, Mode::empty())?);
             untorn_mount::pull_for(server, root).unwrap();
             None
         }

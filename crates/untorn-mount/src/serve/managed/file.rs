@@ -335,7 +335,12 @@ impl Managed {
     pub(super) fn serve_again(&self, state: &mut State, cache: &WriteCache, path: &Path) -> Result<()> {
         state.path = path.to_owned();
         if matches!(state.served, Served::Plain) {
-            state.served = Served::Logged(self.file_behind(cache, path)?);
+            let file = self.file_behind(cache, path)?;
+            if file.is_demoted() {
+                let what = "the log no longer manages the file".to_owned();
+                return Err(untorn::Error::Invalid { path: path.to_owned(), what });
+            }
+            state.served = Served::Logged(file);
             self.logged.store(false, Ordering::Release);
             self.unsynced.store(true, Ordering::Release);
         }

@@ -18,13 +18,13 @@ mod timed;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use untorn::Error;
 use untorn::write_cache::WriteCache;
@@ -122,13 +122,14 @@ impl Managing {
         if self.atomic { self.find(key) } else { None }
     }
 
-    /// Shows attributes as the file's writers have made them.
-    pub(super) fn adjust(&self, status: &mut Stat) {
-        if self.atomic
-            && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile
-            && let Some(managed) = self.find(key_of(status))
-        {
-            managed.adjust(status);
+    /// Shows attributes as the writers of an atomic file have made them. False if it has none.
+    pub(super) fn adjust(&self, status: &mut Stat) -> bool {
+        match self.find(key_of(status)) {
+            Some(managed) => {
+                managed.adjust(status);
+                true
+            }
+            None => false,
         }
     }
 
@@ -333,7 +334,7 @@ fn errno(error: Error) -> Errno {
 impl Server {
     /// The managed file of a node that is opened for writing, or truncated, with one writer more. `None` for a plain
     /// one.
-    pub(super) fn manage(&self, node: &Node, descriptor: &impl AsFd) -> Result<Option<Arc<Managed>>, Errno> {
+    pub(super) fn manage(&self, node: &Node) -> Result<Option<Arc<Managed>>, Errno> {
         let managing = &self.managing;
         if !node.is_regular() {
             return Ok(None);
@@ -344,7 +345,7 @@ impl Server {
             return Ok(Some(known.clone()));
         }
         // One without a name is gone after a crash, whatever a log has of it.
-        let Some(path) = self.descriptors.path(descriptor)? else { return Ok(None) };
+        let Some(path) = self.path_of(node)? else { return Ok(None) };
         if !managing.globs.choose(&path) {
             return Ok(None);
         }

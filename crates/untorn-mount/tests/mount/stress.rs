@@ -1,0 +1,93 @@
+//! Many threads change names and bytes of a few files at once: nothing fails, nobody waits for good, nothing is lost.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use untorn_testing::{SplitMix, cases, seed};
+
+use crate::support::{How, mount_as};
+
+const THREADS: u64 = 6;
+
+/// One random operation.
+fn operate(at: &Path, random: &mut SplitMix) -> io::Result<()> {
+    let place = |random: &mut SplitMix| at.join(["a", "b", "c", "d/a", "d/b", "e/a"][random.below(6) as usize]);
+    let path = place(random);
+    match random.below(12) {
+        0 | 1 => {
+            let mut file = File::create(&path)?;
+            file.write_all(&vec![random.below(256) as u8; random.below(20_000) as usize])?;
+            file.sync_data()
+        }
+        2 => {
+            let file = File::options().read(true).write(true).open(&path)?;
+            file.set_len(random.below(30_000))?;
+            file.write_all_at(b"in the middle", random.below(10_000))
+        }
+        3 => File::options().append(true).create(true).open(&path)?.write_all(b"more"),
+        4 => fs::remove_file(&path),
+        5 | 6 => fs::rename(&path, place(random)),
+        7 => renameat_with(CWD, &path, CWD, place(random), RenameFlags::EXCHANGE).map_err(io::Error::from),
+        8 => fs::hard_link(&path, place(random)),
+        9 => renameat_with(CWD, at.join("d"), CWD, at.join("e"), RenameFlags::EXCHANGE).map_err(io::Error::from),
+        10 => fs::read(&path).map(drop),
+        _ => {
+            let file = File::options().read(true).write(true).open(&path)?;
+            fs::remove_file(&path)?;
+            file.write_all_at(b"without a name", 0)?;
+            file.sync_all()
+        }
+    }
+}
+
+/// All files below a directory, and their bytes.
+fn contents(at: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for below in ["", "d", "e"] {
+        for entry in fs::read_dir(at.join(below)).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                all.push((format!("{below}/{}", entry.file_name().display()), fs::read(entry.path()).unwrap()));
+            }
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn threads_change_names_and_bytes_and_nothing_fails() {
+    for how in [How::Boost, How::Atomic, How::AtomicWriteThrough] {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let seed = seed(untorn_testing::test_name!());
+        for name in ["d", "e"] {
+            fs::create_dir(mount.path().join(name)).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let at = mount.path();
+                scope.spawn(move || {
+                    let mut random = SplitMix::new(seed ^ thread);
+                    for round in 0..cases(100, 2_000) {
+                        let Err(error) = operate(&at, &mut random) else { continue };
+                        let expected = [Errno::NOENT, Errno::EXIST].map(|errno| Some(errno.raw_os_error()));
+                        assert!(expected.contains(&error.raw_os_error()), "{how:?}, seed {seed}, {round}: {error}");
+                    }
+                });
+            }
+        });
+        let seen = contents(&mount.path());
+        let source = mount.source();
+        let left = mount.unmount_keeping(|| contents(&source));
+        for (left, seen) in left.iter().zip(&seen) {
+            assert_eq!((&left.0, left.1.len()), (&seen.0, seen.1.len()), "{how:?}, seed {seed}");
+            let differs = left.1.iter().zip(&seen.1).position(|(left, seen)| left != seen);
+            assert_eq!(differs, None, "{how:?}, seed {seed}: {} differs from what programs saw", left.0);
+        }
+        assert_eq!(left.len(), seen.len(), "{how:?}, seed {seed}");
+    }
+}
