@@ -13,6 +13,7 @@ use crate::output;
 
 /// Removes a mount.
 pub(super) fn run(args: &Unmount) -> Result<Exit> {
+    refuse_more_rights()?;
     let how = if args.lazy { attach::Unmount::Lazy } else { attach::Unmount::Clean };
     attach::detach(&args.mountpoint, how).map_err(failure)?;
     if !args.lazy {
@@ -25,6 +26,16 @@ pub(super) fn run(args: &Unmount) -> Result<Exit> {
     Ok(Exit::Clean)
 }
 
+/// Refuses to mount, to unmount or to start a program for a caller with fewer rights.
+pub(super) fn refuse_more_rights() -> Result<()> {
+    if untorn::testing::has_more_rights_than_its_caller() {
+        let what = "verbs about mounts do not run with more rights than their caller; take the setuid bit and the file \
+                    capabilities from the tool";
+        return Err(Failure::usage(what));
+    }
+    Ok(())
+}
+
 /// How this program starts itself as the stage of a private mount.
 pub(super) fn stage_of_this_program() -> Stage {
     Stage::new(["mount-stage"])
@@ -32,6 +43,7 @@ pub(super) fn stage_of_this_program() -> Stage {
 
 /// Runs such a stage.
 pub(super) fn stage() -> Result<Exit> {
+    refuse_more_rights()?;
     attach::stage().map_err(failure)?;
     Ok(Exit::Clean)
 }
@@ -43,6 +55,7 @@ pub(super) fn puller_of_this_program() -> Stage {
 
 /// Runs such a process.
 pub(super) fn pull() -> Result<Exit> {
+    refuse_more_rights()?;
     let (server, root) = attach::puller().map_err(failure)?;
     // It lives as long as its server: signals for the terminal's programs, or for all of a service, are the server's.
     for signal in [SIGHUP, SIGINT, SIGTERM] {

@@ -70,10 +70,11 @@ fn place(test: &str, number: u32, mode: u32) -> Option<Place> {
     }
     run(Command::new("mount").args(["--bind"]).arg(&device).arg("/dev/fuse"));
     // The build directory may be private to root.
-    let copies = [(std::env::current_exe().expect("it has a path"), "tests"), (UNTORN.into(), "untorn")];
-    for (program, name) in copies {
+    let tests = std::env::current_exe().expect("it has a path");
+    for (program, name) in [(tests, "tests"), (UNTORN.into(), "untorn"), (UNTORN.into(), "setuid")] {
         run(Command::new("cp").arg(program).arg(path.join(name)));
     }
+    run(Command::new("chmod").arg("4755").arg(path.join("setuid")));
     let mut user = Command::new(path.join("tests"));
     user.args(again.get_args()).env(PLACE, &path).env("TMPDIR", path.join("tmp")).current_dir(path.join("source"));
     let status = user.uid(number).gid(number).status().expect("it starts");
@@ -187,4 +188,21 @@ fn a_user_mounts_and_unmounts_with_fusermount3() {
     place.untorn(&["unmount", mountpoint]).expect(0);
     assert_eq!(fs::read(source.join("file")).unwrap(), b"bytes");
     assert_eq!(source.join("file").metadata().unwrap().permissions().mode(), mode);
+}
+
+#[test]
+fn a_tool_with_more_rights_than_its_caller_mounts_nothing() {
+    let place = as_a_user!(USER, 0o666);
+    if place.options().restrictions.nosuid {
+        skip!("the temporary directory is mounted with nosuid");
+    }
+    let tool = place.path("setuid");
+    let mode = tool.metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o4000, 0o4000, "root made it so");
+    let (source, mountpoint) = (place.path("source"), place.path("mountpoint"));
+    let (source, mountpoint) = (source.to_str().unwrap(), mountpoint.to_str().unwrap());
+    for arguments in [&["mount", source, mountpoint][..], &["unmount", mountpoint], &["mount-stage"], &["mount-pull"]] {
+        let output = Command::new(&tool).args(arguments).output().expect("it starts");
+        Run::of(output, arguments).expect(64).names("more rights than their caller");
+    }
 }

@@ -20,7 +20,7 @@ use untorn_mount::{Globs, Mode, OpenFiles, ServeOptions};
 use self::background::Half;
 use self::places::Places;
 use super::boost;
-use super::unmount::{failure, puller_of_this_program};
+use super::unmount::{failure, puller_of_this_program, refuse_more_rights};
 use crate::cli::{Mount, RunMode};
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -32,11 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Mounts, and serves until the mount is removed.
 pub(super) fn mount(args: &Mount) -> Result<Exit> {
-    if untorn::testing::has_more_rights_than_its_caller() {
-        let what = "`untorn mount` does not run with more rights than its caller; take the setuid bit and the file \
-                    capabilities from the tool";
-        return Err(Failure::usage(what));
-    }
+    refuse_more_rights()?;
     if args.mode == RunMode::Boost && args.write_through {
         return Err(Failure::usage("--write-through is for --mode atomic: --mode boost always writes through"));
     }
