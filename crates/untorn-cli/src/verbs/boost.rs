@@ -164,7 +164,7 @@ fn open_or_create(options: &CacheOptions, path: &Path) -> Result<WriteCache> {
         opened => opened,
     };
     opened.map_err(|error| match error {
-        Error::InUse { .. } => in_use(path, error),
+        Error::InUse { .. } => in_use(path, error, "run"),
         other => other.into(),
     })
 }
@@ -186,8 +186,9 @@ pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) ->
     }
 }
 
-/// The error for a log in use. It names the processes that use it, as far as /proc shows them.
-pub(super) fn in_use(path: &Path, error: Error) -> Failure {
+/// The error for a log in use. It names the processes that use it, as far as /proc shows them. `user` says whether a run
+/// or a mount asked for the log.
+pub(super) fn in_use(path: &Path, error: Error, user: &str) -> Failure {
     let mut failure = Failure::from(error);
     let mut holders = holders(path);
     if holders.is_empty() {
@@ -196,7 +197,8 @@ pub(super) fn in_use(path: &Path, error: Error) -> Failure {
     let holders = holders.join(", ");
     let by = if holders.is_empty() { "another process, or one that has just exited".to_owned() } else { holders };
     failure.message = format!(
-        "{} is in use by {by}: a log serves one run or mount at a time; wait until it exits, or give another --log",
+        "{} is in use by {by}: a log serves one run or mount at a time; wait until it exits, or give this {user} \
+         another --log",
         path.display()
     );
     failure

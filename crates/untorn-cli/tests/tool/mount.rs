@@ -301,7 +301,13 @@ fn a_log_in_use_by_another_mount_is_refused() {
     fs::create_dir(&other).unwrap();
     let refused = untorn(&["mount", text(&tree.source), text(&other)]).expect(74);
     let holder = format!("process {} ", child.id());
-    assert!(refused.err.contains("mount.log is in use by") && refused.err.contains(&holder), "{}", refused.err);
+    assert!(
+        refused.err.contains("mount.log is in use by")
+            && refused.err.contains("give this mount another --log")
+            && refused.err.contains(&holder),
+        "{}",
+        refused.err
+    );
     let twice = untorn(&tree.arguments(&[])).expect(64);
     assert!(twice.err.contains("already has a mount"), "{}", twice.err);
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -188,7 +188,7 @@ fn remove(mountpoint: &Path) {
 fn failed_to_serve(log: &Path, error: untorn_mount::Error) -> Failure {
     match error {
         untorn_mount::Error::Library(error @ untorn::Error::InUse { .. }) if error.path() == log => {
-            boost::in_use(log, error)
+            boost::in_use(log, error, "mount")
         }
         untorn_mount::Error::Library(error) => error.into(),
         error @ (untorn_mount::Error::Glob(_) | untorn_mount::Error::Covered(_)) => Failure::usage(error.to_string()),
