@@ -229,6 +229,7 @@ ctypes.CDLL(None).syscall(60 if __import__('platform').machine() == 'x86_64' els
 #[test]
 fn a_process_without_its_first_thread_keeps_its_files_open() {
     use std::io::{BufRead, BufReader};
+    untorn_testing::needs!("python3");
     let place = Place::new();
     let (file, key) = place.boosted();
     let mut child = headless(&file);
