@@ -110,6 +110,19 @@ fn on_a_file(name: &str) -> Vec<Vec<&str>> {
 }
 
 #[test]
+fn a_plain_file_is_told_from_a_log_and_from_a_protected_file() {
+    let place = Place::plain(&[1; 100]);
+    for verb in [&["replay"][..], &["replay", "--list"], &["log", "info"]] {
+        let arguments = [verb, &[place.name()]].concat();
+        refused(&place, &arguments, b"", 64, &["not a write-cache log"]);
+    }
+    for verb in ["scrub", "repair"] {
+        refused(&place, &[verb, place.name()], b"", 64, &["not protected", "untorn protect"]);
+    }
+    assert_eq!(place.entries(), ["ledger"]);
+}
+
+#[test]
 fn a_missing_file_is_an_io_error() {
     let place = Place::empty();
     for arguments in on_a_file(place.name()) {

@@ -221,6 +221,8 @@ pub enum FileKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProtectionProblem {
+    /// The file has no redundancy. Its [`Error::errno`] is ENOENT.
+    NotProtected,
     /// The file has a sidecar, so only its engine may write to it.
     HasEngine,
     /// The file is empty.
@@ -341,6 +343,7 @@ impl Error {
             Error::OutOfRange { .. } => Errno::FAULT,
             Error::Poisoned { .. } => Errno::IO,
             Error::NotAFile { found: FileKind::Directory, .. } => Errno::ISDIR,
+            Error::Protection { problem: ProtectionProblem::NotProtected, .. } => Errno::NOENT,
             Error::NotAFile { .. } | Error::OtherEngine { .. } | Error::Protection { .. } | Error::Invalid { .. } => {
                 Errno::INVAL
             }

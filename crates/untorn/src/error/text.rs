@@ -179,6 +179,9 @@ impl fmt::Display for FileKind {
 impl fmt::Display for ProtectionProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            ProtectionProblem::NotProtected => f.write_str(
+                "this file is not protected: it has no checksums and no parity; `untorn protect` makes them",
+            ),
             ProtectionProblem::HasEngine => f.write_str(
                 "this file has a sidecar, so only its engine may write to it; open it with `Options::redundancy`, \
                  protect it with `untorn protect`, or settle it first (`untorn settle`)",

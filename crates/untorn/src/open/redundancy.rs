@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{adopt, bare_engine_on, boxed};
 use crate::engine::{Engine, Shared, State};
-use crate::error::{Error, Result};
+use crate::error::{Error, ProtectionProblem, Result};
 use crate::file::{AtomicFile, AtomicMap, inspect};
 use crate::format::sidecar;
 use crate::options::{Options, ProtectOptions};
@@ -204,7 +204,7 @@ pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool
     }
     // Redundancy is not to be made here.
     if coverage_of(path)?.is_none() {
-        return Err(Error::io("find the redundancy of", path, rustix::io::Errno::NOENT));
+        return Err(Error::protection(path, ProtectionProblem::NotProtected));
     }
     // An engine that opens a file gives back what it finds damaged in its sidecar. So if there is nothing for it to
     // recover, the file is looked at first: who is told that pages are lost has the file as it was.

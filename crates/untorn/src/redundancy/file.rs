@@ -5,8 +5,6 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::io::Errno;
-
 use super::History;
 use super::format::{Left, Superblock};
 use super::holes::Room;
@@ -174,7 +172,7 @@ pub(super) fn attach<M: Medium>(
     for _ in 0..16 {
         if !medium.exists(place)? {
             if matches!(mode, Mode::Look | Mode::Report) {
-                return Err(Error::io("find the redundancy of", path, Errno::NOENT));
+                return Err(Error::protection(path, ProtectionProblem::NotProtected));
             }
             let filling = Filling::marked(room);
             drop(create(medium, path, place, data, data.len(), settings, History::default(), filling)?);

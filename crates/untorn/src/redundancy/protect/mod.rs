@@ -298,7 +298,7 @@ pub fn recorded_on<M: Medium>(medium: &M, path: impl AsRef<Path>) -> Result<Opti
 /// [unknown](crate::redundancy::Damage::Unknown) from then on.
 ///
 /// # Errors
-/// [`Error::Io`] with ENOENT if the file is not protected; otherwise as for [`ProtectOptions::open`].
+/// [`Error::Protection`] if the file is not protected; otherwise as for [`ProtectOptions::open`].
 pub fn scrub(
     path: impl AsRef<Path>,
     rate: Option<u64>,

@@ -99,7 +99,7 @@ impl ProtectOptions {
     /// stores to; for simulators. For real media use [`scrub()`](super::scrub()) and [`repair()`](crate::repair()).
     ///
     /// # Errors
-    /// As for [`open`](ProtectOptions::open), and [`Error::Io`] with ENOENT if the file is not protected.
+    /// As for [`open`](ProtectOptions::open), and [`Error::Protection`] if the file is not protected.
     pub fn look_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<Protected> {
         self.start(medium, path.as_ref(), Mode::Look)
     }
