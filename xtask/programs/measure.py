@@ -4,6 +4,7 @@ measure.py NAME prepare     makes the files, durably
 measure.py NAME SECONDS     does it, in the working directory
 """
 
+import mmap
 import os
 import random
 import shutil
@@ -81,6 +82,101 @@ def read():
     return rate(lambda: os.pread(fd, BLOCK, place()))
 
 
+def status():
+    fd = os.open("blocks-0", os.O_RDWR)
+    return rate(lambda: os.fstat(fd))
+
+
+def write_only():
+    fd, place = block_file("blocks-0")
+    block = bytes(range(256)) * (BLOCK // 256)
+    return rate(lambda: os.pwrite(fd, block, place()))
+
+
+def store_and_sync():
+    fd, place = block_file("blocks-0")
+    memory = mmap.mmap(fd, BLOCK * BLOCKS)
+
+    def step():
+        at = place()
+        memory[at] = memory[at] ^ 1
+        memory.flush(at, BLOCK)
+
+    return rate(step)
+
+
+def open_and_close():
+    return rate(lambda: os.close(os.open("blocks-0", os.O_RDWR)))
+
+
+def make_file(name, sync=False):
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.write(fd, b"x" * BLOCK)
+    if sync:
+        os.fsync(fd)
+    os.close(fd)
+
+
+def make_files():
+    names = iter(range(1 << 40))
+    return rate(lambda: make_file(f"made-{next(names)}"))
+
+
+def remove_files():
+    """By the time of the removals alone."""
+    taken, count = 0.0, 0
+    while taken < float(TIME) / 2:
+        for number in range(200):
+            make_file(f"made-{number}")
+        start = time.perf_counter()
+        for number in range(200):
+            os.unlink(f"made-{number}")
+        taken += time.perf_counter() - start
+        count += 200
+    return count / taken
+
+
+def replace_and_sync():
+    def step():
+        make_file("new", sync=True)
+        os.rename("new", "name")
+        directory = os.open(".", os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+
+    return rate(step)
+
+
+def whole(command, clear):
+    """How often a second a program runs from its start to its end."""
+    if shutil.which(command[0]) is None:
+        sys.exit(69)
+    taken, count = 0.0, 0
+    while taken < float(TIME) or count < 2:
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        taken += time.perf_counter() - start
+        count += 1
+        shutil.rmtree(clear)
+    return count / taken
+
+
+def stream():
+    """Megabytes a second: a long file is written in order, and flushed once."""
+    piece, pieces = bytes(1 << 20), 128
+    taken, count = 0.0, 0
+    while taken < float(TIME) or count < 2:
+        start = time.perf_counter()
+        fd = os.open("stream", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for _ in range(pieces):
+            os.write(fd, piece)
+        os.fsync(fd)
+        os.close(fd)
+        taken += time.perf_counter() - start
+        count += pieces
+    return count / taken
+
+
 def append():
     fd = os.open("appended", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     line = b"x" * 199 + b"\n"
@@ -136,6 +232,17 @@ def prepare():
     connection = sqlite3.connect("app.db", isolation_level=None)
     connection.execute("create table t(x blob)")
     connection.close()
+    if NAME in ("tar-x", "git-clone"):
+        for number in range(700):
+            os.makedirs(f"tree/{number % 40}", exist_ok=True)
+            with open(f"tree/{number % 40}/{number}", "wb") as file:
+                file.write(random.Random(number).randbytes(200 + number * 37 % 9000))
+        if NAME == "tar-x":
+            subprocess.run(["tar", "cf", "tree.tar", "--transform=s/^tree/out/", "tree"], check=True)
+        elif shutil.which("git"):
+            author = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", "tree"]
+            for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+                subprocess.run(["git", *author, *words], check=True)
     # Not all that others have written.
     for name in [*os.listdir("."), "."]:
         fd = os.open(name, os.O_RDONLY)
@@ -153,7 +260,18 @@ MEASURED = {
     "sqlite-truncate-exclusive": lambda: sqlite("truncate", "exclusive"),
     "sqlite-truncate": lambda: sqlite("truncate", "normal"),
     "sqlite-delete": lambda: sqlite("delete", "normal"),
+    "sqlite-off": lambda: sqlite("off", "normal"),
     "rocksdb-fillsync": rocksdb,
+    "fstat": status,
+    "write": write_only,
+    "map-sync": store_and_sync,
+    "open-close": open_and_close,
+    "create-write-close": make_files,
+    "unlink": remove_files,
+    "replace-fsync": replace_and_sync,
+    "stream-mib": stream,
+    "tar-x": lambda: whole(["tar", "xf", "tree.tar"], "out"),
+    "git-clone": lambda: whole(["git", "clone", "-q", "tree", "clone"], "clone"),
 }
 
 if TIME == "prepare":

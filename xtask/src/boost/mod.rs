@@ -1,11 +1,15 @@
-//! `cargo xtask boost`: measures programs that write and sync, bare and under `untorn run --mode boost`, in one run.
+//! `cargo xtask boost`: measures programs that write and sync, bare, under `untorn run` and through
+//! `untorn mount`, in one run.
 
 mod place;
 mod table;
 
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use clap::Args;
@@ -16,7 +20,7 @@ use table::Table;
 pub(crate) use table::median;
 
 /// The measurements, by their names in `xtask/programs/measure.py`.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 21] = [
     "write-fsync",
     "write-fsync-8-threads",
     "append-fdatasync",
@@ -26,7 +30,18 @@ const NAMES: [&str; 10] = [
     "sqlite-truncate-exclusive",
     "sqlite-truncate",
     "sqlite-delete",
+    "sqlite-off",
     "rocksdb-fillsync",
+    "fstat",
+    "write",
+    "map-sync",
+    "open-close",
+    "create-write-close",
+    "unlink",
+    "replace-fsync",
+    "stream-mib",
+    "tar-x",
+    "git-clone",
 ];
 
 /// The measurement without managed files.
@@ -38,6 +53,9 @@ pub(crate) struct Arguments {
     /// Measurements to run [default: all]; rocksdb-fillsync is skipped with a message if db_bench is missing
     #[arg(value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(NAMES))]
     names: Vec<String>,
+    /// Variants to run beside the bare one, by name [default: all]
+    #[arg(long = "arm", value_name = "ARM")]
+    arms: Vec<String>,
     /// Directory for the programs' files [default: an ext4 on a loop device in /dev/shm, which needs root]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -129,7 +147,12 @@ fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -
                 0 => (0..ground.arms.len()).collect(),
                 _ => (0..ground.arms.len()).rev().collect(),
             };
-            for arm in order.into_iter().filter(|&arm| ground.arms[arm].measures(name)) {
+            let is_asked = |name: &str| arguments.arms.is_empty() || arguments.arms.iter().any(|asked| asked == name);
+            let is_run = |arm: &usize| {
+                let at = &ground.arms[*arm];
+                at.measures(name) && (*arm == 0 || is_asked(at.name))
+            };
+            for arm in order.into_iter().filter(is_run) {
                 let one = One { built, script, name, arm: &ground.arms[arm], seconds: arguments.seconds };
                 match one.measure()? {
                     Some((rate, report)) => table.add(row, arm, rate, &report),
@@ -139,6 +162,21 @@ fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -
         }
     }
     Ok(table)
+}
+
+/// A mount and its server, until dropped.
+struct Mounted {
+    server: Child,
+    tool: PathBuf,
+    at: PathBuf,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // A mount that is left over makes the next measurement fail, which reports it.
+        let _ = Command::new(&self.tool).arg("unmount").arg(&self.at).status();
+        let _ = self.server.wait();
+    }
 }
 
 /// One measurement of one program.
@@ -152,16 +190,17 @@ struct One<'a> {
 
 impl One<'_> {
     fn python(&self, mut command: Command, what: &str) -> io::Result<std::process::Output> {
-        command.arg(self.script).args([self.name, what]).current_dir(self.arm.files()).stdin(Stdio::null()).output()
+        command.arg(self.script).args([self.name, what]).current_dir(self.arm.seen()).stdin(Stdio::null()).output()
     }
 
     /// Operations per second and untorn's report; `None` if the program is missing.
     fn measure(&self) -> io::Result<Option<(f64, Value)>> {
         self.arm.clear()?;
+        let _mounted = self.arm.mount.map(|mode| self.mount(mode)).transpose()?;
         let prepared = self.python(Command::new("python3"), "prepare")?;
         self.succeeded(&prepared)?;
         let mut command = Command::new("env");
-        let is_under = self.arm.log.is_some() || self.arm.atomic;
+        let is_under = self.arm.mount.is_none() && (self.arm.log.is_some() || self.arm.atomic);
         if is_under {
             if self.arm.log.as_ref().is_some_and(|log| log.assumed) {
                 command.arg("UNTORN_ASSUME_PMEM=1");
@@ -199,6 +238,31 @@ impl One<'_> {
             None if is_under => Err(io::Error::other(format!("{}: untorn run printed no report", self.name))),
             report => Ok(Some((rate, report.unwrap_or_default()))),
         }
+    }
+
+    /// Mounts the files' directory.
+    fn mount(&self, mode: &str) -> io::Result<Mounted> {
+        let mut command = Command::new(self.built.join("untorn"));
+        if let Some(log) = &self.arm.log {
+            if log.assumed {
+                command.env("UNTORN_ASSUME_PMEM", "1");
+            }
+            command.args(["mount", "--foreground", "--mode", mode, "--log-size", "256M", "--log"]).arg(&log.path);
+        }
+        command.arg(self.arm.files()).arg(self.arm.seen());
+        let bare = fs::metadata(self.arm.seen())?.dev();
+        let server = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        let mut mounted = Mounted { server, tool: self.built.join("untorn"), at: self.arm.seen() };
+        for _ in 0..1000 {
+            if fs::metadata(&mounted.at)?.dev() != bare {
+                return Ok(mounted);
+            }
+            if let Some(status) = mounted.server.try_wait()? {
+                return Err(io::Error::other(format!("untorn mount ended: {status}; see its message above")));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Err(io::Error::other("untorn mount did not mount the directory within 10 s"))
     }
 
     fn succeeded(&self, output: &std::process::Output) -> io::Result<()> {

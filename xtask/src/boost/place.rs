@@ -19,8 +19,11 @@ pub(super) struct Arm {
     pub(super) log: Option<Log>,
     /// In mode atomic, which has no log. Only for programs without managed files.
     pub(super) atomic: bool,
+    /// Through `untorn mount` in this mode, and not under `untorn run`.
+    pub(super) mount: Option<&'static str>,
 }
 
+#[derive(Clone)]
 pub(super) struct Log {
     pub(super) path: PathBuf,
     /// Treated as persistent memory, although it is not.
@@ -31,6 +34,14 @@ impl Arm {
     /// The directory of a program's files.
     pub(super) fn files(&self) -> PathBuf {
         self.directory.join("files")
+    }
+
+    /// The directory where the program meets them: the mountpoint, or that of the files.
+    pub(super) fn seen(&self) -> PathBuf {
+        match self.mount {
+            Some(_) => self.directory.join("mount"),
+            None => self.files(),
+        }
     }
 
     /// Whether this variant measures this program.
@@ -44,7 +55,8 @@ impl Arm {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::create_dir(self.files())
+        fs::create_dir(self.files())?;
+        fs::create_dir_all(self.seen())
     }
 }
 
@@ -64,13 +76,19 @@ impl Ground {
             None => Log { path: memory.join("log"), assumed: true },
         };
         let same = Log { path: disk.join("log"), assumed: false };
-        let arm = |name, directory: &Path, log| Arm { name, directory: directory.to_owned(), log, atomic: false };
+        let arm = |name, directory: &Path, log: Option<&Log>| {
+            let (directory, log) = (directory.to_owned(), log.cloned());
+            Arm { name, directory, log, atomic: false, mount: None }
+        };
         ground.arms = vec![
             arm("bare", &disk, None),
-            arm("log", &disk, Some(fast)),
-            arm("log on the same disk", &disk, Some(same)),
+            arm("log", &disk, Some(&fast)),
+            arm("log on the same disk", &disk, Some(&same)),
             arm("bare in memory", &memory, None),
             Arm { atomic: true, ..arm("mode atomic", &disk, None) },
+            Arm { mount: Some("boost"), ..arm("mount boost", &disk, Some(&fast)) },
+            Arm { mount: Some("boost"), ..arm("mount boost, same disk", &disk, Some(&same)) },
+            Arm { mount: Some("atomic"), ..arm("mount atomic", &disk, Some(&same)) },
         ];
         Ok(ground)
     }
