@@ -16,6 +16,7 @@ use untorn_testing::programs::kill;
 
 #[test]
 fn the_program_itself_does_all_writes_but_the_first() {
+    untorn_testing::needs!("python3");
     Place::of_each_kind().iter().for_each(all_but_the_first_write);
 }
 
