@@ -96,6 +96,8 @@ pub enum Kind {
     StagedWrite,
     /// Set the length to `value`, if the file's open epoch is committed.
     StagedLen,
+    /// The same as a staged write, but the data says where in the spill file the bytes are.
+    StagedSpill,
     /// The file's open epoch, whose first change has the place `value` in the order, is committed.
     Commit,
 }
@@ -109,6 +111,7 @@ impl Kind {
             Kind::StagedWrite => 4,
             Kind::StagedLen => 5,
             Kind::Commit => 6,
+            Kind::StagedSpill => 7,
         }
     }
 
@@ -120,18 +123,19 @@ impl Kind {
             4 => Kind::StagedWrite,
             5 => Kind::StagedLen,
             6 => Kind::Commit,
+            7 => Kind::StagedSpill,
             _ => return None,
         })
     }
 
     /// Whether `value` is an offset, to which the bytes of earlier parts are added.
     pub fn is_write(self) -> bool {
-        matches!(self, Kind::Write | Kind::StagedWrite)
+        matches!(self, Kind::Write | Kind::StagedWrite | Kind::StagedSpill)
     }
 
     /// Whether the change counts only with a commit of its epoch.
     pub fn is_staged(self) -> bool {
-        matches!(self, Kind::StagedWrite | Kind::StagedLen)
+        matches!(self, Kind::StagedWrite | Kind::StagedSpill | Kind::StagedLen)
     }
 
     /// Whether only a log that says that it may have epochs can have the entry.

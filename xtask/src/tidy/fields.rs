@@ -102,6 +102,7 @@ const SPREAD: &[Spread] = &[
             "names.rs",
             "rename.rs",
             "restage.rs",
+            "spill.rs",
             "table.rs",
             "wipe.rs",
             "worker.rs",

@@ -42,6 +42,7 @@ impl Default for CacheOptions {
             background: true,
             shared: false,
             sync: false,
+            chunk: 1 << 16,
         };
         CacheOptions { size: 64 << 20, entry: 4096, files: 1024, settings, progress: None }
     }
@@ -118,6 +119,15 @@ impl CacheOptions {
     #[must_use]
     pub fn background(mut self, background: bool) -> Self {
         self.settings.background = background;
+        self
+    }
+
+    /// Sets from which length on a write to an [atomic](WriteCache::attach_atomic) file goes to the *spill file* until
+    /// it is drained. That is a file beside the log, with `.spill` appended to its name, which the log makes when it
+    /// needs one and which grows as needed. Its chunks have this length. The default is 64 KiB.
+    #[must_use]
+    pub fn spill_from(mut self, bytes: u32) -> Self {
+        self.settings.chunk = bytes.into();
         self
     }
 

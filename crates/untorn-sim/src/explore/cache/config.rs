@@ -18,6 +18,9 @@ pub(in crate::explore) struct Config {
     pub(super) mode: Mode,
 }
 
+/// Bytes of a chunk of the spill file.
+pub(super) const CHUNK: u64 = 128;
+
 /// How the files are behind the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -41,6 +44,15 @@ const DURABILITIES: &[(&str, Durability)] = &[("write", Durability::PerWrite), (
 impl Config {
     pub(super) fn is_atomic(&self) -> bool {
         self.mode == Mode::Atomic
+    }
+
+    /// From which length on a write goes to the spill file, if one does.
+    pub(super) fn spills_from(&self) -> Option<u64> {
+        use {Durability::PerCommit, Durability::PerWrite, MediumClass::Block, MediumClass::PersistentMemory};
+        match (self.medium, self.durability) {
+            (PersistentMemory, PerWrite) | (Block, PerCommit) => Some(CHUNK).filter(|_| self.is_atomic()),
+            _ => None,
+        }
     }
 
     pub(super) fn is_through(&self) -> bool {

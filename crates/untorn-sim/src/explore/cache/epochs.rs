@@ -11,15 +11,23 @@ use super::ops::{BEFORE, DIRS, Op};
 /// Entries that the log of every run has for changes.
 pub(super) const ROOM: u64 = 18;
 
-/// Entries of a write.
-pub(super) fn entries(len: u64) -> u64 {
-    len.div_ceil(64).max(1)
-}
+/// Chunks of the spill file of which an entry tells.
+const CHUNKS: u64 = 3;
 
 impl Model {
     /// Entries that the open epochs have claimed: two for each, and one for each commit.
     pub(super) fn claims(&self) -> u64 {
         self.open.values().map(|(_, parts)| 2 * parts + 1).sum()
+    }
+
+    /// Entries of a write.
+    pub(super) fn entries(&self, len: u64) -> u64 {
+        let (mut left, mut entries) = (len, 0);
+        while let Some(chunk) = self.spills_from.filter(|chunk| left >= *chunk) {
+            left -= left.min(CHUNKS * chunk);
+            entries += 1;
+        }
+        entries + left.div_ceil(64)
     }
 
     /// Whether the file of this name has an open epoch.
@@ -81,7 +89,7 @@ impl Model {
                 self.unsynced.push(Effect::Create(self.last, name, Vec::new()));
                 self.append(self.last, len, tag);
             }
-            Op::Write(name, at, len, tag) => self.stage(self.of(name), entries(len), |content| {
+            Op::Write(name, at, len, tag) => self.stage(self.of(name), self.entries(len), |content| {
                 let (at, end) = (at as usize, (at + len) as usize);
                 content.resize(content.len().max(end), 0);
                 content[at..end].fill(tag);
@@ -143,7 +151,7 @@ impl Model {
     }
 
     fn append(&mut self, file: u32, len: u64, tag: u8) {
-        self.stage(file, entries(len), |content| content.resize(content.len() + len as usize, tag));
+        self.stage(file, self.entries(len), |content| content.resize(content.len() + len as usize, tag));
     }
 
     fn unlink(&mut self, name: u8) {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use untorn::Durability;
 
+use super::config::Config;
 use super::ops::{BEFORE, DIRS, Grown, NAMES, Op, State};
 
 /// The change that an operation makes to files. A file has a number that it keeps whatever its name.
@@ -119,6 +120,8 @@ pub(in crate::explore) struct Model {
     pub(super) durability: Durability,
     /// Whether files are atomic.
     pub(super) atomic: bool,
+    /// From which length on a write takes one entry for many bytes.
+    pub(super) spills_from: Option<u64>,
     /// What files with an open epoch show, and the entries of that.
     pub(super) open: BTreeMap<u32, (Vec<u8>, u64)>,
     durable: Files,
@@ -136,6 +139,7 @@ impl Model {
         Model {
             durability,
             atomic: false,
+            spills_from: None,
             open: BTreeMap::new(),
             durable: Files::default(),
             unsynced: Vec::new(),
@@ -159,13 +163,14 @@ impl Model {
 
     /// Starts again with these files; files that may be back after a crash stay so.
     pub(super) fn restart(&mut self, state: &State) {
-        let (leaving, atomic) = (std::mem::take(&mut self.leaving), self.atomic);
-        *self = Model { leaving, atomic, ..Model::of_state(self.durability, state) };
+        let Model { atomic, spills_from, .. } = *self;
+        let leaving = std::mem::take(&mut self.leaving);
+        *self = Model { leaving, atomic, spills_from, ..Model::of_state(self.durability, state) };
     }
 
-    /// The same model, of atomic files or not.
-    pub(super) fn with_epochs(self, atomic: bool) -> Self {
-        Model { atomic, ..self }
+    /// The same model, of files that are behind the log like this.
+    pub(super) fn like(self, config: &Config) -> Self {
+        Model { atomic: config.is_atomic(), spills_from: config.spills_from(), ..self }
     }
 
     /// Files that are not there any more may be back after a crash, with all that one of these states has of each.

@@ -18,6 +18,7 @@ use crate::medium::SimMedium;
 /// The log of every run, in a directory of its own: what makes its name durable does nothing for those of the files.
 pub(super) const LOG: &str = "/fast/log";
 const FAST: &str = "/fast";
+const SPILL: &str = "/fast/log.spill";
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
@@ -82,7 +83,8 @@ fn options(config: &Config) -> CacheOptions {
     let size = 3 * 4096 + 4 * 8192 + 24 * 128;
     let options = CacheOptions::new().size(size).entry_size(64).max_files(4).durability(config.durability);
     // If files are written through, other processes append too, as in a run of programs.
-    options.background(false).batch(1, 4).shared(config.is_through())
+    let options = options.background(false).batch(1, 4).shared(config.is_through());
+    config.spills_from().map_or(options.clone(), |bytes| options.spill_from(bytes as u32))
 }
 
 fn path(name: u8) -> &'static Path {
@@ -423,7 +425,7 @@ impl Opened {
         for dir in [DIRS[0], DIRS[1], FAST] {
             for name in self.medium.list(Path::new(dir))? {
                 let path = Path::new(dir).join(&name);
-                let known = [LOG, FAST, DIRS[1]].iter().chain(&NAMES).any(|known| path == Path::new(known));
+                let known = [LOG, SPILL, FAST, DIRS[1]].iter().chain(&NAMES).any(|known| path == Path::new(known));
                 if !known && !is_unfinished(&name) {
                     return Ok(Err(format!("a file {name:?} was left behind")));
                 }

@@ -146,6 +146,11 @@ impl<M: Medium> Replayer<'_, M> {
 
     /// Reads bytes of a write, from its byte `skip` on.
     fn read_data(&self, operation: &Operation, skip: u64, dst: &mut [u8]) -> Result<()> {
+        if let Some(write) = operation.spilled.and_then(|write| self.scan.spilled.get(write)) {
+            let bytes = self.spilled(write, skip..skip + dst.len() as u64)?;
+            dst.copy_from_slice(&bytes);
+            return Ok(());
+        }
         let entry = u64::from(self.scan.geometry.entry);
         let mut done = 0;
         while done < dst.len() {

@@ -17,6 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::format::Kind;
 use super::scan::Operation;
+use crate::error::Result;
 
 /// The data of a Commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,37 +56,50 @@ impl Commit {
 /// Has the changes of committed epochs count like all others, and drops Commits and other staged changes. The
 /// operations are in order. `commits` has the data of each Commit, by its position. Returns how many files had an
 /// epoch that no Commit closed.
-pub(super) fn resolve(operations: &mut Vec<Operation>, commits: &HashMap<u64, Commit>, tail: u64) -> u64 {
-    let mut open: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+///
+/// # Errors
+/// Those of `is_whole`, which says whether a staged change has all its bytes beside the log.
+pub(super) fn resolve(
+    operations: &mut Vec<Operation>,
+    commits: &HashMap<u64, Commit>,
+    tail: u64,
+    is_whole: impl Fn(&Operation) -> Result<bool>,
+) -> Result<u64> {
+    let mut open: BTreeMap<u64, Vec<&Operation>> = BTreeMap::new();
     let mut committed: HashSet<u64> = HashSet::new();
     let mut valid: HashSet<(u64, u64)> = HashSet::new();
     for operation in &*operations {
         let staged = open.entry(operation.uid).or_default();
         if operation.kind.is_staged() {
-            staged.push(operation.order);
+            staged.push(operation);
         }
         let Some(commit) = commits.get(&operation.position).filter(|_| operation.kind == Kind::Commit) else {
             continue;
         };
         let (first, uid) = (operation.value, operation.uid);
         let follows = commit.before.is_none_or(|before| before < tail || valid.contains(&(uid, before)));
-        let covered: Vec<u64> = staged.iter().copied().filter(|order| *order >= first).collect();
-        let is_whole = first < tail || covered.len() as u64 == commit.count && covered.first() == Some(&first);
-        if follows && is_whole && first < operation.order {
+        let covered: Vec<&Operation> = staged.iter().copied().filter(|change| change.order >= first).collect();
+        let is_there = || {
+            let all =
+                covered.len() as u64 == commit.count && covered.first().is_some_and(|change| change.order == first);
+            covered.iter().try_fold(all, |all, change| Ok(all && is_whole(change)?))
+        };
+        if follows && first < operation.order && (first < tail || is_there()?) {
             staged.clear();
-            committed.extend(covered);
+            committed.extend(covered.iter().map(|change| change.order));
             valid.insert((uid, operation.order));
         }
     }
+    let left = open.values().filter(|staged| !staged.is_empty()).count() as u64;
     operations.retain_mut(|operation| {
         operation.kind = match operation.kind {
-            Kind::StagedWrite if committed.contains(&operation.order) => Kind::Write,
+            Kind::StagedWrite | Kind::StagedSpill if committed.contains(&operation.order) => Kind::Write,
             Kind::StagedLen if committed.contains(&operation.order) => Kind::SetLen,
             kind => kind,
         };
         !operation.kind.is_of_epochs()
     });
-    open.values().filter(|staged| !staged.is_empty()).count() as u64
+    Ok(left)
 }
 
 #[cfg(test)]
@@ -93,7 +107,7 @@ mod tests {
     use super::*;
 
     fn operation(order: u64, kind: Kind, value: u64) -> Operation {
-        Operation { position: order, order, uid: 1, kind, value, len: 0, parts: 1, time: 0 }
+        Operation { position: order, order, uid: 1, kind, value, len: 0, parts: 1, time: 0, spilled: None }
     }
 
     /// The places of the changes that count.
@@ -115,7 +129,7 @@ mod tests {
         let commits = HashMap::from([(12, commit(2, None)), (18, commit(2, Some(12)))]);
         let mut left: Vec<Operation> =
             all.into_iter().filter(|op| op.order >= tail && !lost.contains(&op.order)).collect();
-        let open = resolve(&mut left, &commits, tail);
+        let open = resolve(&mut left, &commits, tail, |_| Ok(true)).unwrap();
         assert_eq!(open, u64::from(lost != [19]));
         assert!(left.iter().all(|op| !op.kind.is_of_epochs()));
         left.into_iter().map(|op| op.order).collect()

@@ -17,6 +17,7 @@ use super::file::{Managed, shared};
 use super::format::{self, Kind};
 use super::overlay::pages;
 use super::ring::Operation;
+use super::spill::Spilled;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::storage::Medium;
@@ -32,6 +33,8 @@ pub(super) struct Item {
     pub(super) parts: u64,
     pub(super) operation: Operation,
     pub(super) len: u64,
+    /// Where the bytes are, if not in the log.
+    pub(super) spilled: Option<Arc<Spilled>>,
 }
 
 impl Item {
@@ -248,11 +251,19 @@ impl<M: Medium> Cache<M> {
                 let entry = ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
                 len += u64::from(entry.len);
             }
+            let spilled = match first.kind {
+                Kind::StagedSpill => {
+                    let spilled = Spilled::decode(&data).ok_or_else(|| self.poison(ring.odd(at)))?;
+                    len = spilled.len;
+                    Some(Arc::new(spilled))
+                }
+                _ => None,
+            };
             // Certified, but by whoever has the log in its memory.
             if first.part != 0 || first.value.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
                 return Err(self.poison(ring.odd(at)));
             }
-            items.push(Item { position: at, order: first.order, parts, operation, len });
+            items.push(Item { position: at, order: first.order, parts, operation, len, spilled });
             at += parts;
         }
         if at == start {
@@ -361,6 +372,9 @@ impl<M: Medium> Cache<M> {
 
     /// Appends bytes of a write to a buffer.
     fn read_run(&self, item: &Item, skip: u64, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
+        if let Some(spilled) = &item.spilled {
+            return self.spill.read_run(self.ring.checksum_seed, spilled, skip, len, buffer);
+        }
         let entry = u64::from(self.ring.geometry.entry);
         let mut done = 0;
         while done < len {
@@ -387,15 +401,20 @@ impl<M: Medium> Cache<M> {
         for item in &settled {
             if let Some(file) = dirty.get(&item.operation.uid).filter(|file| !file.write_through) {
                 match item.operation.kind {
-                    Kind::Write | Kind::StagedWrite => {
+                    Kind::Write | Kind::StagedWrite | Kind::StagedSpill => {
                         file.forget_changes(item.position);
-                        file.overlay.remove(pages(item.operation.value, item.len), &item.positions());
+                        let (pages, positions) = (pages(item.operation.value, item.len), item.positions());
+                        match &item.spilled {
+                            None => file.overlay.remove(pages, |position| positions.contains(&position)),
+                            Some(spilled) => file.overlay.remove(pages, |position| spilled.has(position)),
+                        }
                     }
                     Kind::SetLen | Kind::StagedLen => file.forget_changes(item.position + 1),
                     Kind::Move | Kind::Commit => {}
                 }
             }
         }
+        self.spill.settle(&settled);
         let delivered = drain.delivered;
         if all {
             self.restage(drain, delivered)?;
@@ -464,6 +483,7 @@ impl<M: Medium> Cache<M> {
             .map_err(|error| self.poison(error))?;
         ring.medium.order();
         ring.free(tail, drain.passed(tail));
+        self.spill.passed(tail);
         Ok(())
     }
 

@@ -43,6 +43,7 @@ use super::file::{At, Claim, Managed, exclusive, shared};
 use super::format::Kind;
 use super::overlay::pages;
 use super::ring::Operation;
+use super::spill::Spilled;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
@@ -65,6 +66,16 @@ pub(super) struct Epoch {
     number: u64,
     /// The last handle is gone, and the epoch with it.
     closing: bool,
+}
+
+/// A change that is to be staged.
+struct Staged<'a> {
+    operation: Operation,
+    /// Of its entries.
+    data: &'a [u8],
+    /// Bytes that it writes.
+    len: u64,
+    spilled: Option<Arc<Spilled>>,
 }
 
 impl Epoch {
@@ -131,11 +142,12 @@ impl<M: Medium> Cache<M> {
             return Ok(());
         }
         superblock.epochs = true;
-        // The first copy is whole before the second. That one is durable with the first Commit, at the latest, and
-        // what is staged before that counts for nobody.
+        // One copy is whole at any time: the session began with one of which nothing made sure yet. The second copy is
+        // durable with the first Commit, at the latest, and what is staged before that counts for nobody.
         let file = &self.ring.file;
-        superblock
-            .write(file)
+        self.ring
+            .persist(barriers::EPOCHS)
+            .and_then(|()| superblock.write(file))
             .and_then(|()| self.ring.persist(barriers::EPOCHS))
             .and_then(|()| superblock.write(file))
             .map_err(|error| self.poison(error))?;
@@ -167,25 +179,62 @@ impl<M: Medium> Cache<M> {
     ) -> Result<Option<(u64, usize)>> {
         let geometry = self.ring.geometry;
         // So that even an empty log of the least size has room for it twice.
-        let most = geometry.most().min((self.ring.for_writers() - 1) / 2);
-        let src = &src[..src.len().min((most * u64::from(geometry.entry)) as usize)];
-        let claim = self.claim_staged(file, epoch, geometry.parts(src.len()))?;
+        let most = geometry.most().min((self.ring.for_writers() - 1) / 2) * u64::from(geometry.entry);
+        let takes = self.spill.takes(src.len(), geometry.entry);
+        let src = &src[..src.len().min(takes.unwrap_or(most) as usize)];
+        let parts = if takes.is_some() { 1 } else { geometry.parts(src.len()) };
+        let claim = self.claim_staged(file, epoch, parts)?;
         let _gate = shared(&file.gate);
         if file.is_demoted() {
             return Ok(None);
         }
         let uid = self.number(file)?;
+        let spilled = match takes {
+            None => None,
+            Some(_) => match self.spill_out(src) {
+                Ok(spilled) => Some(Arc::new(spilled)),
+                Err(error) => {
+                    // Whatever it is, the epoch lacks this change.
+                    locked(epoch).refused = true;
+                    return Err(error);
+                }
+            },
+        };
+        let staged = self.stage_write(file, epoch, claim, uid, at, src, spilled.clone());
+        if staged.is_err() {
+            self.spill.drop_chunks(spilled.into_iter());
+        }
+        self.note();
+        staged.map(|offset| Some((offset, src.len())))
+    }
+
+    /// Stages a write whose bytes are in the spill file, or are to be in the log, and shows it.
+    #[allow(clippy::too_many_arguments)]
+    fn stage_write(
+        &self,
+        file: &Managed,
+        epoch: &Mutex<Epoch>,
+        claim: Claim<'_, M>,
+        uid: u64,
+        at: At,
+        src: &[u8],
+        spilled: Option<Arc<Spilled>>,
+    ) -> Result<u64> {
+        let len = src.len() as u64;
         let mut sized = file.sized(at, src.len())?;
         let offset = sized.offset;
-        let range = pages(offset, src.len() as u64);
-        let mut pieces = file.overlay.exclusive(&range);
-        let operation = Operation { uid, kind: Kind::StagedWrite, value: offset, time: 0 };
-        let first = self.stage(file, epoch, claim, operation, src)?;
-        pieces.add(offset, src.len() as u64, first, u64::from(geometry.entry));
+        let mut pieces = file.overlay.exclusive(&pages(offset, len));
+        let kind = if spilled.is_some() { Kind::StagedSpill } else { Kind::StagedWrite };
+        let operation = Operation { uid, kind, value: offset, time: 0 };
+        let data = spilled.as_ref().map(|spilled| spilled.encode());
+        let staged = Staged { operation, data: data.as_deref().unwrap_or(src), len, spilled: spilled.clone() };
+        let first = self.stage(file, epoch, claim, staged)?;
+        match spilled {
+            None => pieces.add(offset, len, first, u64::from(self.ring.geometry.entry)),
+            Some(spilled) => pieces.add_at(offset, len, spilled.chunk(), |done| spilled.position(done)),
+        }
         sized.grow();
-        drop((pieces, sized));
-        self.note();
-        Ok(Some((offset, src.len())))
+        Ok(offset)
     }
 
     /// Stages a new length. False if the file goes past the log by now.
@@ -198,7 +247,7 @@ impl<M: Medium> Cache<M> {
         let uid = self.number(file)?;
         let mut length = exclusive(&file.length);
         let operation = Operation { uid, kind: Kind::StagedLen, value: len, time: 0 };
-        let first = self.stage(file, epoch, claim, operation, &[])?;
+        let first = self.stage(file, epoch, claim, Staged { operation, data: &[], len: 0, spilled: None })?;
         length.change(file, first, len);
         drop(length);
         self.note();
@@ -206,14 +255,8 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Adds a change to the open epoch.
-    fn stage(
-        &self,
-        file: &Managed,
-        epoch: &Mutex<Epoch>,
-        claim: Claim<'_, M>,
-        operation: Operation,
-        data: &[u8],
-    ) -> Result<u64> {
+    fn stage(&self, file: &Managed, epoch: &Mutex<Epoch>, claim: Claim<'_, M>, staged: Staged<'_>) -> Result<u64> {
+        let Staged { operation, data, len, spilled } = staged;
         let parts = self.ring.geometry.parts(data.len());
         let mut epoch = locked(epoch);
         if epoch.refused {
@@ -228,8 +271,7 @@ impl<M: Medium> Cache<M> {
         // From here on the position is taken: if nothing completes it, only a replay tells what is in it.
         self.ring.put(first, first, operation, data).map_err(|error| self.poison(error))?;
         self.ring.medium.order();
-        let len = data.len() as u64;
-        epoch.items.push(Item { position: first, order: first, parts, operation, len });
+        epoch.items.push(Item { position: first, order: first, parts, operation, len, spilled });
         file.last.fetch_max(first + parts, Ordering::AcqRel);
         self.ring.complete(first, parts);
         Ok(first)
@@ -295,6 +337,7 @@ impl<M: Medium> Cache<M> {
     /// Flushes the log, which then durably has all Commits that were put into it before.
     pub(super) fn flush_commits(&self, barrier: Barrier) -> Result<()> {
         let all = self.commits.load(Ordering::Acquire);
+        self.flush_spill()?;
         self.ring.persist(barrier).map_err(|error| self.poison(error))?;
         self.durable_commits.fetch_max(all, Ordering::AcqRel);
         Ok(())
@@ -350,7 +393,7 @@ impl<M: Medium> Cache<M> {
         if is_empty {
             return Ok(());
         }
-        let committed = {
+        let (committed, dropped) = {
             let mut drain = self.drain.hold();
             let mut epoch = locked(epoch);
             let Some(first) = epoch.items.first().map(|item| item.position) else { return Ok(()) };
@@ -359,17 +402,19 @@ impl<M: Medium> Cache<M> {
             }
             drain.release(file.uid.load(Ordering::Acquire), first);
             let (parts, reserved) = (epoch.parts(), std::mem::take(&mut epoch.reserved));
-            epoch.items.clear();
+            let dropped: Vec<Arc<Spilled>> = epoch.items.drain(..).filter_map(|item| item.spilled).collect();
             epoch.owed.clear();
             self.open_claims.fetch_sub(2 * parts + 1, Ordering::AcqRel);
             self.ring.unclaim(reserved);
-            epoch.committed.map_or(0, |position| position + 1)
+            (epoch.committed.map_or(0, |position| position + 1), dropped)
         };
         // What the dropped changes covered or cut off nothing remembers: the kernel gets it, and shows it from now on.
         self.deliver_up_to(committed)?;
         file.check_usable()?;
         let mut length = exclusive(&file.length);
         file.overlay.clear();
+        // Only now: nobody reads them any more.
+        self.spill.drop_chunks(dropped.into_iter());
         length.reset(file.slow.len()?);
         Ok(())
     }

@@ -300,7 +300,10 @@ impl<M: Medium> Cache<M> {
                 if from < to {
                     let skip = from - page * PAGE - u64::from(piece.start) + u64::from(piece.from);
                     let place = (from - offset) as usize..(to - offset) as usize;
-                    self.ring.read(piece.position, skip, &mut dst[place])?;
+                    match self.spill.read(piece.position, skip, &mut dst[place.clone()]) {
+                        Some(read) => read?,
+                        None => self.ring.read(piece.position, skip, &mut dst[place])?,
+                    }
                 }
             }
         }

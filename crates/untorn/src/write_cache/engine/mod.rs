@@ -50,8 +50,8 @@
 //! 9. A failed file is not drained any more: its calls fail, its entries stay. If they are in the way, they are written
 //!    again at the head, durably, before the tail passes them, and keep their place in the order.
 //!
-//! A file may instead be *atomic*: its changes count in epochs, whole: see [`epoch`]. Or it may be written *through*, to
-//! log and kernel in one call, and be read without the log: see [`write_through`].
+//! A file may instead be *atomic*: its changes count in epochs, whole: see [`epoch`]. Or it may be written *through*,
+//! to log and kernel in one call, and be read without the log: see [`write_through`].
 //!
 //! # Lock order
 //!
@@ -88,6 +88,7 @@ mod replay;
 mod restage;
 mod ring;
 mod scan;
+mod spill;
 mod synced_dirs;
 mod table;
 mod wakeup;
@@ -112,6 +113,7 @@ pub(crate) use self::open::create;
 use self::replay::Replayer;
 pub use self::replay::{Keep, Replay, ReplayOutcome, ReplayedFile};
 use self::ring::Ring;
+use self::spill::Spill;
 use self::table::Registry;
 use self::wakeup::Wakeup;
 use self::worker::Worker;
@@ -167,6 +169,10 @@ pub(crate) mod barriers {
         EPOCHS = "cache.epochs";
         /// An epoch and its Commit are durable when the commit returns.
         COMMIT = "cache.commit";
+        /// The bytes of large writes are durable when the commit returns that says so.
+        SPILL = "cache.spill";
+        /// The spill file has its name durably before a commit needs it.
+        SPILL_NAME = "cache.spill.name";
         /// An epoch and its Commit are durable before the file can have a part of the epoch.
         EPOCH = "cache.drain.epoch";
         /// With durability per sync: the log has a whole operation before the file can have a part of it.
@@ -226,6 +232,8 @@ pub(crate) struct Settings {
     /// Whether other processes may append to the log too; then, whether they have to map it with `MAP_SYNC`.
     pub(crate) shared: bool,
     pub(crate) sync: bool,
+    /// Bytes of a chunk of the spill file: a staged write of as many goes there.
+    pub(crate) chunk: u64,
 }
 
 /// An open log, with the files behind it.
@@ -244,6 +252,7 @@ pub(crate) struct Cache<M: Medium> {
     /// Slots of all positions below have zeros.
     wiped: AtomicU64,
     superblock: Mutex<Superblock>,
+    spill: Spill,
     /// Entries that open epochs have, and have claimed for their next copies and their Commits.
     open_claims: AtomicU64,
     /// Commits that were put into the log in this session, and how many of the first of them are durable.
@@ -458,6 +467,7 @@ impl<M: Medium> Drop for Open<M> {
             Wakeup::stop(&self.0);
             self.0.worker.stop();
             self.0.wipe_settled();
+            self.0.close_spill();
         }
     }
 }
@@ -523,6 +533,10 @@ pub(crate) fn replay<M: Medium>(
         }
         if !is_blank {
             wipe::wipe(&file, superblock.geometry, 0..superblock.geometry.slots)?;
+        }
+        let spill = spill::path_of(path);
+        if place.exists(&spill)? {
+            place.remove(&spill)?;
         }
     }
     Ok(replay)

@@ -13,6 +13,7 @@ use super::format::{Geometry, Superblock};
 use super::replay::{Replay, Replayer};
 use super::ring::Ring;
 use super::scan::{Scan, scan};
+use super::spill::{self, Spill};
 use super::table::Registry;
 use super::wakeup::Wakeup;
 use super::wipe::wipe;
@@ -76,7 +77,7 @@ const MOST_SHARED: u64 = 1 << 26;
 pub(super) struct Found<M: Medium> {
     pub(super) file: M::File,
     pub(super) superblock: Superblock,
-    pub(super) scan: Scan,
+    pub(super) scan: Scan<M::File>,
 }
 
 /// Opens a log that is one, is [trusted](trust), and that nobody else has open. Nothing is stored to the file, and
@@ -95,8 +96,23 @@ fn open<M: Medium>(medium: &M, path: &Path, access: Access, lock: LockKind) -> R
 pub(super) fn look<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
     let file = open(medium, path, Access::Read, LockKind::Shared)?;
     let superblock = Superblock::read_whole(&file, path)?;
-    let scan = scan(&file, path, &superblock)?;
+    let scan = scan(&file, path, &superblock, || open_spill(medium, path, Access::Read))?;
     Ok(Found { file, superblock, scan })
+}
+
+/// Opens the spill file of a log that needs it. Whatever it is, it is only read; `None` if it is not there. For a
+/// replay that stores to files its bytes are durable, as those of the log.
+fn open_spill<M: Medium>(medium: &M, log: &Path, access: Access) -> Result<Option<M::File>> {
+    let path = spill::path_of(log);
+    if !medium.exists(&path)? {
+        return Ok(None);
+    }
+    let file = medium.open(&path, access, 0)?;
+    if access == Access::ReadWrite {
+        file.sync(barriers::ATTACH_LOG)?;
+        file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
+    }
+    Ok(Some(file))
 }
 
 /// Takes a log over, and reads it as it is on the medium. Nobody else may have it open.
@@ -111,7 +127,7 @@ pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
         file.allocate(0, file.len())?;
     }
     let superblock = Superblock::read_whole(&file, path)?;
-    let scan = scan(&file, path, &superblock)?;
+    let scan = scan(&file, path, &superblock, || open_spill(medium, path, Access::ReadWrite))?;
     Ok(Found { file, superblock, scan })
 }
 
@@ -180,6 +196,7 @@ impl<M: Medium> Cache<M> {
         };
         let way = way.filter(|_| settings.shared && geometry.slots < MOST_SHARED);
         let checksum_seed = superblock.checksum_seed();
+        let spill = Spill::new(path, settings.chunk);
         let ring = Ring::new(medium, file, path, geometry, checksum_seed, durability, way.is_some()).map_err(failed)?;
         let (batch, max_age) = settings.patience(ring.medium.class(), geometry);
         // What one batch leaves is as old as it was.
@@ -200,11 +217,14 @@ impl<M: Medium> Cache<M> {
             bell: Wakeup::default(),
             wiped: AtomicU64::new(0),
             superblock: Mutex::new(superblock),
+            spill,
             open_claims: AtomicU64::new(0),
             commits: AtomicU64::new(0),
             durable_commits: AtomicU64::new(0),
             ring,
         });
+        // What the log had there is in the files.
+        cache.remove_spill()?;
         if settings.background {
             Worker::start(&cache).map_err(failed)?;
         }

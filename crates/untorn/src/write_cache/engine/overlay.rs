@@ -91,11 +91,11 @@ impl Overlay {
     }
 
     /// Takes away the pieces of entries that are in the file.
-    pub(super) fn remove(&self, pages: Range<u64>, positions: &Range<u64>) {
+    pub(super) fn remove(&self, pages: Range<u64>, is_of: impl Fn(u64) -> bool) {
         for page in pages {
             let mut pieces = self.stripes[stripe(page)].write().unwrap_or_else(PoisonError::into_inner);
             if let Some(of_page) = pieces.get_mut(&page) {
-                of_page.retain(|piece| !positions.contains(&piece.position));
+                of_page.retain(|piece| !is_of(piece.position));
                 if of_page.is_empty() {
                     pieces.remove(&page);
                 }
@@ -140,6 +140,11 @@ impl Shared<'_> {
 impl Exclusive<'_> {
     /// Lays the entries of a write over what is there. `entry` is the bytes of data in each of them.
     pub(super) fn add(&mut self, offset: u64, len: u64, first: u64, entry: u64) {
+        self.add_at(offset, len, entry, |done| first + done / entry);
+    }
+
+    /// The same, with a position for each byte of the write.
+    pub(super) fn add_at(&mut self, offset: u64, len: u64, entry: u64, position: impl Fn(u64) -> u64) {
         let mut done = 0;
         while done < len {
             let at = offset + done;
@@ -147,7 +152,7 @@ impl Exclusive<'_> {
             // Up to the end of the write, of the page, or of the entry.
             let bytes = (len - done).min(PAGE - start).min(entry - done % entry);
             let piece = Piece {
-                position: first + done / entry,
+                position: position(done),
                 from: (done % entry) as u32,
                 start: start as u16,
                 end: (start + bytes) as u16,
@@ -194,9 +199,9 @@ mod tests {
         assert_eq!(overlay.shared(&(1..2)).of(1), [piece(9, 0, 0, 10)]);
         assert!(overlay.shared(&(2..3)).of(2).is_empty());
         overlay.relocate(1..2, &(9..10), 20);
-        overlay.remove(0..3, &(7..9));
+        overlay.remove(0..3, |position| (7..9).contains(&position));
         assert_eq!(overlay.len(), 1);
-        overlay.remove(1..2, &(20..21));
+        overlay.remove(1..2, |position| position == 20);
         assert_eq!(overlay.len(), 0);
     }
 }

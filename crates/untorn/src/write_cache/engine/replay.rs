@@ -12,7 +12,8 @@ use super::barriers;
 use super::format::{HEADER, Kind, TableLine};
 use super::names::parent;
 use super::recreate::{self, ANOTHER, InTheWay, NO_DIRECTORY};
-use super::scan::{Operation, Scan};
+use super::scan::{Operation, Scan, read_spilled};
+use super::spill::Spilled;
 use crate::error::{Error, Result};
 use crate::options::{Progress, ProgressFn};
 use crate::storage::{Identity, Medium, MediumFile};
@@ -167,7 +168,7 @@ pub(super) struct Replayer<'a, M: Medium> {
     pub(super) log: &'a M::File,
     path: &'a Path,
     pub(super) place: &'a dyn BackingDir,
-    pub(super) scan: Scan,
+    pub(super) scan: Scan<M::File>,
     /// Only looks.
     dry: bool,
     /// What counts of a file that was changed.
@@ -184,7 +185,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
         medium: &'a M,
         log: &'a M::File,
         path: &'a Path,
-        scan: Scan,
+        scan: Scan<M::File>,
         place: &'a dyn BackingDir,
         dry: bool,
     ) -> Self {
@@ -431,12 +432,41 @@ impl<'a, M: Medium> Replayer<'a, M> {
             Kind::Write => self.write(operation),
             Kind::SetLen => target.slow.as_ref().map_or(Ok(()), |file| file.set_len(operation.value)),
             // Names come last, and of epochs the scan has left what counts.
-            Kind::Move | Kind::StagedWrite | Kind::StagedLen | Kind::Commit => Ok(()),
+            Kind::Move | Kind::StagedWrite | Kind::StagedSpill | Kind::StagedLen | Kind::Commit => Ok(()),
         }
+    }
+
+    /// Bytes of a spilled write.
+    pub(super) fn spilled(&self, write: &Spilled, range: std::ops::Range<u64>) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let spill = self.scan.spill.as_ref();
+        if read_spilled(spill, self.scan.checksum_seed, write, range, &mut bytes)? {
+            return Ok(bytes);
+        }
+        let what = "its spill file is missing, or lacks bytes of a committed write".to_owned();
+        Err(Error::Corrupt { path: self.path.to_owned(), offset: None, what })
+    }
+
+    fn write_spilled(&self, file: &dyn BackingFile, operation: &Operation, write: &Spilled) -> Result<()> {
+        let end = operation.value.checked_add(write.len).filter(|&end| end <= i64::MAX as u64);
+        if end.is_none() {
+            let what = format!("a log entry has offset {}, beyond the largest file offset", operation.value);
+            return Err(Error::Corrupt { path: self.path.to_owned(), offset: None, what });
+        }
+        let mut at = 0;
+        while at < write.len {
+            let end = (at + write.chunk()).min(write.len);
+            file.write(operation.value + at, &self.spilled(write, at..end)?)?;
+            at = end;
+        }
+        Ok(())
     }
 
     fn write(&self, operation: &Operation) -> Result<()> {
         let Some(Target { slow: Some(file), .. }) = self.targets.get(&operation.uid) else { return Ok(()) };
+        if let Some(write) = operation.spilled.and_then(|write| self.scan.spilled.get(write)) {
+            return self.write_spilled(&**file, operation, write);
+        }
         let entry = u64::from(self.scan.geometry.entry);
         let mut data = vec![0; operation.len.min(entry) as usize];
         for part in 0..operation.parts {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::commits::{self, Commit};
 use super::format::{Entry, Geometry, HEADER, Kind, Superblock, TableLine, read_entry, read_tail};
+use super::spill::Spilled;
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
 use crate::storage::MediumFile;
@@ -21,10 +22,12 @@ pub(super) struct Operation {
     pub(super) parts: u64,
     /// When the file got it; 0 if that is not known.
     pub(super) time: u64,
+    /// Which of the [spilled writes](Scan::spilled) it is.
+    pub(super) spilled: Option<usize>,
 }
 
 /// What is in a log.
-pub(super) struct Scan {
+pub(super) struct Scan<F> {
     pub(super) geometry: Geometry,
     pub(super) checksum_seed: ChecksumSeed,
     /// In the order in which they are to be done.
@@ -32,6 +35,9 @@ pub(super) struct Scan {
     /// By number: the slot, the copy that counts, and what it says.
     pub(super) table: HashMap<u64, (u32, usize, TableLine)>,
     pub(super) incomplete: u64,
+    pub(super) spilled: Vec<Spilled>,
+    /// The spill file, if a whole entry needs it, and it is there.
+    pub(super) spill: Option<F>,
     /// Files with changes of an epoch that no commit closed.
     pub(super) open_epochs: u64,
     /// Where an entry may be the log has zeros only, as far as the first bytes of each place tell.
@@ -57,14 +63,37 @@ fn written_slots<F: MediumFile>(file: &F, geometry: Geometry) -> impl Iterator<I
     })
 }
 
-/// Reads a log through.
-pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock) -> Result<Scan> {
+/// Reads bytes of a spilled write. False if the spill file does not have what was written.
+pub(super) fn read_spilled<F: MediumFile>(
+    spill: Option<&F>,
+    seed: ChecksumSeed,
+    spilled: &Spilled,
+    range: std::ops::Range<u64>,
+    buffer: &mut Vec<u8>,
+) -> Result<bool> {
+    let Some(file) = spill else { return Ok(false) };
+    let read = |at: u64, dst: &mut [u8]| {
+        let there = file.len().saturating_sub(at).min(dst.len() as u64) as usize;
+        file.read(at, &mut dst[..there]).map(|()| there)
+    };
+    spilled.read(seed, range.start, range.end - range.start, buffer, read)
+}
+
+/// Reads a log through. `open_spill` opens its spill file.
+pub(super) fn scan<F: MediumFile>(
+    file: &F,
+    path: &Path,
+    superblock: &Superblock,
+    open_spill: impl FnOnce() -> Result<Option<F>>,
+) -> Result<Scan<F>> {
     let (geometry, checksum_seed) = (superblock.geometry, superblock.checksum_seed());
     let tail = read_tail(file, checksum_seed)?;
     let mut entries = BTreeMap::new();
     let mut data = Vec::new();
     let mut is_blank = true;
     let mut committed = HashMap::new();
+    let mut spilled = Vec::new();
+    let mut spilled_at = HashMap::new();
     for slot in written_slots(file, geometry) {
         // A process that was killed may have left data without a header.
         let mut start = [0; 2 * HEADER as usize];
@@ -74,6 +103,11 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
             && (tail..tail + geometry.slots).contains(&entry.position)
             && (superblock.epochs || !entry.kind.is_of_epochs())
         {
+            if entry.kind == Kind::StagedSpill {
+                let Some(write) = Spilled::decode(&data) else { continue };
+                spilled_at.insert(entry.position, spilled.len());
+                spilled.push(write);
+            }
             if entry.kind == Kind::Commit {
                 // Without what it has to say it is whole, and counts for nothing.
                 committed.extend(Commit::decode(&data).map(|commit| (entry.position, commit)));
@@ -100,7 +134,9 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         });
         if complete {
             let Entry { position, order, uid, value, kind, time, .. } = *first;
-            operations.push(Operation { position, order, uid, kind, value, len, parts, time });
+            let write = spilled_at.get(&position).copied();
+            let len = write.and_then(|write| spilled.get(write)).map_or(len, |write| write.len);
+            operations.push(Operation { position, order, uid, kind, value, len, parts, time, spilled: write });
             whole += parts;
         }
     }
@@ -128,9 +164,14 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         let offset = Some(geometry.entry_at(stray.position));
         return Err(Error::Corrupt { path: path.to_owned(), offset, what });
     }
-    let open_epochs = commits::resolve(&mut operations, &committed, tail);
+    let spill = if spilled.is_empty() { None } else { open_spill()? };
+    let is_whole = |operation: &Operation| match operation.spilled.and_then(|write| spilled.get(write)) {
+        Some(write) => read_spilled(spill.as_ref(), checksum_seed, write, 0..write.len, &mut Vec::new()),
+        None => Ok(true),
+    };
+    let open_epochs = commits::resolve(&mut operations, &committed, tail, is_whole)?;
     let incomplete = end - tail - whole.min(end - tail);
-    Ok(Scan { geometry, checksum_seed, operations, table, incomplete, open_epochs, is_blank })
+    Ok(Scan { geometry, checksum_seed, operations, table, incomplete, spilled, spill, open_epochs, is_blank })
 }
 
 #[cfg(test)]

@@ -37,12 +37,12 @@ impl Subject for Config {
             case,
             shared,
             SimMedium::new(case.config.medium),
-            Model::new(case.config.durability).with_epochs(case.config.is_atomic()),
+            Model::new(case.config.durability).like(&case.config),
         )
     }
 
     fn inherit(life: &Life<'_>, _: &Allowed) -> Model {
-        Model::new(life.config().durability).with_epochs(life.config().is_atomic())
+        Model::new(life.config().durability).like(life.config())
     }
 
     fn begin(life: &mut Life<'_>, allowed: &Allowed, killed: bool, mut rng: Rng) -> Found<Option<Plan<Generator>>> {
@@ -116,7 +116,7 @@ impl Life<'_> {
         self.sync_shown(allowed)?;
         let seen = self.see()?;
         allowed.check("after an open, the log", &seen)?;
-        self.model = Model::of_state(self.config().durability, &seen).with_epochs(self.config().is_atomic());
+        self.model = Model::of_state(self.config().durability, &seen).like(self.config());
         if killed {
             // A removal is durable now if the log had something of the file.
             self.model.may_be_back(&allowed.states);

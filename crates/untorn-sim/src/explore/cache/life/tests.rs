@@ -67,19 +67,16 @@ fn lived(durability: Durability, mode: Mode, ops: &[Op]) -> (State, bool) {
     let effort = Effort { cap: 64, samples: 16, minor_cap: 8, afterlife: 1, depth: 0 };
     let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
     let mut seen = (State::new(), false);
-    must_live(
-        Life::new(&context, SimMedium::new(config.medium), Model::new(durability).with_epochs(config.is_atomic()), 1),
-        |life| {
-            Config::create(life, true)?;
-            for op in ops {
-                life.recorder.arm(true);
-                life.operation(op)?;
-            }
-            let flushed = life.medium.reached().iter().any(|barrier| barrier.name() == "cache.names");
-            seen = (life.model.visible(), flushed);
-            Ok(())
-        },
-    );
+    must_live(Life::new(&context, SimMedium::new(config.medium), Model::new(durability).like(&config), 1), |life| {
+        Config::create(life, true)?;
+        for op in ops {
+            life.recorder.arm(true);
+            life.operation(op)?;
+        }
+        let flushed = life.medium.reached().iter().any(|barrier| barrier.name() == "cache.names");
+        seen = (life.model.visible(), flushed);
+        Ok(())
+    });
     seen
 }
 
@@ -158,7 +155,7 @@ fn an_epoch_is_never_there_without_the_one_before() {
 }
 
 #[test]
-fn an_open_epoch_stays_whole_while_the_log_is_used_again_and_again() {
+fn an_open_epoch_stays_whole_in_a_log_that_is_used_again() {
     let mut ops =
         vec![Op::Create(0, 70, 1), Op::Sync(0), Op::Write(0, 0, 70, 2), Op::SetLen(0, 50), Op::Create(1, 1, 1)];
     for tag in 3..12 {
