@@ -117,7 +117,9 @@ fn epochs_larger_than_the_log(pmem: bool) {
     assert!(!spill.exists());
     for spill_len in [None, Some(0), Some(4096)] {
         std::fs::write(disk.path("log"), &kept).unwrap();
-        spill_len.map(|len| std::fs::write(&spill, vec![0; len]).unwrap());
+        if let Some(len) = spill_len {
+            std::fs::write(&spill, vec![0; len]).unwrap();
+        }
         drop(disk.open().unwrap());
         assert!(disk.get("a") == expected && !spill.exists());
     }

@@ -367,7 +367,10 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn own_change(&self, file: &Managed, change: &mut dyn FnMut()) -> Result<()> {
         self.0.handle_state.writable()?;
-        self.0.storing(file, || Ok(change()))
+        self.0.storing(file, || {
+            change();
+            Ok(())
+        })
     }
 
     fn write_to_kernel(&self, file: &Managed) -> Result<()> {

@@ -74,7 +74,8 @@ pub(super) fn read_spilled<F: MediumFile>(
     let Some(file) = spill else { return Ok(false) };
     let read = |at: u64, dst: &mut [u8]| {
         let there = file.len().saturating_sub(at).min(dst.len() as u64) as usize;
-        file.read(at, &mut dst[..there]).map(|()| there)
+        // A crash may leave it shorter than any of its chunks.
+        if there == 0 { Ok(0) } else { file.read(at, &mut dst[..there]).map(|()| there) }
     };
     spilled.read(seed, range.start, range.end - range.start, buffer, read)
 }

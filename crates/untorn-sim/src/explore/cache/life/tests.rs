@@ -173,3 +173,29 @@ fn an_open_epoch_stays_whole_in_a_log_that_is_used_again() {
         assert_eq!(state[&0], [&[2; 50][..], &[20; 64]].concat());
     }
 }
+
+/// In this configuration writes of 128 bytes and more go to the spill file.
+#[test]
+fn a_chunk_is_used_again_only_when_the_tail_is_beyond_it() {
+    let ops = [
+        // Its open epoch is in the way of the tail.
+        Op::Create(1, 1, 9),
+        Op::Create(0, 70, 1),
+        Op::Write(0, 0, 300, 2),
+        Op::Sync(0),
+        Op::DrainSome,
+        Op::Write(0, 0, 300, 3),
+        Op::Sync(0),
+        Op::DrainSome,
+        Op::Write(0, 100, 300, 4),
+        Op::Abandon(0),
+        Op::Write(0, 200, 200, 5),
+        Op::CommitLater(0),
+        Op::DrainSome,
+        Op::Drain,
+        Op::Write(0, 0, 300, 6),
+        Op::Sync(0),
+    ];
+    let expected = [&[6; 300][..], &[5; 100]].concat();
+    assert_eq!(lived(Durability::PerCommit, Mode::Atomic, &ops).0[&0], expected);
+}
