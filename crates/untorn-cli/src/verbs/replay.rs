@@ -140,6 +140,10 @@ fn words(log: &Path, result: &std::result::Result<Replay, Error>, list: bool) ->
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  {entries} incomplete: in flight at the crash, or damaged since");
     }
+    if replay.open_epochs > 0 {
+        let files = output::count(replay.open_epochs, "file", "files");
+        let _ = writeln!(text, "  {files} with changes that no commit covers, which do not count");
+    }
     for file in &replay.files {
         let bytes = output::count(file.bytes, "byte", "bytes");
         let what = match (fate(file), list) {

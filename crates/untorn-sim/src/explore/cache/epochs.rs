@@ -6,7 +6,7 @@ use std::path::Path;
 use untorn::Durability;
 
 use super::model::{Effect, Model, parent};
-use super::ops::{BEFORE, DIRS, Op};
+use super::ops::{BEFORE, DIRS, Op, State};
 
 /// Entries that the log of every run has for changes.
 pub(super) const ROOM: u64 = 18;
@@ -54,6 +54,22 @@ impl Model {
     fn close_all(&mut self) {
         for file in self.open.keys().copied().collect::<Vec<_>>() {
             self.close(file);
+        }
+    }
+
+    /// A new file that no commit covers is none of the log's business: until something syncs its name, a crash may take
+    /// it, though a killed process left it to the next one.
+    pub(super) fn may_be_gone(&mut self, states: &[State]) {
+        if !self.atomic {
+            return;
+        }
+        for (name, content) in self.visible() {
+            if content.is_empty() && states.iter().any(|state| !state.contains_key(&name)) {
+                let file = self.of(name);
+                self.durable.names.remove(&name);
+                self.durable.contents.remove(&file);
+                self.unsynced.push(Effect::Create(file, name, content));
+            }
         }
     }
 

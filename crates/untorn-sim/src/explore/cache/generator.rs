@@ -167,7 +167,7 @@ impl Generator {
             return Op::Reopen;
         }
         let (len, tag) = (*self.rng.pick(&LENGTHS), 1 + self.rng.below(200) as u8);
-        let fits = |len: u64| model.claims() + 2 * model.entries(len) + 1 <= ROOM;
+        let fits = |len: u64| model.claims() + 2 * model.entries(len) < ROOM;
         if there.is_empty() || healthy && !absent.is_empty() && self.rng.one_in(8) {
             let name = *self.rng.pick(&absent);
             return match self.rng.one_in(2) {

@@ -38,9 +38,9 @@ impl Effect {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Files {
-    names: BTreeMap<u8, u32>,
-    contents: BTreeMap<u32, Vec<u8>>,
+pub(super) struct Files {
+    pub(super) names: BTreeMap<u8, u32>,
+    pub(super) contents: BTreeMap<u32, Vec<u8>>,
 }
 
 impl Files {
@@ -124,7 +124,7 @@ pub(in crate::explore) struct Model {
     pub(super) spills_from: Option<u64>,
     /// What files with an open epoch show, and the entries of that.
     pub(super) open: BTreeMap<u32, (Vec<u8>, u64)>,
-    durable: Files,
+    pub(super) durable: Files,
     pub(super) unsynced: Vec<Effect>,
     pub(super) last: u32,
     pub(super) leaving: Leaving,

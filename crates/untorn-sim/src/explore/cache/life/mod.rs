@@ -120,6 +120,7 @@ impl Life<'_> {
         if killed {
             // A removal is durable now if the log had something of the file.
             self.model.may_be_back(&allowed.states);
+            self.model.may_be_gone(&allowed.states);
         }
         self.crash(allowed, &Allowed::of(self.model.allowed()))
     }
