@@ -537,10 +537,7 @@ pub(crate) fn replay<M: Medium>(
         if !is_blank {
             wipe::wipe(&file, superblock.geometry, 0..superblock.geometry.slots)?;
         }
-        let spill = spill::path_of(path);
-        if place.exists(&spill)? {
-            place.remove(&spill)?;
-        }
+        spill::remove(place, &spill::path_of(path));
     }
     Ok(replay)
 }

@@ -224,7 +224,7 @@ impl<M: Medium> Cache<M> {
             ring,
         });
         // What the log had there is in the files.
-        cache.remove_spill()?;
+        spill::remove(&*cache.place, &spill::path_of(path));
         if settings.background {
             Worker::start(&cache).map_err(failed)?;
         }

@@ -29,7 +29,7 @@ use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
 use crate::storage::{CreateAttrs, Medium};
-use crate::write_cache::backing::BackingFile;
+use crate::write_cache::backing::{BackingDir, BackingFile};
 
 /// Marks a position of the overlay that is a chunk.
 const CHUNK: u64 = 1 << 63;
@@ -147,6 +147,14 @@ pub(super) fn path_of(log: &Path) -> PathBuf {
     let mut name = log.as_os_str().to_owned();
     name.push(".spill");
     name.into()
+}
+
+/// Removes a spill file that an earlier session left. If that fails, it is in the way of the next one that is made.
+pub(super) fn remove(place: &dyn BackingDir, path: &Path) {
+    let removed = place.exists(path).and_then(|there| if there { place.remove(path) } else { Ok(()) });
+    if let Err(error) = removed {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the spill file of an earlier session");
+    }
 }
 
 /// The spill file of a session, which makes it when it needs it.
@@ -313,7 +321,7 @@ impl<M: Medium> Cache<M> {
         }
         let _space = locked(&spill.space);
         if spill.file.get().is_none() {
-            self.remove_spill()?;
+            remove(&*self.place, &spill.path);
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             let file = self.place.make(&spill.path, &CreateAttrs { mode: 0o600, uid, gid })?;
             self.place.sync_dir(barriers::SPILL_NAME, parent(&spill.path))?;
@@ -322,17 +330,11 @@ impl<M: Medium> Cache<M> {
         spill.file.get().ok_or_else(|| Error::io("create", &spill.path, rustix::io::Errno::IO))
     }
 
-    /// Removes a spill file that an earlier session left.
-    pub(super) fn remove_spill(&self) -> Result<()> {
-        let path = &self.spill.path;
-        if self.place.exists(path)? { self.place.remove(path) } else { Ok(()) }
-    }
-
     /// The session ends: of what the log does not need nothing stays.
     pub(super) fn close_spill(&self) {
         if self.spill.file.get().is_some() && locked(&self.spill.space).end == 0 {
             // What is left is empty.
-            let _ = self.place.remove(&self.spill.path);
+            remove(&*self.place, &self.spill.path);
         }
     }
 
