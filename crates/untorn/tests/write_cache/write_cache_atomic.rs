@@ -126,6 +126,25 @@ fn a_refused_change_fails_every_commit_until_the_epoch_is_gone() {
     assert_eq!(crash(&setup, [A]).0, [[&b"comm"[..], &[3; 64 * 20]].concat()]);
 }
 
+/// A file that finds no line in the file table lacks its change, and no commit may hide that.
+#[test]
+fn a_change_without_a_line_in_the_file_table_is_refused() {
+    const ENFILE: i32 = 23;
+    let paths = ["/slow/0", "/slow/1", "/slow/2", "/slow/3", "/slow/4"];
+    let (setup, cache, _) = Setup::create(small(64), paths);
+    let mut files = paths.map(|path| Some(setup.attach_atomic(&cache, path)));
+    let file = |files: &[Option<CachedFile>; 5], n: usize| files[n].as_ref().unwrap().write_at(b"one", 0);
+    (0..4).for_each(|n| file(&files, n).unwrap());
+    assert_eq!(file(&files, 4).unwrap_err().errno(), ENFILE);
+    files[0] = None;
+    let last = files[4].as_ref().unwrap();
+    assert_eq!([last.commit(), last.set_len(1)].map(|refused| refused.unwrap_err().errno()), [ENFILE; 2]);
+    last.abandon().unwrap();
+    last.write_at(b"two", 0).unwrap();
+    cache.sync().unwrap();
+    assert_eq!(crash(&setup, ["/slow/0", "/slow/3", "/slow/4"]).0, [b"".to_vec(), b"one".to_vec(), b"two".to_vec()]);
+}
+
 #[test]
 fn what_the_last_handle_leaves_uncommitted_is_dropped() {
     let (setup, cache, _) = Setup::create(small(64), [A, "/slow/c"]);

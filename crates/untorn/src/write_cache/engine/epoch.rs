@@ -24,8 +24,8 @@
 //! 5. A staged change claims its entries twice, and the first one claims an entry for the Commit. So staging again and
 //!    committing never wait for room. Once the copies before are void, their claims stay with the epoch until the tail
 //!    passes them, and are then good for the next time.
-//! 6. A change for which there is no room refuses the whole epoch: every commit fails, until the epoch is abandoned or
-//!    the last handle is dropped. So a commit never lacks a change that the program made.
+//! 6. A change that fails, for want of room above all, refuses the whole epoch: every commit fails, until the epoch is
+//!    abandoned or the last handle is dropped. So a commit never lacks a change that the program made.
 //! 7. Of a failed file nothing is dropped or committed any more.
 //!
 //! The lock of an epoch comes after the file's stripes and after the drain. Nothing is waited for under it.
@@ -58,14 +58,22 @@ pub(super) struct Epoch {
     pub(super) reserved: u64,
     /// Copies before that the tail has not passed: their claims are for the next copies.
     pub(super) owed: VecDeque<Range<u64>>,
-    /// A change found no room.
-    refused: bool,
+    /// The errno of a change that failed, so that the epoch lacks it.
+    refused: Option<i32>,
     /// The place of the file's last Commit.
     committed: Option<u64>,
     /// The number of the file's last Commit or rename among all of the session.
     number: u64,
     /// The last handle is gone, and the epoch with it.
     closing: bool,
+}
+
+/// A write that is to be staged.
+struct Write<'a> {
+    uid: u64,
+    at: At,
+    src: &'a [u8],
+    spilled: Option<Arc<Spilled>>,
 }
 
 /// A change that is to be staged.
@@ -100,9 +108,15 @@ impl Epoch {
     }
 }
 
-/// The error of an epoch for which the log has no room.
-fn no_room(file: &Managed) -> Error {
-    Error::io("find room in the log for the uncommitted changes of", &file.path(), Errno::NOSPC)
+/// The error of an epoch that lacks a change.
+fn refusal(file: &Managed, errno: i32) -> Error {
+    let source = std::io::Error::from_raw_os_error(errno);
+    Error::io("find room in the log for the uncommitted changes of", &file.path(), source)
+}
+
+/// A change failed: the epoch lacks it.
+fn refuse(epoch: &Mutex<Epoch>, error: &Error) {
+    locked(epoch).refused.get_or_insert(error.errno());
 }
 
 impl Managed {
@@ -157,15 +171,22 @@ impl<M: Medium> Cache<M> {
 
     /// Claims the entries of a staged change twice, and one for the Commit.
     fn claim_staged(&self, file: &Managed, epoch: &Mutex<Epoch>, parts: u64) -> Result<Claim<'_, M>> {
-        if locked(epoch).refused {
-            return Err(no_room(file));
+        let refused = locked(epoch).refused;
+        if let Some(errno) = refused {
+            return Err(refusal(file, errno));
         }
         let claims = 2 * parts + 1;
         if self.claim(claims)? {
             return Ok(Claim::new(self, claims));
         }
-        locked(epoch).refused = true;
-        Err(no_room(file))
+        let error = refusal(file, Errno::NOSPC.raw_os_error());
+        refuse(epoch, &error);
+        Err(error)
+    }
+
+    /// The number for the entries of a file that is about to be changed.
+    fn number_staged(&self, file: &Managed, epoch: &Mutex<Epoch>) -> Result<u64> {
+        self.number(file).inspect_err(|error| refuse(epoch, error))
     }
 
     /// Stages a part of `src`, as much as one operation takes, and returns where and how much. Seen when this returns,
@@ -188,19 +209,12 @@ impl<M: Medium> Cache<M> {
         if file.is_demoted() {
             return Ok(None);
         }
-        let uid = self.number(file)?;
+        let uid = self.number_staged(file, epoch)?;
         let spilled = match takes {
             None => None,
-            Some(_) => match self.spill_out(src) {
-                Ok(spilled) => Some(Arc::new(spilled)),
-                Err(error) => {
-                    // Whatever it is, the epoch lacks this change.
-                    locked(epoch).refused = true;
-                    return Err(error);
-                }
-            },
+            Some(_) => Some(Arc::new(self.spill_out(src).inspect_err(|error| refuse(epoch, error))?)),
         };
-        let staged = self.stage_write(file, epoch, claim, uid, at, src, spilled.clone());
+        let staged = self.stage_write(file, epoch, claim, Write { uid, at, src, spilled: spilled.clone() });
         if staged.is_err() {
             self.spill.drop_chunks(spilled.into_iter());
         }
@@ -209,17 +223,8 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Stages a write whose bytes are in the spill file, or are to be in the log, and shows it.
-    #[allow(clippy::too_many_arguments)]
-    fn stage_write(
-        &self,
-        file: &Managed,
-        epoch: &Mutex<Epoch>,
-        claim: Claim<'_, M>,
-        uid: u64,
-        at: At,
-        src: &[u8],
-        spilled: Option<Arc<Spilled>>,
-    ) -> Result<u64> {
+    fn stage_write(&self, file: &Managed, epoch: &Mutex<Epoch>, claim: Claim<'_, M>, write: Write<'_>) -> Result<u64> {
+        let Write { uid, at, src, spilled } = write;
         let len = src.len() as u64;
         let mut sized = file.sized(at, src.len())?;
         let offset = sized.offset;
@@ -244,7 +249,7 @@ impl<M: Medium> Cache<M> {
         if file.is_demoted() {
             return Ok(false);
         }
-        let uid = self.number(file)?;
+        let uid = self.number_staged(file, epoch)?;
         let mut length = exclusive(&file.length);
         let operation = Operation { uid, kind: Kind::StagedLen, value: len, time: 0 };
         let first = self.stage(file, epoch, claim, Staged { operation, data: &[], len: 0, spilled: None })?;
@@ -259,9 +264,9 @@ impl<M: Medium> Cache<M> {
         let Staged { operation, data, len, spilled } = staged;
         let parts = self.ring.geometry.parts(data.len());
         let mut epoch = locked(epoch);
-        if epoch.refused {
+        if let Some(errno) = epoch.refused {
             drop(epoch);
-            return Err(no_room(file));
+            return Err(refusal(file, errno));
         }
         let first = claim.place_some(parts);
         let opens = u64::from(epoch.items.is_empty());
@@ -291,10 +296,14 @@ impl<M: Medium> Cache<M> {
     pub(super) fn put_commit(&self, file: &Managed, epoch: &Mutex<Epoch>) -> Result<u64> {
         let mut epoch = locked(epoch);
         // Nothing may follow what is not drained any more.
-        if epoch.refused || file.has_failed() {
+        if let (Some(errno), false) = (epoch.refused, file.has_failed()) {
+            drop(epoch);
+            return Err(refusal(file, errno));
+        }
+        if file.has_failed() {
             drop(epoch);
             file.check_usable()?;
-            return Err(no_room(file));
+            return Ok(0);
         }
         let Some(first) = epoch.items.first() else { return Ok(epoch.number) };
         let Operation { uid, .. } = first.operation;
@@ -387,7 +396,7 @@ impl<M: Medium> Cache<M> {
     fn drop_epoch(&self, file: &Managed, epoch: &Mutex<Epoch>) -> Result<()> {
         let is_empty = {
             let mut epoch = locked(epoch);
-            epoch.refused = false;
+            epoch.refused = None;
             epoch.items.is_empty()
         };
         if is_empty {
