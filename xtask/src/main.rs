@@ -21,6 +21,7 @@ mod inject;
 mod kills;
 mod limits;
 mod loom;
+mod mounted;
 mod nightly;
 mod programs;
 mod sustained;

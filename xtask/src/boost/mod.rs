@@ -4,12 +4,9 @@
 mod place;
 mod table;
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::thread;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Args;
@@ -18,6 +15,8 @@ use serde_json::Value;
 use place::{Arm, Ground, Where};
 use table::Table;
 pub(crate) use table::median;
+
+use crate::mounted::{Mount, Mounted};
 
 /// The measurements, by their names in `xtask/programs/measure.py`.
 const NAMES: [&str; 21] = [
@@ -164,21 +163,6 @@ fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -
     Ok(table)
 }
 
-/// A mount and its server, until dropped.
-struct Mounted {
-    server: Child,
-    tool: PathBuf,
-    at: PathBuf,
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // A mount that is left over makes the next measurement fail, which reports it.
-        let _ = Command::new(&self.tool).arg("unmount").arg(&self.at).status();
-        let _ = self.server.wait();
-    }
-}
-
 /// One measurement of one program.
 struct One<'a> {
     built: &'a Path,
@@ -196,7 +180,7 @@ impl One<'_> {
     /// Operations per second and untorn's report; `None` if the program is missing.
     fn measure(&self) -> io::Result<Option<(f64, Value)>> {
         self.arm.clear()?;
-        let _mounted = self.arm.mount.map(|mode| self.mount(mode)).transpose()?;
+        let mounted = self.arm.mount.map(|mode| self.mount(mode)).transpose()?.flatten();
         let prepared = self.python(Command::new("python3"), "prepare")?;
         self.succeeded(&prepared)?;
         let mut command = Command::new("env");
@@ -226,6 +210,9 @@ impl One<'_> {
             return Ok(None);
         }
         self.succeeded(&output)?;
+        if let Some(mounted) = mounted {
+            mounted.end()?;
+        }
         let said = String::from_utf8_lossy(&output.stdout);
         let mut lines = said.lines();
         let rate = lines.next().and_then(|line| line.parse().ok());
@@ -241,28 +228,20 @@ impl One<'_> {
     }
 
     /// Mounts the files' directory.
-    fn mount(&self, mode: &str) -> io::Result<Mounted> {
-        let mut command = Command::new(self.built.join("untorn"));
-        if let Some(log) = &self.arm.log {
-            if log.assumed {
-                command.env("UNTORN_ASSUME_PMEM", "1");
-            }
-            command.args(["mount", "--foreground", "--mode", mode, "--log-size", "256M", "--log"]).arg(&log.path);
-        }
-        command.arg(self.arm.files()).arg(self.arm.seen());
-        let bare = fs::metadata(self.arm.seen())?.dev();
-        let server = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        let mut mounted = Mounted { server, tool: self.built.join("untorn"), at: self.arm.seen() };
-        for _ in 0..1000 {
-            if fs::metadata(&mounted.at)?.dev() != bare {
-                return Ok(mounted);
-            }
-            if let Some(status) = mounted.server.try_wait()? {
-                return Err(io::Error::other(format!("untorn mount ended: {status}; see its message above")));
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        Err(io::Error::other("untorn mount did not mount the directory within 10 s"))
+    fn mount(&self, mode: &str) -> io::Result<Option<Mounted>> {
+        let Some(log) = &self.arm.log else { return Ok(None) };
+        let (source, at) = (self.arm.files(), self.arm.seen());
+        let tool = self.built.join("untorn");
+        let mount = Mount {
+            tool: &tool,
+            mode,
+            log: &log.path,
+            log_size: "256M",
+            assumed: log.assumed,
+            source: &source,
+            at: &at,
+        };
+        mount.start().map(Some)
     }
 
     fn succeeded(&self, output: &std::process::Output) -> io::Result<()> {

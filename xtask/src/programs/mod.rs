@@ -1,4 +1,5 @@
-//! `cargo xtask programs`: runs existing programs without untorn, and under `untorn run` in each mode.
+//! `cargo xtask programs`: runs existing programs without untorn, and in each mode under `untorn run` and
+//! in a directory that `untorn mount` serves.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,9 @@ pub(crate) struct Arguments {
     /// Programs to run [default: all except python-sqlite3, whose tests Debian does not package]
     #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(CATALOGUE.iter().map(|program| program.name)))]
     names: Vec<String>,
+    /// Ways to serve the programs' files [default: all]
+    #[arg(long, value_enum, value_name = "WAY")]
+    by: Vec<By>,
     /// Number of programs to run at once
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
@@ -51,6 +55,15 @@ pub(crate) struct Arguments {
     keep: Option<PathBuf>,
 }
 
+/// A way to serve the programs' files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum By {
+    /// `untorn run`.
+    Run,
+    /// `untorn mount`, which needs root or `fusermount3`.
+    Mount,
+}
+
 /// The exit code if a program is missing.
 const UNAVAILABLE: u8 = 69;
 
@@ -59,6 +72,7 @@ struct Built {
     untorn: PathBuf,
     layer: PathBuf,
     scripts: PathBuf,
+    by: Vec<By>,
 }
 
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
@@ -92,7 +106,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn build(root: &Path) -> io::Result<Built> {
+fn build(root: &Path, by: Vec<By>) -> io::Result<Built> {
     let target = crate::target(root, "");
     let cargo = |arguments: &[&str], into: &Path| {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -111,6 +125,7 @@ fn build(root: &Path) -> io::Result<Built> {
         untorn: target.join("release/untorn"),
         layer: oracle.join("debug/libuntorn_preload.so"),
         scripts: root.join("xtask/programs"),
+        by,
     })
 }
 
@@ -120,9 +135,14 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
         Some(directory) => {
             let directory = directory.canonicalize()?;
             let layer = directory.join("libuntorn_preload.so");
-            Built { untorn: directory.join("untorn"), layer, scripts: root.join("xtask/programs") }
+            Built {
+                untorn: directory.join("untorn"),
+                layer,
+                scripts: root.join("xtask/programs"),
+                by: arguments.by.clone(),
+            }
         }
-        None => build(root)?,
+        None => build(root, arguments.by.clone())?,
     };
     let start = Instant::now();
     let at = Place::new(arguments.keep.as_deref())?;
@@ -164,12 +184,12 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
     Ok(same)
 }
 
-/// Runs a program three times. Returns the report, and whether the results were the same.
+/// Runs a program bare and in each mode. Returns the report, and whether the results were the same.
 fn one(built: &Built, program: &Program, at: &Path) -> io::Result<(String, bool)> {
     let bare = Outcome::of(built, program, Mode::Bare, at)?;
     let mut report = format!("{:20} bare {:5.1} s", program.name, bare.seconds);
     let mut found = Vec::new();
-    for mode in [Mode::Atomic, Mode::Boost] {
+    for mode in modes(&built.by) {
         let outcome = Outcome::of(built, program, mode, at)?;
         report.push_str(&format!("; {} {:5.1} s, {}", mode.name(), outcome.seconds, outcome.words()));
         found.extend(differences(program, mode, &bare, &outcome));
@@ -179,6 +199,19 @@ fn one(built: &Built, program: &Program, at: &Path) -> io::Result<(String, bool)
         report.push_str(&format!("    {difference}\n"));
     }
     Ok((report, found.is_empty()))
+}
+
+/// The modes that are compared with the bare program.
+fn modes(by: &[By]) -> Vec<Mode> {
+    let has = |way| by.is_empty() || by.contains(&way);
+    let mut modes = Vec::new();
+    if has(By::Run) {
+        modes.extend([Mode::Atomic, Mode::Boost]);
+    }
+    if has(By::Mount) {
+        modes.extend([Mode::MountAtomic, Mode::MountBoost]);
+    }
+    modes
 }
 
 /// The directory where the programs run.

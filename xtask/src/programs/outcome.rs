@@ -13,13 +13,18 @@ use serde_json::Value;
 
 use super::catalogue::Program;
 use super::{Built, quiet};
+use crate::mounted::{Mount, Mounted};
 
 /// The mode in which to run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Bare,
+    /// Under `untorn run`.
     Atomic,
     Boost,
+    /// In a directory that `untorn mount` serves.
+    MountAtomic,
+    MountBoost,
 }
 
 impl Mode {
@@ -28,6 +33,17 @@ impl Mode {
             Mode::Bare => "bare",
             Mode::Atomic => "atomic",
             Mode::Boost => "boost",
+            Mode::MountAtomic => "mount atomic",
+            Mode::MountBoost => "mount boost",
+        }
+    }
+
+    /// The mode's name for `untorn mount`, if that serves the directory.
+    fn mount(self) -> Option<&'static str> {
+        match self {
+            Mode::MountAtomic => Some("atomic"),
+            Mode::MountBoost => Some("boost"),
+            Mode::Bare | Mode::Atomic | Mode::Boost => None,
         }
     }
 }
@@ -61,17 +77,18 @@ impl Outcome {
     pub(super) fn of(built: &Built, program: &Program, mode: Mode, at: &Path) -> io::Result<Self> {
         // Use the same path in each mode, because some programs write their path into their files.
         let (kept, at) = (at.join(format!("{}-{}", program.name, mode.name())), at.join(program.name));
-        let (files, aside) = (at.join("files"), at.join("aside"));
+        let (files, source, aside) = (at.join("files"), at.join("source"), at.join("aside"));
         // Remove the results of an earlier run.
         for old in [&kept, &at] {
             let _ = fs::remove_dir_all(old);
         }
         fs::create_dir_all(&files)?;
         fs::create_dir_all(&aside)?;
+        let mounted = mode.mount().map(|rule| mounted(built, rule, (&source, &files), &aside)).transpose()?;
         let escapes = aside.join("escapes");
         let mut command = quiet("timeout");
         command.args(["--kill-after=5", PROGRAM_TIMEOUT_SECONDS]);
-        if mode != Mode::Bare {
+        if matches!(mode, Mode::Atomic | Mode::Boost) {
             under(&mut command, built, mode, &aside)?;
             command.env("UNTORN_PRELOAD_ORACLE", &escapes);
         }
@@ -83,8 +100,11 @@ impl Outcome {
         let output = command.output()?;
         let seconds = start.elapsed().as_secs_f64();
         fs::write(aside.join("launcher"), &output.stderr)?;
-        let report =
-            if mode == Mode::Bare { Value::Null } else { serde_json::from_slice(&output.stdout).unwrap_or_default() };
+        let (report, files) = match mounted {
+            Some(mounted) => (mounted.end()?, source),
+            None if mode == Mode::Bare => (Value::Null, files),
+            None => (serde_json::from_slice(&output.stdout).unwrap_or_default(), files),
+        };
         let read = |name: &str| fs::read(aside.join(name)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let mut found = BTreeMap::new();
         tree(&files, Path::new(""), &mut found)?;
@@ -114,8 +134,12 @@ impl Outcome {
         calls
     }
 
-    /// A summary of what the layer served.
+    /// A summary of what the layer, or the mount, served.
     pub(super) fn words(&self) -> String {
+        if let Some(managed) = self.report["managed"].as_u64() {
+            let plain = self.report["plain"].as_array().map_or(0, Vec::len);
+            return if plain == 0 { format!("{managed} files") } else { format!("{managed} files, {plain} plain") };
+        }
         let files = self.report["files"].as_array().map_or(0, Vec::len);
         let demoted = self.report["demoted"].as_array().into_iter().flatten().filter_map(|entry| entry[1].as_u64());
         let (demoted, writes) = (demoted.sum::<u64>(), self.sum("writes"));
@@ -128,6 +152,23 @@ impl Outcome {
         }
         words
     }
+}
+
+/// Serves `source` on `at`, with the log in `aside`.
+fn mounted(built: &Built, rule: &str, (source, at): (&Path, &Path), aside: &Path) -> io::Result<Mounted> {
+    fs::create_dir_all(source)?;
+    let durable = untorn::doctor(aside).map_err(io::Error::other)?.durable;
+    let mount = Mount {
+        tool: &built.untorn,
+        mode: rule,
+        log: &aside.join("log"),
+        log_size: "16M",
+        // If temporary files are in memory, the log is too.
+        assumed: !durable && rule == "boost",
+        source,
+        at,
+    };
+    mount.start()
 }
 
 /// The command line of the tool, up to the program, with the log in `aside`.
@@ -193,13 +234,18 @@ pub(super) fn differences(program: &Program, mode: Mode, bare: &Outcome, found: 
     if !found.escapes.is_empty() {
         say(format!("the layer missed calls: {}", found.escapes.replace('\n', "; ")));
     }
-    if found.report["processes"].as_u64().unwrap_or(0) == 0 {
+    let is_mount = mode.mount().is_some();
+    if !is_mount && found.report["processes"].as_u64().unwrap_or(0) == 0 {
         say(format!("untorn run printed no report; its output: {}", found.err.trim()));
     }
-    for failure in found.report["failures"].as_array().into_iter().flatten() {
+    for failure in ["failures", "failed"].iter().flat_map(|of| found.report[of].as_array()).flatten() {
         say(format!("failed: {failure}"));
     }
-    if found.report["files"].as_array().is_none_or(Vec::is_empty) {
+    let managed = match is_mount {
+        true => found.report["managed"].as_u64().unwrap_or(0),
+        false => found.report["files"].as_array().map_or(0, |files| files.len() as u64),
+    };
+    if managed == 0 {
         say("no file was managed, so nothing was tested".to_owned());
     }
     let stopped = !told_no.is_empty() && found.out.lines().any(|line| line.ends_with(TOLD_NO));

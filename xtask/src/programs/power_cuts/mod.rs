@@ -384,7 +384,9 @@ impl<'a> Chain<'a> {
             let (cut, recovery) = match self.arm.victim.mode {
                 Mode::Bare => (life.record.cut(at), Recovery::Nothing),
                 _ if memory => (life.record.cut(at), Recovery::Nothing),
-                Mode::Boost => (life.record.cut_lying_since(since, at), Recovery::Replay),
+                Mode::Boost | Mode::MountAtomic | Mode::MountBoost => {
+                    (life.record.cut_lying_since(since, at), Recovery::Replay)
+                }
                 Mode::Atomic => (life.record.cut_lying_since(since, at), Recovery::Run),
             };
             let seed = self.rng.next_u64();
