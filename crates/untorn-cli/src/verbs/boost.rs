@@ -186,8 +186,8 @@ pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) ->
     }
 }
 
-/// The error for a log in use. It names the processes that use it, as far as /proc shows them. `user` says whether a run
-/// or a mount asked for the log.
+/// The error for a log in use. It names the processes that use it, as far as /proc shows them. `user` says whether a
+/// run or a mount asked for the log.
 pub(super) fn in_use(path: &Path, error: Error, user: &str) -> Failure {
     let mut failure = Failure::from(error);
     let mut holders = holders(path);
