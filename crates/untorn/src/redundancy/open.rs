@@ -89,7 +89,7 @@ impl<M: Medium> Redundancy<M> {
     /// # Errors
     /// [`Error::InUse`] while somebody has it open; [`Error::Protection`] for that of another file;
     /// [`Error::Corrupt`] if neither superblock is whole; [`Error::Protection`] for a file that has an engine, an empty
-    /// one, and settings that differ from what is there; `NotProtected`, if it is only to be looked at and there is none.
+    /// one, settings that differ from what is there, and a file without redundancy that is only to be looked at.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
         let opened = Self::attach(medium, path, mode, settings, None)?;
         opened.start()?;
