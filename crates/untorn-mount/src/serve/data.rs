@@ -54,10 +54,9 @@ impl Server {
     pub(super) fn read_file(&self, open: &Open, offset: u64, size: usize, answer: impl FnOnce(Result<&[u8], Errno>)) {
         BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(size.max(buffer.len()), 0);
-            let read = match open.managed.clone().or_else(|| self.managing.atomic(open.node.key)) {
-                Some(managed) => managed.read(&mut buffer[..size], offset),
-                None => read_some(open, &mut buffer[..size], offset),
-            };
+            let managed = self.managing.atomic(open.node.key);
+            let read = managed.and_then(|managed| managed.read(&mut buffer[..size], offset));
+            let read = read.unwrap_or_else(|| read_some(open, &mut buffer[..size], offset));
             answer(read.map(|count| &buffer[..count]));
             if buffer.len() > KEPT {
                 *buffer = Vec::new();

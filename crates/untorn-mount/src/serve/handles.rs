@@ -168,8 +168,13 @@ impl Server {
         allowed(name)?;
         let mode = self.mode_for(parent, mode, umask);
         let wanted = passed_on(flags - OFlags::TRUNC, self.writeback);
-        let how = wanted | OFlags::CREATE | (flags & OFlags::EXCL) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let descriptor = caller.act(self, || rustix::fs::openat(parent, name, how, mode))?;
+        let how = wanted | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let created = caller.act(self, || rustix::fs::openat(parent, name, how, mode));
+        let descriptor = created.map_err(|errno| match errno {
+            // The kernel looks for the name again and opens the file that is there. It locks its pages only then.
+            Errno::EXIST if !flags.contains(OFlags::EXCL) => Errno::STALE,
+            errno => errno,
+        })?;
         let status = rustix::fs::fstat(&descriptor)?;
         let node = match self.nodes.count(key_of(&status)) {
             Some(node) => node,

@@ -15,40 +15,40 @@ use rustix::io::Errno;
 
 use super::errno;
 use super::file::{Managed, Served};
-use crate::serve::data::read_some;
 
 /// Zeros that one write to the log has.
 const ZEROS: &[u8] = &[0; 1 << 16];
 
 impl Managed {
-    /// Fills `bytes` as far as the file goes.
-    pub(in crate::serve) fn read(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    /// Fills `bytes` as far as the file goes. `None` if the source has all of it.
+    pub(in crate::serve) fn read(&self, bytes: &mut [u8], offset: u64) -> Option<Result<usize, Errno>> {
         let state = self.shared();
         match &state.served {
-            Served::Failed(errno) if self.is_atomic() => Err(*errno),
-            Served::Logged(file) if self.is_atomic() => file.read_at(bytes, offset).map_err(errno),
-            _ => read_some(&self.descriptor, bytes, offset),
+            _ if !self.is_atomic() => None,
+            Served::Failed(errno) => Some(Err(*errno)),
+            Served::Logged(file) => Some(file.read_at(bytes, offset).map_err(errno)),
+            Served::Plain => None,
         }
     }
 
-    /// Shows attributes as its writers have made them.
-    pub(super) fn adjust(&self, status: &mut Stat) {
+    /// Shows attributes as its writers have made them. False if the source has them all.
+    pub(super) fn adjust(&self, status: &mut Stat) -> bool {
         let state = self.shared();
-        let Some(file) = state.file().filter(|_| self.is_atomic()) else { return };
-        if let Ok(len) = file.len() {
-            status.st_size = len as _;
-            if !file.is_settled() {
-                // Programs that look for holes must find none where the log has bytes.
-                let blocks = len.div_ceil(4096) * 8;
-                if (status.st_blocks as u64) < blocks {
-                    status.st_blocks = blocks as _;
-                }
+        let Some(file) = state.file().filter(|_| self.is_atomic()) else { return false };
+        let Ok(len) = file.len() else { return false };
+        status.st_size = len as _;
+        if !file.is_settled() {
+            // Programs that look for holes must find none where the log has bytes.
+            let blocks = len.div_ceil(4096) * 8;
+            if (status.st_blocks as u64) < blocks {
+                status.st_blocks = blocks as _;
             }
         }
         if let Some(modified) = self.modified.get() {
             status.st_mtime = modified.tv_sec as _;
             status.st_mtime_nsec = modified.tv_nsec as _;
         }
+        true
     }
 
     /// The kernel tells when the writes were made that it cached.

@@ -75,16 +75,11 @@ pub(in crate::serve) struct Managed {
 }
 
 impl Managed {
-    /// Puts the log in front of a file. The descriptor is open for reading and writing. It has one writer.
-    pub(super) fn attach(
-        cache: &WriteCache,
-        (atomic, writeback): (bool, bool),
-        key: Key,
-        path: &Path,
-        descriptor: OwnedFd,
-    ) -> Result<Self> {
+    /// A file that is plain as yet, with one writer. The log can be put in front of it if the descriptor is open for
+    /// reading and writing.
+    pub(super) fn new((atomic, writeback): (bool, bool), key: Key, path: &Path, descriptor: OwnedFd) -> Self {
         let modified = Arc::new(Modified::new(&descriptor, writeback));
-        let managed = Managed {
+        Managed {
             key,
             atomic,
             descriptor: Arc::new(descriptor),
@@ -96,9 +91,7 @@ impl Managed {
             unsynced: AtomicBool::new(true),
             syncing: Mutex::default(),
             writers: AtomicUsize::new(1),
-        };
-        managed.serve_again(&mut managed.exclusive(), cache, path)?;
-        Ok(managed)
+        }
     }
 
     fn file_behind(&self, cache: &WriteCache, path: &Path) -> Result<CachedFile> {

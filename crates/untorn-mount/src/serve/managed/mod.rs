@@ -7,8 +7,8 @@
 //! 2. A file leaves the table when no program writes to it and the log has nothing of it that a replay would need: it
 //!    is durable in the source, or it has no name. Until then it *rests*.
 //! 3. A file is attached by the path that it has: no rename runs meanwhile ([`moves`]).
-//! 4. A file that the log cannot manage is *plain*: its bytes go to the source, and the report names it with the
-//!    reason. A log that failed refuses every write with EIO.
+//! 4. A file that the log cannot manage is *plain*: its bytes go to the source, for all its writers, and the report
+//!    names it with the reason. A log that failed refuses every write with EIO.
 
 mod bytes;
 mod file;
@@ -18,7 +18,7 @@ mod timed;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
@@ -122,15 +122,9 @@ impl Managing {
         if self.atomic { self.find(key) } else { None }
     }
 
-    /// Shows attributes as the writers of an atomic file have made them. False if it has none.
+    /// Shows attributes as the writers of an atomic file have made them. False if the source has them all.
     pub(super) fn adjust(&self, status: &mut Stat) -> bool {
-        match self.find(key_of(status)) {
-            Some(managed) => {
-                managed.adjust(status);
-                true
-            }
-            None => false,
-        }
+        self.find(key_of(status)).is_some_and(|managed| managed.adjust(status))
     }
 
     fn all(&self) -> Vec<Arc<Managed>> {
@@ -278,22 +272,23 @@ impl Managing {
         }
     }
 
-    /// The file behind the log, or nothing if it is to be plain.
-    fn attach(&self, key: Key, path: &Path, descriptor: OwnedFd) -> Result<Option<Managed>, Errno> {
-        let attached = check(path, &descriptor).and_then(|()| {
-            Managed::attach(&self.cache, (self.atomic, self.writeback), key, path, descriptor).map_err(|error| {
-                match error {
-                    Error::Poisoned { .. } => Refusal::Failed(errno(error)),
-                    error => Refusal::Plain(error.to_string()),
-                }
+    /// Puts the log in front of a file that is new in the table, or leaves it plain.
+    fn attach(&self, managed: &Managed, path: &Path) -> Result<(), Errno> {
+        let attached = check(path, &managed.descriptor).and_then(|()| {
+            managed.serve_again(&mut managed.exclusive(), &self.cache, path).map_err(|error| match error {
+                Error::Poisoned { .. } => Refusal::Failed(errno(error)),
+                error => Refusal::Plain(error.to_string()),
             })
         });
         match attached {
-            Ok(managed) => Ok(Some(managed)),
+            Ok(()) => {
+                lock(&self.report).managed += 1;
+                Ok(())
+            }
             Err(Refusal::Failed(errno)) => Err(errno),
             Err(Refusal::Plain(reason)) => {
                 self.is_plain(path, reason);
-                Ok(None)
+                Ok(())
             }
         }
     }
@@ -306,7 +301,7 @@ enum Refusal {
 }
 
 /// Refuses what a replay by the same user could not find, or not open by its name.
-fn check(path: &Path, descriptor: &OwnedFd) -> Result<(), Refusal> {
+fn check(path: &Path, descriptor: impl AsFd) -> Result<(), Refusal> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }
@@ -344,17 +339,22 @@ impl Server {
             known.add_writer();
             return Ok(Some(known.clone()));
         }
-        // One without a name is gone after a crash, whatever a log has of it.
-        let Some(path) = self.path_of(node)? else { return Ok(None) };
-        if !managing.globs.choose(&path) {
+        // A file without a name is gone after a crash, whatever the log has of it.
+        let path = self.path_of(node)?;
+        let chosen = path.as_deref().filter(|path| managing.globs.choose(path));
+        // All writers of a file go the same way, also those who open it by another name later, or by one that is not
+        // known now because a rename is under way outside.
+        if path.is_some() && chosen.is_none() && node.status()?.st_nlink == 1 {
             return Ok(None);
         }
         managing.make_room()?;
-        let own = match self.descriptors.reopen(node, OFlags::RDWR) {
-            Ok(own) => own,
+        let (own, chosen) = match self.descriptors.reopen(node, OFlags::RDWR) {
+            Ok(own) => (own, chosen),
             Err(errno) => {
-                managing.is_plain(&path, format!("cannot be opened for reading and writing: {errno}"));
-                return Ok(None);
+                if let Some(path) = chosen {
+                    managing.is_plain(path, format!("cannot be opened for reading and writing: {errno}"));
+                }
+                (self.descriptors.reopen(node, OFlags::WRONLY)?, None)
             }
         };
         let mut table = lock(&managing.table);
@@ -362,12 +362,13 @@ impl Server {
             known.add_writer();
             return Ok(Some(known.clone()));
         }
-        // With the lock: nobody attaches it twice.
-        let Some(managed) = managing.attach(node.key, &path, own)? else { return Ok(None) };
-        let managed = Arc::new(managed);
+        let how = (managing.atomic, managing.writeback);
+        let managed = Arc::new(Managed::new(how, node.key, path.as_deref().unwrap_or(Path::new("")), own));
+        if let Some(path) = chosen {
+            // With the lock: nobody attaches it twice.
+            managing.attach(&managed, path)?;
+        }
         table.insert(node.key, managed.clone());
-        drop(table);
-        lock(&managing.report).managed += 1;
         Ok(Some(managed))
     }
 }
