@@ -107,8 +107,9 @@ pub struct ServeOptions {
     /// The user and group that files of all others are shown with, for a mount in a user namespace that has no others.
     pub ids: Option<(u32, u32)>,
     /// Whether each write is a request, in [`Mode::Atomic`]. Otherwise the kernel caches writes, and keeps the length
-    /// that it knows: it does not see that a file grew outside. Two programs that use a file by two hard links at a time
-    /// may then see an old length. Either way the mount has to have a process that pulls ([`Serving::set_puller`]).
+    /// that it knows: it does not see that a file grew outside. Two programs that use a file by two hard links at a
+    /// time may then see an old length. Either way the mount has to have a process that pulls
+    /// ([`Serving::set_puller`]).
     pub write_through: bool,
     /// Server threads, at least two.
     pub threads: usize,
