@@ -28,6 +28,7 @@ pub struct CrashState {
     class: MediumClass,
     muted: Option<Barrier>,
     clock: u64,
+    booted: u64,
     next_dir: u64,
     names: Names,
     files: Vec<(u64, Inode)>,
@@ -49,6 +50,7 @@ impl CrashState {
             class: world.class,
             muted: world.muted,
             clock: world.clock,
+            booted: world.booted,
             next_dir: world.next_dir,
             names: world.names.clone(),
             files,
@@ -199,6 +201,8 @@ impl CrashState {
         let mut world = World::new(self.class);
         world.muted = self.muted;
         world.clock = self.clock;
+        // No kill starts the machine anew.
+        world.booted = self.booted;
         world.next_dir = self.next_dir;
         world.names = self.names.clone();
         world.files = self.files.iter().cloned().collect();

@@ -535,3 +535,15 @@ fn names_follow_the_rules_of_a_file_system() {
     file.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [1; 8], "an open file outlives its name");
 }
+
+/// What was changed since the machine was started is not older than the start, however many processes were killed.
+#[test]
+fn a_kill_does_not_start_the_machine_anew() {
+    let medium = SimMedium::new(MediumClass::Block);
+    drop(medium.create(Path::new("f"), 512, 512).unwrap());
+    let state = medium.crash_state();
+    let again = state.image(&state.everything()).boot();
+    assert!(again.booted() > medium.booted());
+    drop(again.create(Path::new("g"), 512, 512).unwrap());
+    assert_eq!(again.crash_state().killed().booted(), again.booted());
+}

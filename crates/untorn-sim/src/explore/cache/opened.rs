@@ -291,9 +291,9 @@ impl Opened {
                 self.medium.rename(path(from), path(to))?;
                 let Some(File::Cached(file)) = self.files.remove(&from) else { return Ok(()) };
                 file.end_rename(true)?;
-                let over = self.files.insert(to, File::Cached(file));
-                self.left = over.and_then(File::cached).or(self.left.take());
-                Ok(())
+                let over = self.files.insert(to, File::Cached(file)).and_then(File::cached);
+                self.left = over.or(self.left.take());
+                self.abandon_left()
             }
             Op::MoveFails(from, to) => {
                 let File::Cached(file) = &self.files[&from] else { return Ok(()) };
@@ -321,7 +321,7 @@ impl Opened {
                 }
                 // The one before is closed only now, when other files may have its name.
                 self.left = leaves;
-                Ok(())
+                self.abandon_left()
             }
             Op::Remove(name) => {
                 self.cache.as_ref().map_or(Ok(()), WriteCache::drain)?;
@@ -358,6 +358,11 @@ impl Opened {
             },
             Op::Reopen | Op::ReopenFails(_) | Op::ReopenMissing(_) => Ok(()),
         }
+    }
+
+    /// An atomic file that left has no open epoch from here on: no later operation commits it.
+    fn abandon_left(&self) -> Result<()> {
+        self.left.as_ref().filter(|_| self.mode == Mode::Atomic).map_or(Ok(()), CachedFile::abandon)
     }
 
     fn is_through(&self) -> bool {

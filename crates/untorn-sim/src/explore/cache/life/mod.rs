@@ -285,6 +285,7 @@ impl Life<'_> {
             (name, before, content.clone())
         });
         self.model.restart(&state);
+        self.model.may_be_gone(&replayed.states);
         let after = self.allowed();
         let states = replayed.states.iter().chain(&after.states).cloned().collect();
         // The log is kept meanwhile.
@@ -301,6 +302,7 @@ impl Life<'_> {
         let seen = self.see()?;
         allowed.check("after a failed flush, the log", &seen)?;
         self.model.restart(&seen);
+        self.model.may_be_gone(&allowed.states);
         Ok(())
     }
 
