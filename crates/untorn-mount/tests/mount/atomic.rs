@@ -113,6 +113,21 @@ fn the_last_close_commits_and_keeps_the_times() {
 }
 
 #[test]
+fn an_epoch_larger_than_the_log_is_committed_whole() {
+    for how in BOTH {
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let file = create(&mount.path().join("f"));
+        let chunks = |byte: u8| (0..24_u64).try_for_each(|number| file.write_all_at(&[byte; 1 << 20], number << 20));
+        chunks(1).unwrap();
+        file.sync_all().unwrap();
+        chunks(2).unwrap();
+        let found = crash(&mut mount, "f");
+        assert_eq!(found.len(), 24 << 20, "{how:?}");
+        assert!(found.iter().all(|&byte| byte == 1), "{how:?}: the source has something else than the last commit");
+    }
+}
+
+#[test]
 fn an_epoch_without_room_fails_every_sync_until_the_last_close() {
     for how in BOTH {
         let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
@@ -120,9 +135,8 @@ fn an_epoch_without_room_fails_every_sync_until_the_last_close() {
         let file = create(&path);
         file.write_all_at(b"committed", 0).unwrap();
         file.sync_all().unwrap();
-        let chunk = vec![7; 1 << 20];
-        // More than the log takes.
-        let written = (0..12).try_for_each(|number| file.write_all_at(&chunk, number << 20));
+        // More than the log takes, in pieces that are too small for its spill file.
+        let written = (0..3000).try_for_each(|number| file.write_all_at(&[7; 4096], number << 13));
         assert_eq!(written.is_ok(), how == How::Atomic, "{how:?}: {written:?}");
         for _ in 0..3 {
             let failed = file.sync_all().unwrap_err();

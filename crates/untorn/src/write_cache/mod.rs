@@ -19,12 +19,12 @@ pub use self::engine::{CacheInfo, Keep, Replay, ReplayOutcome, ReplayedFile};
 pub use self::file::CachedFile;
 pub use self::multi_process::{SharedLog, Step};
 pub use self::options::CacheOptions;
-use crate::error::{Error, Result};
-#[cfg(doc)]
-use crate::options::Durability;
+use crate::error::Result;
 use crate::options::ProgressFn;
 pub use crate::storage::CreateAttrs;
 use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
+#[cfg(doc)]
+use crate::{error::Error, options::Durability};
 
 /// A log on a fast medium in front of any number of files on slower ones.
 ///
@@ -315,21 +315,12 @@ pub fn inspect_log(log: impl AsRef<Path>) -> Result<Replay> {
 fn replay_with(log: &Path, look: bool, keep: Option<Keep>, progress: Option<&ProgressFn>) -> Result<Replay> {
     let path = &trust::resolve(log)?;
     let detected = storage::detect(path)?;
-    let replayed = match detected.kind {
+    match detected.kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
             engine::replay(&Latched::new(Dax::new(detected.kind)), &Kernel, path, look, keep, progress)
         }
         MediumKind::Block | MediumKind::Volatile => {
             engine::replay(&Latched::new(PageCache::new()), &Kernel, path, look, keep, progress)
         }
-    };
-    match replayed {
-        // A damaged log has its mark in one superblock at least. Any other file was named by mistake.
-        Err(Error::Corrupt { .. }) if matches!(engine::is_log(path), Ok(false)) => {
-            let what =
-                "this is not a write-cache log: neither of its first two pages begins as a superblock".to_owned();
-            Err(Error::Invalid { path: path.to_owned(), what })
-        }
-        replayed => replayed,
     }
 }

@@ -169,7 +169,7 @@ impl CacheOptions {
     /// - [`Error::InUse`] while another handle has it open.
     /// - [`Error::ReplayIncomplete`] if it has writes that could not be brought to their files.
     /// - [`Error::ChangedOutside`] if another program changed a file after the log's last write of it.
-    /// - [`Error::Corrupt`] for a file that is not a log, or a truncated log.
+    /// - [`Error::Invalid`] for a file that is not a log; [`Error::Corrupt`] for a damaged or truncated one.
     /// - [`Error::Unsupported`] for a log of a later version.
     /// - [`Error::UntrustedLog`] for a log that neither the caller nor root owns, or that other users may write to. A
     ///   replay writes to the files that a log names, with the rights of the caller.

@@ -225,7 +225,7 @@ fn calls_that_need_redundancy_are_refused_without_it() {
     assert!(file.coverage().unwrap().is_none());
     assert!(matches!(file.sync_redundancy(), Err(Error::Invalid { .. })));
     file.close().unwrap();
-    assert!(matches!(place.try_repair(), Err(Error::Io { .. })));
+    assert!(matches!(place.try_repair(), Err(Error::Protection { problem: ProtectionProblem::NotProtected, .. })));
     let by_protecting = ProtectOptions::new().open(&place.path);
     assert!(matches!(by_protecting, Err(Error::Protection { problem: ProtectionProblem::HasEngine, .. })));
     let reader = Options::new().read_only(true).redundancy(by_hand());

@@ -130,7 +130,7 @@ fn a_file_that_is_no_log_is_left_alone_under_a_live_mapping() {
     let lost = counting_in_mappings(&live, || {
         for _ in 0..untorn_testing::cases(100, 3000) {
             for refused in all_ways(&live) {
-                assert!(matches!(&refused, Err(Error::Corrupt { .. })), "{refused:?}");
+                assert!(matches!(&refused, Err(Error::Invalid { .. })), "{refused:?}");
             }
             assert!(find_logs(dir.path()).unwrap().is_empty());
         }

@@ -48,9 +48,7 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
     let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
     let looked = match looked {
         Ok(looked) => looked,
-        Err(untorn::Error::Io { source, .. })
-            if source.kind() == std::io::ErrorKind::NotFound && expected.unprotected =>
-        {
+        Err(untorn::Error::Protection { problem: ProtectionProblem::NotProtected, .. }) if expected.unprotected => {
             return Ok(());
         }
         // It has another length than its companion, or none at all.

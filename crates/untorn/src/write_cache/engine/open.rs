@@ -9,7 +9,7 @@ use untorn_ring::Way;
 
 use super::changed::CHANGED;
 use super::draining::Draining;
-use super::format::{Geometry, Superblock};
+use super::format::{self, Geometry, Superblock};
 use super::replay::{Replay, Replayer};
 use super::ring::Ring;
 use super::scan::{Scan, scan};
@@ -84,12 +84,26 @@ pub(super) struct Found<M: Medium> {
 /// nothing in it believed, before all of this is known: any file may have the name.
 fn open<M: Medium>(medium: &M, path: &Path, access: Access, lock: LockKind) -> Result<M::File> {
     let file = medium.open(path, access, 0)?;
-    Superblock::read(&file, path)?;
+    Superblock::read(&file, path).map_err(|error| not_damaged(&file, path, error))?;
     trust::check(file.descriptor(), path)?;
     if !file.try_lock(lock)? {
         return Err(Error::InUse { path: path.to_owned(), holder: storage::lock_holder(&file) });
     }
     Ok(file)
+}
+
+/// The error of a file without a valid superblock. A damaged log begins as one in one of its two copies at least; any
+/// other file was named by mistake.
+fn not_damaged<F: MediumFile>(file: &F, path: &Path, error: Error) -> Error {
+    let mut start = vec![0; (format::PAGE + 8).min(file.len()) as usize];
+    match file.read(0, &mut start) {
+        Ok(()) if matches!(error, Error::Corrupt { .. }) && !format::is_log(&start) => {
+            let what =
+                "this is not a write-cache log: neither of its first two pages begins as a superblock".to_owned();
+            Error::Invalid { path: path.to_owned(), what }
+        }
+        _ => error,
+    }
 }
 
 /// Looks at a log, which nobody may be about to change meanwhile. Nothing is stored to it.
