@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// What to mount, and how.
+/// A directory to mount, and the options.
 pub(crate) struct Mount<'a> {
     pub(crate) tool: &'a Path,
     pub(crate) mode: &'a str,

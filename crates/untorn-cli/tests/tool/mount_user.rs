@@ -105,7 +105,7 @@ fn is_mounted(path: &Path) -> bool {
     table.lines().any(|line| line.contains(path.to_str().expect("text")) && line.contains(FILE_SYSTEM))
 }
 
-/// What the doctor says about a way to mount.
+/// The doctor's answer about one way to mount.
 fn finding(place: &Place, name: &str) -> (bool, String) {
     let said = place.untorn(&["doctor", "--json"]).json();
     let ways = said["mount"].as_array().expect("a list").clone();
@@ -142,7 +142,7 @@ fn a_users_private_mount_is_seen_by_its_program_alone() {
     assert_eq!(attached.way, Way::Private);
     assert!(!is_mounted(&source) && source.join("below").exists(), "it is seen outside");
     drop(attached.root.open().unwrap());
-    // Nobody serves the mount, so entering it fails, and does not show the directory below it.
+    // The mount has no server, so entering it fails, and does not show the directory below it.
     drop(attached.device);
     let refused = held.start().unwrap_err().to_string();
     assert!(refused.contains("enter the working directory through the mount"), "{refused}");

@@ -191,7 +191,7 @@ fn commit(log: &mut [u8], slot: usize, uid: u64, count: u64, fill: u8) {
     put(log, at(slot) + 36, 6, 4);
     put(log, at(slot) + 44, 1, 4);
     put(log, at(slot) + 64, count, 8);
-    // Of the first, or of one before.
+    // The line may belong to the first replay, or to one before.
     let before = if fill & 4 == 0 { 0 } else { value };
     put(log, at(slot) + 72, before, 8);
     seal_entry(log, at(slot));

@@ -203,7 +203,7 @@ struct HonestLog {
     done: BTreeMap<u64, Vec<Done>>,
 }
 
-/// Of files that are written through, then of atomic ones.
+/// Files that are written through come first, then atomic ones.
 static HONEST: LazyLock<Vec<HonestLog>> = LazyLock::new(|| {
     let both = [Durability::PerWrite, Durability::PerCommit];
     let of = |atomic| both.map(|durability| build(durability, atomic).expect("creating an unforged log succeeds"));
@@ -243,7 +243,7 @@ fn build(durability: Durability, atomic: bool) -> Result<HonestLog> {
     two.prepare_unlink()?;
     cache.sync()?;
     if atomic {
-        // Of an epoch that was open a replay does nothing.
+        // A replay does nothing for an epoch that was open.
         two.write_at(&[6; 70], 0)?;
     }
     let honest = Honest::take(medium.crash_state(), PathBuf::from(LOG))?;

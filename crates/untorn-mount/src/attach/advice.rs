@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 
 /// The number of CAP_SYS_ADMIN.
 const CAP_SYS_ADMIN: u32 = 21;
-/// What a container needs.
+/// The needs of a container.
 const CONTAINER: &str = "start the container with --device /dev/fuse --cap-add SYS_ADMIN, and where AppArmor confines \
                          it also with --security-opt apparmor=unconfined";
 

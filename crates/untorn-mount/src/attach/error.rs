@@ -18,7 +18,7 @@ pub enum AttachError {
     Request {
         /// The path that was given.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The fault, and the remedy.
         why: String,
     },
     /// The system refused.
@@ -27,7 +27,7 @@ pub enum AttachError {
         what: String,
         /// The system's error.
         source: io::Error,
-        /// What to do about it, if that is known.
+        /// The remedy, if it is known.
         advice: Option<String>,
     },
     /// Processes use the mount.

@@ -14,7 +14,7 @@ use super::{AttachError, AttachOptions, Result, advice, wire};
 /// The program's name.
 pub(super) const NAME: &str = "fusermount3";
 
-/// Where the program is.
+/// The program's path.
 pub(super) fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut directories: Vec<PathBuf> = std::env::split_paths(&path).collect();

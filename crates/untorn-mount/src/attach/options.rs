@@ -1,4 +1,4 @@
-//! What a mount is to be.
+//! The options of a mount.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -22,7 +22,7 @@ pub struct AttachOptions {
     pub allow_other: bool,
     /// Whether the kernel checks permissions by owner and mode.
     pub default_permissions: bool,
-    /// What the mount forbids.
+    /// The restrictions of the mount.
     pub restrictions: Restrictions,
 }
 
@@ -62,7 +62,7 @@ impl AttachOptions {
     }
 }
 
-/// What a mount forbids.
+/// The restrictions of a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restrictions {
     /// Set-user-ID and set-group-ID bits, and file capabilities, have no effect.

@@ -1,4 +1,4 @@
-//! What works on this machine, found by trying it.
+//! The ways that work on this machine, found by trying them.
 
 use std::path::{Path, PathBuf};
 
@@ -16,9 +16,9 @@ pub struct Finding {
     pub name: String,
     /// Whether it works.
     pub works: bool,
-    /// What was tried, and how it ended.
+    /// The trial, and its outcome.
     pub why: String,
-    /// What to do if it does not work, if that is known.
+    /// The remedy if it does not work, as far as it is known.
     pub advice: Option<String>,
 }
 
@@ -79,7 +79,7 @@ fn by_program(options: &AttachOptions) -> Finding {
     let tried = tempfile::tempdir().and_then(|directory| {
         let path = directory.path().canonicalize()?;
         let mounted = fusermount::mount(&path, options);
-        // Nobody serves the mount, so it is unmounted before the directory is removed.
+        // The mount has no server, so it is unmounted before the directory is removed.
         Ok(mounted.and_then(|device| {
             drop(device);
             detach(&path, Unmount::Lazy)

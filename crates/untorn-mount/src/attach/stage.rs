@@ -142,7 +142,7 @@ impl Failure {
     }
 }
 
-/// What the parent asks for.
+/// The parent's request.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) leave: Leave,

@@ -536,7 +536,7 @@ fn names_follow_the_rules_of_a_file_system() {
     assert_eq!(bytes, [1; 8], "an open file outlives its name");
 }
 
-/// What was changed since the machine was started is not older than the start, however many processes were killed.
+/// A file that was changed since the machine was started is not older than the start, whatever processes were killed.
 #[test]
 fn a_kill_does_not_start_the_machine_anew() {
     let medium = SimMedium::new(MediumClass::Block);

@@ -14,7 +14,7 @@ const A: &str = "/slow/a";
 const B: &str = "/slow/b";
 const ENOSPC: i32 = 28;
 
-/// What is in the files after a crash at this moment, and the report of the replay.
+/// The files' contents after a crash at this moment, and the report of the replay.
 fn crash<const N: usize>(setup: &Setup, paths: [&str; N]) -> ([Vec<u8>; N], untorn::write_cache::Replay) {
     let before = paths.map(|path| setup.get(path));
     let cache = setup.open_log(&setup.copy_log()).unwrap();

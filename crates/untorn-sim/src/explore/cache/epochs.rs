@@ -73,7 +73,7 @@ impl Model {
         }
     }
 
-    /// What an operation commits is not durable yet.
+    /// The commit of an operation is not durable yet.
     pub(super) fn close_by(&mut self, op: &Op) {
         match *op {
             Op::Sync(name) | Op::CommitLater(name) | Op::Rename(name, _) => self.close(self.of(name)),

@@ -122,7 +122,7 @@ pub(in crate::explore) struct Model {
     pub(super) atomic: bool,
     /// From which length on a write takes one entry for many bytes.
     pub(super) spills_from: Option<u64>,
-    /// What files with an open epoch show, and the entries of that.
+    /// The bytes that files with an open epoch show, and the entries of these bytes.
     pub(super) open: BTreeMap<u32, (Vec<u8>, u64)>,
     pub(super) durable: Files,
     pub(super) unsynced: Vec<Effect>,
@@ -232,7 +232,7 @@ impl Model {
         self.files().names.get(&name).copied().unwrap_or(0)
     }
 
-    /// What a file has in it, without its open epoch.
+    /// The file's contents without its open epoch.
     pub(super) fn content(&self, file: u32) -> Vec<u8> {
         self.files().contents.get(&file).cloned().unwrap_or_default()
     }

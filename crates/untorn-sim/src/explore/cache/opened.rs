@@ -22,7 +22,7 @@ const SPILL: &str = "/fast/log.spill";
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
-/// What the log says of changes for which it has no room: ENOSPC.
+/// The log's error for changes for which it has no room: ENOSPC.
 const NO_ROOM: i32 = 28;
 const DIRECT_SYNC: Barrier = Barrier::new("direct.sync");
 

@@ -33,7 +33,7 @@ pub(super) struct Item {
     pub(super) parts: u64,
     pub(super) operation: Operation,
     pub(super) len: u64,
-    /// Where the bytes are, if not in the log.
+    /// The place of the bytes, if they are not in the log.
     pub(super) spilled: Option<Arc<Spilled>>,
 }
 
@@ -175,7 +175,7 @@ impl<M: Medium> Cache<M> {
             let in_the_way = stuck.into_iter().chain(drain.first_held()).any(|first| first < position);
             let all = in_the_way && drain.delivered >= position;
             if all && !drain.held.is_empty() {
-                // What is held back may have its Commit beyond.
+                // Changes that are held back may have their Commit beyond.
                 self.deliver(&mut drain, u64::MAX, u64::MAX)?;
             }
             self.settle(&mut drain, all)?;
@@ -274,7 +274,7 @@ impl<M: Medium> Cache<M> {
         for item in items {
             let (uid, kind) = (item.operation.uid, item.operation.kind);
             if kind.is_of_epochs() && item.order != item.position {
-                // Of a failed file, and moved out of the way with its whole epoch: it is known to be stuck.
+                // The entry of a failed file was moved out of the way with its whole epoch: it is known to be stuck.
                 continue;
             }
             if kind.is_staged() {

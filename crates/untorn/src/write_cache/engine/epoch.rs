@@ -79,7 +79,7 @@ struct Write<'a> {
 /// A change that is to be staged.
 struct Staged<'a> {
     operation: Operation,
-    /// Of its entries.
+    /// The places of its entries.
     data: &'a [u8],
     /// Bytes that it writes.
     len: u64,
@@ -417,7 +417,8 @@ impl<M: Medium> Cache<M> {
             self.ring.unclaim(reserved);
             (epoch.committed.map_or(0, |position| position + 1), dropped)
         };
-        // What the dropped changes covered or cut off nothing remembers: the kernel gets it, and shows it from now on.
+        // Memory has nothing of the bytes that the dropped changes covered or cut off. The kernel gets the committed
+        // bytes, and shows them from now on.
         self.deliver_up_to(committed)?;
         file.check_usable()?;
         let mut length = exclusive(&file.length);

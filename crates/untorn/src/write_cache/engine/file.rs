@@ -23,7 +23,7 @@ pub(crate) struct Managed {
     pub(super) names: RwLock<Names>,
     /// Whether it has every write as soon as the log has: see [`write_through`](super::write_through).
     pub(super) write_through: bool,
-    /// Of an atomic file: see [`epoch`](super::epoch).
+    /// Set for an atomic file: see [`epoch`](super::epoch).
     pub(super) epoch: Option<Mutex<Epoch>>,
     /// Held shared by whoever goes through the log, exclusively by who goes past it.
     pub(super) gate: RwLock<()>,
@@ -226,7 +226,7 @@ impl Managed {
         }
     }
 
-    /// Where a write of so many bytes goes, with the length held until they are there.
+    /// The place of a write of so many bytes, with the length held until they are there.
     pub(super) fn sized(&self, at: At, len: usize) -> Result<Sized<'_>> {
         // Who makes the file longer, and who asks where it ends, does so alone.
         let length = shared(&self.length);

@@ -128,7 +128,7 @@ impl Managed {
 
     /// Whether a replay finds it or makes it again: by its line.
     fn is_kept(&self, names: &Names) -> bool {
-        // Of a new atomic file a replay sees to nothing without a commit, or a rename.
+        // A replay does nothing for a new atomic file without a commit or a rename.
         let is_logged = || self.has_commit() || names.moving.as_ref().is_some_and(|moving| moving.logged);
         let has_line = self.uid.load(Ordering::Acquire) != 0 && (!self.is_new_atomic() || is_logged());
         has_line && !self.leaving.load(Ordering::Acquire) && !self.is_demoted() && !self.has_failed()

@@ -237,7 +237,7 @@ impl<M: Medium> Cache<M> {
             durable_commits: AtomicU64::new(0),
             ring,
         });
-        // What the log had there is in the files.
+        // The files have all that the log had there.
         spill::remove(&*cache.place, &spill::path_of(path));
         if settings.background {
             Worker::start(&cache).map_err(failed)?;

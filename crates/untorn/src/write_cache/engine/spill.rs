@@ -37,7 +37,7 @@ const CHUNK: u64 = 1 << 63;
 const MOST_CHUNKS: u64 = 1 << 32;
 const LONGEST: u64 = 1 << 24;
 
-/// Where the bytes of a write are.
+/// The place of a write's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spilled {
     pub(super) len: u64,
@@ -78,7 +78,7 @@ impl Spilled {
         bytes
     }
 
-    /// What an entry's data says, if a write can be so.
+    /// The meaning of an entry's data, if a write can be so.
     pub(super) fn decode(data: &[u8]) -> Option<Self> {
         let (head, rest) = RawHead::read_from_prefix(data).ok()?;
         let (len, chunk) = (head.len.get(), head.chunk.get());
@@ -333,7 +333,7 @@ impl<M: Medium> Cache<M> {
     /// The session ends: of what the log does not need nothing stays.
     pub(super) fn close_spill(&self) {
         if self.spill.file.get().is_some() && locked(&self.spill.space).end == 0 {
-            // What is left is empty.
+            // The rest is empty.
             remove(&*self.place, &self.spill.path);
         }
     }
