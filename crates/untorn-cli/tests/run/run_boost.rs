@@ -183,7 +183,7 @@ fn a_run_that_cannot_be_is_refused_and_leaves_nothing_behind() {
     refused(&["--mode", "boost", "--log", log, "--", place.aside.path().join("text").to_str().unwrap()], 64, "text");
     assert!(!place.log().exists());
     fs::write(place.log(), b"somebody's file").unwrap();
-    refused(&["--mode", "boost", "--log", log, "--", "true"], 2, "write-cache log");
+    refused(&["--mode", "boost", "--log", log, "--", "true"], 64, "write-cache log");
     assert_eq!(fs::read(place.log()).unwrap(), b"somebody's file");
 }
 
