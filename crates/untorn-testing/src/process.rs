@@ -75,6 +75,43 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     })
 }
 
+/// Set in the process that runs a test in a mount namespace of its own.
+const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
+
+/// A command for a mount namespace of its own, whose mounts no other process sees; the program's name follows.
+fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--"]);
+    command
+}
+
+/// Why this process cannot have a mount namespace of its own; `None` if it can.
+pub(crate) fn lacks_mount_namespace() -> Option<String> {
+    let failed = match unshare().arg("true").output() {
+        Ok(output) if output.status.success() => return None,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => format!("the program unshare does not start: {error}"),
+    };
+    Some(format!("needs a mount namespace of its own: {failed}"))
+}
+
+/// Runs a test again as root in a mount namespace of its own, and returns whether this is that process. The test needs
+/// `"mount namespace"` before.
+///
+/// # Panics
+///
+/// Panics if the test fails there.
+pub fn isolated(test: &str) -> bool {
+    if std::env::var_os(ISOLATED).is_some() {
+        return true;
+    }
+    let again = again(test);
+    let status = unshare().arg(again.get_program()).args(again.get_args()).env(ISOLATED, "1").status();
+    let status = status.expect("unshare starts");
+    assert!(status.success(), "{test} failed in its mount namespace: {status}");
+    false
+}
+
 /// Whether this process has the rights of root.
 pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)

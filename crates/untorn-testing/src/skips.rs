@@ -43,7 +43,8 @@ macro_rules! skip {
     }};
 }
 
-/// Skips the calling test unless everything named is here: programs by their names, and `root` for the rights of root.
+/// Skips the calling test unless everything named is here: programs by their names, `root` for the rights of root, and
+/// `mount namespace` for what [`isolated`](crate::isolated) needs.
 ///
 /// ```
 /// fn test() {
@@ -60,10 +61,12 @@ macro_rules! needs {
     };
 }
 
-/// Why a test that needs all of this cannot run here; `None` if it can. A need is the name of a program, or `root`.
+/// Why a test that needs all of this cannot run here; `None` if it can. A need is the name of a program, `root`, or
+/// `mount namespace`.
 pub fn lacks(needs: &[&str]) -> Option<String> {
     needs.iter().find_map(|need| match *need {
         "root" => (!crate::is_root()).then(|| "needs the rights of root".to_owned()),
+        "mount namespace" => lacks(&["root", "unshare"]).or_else(crate::process::lacks_mount_namespace),
         program => crate::find_program(program).is_none().then(|| format!("needs the program {program}")),
     })
 }

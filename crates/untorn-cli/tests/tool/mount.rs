@@ -5,34 +5,14 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use untorn_testing::{again, needs, skip, test_name};
+use untorn_testing::{isolated, needs, skip, test_name};
 
 use crate::common::{UNTORN, run, untorn};
-
-/// Set in the process that runs a test in a mount namespace of its own.
-const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
-
-/// Runs the calling test again as root in a mount namespace of its own, and returns whether this is that process.
-fn isolated(test: &str) -> bool {
-    if std::env::var_os(ISOLATED).is_some() {
-        return true;
-    }
-    let again = again(test);
-    let status = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "--"])
-        .arg(again.get_program())
-        .args(again.get_args())
-        .env(ISOLATED, "1")
-        .status()
-        .expect("unshare runs");
-    assert!(status.success(), "{test} failed in its namespace: {status}");
-    false
-}
 
 /// Skips a test where root cannot mount, or where a log would not be durable.
 macro_rules! needs_mounts {
     () => {
-        needs!("root", "unshare");
+        needs!("mount namespace");
         if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
             skip!("cannot open /dev/fuse: {error}");
         }

@@ -11,7 +11,7 @@ use std::process::Command;
 use untorn_mount::attach::{
     AttachError, AttachOptions, FILE_SYSTEM, Program, Stage, Unmount, Way, attach, attach_private, detach,
 };
-use untorn_testing::{again, needs, skip, skipped, test_name};
+use untorn_testing::{again, isolated, needs, skip, skipped, test_name};
 
 use crate::common::{Run, UNTORN};
 
@@ -21,15 +21,13 @@ const USER: u32 = 54321;
 const NAMED: u32 = 65534;
 /// Set in the process of the user: the directory that root made for it.
 const PLACE: &str = "UNTORN_TEST_PLACE";
-/// Set in the process of root that is in a namespace of its own.
-const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
 
 /// Ends the calling test in the process of root, after the process of the user has passed it. `$mode` is the mode of
 /// `/dev/fuse`; the rest are programs that the test needs.
 macro_rules! as_a_user {
     ($user:expr, $mode:literal $(, $needs:literal)*) => {{
         if std::env::var_os(PLACE).is_none() {
-            needs!("root", "unshare", "mknod", "mount" $(, $needs)*);
+            needs!("mount namespace", "mknod", "mount" $(, $needs)*);
             if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
                 skip!("cannot open /dev/fuse: {error}");
             }
@@ -46,12 +44,7 @@ fn place(test: &str, number: u32, mode: u32) -> Option<Place> {
     if let Some(dir) = std::env::var_os(PLACE) {
         return Some(Place { dir: dir.into() });
     }
-    let again = again(test);
-    if std::env::var_os(ISOLATED).is_none() {
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "--propagation", "private", "--"]);
-        let status = unshare.arg(again.get_program()).args(again.get_args()).env(ISOLATED, "1").status();
-        assert!(status.expect("unshare runs").success(), "{test} failed in its namespace");
+    if !isolated(test) {
         return None;
     }
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
@@ -76,7 +69,10 @@ fn place(test: &str, number: u32, mode: u32) -> Option<Place> {
     }
     run(Command::new("chmod").arg("4755").arg(path.join("setuid")));
     let mut user = Command::new(path.join("tests"));
-    user.args(again.get_args()).env(PLACE, &path).env("TMPDIR", path.join("tmp")).current_dir(path.join("source"));
+    user.args(again(test).get_args())
+        .env(PLACE, &path)
+        .env("TMPDIR", path.join("tmp"))
+        .current_dir(path.join("source"));
     let status = user.uid(number).gid(number).status().expect("it starts");
     assert!(status.success(), "{test} failed as an ordinary user: {status}");
     None

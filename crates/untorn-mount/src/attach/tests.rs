@@ -4,12 +4,9 @@ use std::fs;
 use std::io::{Read, Write};
 use std::process::Command;
 
-use untorn_testing::{again, find_program, needs, sibling, skip, test_name};
+use untorn_testing::{find_program, isolated, needs, sibling, skip, test_name};
 
 use super::*;
-
-/// Set in the process that runs a test in a namespace of its own.
-const ISOLATED: &str = "UNTORN_TEST_ISOLATED";
 
 /// How the test's program starts itself as a stage.
 fn stage_of_the_tests() -> Stage {
@@ -24,23 +21,6 @@ fn a_process_without_a_parent_is_no_stage() {
     }
 }
 
-/// Runs the calling test again as root in a mount namespace of its own, and returns whether this is that process.
-fn isolated(test: &str) -> bool {
-    if std::env::var_os(ISOLATED).is_some() {
-        return true;
-    }
-    let again = again(test);
-    let status = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "--"])
-        .arg(again.get_program())
-        .args(again.get_args())
-        .env(ISOLATED, "1")
-        .status()
-        .expect("unshare runs");
-    assert!(status.success(), "{test} failed in its namespace: {status}");
-    false
-}
-
 /// Why a FUSE file system cannot be mounted here, even by root.
 fn lacks_fuse() -> Option<String> {
     let device = Path::new("/dev/fuse");
@@ -50,7 +30,7 @@ fn lacks_fuse() -> Option<String> {
 
 macro_rules! needs_fuse {
     ($($what:expr),*) => {
-        needs!("root", "unshare" $(, $what)*);
+        needs!("mount namespace" $(, $what)*);
         if let Some(reason) = lacks_fuse() {
             skip!("{reason}");
         }

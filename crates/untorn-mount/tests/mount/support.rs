@@ -66,7 +66,18 @@ pub(crate) fn mount_as(test: &'static str, chosen: &str, how: How) -> Option<Mou
             untorn_mount::pull_for(server, root).unwrap();
             None
         }
-        Ok(_) => {
+        _ => {
+            if let Some(reason) = untorn_testing::skips::lacks(&["mount namespace"]) {
+                untorn_testing::skipped!("{reason}");
+                return None;
+            }
+            if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
+                untorn_testing::skipped!("cannot open /dev/fuse: {error}");
+                return None;
+            }
+            if !untorn_testing::isolated(test) {
+                return None;
+            }
             // Memory: quick, and counts blocks the same way each time.
             let place = tempfile::Builder::new().prefix("untorn-mount-").tempdir_in("/dev/shm").unwrap();
             let mut mount = Mount { place, test, server: None, chosen: chosen.to_owned(), how };
@@ -75,22 +86,6 @@ pub(crate) fn mount_as(test: &'static str, chosen: &str, how: How) -> Option<Mou
             }
             mount.start();
             Some(mount)
-        }
-        Err(_) => {
-            if let Some(reason) = untorn_testing::skips::lacks(&["root", "unshare"]) {
-                untorn_testing::skipped!("{reason}");
-                return None;
-            }
-            if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
-                untorn_testing::skipped!("cannot open /dev/fuse: {error}");
-                return None;
-            }
-            let inner = untorn_testing::again(test);
-            let mut command = Command::new("unshare");
-            command.args(["--mount", "--propagation", "private", "--"]).arg(inner.get_program());
-            command.args(inner.get_args()).env(ROLE, "client");
-            assert!(command.status().unwrap().success(), "the test fails in its mount namespace");
-            None
         }
     }
 }
