@@ -132,6 +132,36 @@ pub(super) const CATALOGUE: &[Program] = &[
         told_no: &[],
         files: true,
     },
+    Program {
+        name: "static",
+        script: ("static.sh", ""),
+        needs: &[("command -v musl-gcc", "musl-tools")],
+        told_no: &[],
+        files: true,
+    },
+    Program { name: "go", script: ("go.sh", ""), needs: &[("command -v go", "golang")], told_no: &[], files: false },
+    Program {
+        name: "java",
+        script: ("java.sh", ""),
+        needs: &[("command -v javac", "default-jdk-headless")],
+        told_no: &[],
+        files: true,
+    },
+    Program { name: "make", script: ("make.sh", ""), needs: &[("command -v make", "make")], told_no: &[], files: true },
+    Program {
+        name: "postgres",
+        script: ("postgres.sh", ""),
+        needs: &[("ls /usr/lib/postgresql/*/bin/postgres && command -v pgbench", "postgresql")],
+        told_no: &[],
+        files: false,
+    },
+    Program {
+        name: "redis",
+        script: ("redis.sh", ""),
+        needs: &[("command -v redis-server && command -v redis-cli", "redis-server")],
+        told_no: &[],
+        files: false,
+    },
 ];
 
 /// The packages that some programs miss.
