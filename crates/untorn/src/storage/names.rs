@@ -4,7 +4,7 @@
 //! call itself.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -129,10 +129,23 @@ pub(crate) fn create_again(path: &Path, like: &CreateAttrs) -> Result<OwnedFd> {
     })
 }
 
-fn create_with(path: &Path, mode: u32, finish: impl FnOnce(BorrowedFd<'_>) -> Result<()>) -> Result<OwnedFd> {
+/// A file has its name only once `finish` is through with it, so nobody opens it before. A file system without
+/// `O_TMPFILE`, such as FUSE, gives it the name first.
+fn create_with(path: &Path, mode: u32, finish: impl Fn(BorrowedFd<'_>) -> Result<()>) -> Result<OwnedFd> {
+    let failed = |errno| Error::io("create", path, errno);
+    let mode = Mode::from_raw_mode(mode);
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let Ok(file) = rustix::fs::open(dir, OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
+        finish(file.as_fd())?;
+        let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match rustix::fs::linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW) {
+            // Without /proc it cannot be named.
+            Err(Errno::NOENT) => {}
+            linked => return linked.map(|()| file).map_err(failed),
+        }
+    }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file =
-        rustix::fs::open(path, flags, Mode::from_raw_mode(mode)).map_err(|errno| Error::io("create", path, errno))?;
+    let file = rustix::fs::open(path, flags, mode).map_err(failed)?;
     // The first error is the one that helps, whether or not the name can be removed again.
     finish(file.as_fd()).inspect_err(|_| drop(unlink(path)))?;
     Ok(file)
@@ -255,6 +268,7 @@ const MAX_NAP: std::time::Duration = std::time::Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
@@ -298,6 +312,28 @@ mod tests {
         let huge = dir.path().join("huge");
         assert!(create_regular(&huge, u64::MAX).is_err());
         assert!(!exists(&huge).unwrap());
+    }
+
+    #[test]
+    fn a_file_has_its_name_once_it_is_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let nameless = rustix::fs::open(dir.path(), OFlags::RDWR | OFlags::TMPFILE, Mode::RUSR);
+        if let Err(errno) = nameless {
+            untorn_testing::skip!("the temporary directory has no files without names: {errno}");
+        }
+        let finish = |file: BorrowedFd<'_>| {
+            assert!(!exists(&path).unwrap());
+            lengthen(&path, file, 100)
+        };
+        drop(create_with(&path, 0o640, finish).unwrap());
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!((found.len(), found.nlink(), found.permissions().mode() & 0o707), (100, 1, 0o600));
+        // A dangling link is a name that is taken.
+        std::os::unix::fs::symlink("nothing", dir.path().join("link")).unwrap();
+        for taken in [path, dir.path().join("link")] {
+            assert_eq!(create_with(&taken, 0o600, |_| Ok(())).unwrap_err().errno(), Errno::EXIST.raw_os_error());
+        }
     }
 
     #[test]
