@@ -1,10 +1,11 @@
 //! A closed file is a plain file: nothing is left beside it that only untorn can read, unless somebody asks for it.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use crate::common::counting::Counting;
 use crate::common::{PAGE, attempt, mark, names, pattern, read, scratch, sidecar_of};
-use untorn::options::Prefer;
+use untorn::options::{Prefer, Progress};
 use untorn::report::State;
 use untorn::testing::storage::PageCache;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
@@ -50,6 +51,61 @@ fn a_file_that_was_closed_or_dropped_is_a_plain_one() {
             is_plain(&path, &model);
             assert!(read(&options(engine).open(&path).unwrap()) == model);
         }
+    }
+}
+
+/// The phases that were shown since the last look, each with its last step and the number of its steps.
+#[derive(Clone, Default)]
+struct Shown(Arc<Mutex<Vec<Progress>>>);
+
+impl Shown {
+    fn on(&self, options: Options) -> Options {
+        let steps = self.0.clone();
+        options.progress(move |step| steps.lock().unwrap().push(step))
+    }
+
+    fn take(&self) -> Vec<(&'static str, u64, usize)> {
+        let steps = std::mem::take(&mut *self.0.lock().unwrap());
+        let phases = steps.chunk_by(|one, next| one.phase == next.phase);
+        phases
+            .map(|steps| {
+                assert!(steps.is_sorted_by_key(|step| step.done), "{steps:?}");
+                let last = steps[steps.len() - 1];
+                assert_eq!(last.done, last.total, "{steps:?}");
+                (last.phase, last.total, steps.len())
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn closing_the_hybrid_log_shows_its_progress() {
+    // Chunks of eight units each.
+    let (chunks, len) = (20, 20 * 8 * PAGE);
+    let options = options(EngineKind::HybridLog).checkpoint_threads(0);
+    for settles in [false, true] {
+        let (path, shown) = (scratch("data"), Shown::default());
+        let file = shown.on(options.clone()).create(&path, len as u64).unwrap();
+        let model = pattern(len, 1);
+        file.write_at(&model, 0).unwrap();
+        file.sync().unwrap();
+        assert_eq!(shown.take(), [], "a commit is no long work");
+        if settles { file.settle() } else { file.close() }.unwrap();
+        let phases = shown.take();
+        let [("emptying the log", total, steps), ("flushing the file", 1, 2)] = phases[..] else {
+            panic!("{phases:?}");
+        };
+        assert!((chunks..2 * chunks).contains(&total) && steps as u64 == total + 1, "{phases:?}");
+        is_plain(&path, &model);
+        // A map goes the same way.
+        let mut map = shown.on(options.clone()).map(&path).unwrap();
+        map.fill(7);
+        map.commit().unwrap();
+        assert_eq!(shown.take(), []);
+        if settles { map.settle() } else { map.close() }.unwrap();
+        let phases: Vec<&str> = shown.take().into_iter().map(|(phase, ..)| phase).collect();
+        assert_eq!(phases, ["emptying the log", "flushing the file"]);
+        is_plain(&path, &vec![7; len]);
     }
 }
 

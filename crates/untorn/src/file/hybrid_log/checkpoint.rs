@@ -67,6 +67,11 @@ impl<M: Medium> Core<M> {
 
     /// Takes everything home that is durable, and gives its space in the log free.
     pub(super) fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_telling(|_, _| ())
+    }
+
+    /// The same, and calls `tell` with the number of chunks that are done, and of all.
+    pub(super) fn checkpoint_telling(&self, tell: impl Fn(u64, u64)) -> Result<()> {
         let _cutting = self.head.cutting.lock(self.relax());
         self.handle_state.writable()?;
         let upto = self.durable();
@@ -76,9 +81,12 @@ impl<M: Medium> Core<M> {
             return Ok(());
         }
         let mut image = Image::new();
-        for chunk in 0..self.chunks.total() {
+        let used: Vec<u64> = (0..self.chunks.total()).filter(|&chunk| self.chunks.used(chunk) > 0).collect();
+        for (done, &chunk) in (0..).zip(&used) {
+            tell(done, used.len() as u64);
             self.carry_chunk_home(chunk, upto, &mut image)?;
         }
+        tell(used.len() as u64, used.len() as u64);
         self.retire(upto)
     }
 

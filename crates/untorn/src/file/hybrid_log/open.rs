@@ -224,11 +224,14 @@ impl<M: Medium> Core<M> {
         if self.logs_undo() {
             self.roll_back()?;
         }
-        self.checkpoint()?;
+        self.checkpoint_telling(|done, total| self.options.report("emptying the log", done, total))?;
         let len = self.head.committed_len.load(Ordering::Relaxed);
         if self.data.len() != len {
             self.data.set_len(len)?;
         }
-        self.data.sync(barriers::CLOSE_DATA)
+        self.options.report("flushing the file", 0, 1);
+        self.data.sync(barriers::CLOSE_DATA)?;
+        self.options.report("flushing the file", 1, 1);
+        Ok(())
     }
 }
