@@ -8,7 +8,7 @@ use crate::engine::{EngineKind, Report, Seen, SidecarReport, State};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::attach::{Attached, share};
-use crate::format::sidecar::data::{open_data, reopen_data};
+use crate::format::sidecar::data::{Pair, open_data, reopen_data};
 use crate::format::sidecar::find_or_at;
 use crate::format::sidecar::retirement::Retirement;
 use crate::format::sidecar::superblock::{Left, Superblock};
@@ -91,12 +91,8 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
         drop(locked);
         let attached = Attached { side, path: sidecar, superblock, retirement };
         let data = reopen_data(&**medium, path, &reader(), data)?;
-        let (medium, physical) = (Arc::clone(medium), data.len());
-        let seen = match engine {
-            EngineKind::HybridLog => hybrid_log::look(medium, path, (data, attached), &reader()),
-            _ => reflection::look(medium, path, (data, attached), &reader()),
-        };
-        seen.map(|seen| (seen, physical))
+        let physical = data.len();
+        seen_by_engine(Arc::clone(medium), path, (data, attached), &reader()).map(|seen| (seen, physical))
     });
     let examined = match examined {
         Ok((seen, physical)) => Ok(examine(&seen, physical, before.0.left, report)),
@@ -142,13 +138,24 @@ pub(crate) fn commits_held(path: &Path) -> Result<u64> {
         return Ok(0);
     }
     let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
-    let engine = superblock.engine;
     let pair = (data, Attached { side, path: place, superblock, retirement });
-    let seen = match engine {
-        EngineKind::HybridLog => hybrid_log::look(medium, path, pair, &reader()),
-        _ => reflection::look(medium, path, pair, &reader()),
-    };
-    seen.map(|seen| seen.held)
+    seen_by_engine(medium, path, pair, &reader()).map(|seen| seen.held)
+}
+
+/// What the engine of a sidecar finds in a file, changing nothing.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a sidecar that no engine could have left so; errors of reading.
+pub(crate) fn seen_by_engine<M: Medium>(
+    medium: Arc<M>,
+    path: &Path,
+    pair: Pair<M::File>,
+    options: &Options,
+) -> Result<Seen> {
+    match pair.1.superblock.engine {
+        EngineKind::HybridLog => hybrid_log::look(medium, path, pair, options),
+        _ => reflection::look(medium, path, pair, options),
+    }
 }
 
 /// What can be said of a file that a writer has: what it last wrote down of it.

@@ -8,7 +8,7 @@
 //! Without the feature `redundancy`, `no_redundancy.rs` stands in for `redundancy.rs`: it refuses a file that has any.
 //!
 //! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine),
-//! [`bare_engine_on`] (which engine); then [`map`], [`redundancy`], [`recover`].
+//! [`bare_engine_on`] (which engine); then [`map`], [`redundancy`], [`recover`], [`adopt`].
 //!
 //! Lock order: the file's place in the registry, then the exclusion check, then the sidecar's lock.
 
@@ -25,13 +25,13 @@ use crate::file::hybrid_log::HybridLog;
 use crate::file::passthrough::Passthrough;
 use crate::file::reflection::Reflection;
 use crate::file::reflection::background::Deploying;
-use crate::format::sidecar::adopt::bring;
 use crate::format::sidecar::attach::engine_of;
 use crate::options::{ExclusionCheck, Options};
 use crate::shared;
 use crate::storage::{self, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
 use crate::sys::sync;
 
+mod adopt;
 pub(crate) mod leftovers;
 mod map;
 mod recover;
@@ -267,15 +267,6 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
     options.validate(path)?;
     drop(medium.create(path, len, len)?);
     open_on(medium, path, options)
-}
-
-/// Brings the set of sidecar, spill and redundancy files to the file that is opened with adoption, before redundancy or
-/// an engine looks for its own.
-fn adopt<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<()> {
-    if options.adopt && !options.read_only && options.engine != EngineKind::Passthrough {
-        bring(medium, path, options)?;
-    }
-    Ok(())
 }
 
 /// The engine of a file, whatever redundancy it has.

@@ -5,9 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{adopt, bare_engine_on};
+use super::adopt::adopt;
+use super::bare_engine_on;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::format::sidecar::adopt::Relocation;
+use crate::format::sidecar::redundancy::beside;
 use crate::format::sidecar::redundancy_file;
 use crate::options::Options;
 use crate::storage::{Access, Medium, MediumFile};
@@ -25,7 +28,7 @@ pub(super) fn engine_on<M: Medium>(
     if options.read_only {
         return bare_engine_on(medium, path, options);
     }
-    adopt(&*medium, path, options)?;
+    adopt(&medium, path, options)?;
     refuse_redundancy(&*medium, path)?;
     let engine = bare_engine_on(Arc::clone(&medium), path, options)?;
     // Another process may have protected the file before the engine had it.
@@ -35,9 +38,21 @@ pub(super) fn engine_on<M: Medium>(
 
 fn refuse_redundancy<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     let redundancy = redundancy_file(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
-    if !medium.exists(&redundancy)? {
-        return Ok(());
-    }
+    if medium.exists(&redundancy)? { Err(unkept(path, &redundancy)) } else { Ok(()) }
+}
+
+/// Refuses redundancy that comes with an adopted sidecar. Changes nothing.
+pub(super) fn refuse_adopted<M: Medium>(
+    _: &M,
+    path: &Path,
+    _: &M::File,
+    _: &Options,
+    found: &Relocation<M::File>,
+) -> Result<()> {
+    if found.redundancy.is_some() { Err(unkept(path, &beside(&found.from))) } else { Ok(()) }
+}
+
+fn unkept(path: &Path, redundancy: &Path) -> Error {
     let what = format!(
         "the file has redundancy, in {}, and this build of untorn cannot keep it because it lacks the feature \
          `redundancy`; use a build with the feature, open the file read-only, or give its redundancy up (`untorn \
@@ -45,5 +60,5 @@ fn refuse_redundancy<M: Medium>(medium: &M, path: &Path) -> Result<()> {
          it aside",
         redundancy.display()
     );
-    Err(Error::Invalid { path: path.to_owned(), what })
+    Error::Invalid { path: path.to_owned(), what }
 }

@@ -4,11 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{adopt, bare_engine_on, boxed};
+use super::adopt::adopt;
+use super::{bare_engine_on, boxed};
 use crate::engine::{Engine, Shared, State};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::file::{AtomicFile, AtomicMap, inspect};
 use crate::format::sidecar;
+use crate::format::sidecar::adopt::Relocation;
+use crate::format::sidecar::redundancy::beside;
 use crate::options::{Options, ProtectOptions};
 pub(super) use crate::redundancy::TICK;
 use crate::redundancy::protect::{coverage as coverage_of, look};
@@ -24,13 +27,9 @@ pub(super) fn engine_on<M: Medium>(
     options: &Options,
     tick: Duration,
 ) -> Result<Box<dyn Engine>> {
-    adopt(&*medium, path, options)?;
+    adopt(&medium, path, options)?;
     match redundant::engine::watch(&medium, path, options)? {
-        None if options.verify_reads.is_some() => {
-            let what = "reads cannot be verified because the file has no redundancy; protect it (`untorn protect`), or \
-                        open it with `Options::redundancy`";
-            Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
-        }
+        None if options.verify_reads.is_some() => Err(unverifiable(path)),
         None => bare_engine_on(medium, path, options),
         Some(watched) => {
             // Closing compares the sidecar with its checksums before anything goes home.
@@ -38,6 +37,30 @@ pub(super) fn engine_on<M: Medium>(
             redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, &bare)).map(boxed)
         }
     }
+}
+
+fn unverifiable(path: &Path) -> Error {
+    let what = "reads cannot be verified because the file has no redundancy; protect it (`untorn protect`), or open it \
+                with `Options::redundancy`";
+    Error::Invalid { path: path.to_owned(), what: what.to_owned() }
+}
+
+/// Refuses options that the redundancy which comes with an adopted sidecar cannot fulfil. Changes nothing.
+pub(super) fn refuse_adopted<M: Medium>(
+    medium: &M,
+    path: &Path,
+    data: &M::File,
+    options: &Options,
+    found: &Relocation<M::File>,
+) -> Result<()> {
+    let settings = options.redundancy.as_ref().map(|redundancy| redundancy.settings).unwrap_or_default();
+    let comes = match &found.redundancy {
+        Some(file) => redundant::check_settings(path, &beside(&found.from), file, data, &settings)?,
+        // A crash in the middle of an earlier adoption leaves it at its place already.
+        None => redundant::check_settings_at(medium, path, &beside(&found.to), data, &settings)?,
+    };
+    let is_wanted = comes || options.redundancy.is_some();
+    if options.verify_reads.is_some() && !is_wanted { Err(unverifiable(path)) } else { Ok(()) }
 }
 
 /// The redundancy of an open file.

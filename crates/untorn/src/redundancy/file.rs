@@ -300,6 +300,41 @@ pub(super) fn create<M: Medium>(
     Ok(side)
 }
 
+/// Refuses settings that the redundancy file does not have which an adoption brings to a file. Whether it can be read:
+/// otherwise the file has none after the adoption. Changes nothing.
+///
+/// # Errors
+/// [`Error::Protection`] for other settings; errors of reading.
+pub(crate) fn check_settings<F: MediumFile>(
+    path: &Path,
+    place: &Path,
+    side: &F,
+    data: &F,
+    settings: &Settings,
+) -> Result<bool> {
+    let Ok((found, _)) = Superblock::read(side, place, data) else { return Ok(false) };
+    agree_on_settings(path, &found, settings).map(|()| true)
+}
+
+/// The same for the redundancy file at this place, if it names the file already.
+///
+/// # Errors
+/// As for [`check_settings`].
+pub(crate) fn check_settings_at<M: Medium>(
+    medium: &M,
+    path: &Path,
+    place: &Path,
+    data: &M::File,
+    settings: &Settings,
+) -> Result<bool> {
+    if !medium.exists(place)? {
+        return Ok(false);
+    }
+    let side = medium.open_companion(place, Access::Read, 0, data)?;
+    let is_ours = Superblock::read(&side, place, data).is_ok_and(|(found, _)| is_of(&found, data).unwrap_or(false));
+    if is_ours { check_settings(path, place, &side, data, settings) } else { Ok(false) }
+}
+
 /// Whether a redundancy file was made for this file.
 pub(super) fn is_of<F: MediumFile>(found: &Superblock, data: &F) -> Result<bool> {
     Ok(found.is_of(&data.identity()?))
@@ -328,6 +363,12 @@ pub(super) fn agree<F: MediumFile>(
         let problem = ProtectionProblem::OtherLength { protected: geometry.len, now: data.len() };
         return Err(Error::protection(path, problem));
     }
+    agree_on_settings(path, found, settings)
+}
+
+/// Whether a redundancy file is kept as it is asked for.
+fn agree_on_settings(path: &Path, found: &Superblock, settings: &Settings) -> Result<()> {
+    let geometry = found.geometry;
     let asked = (
         settings.stripe.unwrap_or(geometry.stripe),
         settings.layout.unwrap_or(geometry.layout),

@@ -88,7 +88,7 @@ use uncovered_since::UncoveredSince;
 pub use crate::engine::redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
 pub(crate) use crate::engine::redundancy::{DamageSender, RedundancyService, Scrub, scrub_and_note};
 pub use crate::options::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
-pub(crate) use file::{kept_period, redundancy_file, remove};
+pub(crate) use file::{check_settings, check_settings_at, kept_period, redundancy_file, remove};
 use file_redundancy::FileRedundancy;
 use notifier::DamageNotifier;
 use pages::Pages;

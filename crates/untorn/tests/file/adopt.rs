@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::forged::renumber;
 use crate::common::counting::Counting;
 use crate::common::{PAGE, copy, names, on_disk, partly_reflected, pattern, read, sidecar_of, tree};
-use untorn::options::Layout;
+use untorn::options::{Layout, Prefer, VerifyReads};
 use untorn::redundancy::ProtectOptions;
 use untorn::testing::storage::PageCache;
 use untorn::{Durability, EngineKind, Error, Options};
@@ -217,6 +217,168 @@ fn the_redundancy_file_is_set_aside_with_its_sidecar() {
     assert!(std::fs::read(&lost).unwrap() == model);
     assert_eq!(names(&dir.path().join(".untorn")), only_redundancy(&lost));
     mends(&lost, "after the file turned up");
+}
+
+/// Gives the set of files beside a data file another name, as one restored under another number has.
+fn put_elsewhere(path: &Path) -> PathBuf {
+    let (sidecar, elsewhere) = (sidecar_of(path), path.with_file_name(".untorn/elsewhere"));
+    for kind in ["", "spill", "redundancy", "sidecar-redundancy"] {
+        let from = sidecar.with_extension(kind);
+        if from.exists() {
+            std::fs::rename(from, elsewhere.with_extension(kind)).unwrap();
+        }
+    }
+    elsewhere
+}
+
+/// A file whose epoch is open when another program writes to it.
+fn disputed(path: &Path) -> Vec<u8> {
+    let model = pattern(LEN, 1);
+    let file = options().create(path, LEN as u64).unwrap();
+    file.write_at(&model, 0).unwrap();
+    file.sync().unwrap();
+    file.write_at(&[0xee; 500], 3000).unwrap();
+    changed_a_second_from_now(path);
+    assert!(matches!(file.sync(), Err(Error::ModifiedExternally { .. })));
+    model
+}
+
+fn changed_a_second_from_now(path: &Path) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(1);
+    file.set_times(std::fs::FileTimes::new().set_modified(later)).unwrap();
+}
+
+#[test]
+fn a_refused_adoption_changes_nothing() {
+    type Make = fn(&Path) -> Vec<u8>;
+    type Spoil = fn(&Path);
+    let as_it_is: Spoil = |_| ();
+    let is_changed = |error: &Error| matches!(error, Error::ModifiedExternally { .. });
+    let is_corrupt = |error: &Error| matches!(error, Error::Corrupt { .. });
+    let of_other_stripes = ProtectOptions::new().on_demand().stripe(9);
+    let on_demand = || ProtectOptions::new().on_demand();
+    let protected: Make = |path| partly_reflected(&protected(), path, LEN, 1);
+    let crashed: Make = |path| {
+        let file = options().create(path, LEN as u64).unwrap();
+        let model = pattern(LEN, 1);
+        file.write_at(&model, 0).unwrap();
+        file.sync().unwrap();
+        crate::common::killed(file);
+        model
+    };
+    type Case = (&'static str, Make, Spoil, Options, fn(&Error) -> bool, Option<Options>);
+    let cases: Vec<Case> = vec![
+        ("disputed", disputed, as_it_is, options(), is_changed, Some(options().prefer(Prefer::Sidecar))),
+        ("changed", made, changed_a_second_from_now, options(), is_changed, Some(options().prefer(Prefer::Sidecar))),
+        ("cut short after a crash", crashed, |path| crate::common::truncate(path, 5000), options(), is_changed, None),
+        (
+            "another engine",
+            made,
+            as_it_is,
+            options().engine(EngineKind::HybridLog),
+            |error| matches!(error, Error::OtherEngine { .. }),
+            Some(options()),
+        ),
+        (
+            "a short sidecar",
+            made,
+            |path| crate::common::truncate(&path.with_file_name(".untorn/elsewhere"), 4 * PAGE),
+            options(),
+            is_corrupt,
+            None,
+        ),
+        (
+            "a damaged slice",
+            made,
+            |path| {
+                let side = path.with_file_name(".untorn/elsewhere");
+                let mut bytes = std::fs::read(&side).unwrap();
+                let at = bytes.iter().rposition(|&byte| byte != 0).unwrap();
+                bytes[at] ^= 1;
+                std::fs::write(&side, bytes).unwrap();
+            },
+            options(),
+            is_corrupt,
+            None,
+        ),
+        (
+            "no sidecar",
+            made,
+            |path| std::fs::remove_file(path.with_file_name(".untorn/elsewhere")).unwrap(),
+            options(),
+            |error| matches!(error, Error::SidecarMissing { .. }),
+            None,
+        ),
+        (
+            "other stripes",
+            protected,
+            as_it_is,
+            options().redundancy(of_other_stripes),
+            |error| matches!(error, Error::Protection { .. }),
+            Some(options().redundancy(on_demand())),
+        ),
+        (
+            "reads that cannot be verified",
+            made,
+            as_it_is,
+            options().verify_reads(VerifyReads::Fail),
+            |error| matches!(error, Error::Invalid { .. }),
+            Some(options().verify_reads(VerifyReads::Fail).redundancy(on_demand())),
+        ),
+    ];
+    for (what, make, spoil, asked, is_right, way_out) in cases {
+        // The place is free, or a sibling's sidecar stands there.
+        for is_taken in [false, true] {
+            let what = format!("{what}, taken: {is_taken}");
+            let dir = tempfile::tempdir().unwrap();
+            let (path, sibling) = (dir.path().join("data"), dir.path().join("sibling"));
+            let model = make(&path);
+            put_elsewhere(&path);
+            if is_taken {
+                made(&sibling);
+                let mut side = std::fs::read(sidecar_of(&sibling)).unwrap();
+                renumber(&mut side, &sidecar_of(&path));
+                std::fs::write(sidecar_of(&path), side).unwrap();
+                std::fs::remove_file(sidecar_of(&sibling)).unwrap();
+            }
+            spoil(&path);
+            let before = tree(dir.path());
+            let asked = asked.clone().adopt(true);
+            for error in [asked.open(&path).map(drop), untorn::recover(&path, &asked).map(drop)] {
+                let error = error.expect_err(&what);
+                assert!(is_right(&error), "{what}: {error}");
+                let says_how = !is_changed(&error) || error.to_string().contains("--adopt");
+                assert!(says_how, "{what}: {error}");
+                assert!(tree(dir.path()) == before, "{what}: a refusal changed something");
+            }
+            if let Some(way_out) = &way_out {
+                let file = way_out.clone().adopt(true).open(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert!(read(&file) == model, "{what}");
+                file.close().unwrap();
+            }
+            if is_taken {
+                untorn::recover(&sibling, &Options::new().adopt(true))
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_locked_redundancy_file_refuses_the_whole_adoption() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    let model = partly_reflected(&protected(), &path, LEN, 1);
+    let elsewhere = put_elsewhere(&path);
+    let before = tree(dir.path());
+    let held = std::fs::File::open(elsewhere.with_extension("redundancy")).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let error = protected().adopt(true).open(&path).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    assert!(tree(dir.path()) == before, "a refusal changed something");
+    drop(held);
+    assert!(read(&protected().adopt(true).open(&path).unwrap()) == model);
 }
 
 /// All orders of three things.

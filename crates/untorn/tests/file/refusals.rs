@@ -270,6 +270,25 @@ fn a_file_changed_while_it_was_closed() {
 }
 
 #[test]
+fn a_file_cut_short_after_a_crash_is_refused_as_it_is() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for durability in [Durability::PerWrite, Durability::PerCommit] {
+            let path = on_disk("data");
+            let options = options().engine(engine).durability(durability);
+            let file = options.create(&path, LEN as u64).unwrap();
+            file.write_at(&pattern(LEN, 1), 0).unwrap();
+            file.sync().unwrap();
+            // The cut does not reach what the record of this write covers.
+            file.write_at(&[9; 64], 128).unwrap();
+            file.sync().unwrap();
+            crate::common::killed(file);
+            crate::common::truncate(&path, 1000);
+            refused(path.dir(), &path, |error| matches!(error, Error::ModifiedExternally { .. }));
+        }
+    }
+}
+
+#[test]
 fn a_pair_restored_under_new_inode_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let (path, other) = (dir.path().join("data"), dir.path().join("restored"));

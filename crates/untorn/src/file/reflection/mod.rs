@@ -136,6 +136,7 @@ pub(crate) struct Reflection<M: Medium> {
 /// Replays the records of a file in memory only.
 pub(super) fn look<M: Medium>(medium: Arc<M>, path: &Path, pair: Pair<M::File>, options: &Options) -> Result<Seen> {
     let engine = Reflection::build(medium, path, pair, options)?;
+    engine.check_recovered()?;
     let (commit, info) = (engine.commit_number(), engine.info());
     // Slices go home without a note of the commits that they were of.
     let held = if info.reflected_pages == 0 { 0 } else { commit };

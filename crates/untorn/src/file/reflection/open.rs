@@ -118,9 +118,11 @@ impl<M: Medium> Reflection<M> {
     /// Makes the outcome of [`build`](Self::build) durable, retires every record in one step, and says "open": from
     /// here on stores may follow.
     fn make_durable(&mut self) -> Result<()> {
-        self.write_recovered()?;
         let len = self.state.head().len.load(Ordering::Relaxed);
+        // Before the first store: a file that is refused stays as it is.
+        self.check_recovered()?;
         restore_len(&self.data, &self.path, len, &self.options)?;
+        self.write_recovered()?;
         if self.data.len() > len {
             // A growth that did not commit, or a shrink that did. Until the next sync of the file a crash may bring the
             // old length back, and the next recovery comes by here again.

@@ -264,21 +264,32 @@ impl<M: Medium> Reflection<M> {
         Ok(sum.get() == record.sum)
     }
 
-    /// Makes the bitmaps that replay changed durable, before the records that told of them are retired.
+    /// Whether the sidecar has room for the bitmap of a page.
+    fn has_bitmap(&self, page: u64) -> bool {
+        // In the dense form every page has a place by its number, also where the sidecar ends before it.
+        self.places.bitmap(page).is_some_and(|at| at + size_of::<u64>() as u64 <= self.side.len())
+    }
+
+    /// That each page which replay changed has the place that its bitmap needs. Writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub(super) fn check_recovered(&self) -> Result<()> {
+        let lacks_room = |&&page: &&u64| self.state.pages[page as usize].bitmap() != 0 && !self.has_bitmap(page);
+        self.changed.iter().find(lacks_room).map_or(Ok(()), |page| {
+            let what = format!("page {page} has slices in the sidecar, but no slot holds them");
+            Err(Error::Corrupt { path: self.sidecar.clone(), offset: None, what })
+        })
+    }
+
+    /// Makes the bitmaps that replay changed durable, before the records that told of them are retired. All have a
+    /// place that need one.
     pub(super) fn write_recovered(&mut self) -> Result<()> {
         let changed = std::mem::take(&mut self.changed);
         for (n, &page) in changed.iter().enumerate() {
             self.options.report("writing bitmaps", n as u64, changed.len() as u64);
-            let bitmap = self.state.pages[page as usize].bitmap();
-            // In the dense form every page has a place by its number, also where the sidecar ends before it.
-            if self.places.bitmap(page).is_some_and(|at| at + size_of_val(&bitmap) as u64 <= self.side.len()) {
-                self.write_bitmap(page, bitmap)?;
-            } else if bitmap != 0 {
-                return Err(Error::Corrupt {
-                    path: self.sidecar.clone(),
-                    offset: None,
-                    what: format!("page {page} has slices in the sidecar, but no slot holds them"),
-                });
+            if self.has_bitmap(page) {
+                self.write_bitmap(page, self.state.pages[page as usize].bitmap())?;
             }
         }
         if changed.is_empty() {

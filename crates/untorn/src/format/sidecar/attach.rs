@@ -4,7 +4,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::adopt::{explained, set_aside};
+use super::admit::{Asked, admit, how_left};
+use super::adopt::{Relocation, explained};
 use super::retirement::Retirement;
 use super::superblock::{Left, Name, Superblock};
 use super::{Geometry, PAGE, adoption_barriers, barriers, companions, parent, path as sidecar_path, uuid_text};
@@ -130,29 +131,20 @@ pub(crate) fn attach<M: Medium>(
         if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs {
             // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
             // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
-            set_aside(medium, path, data, &place, &superblock)?;
+            Relocation::aside(medium, data, &place, side, superblock)?.set_aside(medium, path, data)?;
             continue;
         }
         if options.adopt && mark == MarkState::Present(superblock.uuid) {
             superblock.identity = identity;
         }
-        if !drop_sidecar {
-            superblock.left = how_left(&superblock, &side, &place)?;
-        }
-        // Of a file that was closed cleanly the hybrid log keeps nothing back.
-        let another = superblock.engine != plan.engine;
-        let idle = superblock.engine == EngineKind::HybridLog && matches!(superblock.left, Left::Clean | Left::Fresh);
-        // A crash came while it was made, or somebody has put it there. No commit was made with it, so what it holds is
-        // nobody's: it is made anew and never completed.
-        let left_fresh = superblock.left == Left::Fresh && made != Some(superblock.uuid);
-        if superblock.left == Left::Settled || drop_sidecar || another && idle || left_fresh {
-            if !drop_sidecar && superblock.left != Left::Settled {
-                agree(path, &place, &superblock, identity, mark)
-                    .map_err(|error| explained(medium, path, data, mark, error))?;
-            }
-            if !drop_sidecar && superblock.left == Left::Clean {
-                unchanged(path, superblock.stamp, data.stamp()?)?;
-            }
+        let kept = if drop_sidecar {
+            None
+        } else {
+            let is_new = made == Some(superblock.uuid);
+            let asked = Asked { path, place: &place, engine: plan.engine, prefer: options.prefer, is_new };
+            admit(&asked, &mut superblock, &side, data).map_err(|error| explained(medium, path, data, mark, error))?
+        };
+        let Some(retirement) = kept else {
             if superblock.left != Left::Settled {
                 superblock.left = Left::Settled;
                 superblock.write(&side)?;
@@ -160,22 +152,8 @@ pub(crate) fn attach<M: Medium>(
             }
             remove(medium, path, data, &place)?;
             continue;
-        }
-        if another {
-            return Err(Error::OtherEngine { path: path.to_owned(), engine: superblock.engine.to_string() });
-        }
-        let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
-        agree(path, &place, &superblock, identity, mark).map_err(|error| explained(medium, path, data, mark, error))?;
+        };
         superblock.name = Name::of(path);
-        if superblock.left == Left::Clean && options.prefer != Some(Prefer::Sidecar) {
-            unchanged(path, superblock.stamp, data.stamp()?)?;
-        }
-        if superblock.left == Left::Disputed {
-            if options.prefer != Some(Prefer::Sidecar) {
-                return Err(disturbed(path));
-            }
-            superblock.left = Left::Open;
-        }
         // Before the first store: since the last opening the file may have come to another owner or other permissions.
         medium.bring_in_line(&side, data)?;
         return Ok(Attached { side, path: place, superblock, retirement });
@@ -241,12 +219,6 @@ fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Resul
     }
     let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
     Ok(Some(Attached { side, path: place, superblock, retirement }))
-}
-
-/// How a sidecar was left: one that has been used is not fresh, whatever the superblock says that is left of two.
-fn how_left<F: MediumFile>(superblock: &Superblock, side: &F, place: &Path) -> Result<Left> {
-    let is_used = superblock.left == Left::Fresh && Retirement::shows_use(side, place, &superblock.uuid)?;
-    Ok(if is_used { Left::Open } else { superblock.left })
 }
 
 /// Takes the lock of a sidecar; false if another process keeps it. One that was killed may still seem to for a moment:

@@ -47,14 +47,20 @@ pub(crate) fn open_pair_to_read<M: Medium>(
 /// # Errors
 /// [`Error::ModifiedExternally`] if it is shorter, unless the user trusts the sidecar more.
 pub(crate) fn restore_len<F: MediumFile>(data: &F, path: &Path, len: u64, options: &Options) -> Result<()> {
-    if data.len() >= len {
+    check_len(path, data.len(), len, options.prefer)?;
+    if data.len() < len { data.set_len(len) } else { Ok(()) }
+}
+
+/// Refuses a data file of `has` bytes that is shorter than its last commit made it.
+///
+/// # Errors
+/// [`Error::ModifiedExternally`], unless the user trusts the sidecar more.
+pub(crate) fn check_len(path: &Path, has: u64, len: u64, prefer: Option<Prefer>) -> Result<()> {
+    if has >= len || prefer == Some(Prefer::Sidecar) {
         return Ok(());
     }
-    if options.prefer != Some(Prefer::Sidecar) {
-        let what = format!("it has {} bytes, but its last commit has {len}", data.len());
-        return Err(Error::ModifiedExternally { path: path.to_owned(), what });
-    }
-    data.set_len(len)
+    let what = format!("it has {has} bytes, but its last commit has {len}");
+    Err(Error::ModifiedExternally { path: path.to_owned(), what })
 }
 
 /// Opens the data file with address space to grow.

@@ -5,6 +5,7 @@
 //! the superblock names the data file by inode, generation and birth time, and the data file carries the sidecar's UUID
 //! as a mark.
 
+pub(crate) mod admit;
 pub(crate) mod adopt;
 pub(crate) mod attach;
 pub(crate) mod data;

@@ -86,7 +86,7 @@ pub(crate) fn are_one(one: &Identity, other: &Identity) -> bool {
 }
 
 /// The place of the redundancy file that may go with a sidecar, whatever name the two have.
-pub(super) fn beside(sidecar: &Path) -> PathBuf {
+pub(crate) fn beside(sidecar: &Path) -> PathBuf {
     sidecar.with_extension("redundancy")
 }
 
@@ -109,30 +109,48 @@ pub(super) fn goes_with<F: MediumFile>(
     named.map(|_| file)
 }
 
-/// Moves the redundancy file that goes with the sidecar at `from`, before that goes to `to`. With an adopter the
-/// redundancy file names that file first.
+/// The redundancy file that goes with the sidecar at `from`, locked, if it can go to `to`. Nothing changes.
 ///
 /// # Errors
-/// [`Error::InUse`] while another process has it; errors of writing, flushing and renaming.
-pub(super) fn follow<M: Medium>(
+/// [`Error::InUse`] while another process has it; errors of opening what stands in its way.
+pub(super) fn follower<M: Medium>(
     medium: &M,
     data: &M::File,
     sidecar: &Superblock,
     [from, to]: [&Path; 2],
     adopter: Option<Identity>,
-) -> Result<()> {
+) -> Result<Option<M::File>> {
     let (from, to) = (beside(from), beside(to));
     if !medium.exists(&from)? {
-        return Ok(());
+        return Ok(None);
     }
     let opened = medium.open_companion(&from, Access::ReadWrite, 0, data);
-    let Some(file) = goes_with(opened, &from, sidecar, adopter) else { return Ok(()) };
+    let Some(file) = goes_with(opened, &from, sidecar, adopter) else { return Ok(None) };
     if !take_lock(&file, LockKind::Exclusive)? {
         let holder = format!("{}, which has the redundancy file {} open", lock_holder(&file), from.display());
         return Err(Error::InUse { path: from, holder });
     }
+    if adopter.is_some() && medium.exists(&to)? {
+        drop(medium.open_companion(&to, Access::Read, 0, data)?);
+    }
+    Ok(Some(file))
+}
+
+/// Moves this redundancy file before its sidecar goes from `from` to `to`. With an adopter it names that file first.
+///
+/// # Errors
+/// Those of writing, flushing and renaming.
+pub(super) fn follow<M: Medium>(
+    medium: &M,
+    data: &M::File,
+    file: &M::File,
+    sidecar: &Superblock,
+    [from, to]: [&Path; 2],
+    adopter: Option<Identity>,
+) -> Result<()> {
+    let (from, to) = (beside(from), beside(to));
     if let Some(adopter) = adopter {
-        rename(&file, &from, sidecar.identity, adopter)?;
+        rename(file, &from, sidecar.identity, adopter)?;
         make_way(medium, &to, data)?;
     }
     medium.rename(&from, &to)?;
