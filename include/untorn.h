@@ -267,6 +267,9 @@ typedef struct untorn_tx untorn_tx;
  * a plain one. If a file has several handles, the first decides; if several
  * processes share it, the last to leave. */
 #define UNTORN_KEEP_SIDECAR 512
+/* With REFLECTION, deploy nothing in the background; see
+ * untorn_options.deploy_ahead. */
+#define UNTORN_NO_DEPLOY_AHEAD 1024
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has
  * its default. Later versions add fields at the end, and the size field
@@ -288,7 +291,8 @@ typedef struct untorn_options {
     uint32_t read_policy;
     /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY,
      * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, UNTORN_SHARED,
-     * UNTORN_VERIFY_READS, UNTORN_REPAIR_READS, UNTORN_KEEP_SIDECAR, or'ed. */
+     * UNTORN_VERIFY_READS, UNTORN_REPAIR_READS, UNTORN_KEEP_SIDECAR,
+     * UNTORN_NO_DEPLOY_AHEAD, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;
@@ -300,7 +304,7 @@ typedef struct untorn_options {
      * address space (not memory) for the maximum; 0: 64 MiB or twice the
      * length, whichever is larger. */
     uint64_t max_len;
-    /* The fields from here on are for HYBRID_LOG; other engines ignore them. */
+    /* The next four fields are for HYBRID_LOG; other engines ignore them. */
     /* The maximum size of the log, 256 KiB to 1 TiB, rounded up to whole
      * chunks of 2 MiB and at least two. The log starts small and grows as
      * needed. All writes of one epoch must fit; a write that would not is
@@ -316,10 +320,17 @@ typedef struct untorn_options {
     uint32_t checkpointers;
     /* UNTORN_TRACKING_*; for untorn_map. */
     uint32_t dirty_tracking;
+    /* For REFLECTION; other engines ignore it. When the pages that have bytes
+     * in the sidecar take so many bytes, a thread begins to copy committed
+     * pages into the data file while the file is open, so that closing is
+     * short. 0: 64 MiB; for never, see UNTORN_NO_DEPLOY_AHEAD. A protected
+     * file, one with UNTORN_SHARED or UNTORN_KEEP_SIDECAR, and a forked child
+     * do without it. */
+    uint64_t deploy_ahead;
 } untorn_options;
 
 /* All defaults: `untorn_options options = UNTORN_OPTIONS_INIT;` */
-#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
  * Files.

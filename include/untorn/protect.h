@@ -14,8 +14,9 @@
  * The checksums and parity are in a file beside the mapped one, in the
  * directory .untorn. A thread brings them up to date behind the stores of the
  * program. A scrub finds a page that a device damaged. A repair rebuilds it, if
- * it was covered and is the only damaged page of its stripe. `untorn scrub` and
- * `untorn repair` do the same when no process protects the file.
+ * it was covered and is the only damaged page of its stripe. `untorn scrub`,
+ * `untorn repair` and untorn_repair do the same when no process protects the
+ * file.
  *
  * The rules:
  * - The mapping must be a shared mapping of a whole file, passed by its first
@@ -55,6 +56,10 @@ extern "C" {
 /* untorn_redundancy_options.flags: start no thread that covers stores;
  * untorn_redundancy_sync and untorn_unprotect cover them. */
 #define UNTORN_COVER_ON_DEMAND 1
+
+/* The second argument of untorn_repair: also take back pages that other programs
+ * changed. */
+#define UNTORN_REPAIR_FORCE 1
 
 /* The kind of damage: the second argument of on_damage. */
 /* A page of the file: its offset and length in bytes. */
@@ -189,6 +194,26 @@ int untorn_redundancy_scrub(void *addr, uint64_t *damaged);
  * redundancy are still damaged; untorn_last_error says which. Those of
  * untorn_redundancy_sync. */
 int untorn_redundancy_repair(void *addr, uint64_t *repaired);
+
+/* Scrubs and repairs a protected file that no process has open, as `untorn
+ * repair` does: a plain file, or one with an engine. If a page cannot be
+ * repaired, it changes nothing. A file with an engine that was not closed is
+ * recovered first.
+ *
+ * flags: 0: pages that were modified outside untorn are left as they are.
+ * UNTORN_REPAIR_FORCE, for a file without an engine: such a page also gets the
+ * bytes that it was last covered with, and its new bytes are lost. Copy the file
+ * first if they may be needed. Parity must vouch for each of these pages: it is
+ * the only page of its stripe that differs, and its stripe is covered. If parity
+ * cannot do so for one of them, the call changes nothing.
+ * repaired: NULL, or where to store the number of pages that got their bytes
+ * back.
+ * Errors: UNTORN_EBADMSG as for untorn_redundancy_repair, and for a forced
+ * repair that parity refuses; untorn_last_error says which pages. UNTORN_ENOENT
+ * for a file that is not protected; UNTORN_EBUSY while a process protects it or
+ * has it open; UNTORN_EINVAL for other flags, and for a forced repair of a file
+ * with an engine; UNTORN_EIO and others of the system. */
+int untorn_repair(const char *path, uint32_t flags, uint64_t *repaired);
 
 #ifdef __cplusplus
 }

@@ -116,6 +116,8 @@ constants! {
     UNTORN_REPAIR_READS = 256;
     /// Flag: closing keeps the sidecar.
     UNTORN_KEEP_SIDECAR = 512;
+    /// Flag: nothing goes home in the background.
+    UNTORN_NO_DEPLOY_AHEAD = 1024;
     /// Stripes of neighbours.
     UNTORN_STRIPES_CONSECUTIVE = 1;
     /// Stripes of pages far apart.
@@ -126,6 +128,8 @@ constants! {
     UNTORN_CHECKSUM_XXH3 = 2;
     /// Flag: no thread covers.
     UNTORN_COVER_ON_DEMAND = 1;
+    /// Flag: a repair takes back pages that other programs changed.
+    UNTORN_REPAIR_FORCE = 1;
     /// A damaged page.
     UNTORN_DAMAGE_PAGE = 1;
     /// A page that may be damaged.
@@ -197,6 +201,8 @@ pub struct untorn_options {
     pub checkpointers: u32,
     /// Maps: `UNTORN_TRACKING_*`.
     pub dirty_tracking: u32,
+    /// Reflection: bytes in the sidecar from which on pages go home in the background; 0 for the default.
+    pub deploy_ahead: u64,
 }
 
 /// `untorn_redundancy_options`: how to protect a mapping. Zero in a field means its default.

@@ -71,6 +71,7 @@ fn decode(bytes: &[u8]) -> Result<untorn_options> {
         redo_from: word(offset_of!(untorn_options, redo_from)),
         checkpointers: word(offset_of!(untorn_options, checkpointers)),
         dirty_tracking: word(offset_of!(untorn_options, dirty_tracking)),
+        deploy_ahead: long(offset_of!(untorn_options, deploy_ahead)),
     })
 }
 
@@ -122,6 +123,15 @@ fn translate(c: &untorn_options) -> Result<Options> {
         options = options.max_len(c.max_len);
     }
     options = translate_log(c, options)?;
+    options = match (i64::from(c.flags) & abi::UNTORN_NO_DEPLOY_AHEAD != 0, c.deploy_ahead) {
+        (false, 0) => options,
+        (false, from) => options.deploy_ahead(Some(from)),
+        (true, 0) => options.deploy_ahead(None),
+        (true, _) => {
+            let message = "untorn_options sets both deploy_ahead and UNTORN_NO_DEPLOY_AHEAD; set one of them";
+            return Err(Failure::invalid(message));
+        }
+    };
     let flag = |flag: i64| i64::from(c.flags) & flag != 0;
     if flag(abi::UNTORN_LOST_PAGE_SIGNAL) {
         options = options.on_lost_page(LostPage::Signal);
@@ -171,7 +181,8 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_SHARED
     | abi::UNTORN_VERIFY_READS
     | abi::UNTORN_REPAIR_READS
-    | abi::UNTORN_KEEP_SIDECAR;
+    | abi::UNTORN_KEEP_SIDECAR
+    | abi::UNTORN_NO_DEPLOY_AHEAD;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
@@ -262,6 +273,26 @@ mod tests {
         let refused = translate(&c).err().unwrap();
         assert_eq!(i64::from(refused.code), abi::UNTORN_EINVAL);
         assert!(refused.message.contains("dirty_tracking"), "{}", refused.message);
+    }
+
+    #[test]
+    fn the_bound_of_background_deployment_reaches_the_engine() {
+        let with = |deploy_ahead: u64, flags: i64| {
+            let c = untorn_options { deploy_ahead, flags: flags as u32, ..untorn_options::default() };
+            translate(&c).map(|options| format!("{options:?}"))
+        };
+        let never = abi::UNTORN_NO_DEPLOY_AHEAD;
+        for (given, flags, expected) in [(0, 0, "Some(67108864)"), (5000, 0, "Some(5000)"), (0, never, "None")] {
+            let options = with(given, flags).unwrap();
+            assert!(options.contains(&format!("deploy_ahead: {expected}")), "{options}");
+        }
+        let refused = with(5000, never).err().unwrap();
+        assert!(refused.message.contains("deploy_ahead"), "{}", refused.message);
+        // A program that was compiled before there was the field has its default.
+        let mut bytes = vec![0; size_of::<untorn_options>()];
+        bytes[offset_of!(untorn_options, deploy_ahead)] = 9;
+        assert_eq!(decode(&bytes).unwrap().deploy_ahead, 9);
+        assert_eq!(decode(&bytes[..offset_of!(untorn_options, deploy_ahead)]).unwrap().deploy_ahead, 0);
     }
 
     #[test]

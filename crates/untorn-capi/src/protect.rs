@@ -2,14 +2,14 @@
 //! function does, returns and expects.
 #![allow(clippy::missing_safety_doc, reason = "untorn/protect.h says what each function expects of its arguments")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::time::Duration;
 
-use untorn_core::redundancy::{Checksum, Damage, ProtectOptions, Protected, StripeLayout};
+use untorn_core::redundancy::{Checksum, Damage, ProtectOptions, Protected, RepairReport, StripeLayout};
 
 use crate::abi::{self, untorn_coverage, untorn_redundancy_options};
-use crate::boundary::{code, source};
+use crate::boundary::{code, path_at, source};
 use crate::by_address::{ByAddress, Words};
 use crate::errors::{Failure, Result};
 
@@ -223,20 +223,48 @@ pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *
             // SAFETY: not null; untorn/protect.h asks for a place where a uint64_t may be written.
             unsafe { repaired.write(report.repaired.len() as u64) };
         }
-        let message = if !report.lost.is_empty() {
-            let lost = &report.lost;
-            format!(
-                "these pages are lost: parity cannot rebuild them and they were left as they are, or the device did \
-                 not keep the rebuilt bytes: {lost:?}"
-            )
-        } else if !report.unknown.is_empty() {
-            let unknown = &report.unknown;
-            format!("cannot tell whether these pages are damaged; they were left as they are: {unknown:?}")
-        } else if !report.not_rebuilt.is_empty() {
-            format!("these parts of the redundancy are still damaged: {:?}", report.not_rebuilt)
-        } else {
-            return Ok(());
-        };
-        Err(Failure::new(abi::UNTORN_EBADMSG, message))
+        verdict(&report)
     })
+}
+
+/// Repairs a file that no process has open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_repair(path: *const c_char, flags: u32, repaired: *mut u64) -> c_int {
+    code(|| {
+        // SAFETY: null or a string that ends with a zero, as untorn/protect.h asks.
+        let path = unsafe { path_at(path) }?;
+        let report = match i64::from(flags) {
+            0 => untorn_core::repair(path, &mut |_, _| true),
+            abi::UNTORN_REPAIR_FORCE => untorn_core::repair_modified(path, &mut |_, _| true),
+            _ => return Err(Failure::invalid(format!("flags of untorn_repair has the unknown value {flags}"))),
+        }?;
+        if !repaired.is_null() {
+            let pages = report.repaired.len() + report.replaced.len() + report.sidecar_repaired.len();
+            // SAFETY: not null; untorn/protect.h asks for a place where a uint64_t may be written.
+            unsafe { repaired.write(pages as u64) };
+        }
+        verdict(&report)
+    })
+}
+
+/// Whether a repair left everything as it should be.
+fn verdict(report: &RepairReport) -> Result<()> {
+    let (lost, unknown) =
+        ([&report.lost[..], &report.sidecar_lost].concat(), [&report.unknown[..], &report.sidecar_unknown].concat());
+    let message = if !lost.is_empty() {
+        format!(
+            "these pages are lost: parity cannot rebuild them and they were left as they are, or the device did not \
+             keep the rebuilt bytes: {lost:?}"
+        )
+    } else if !report.refused.is_empty() {
+        let refused = &report.refused;
+        format!("parity cannot vouch for these pages, so nothing was changed: {refused:?}")
+    } else if !unknown.is_empty() {
+        format!("cannot tell whether these pages are damaged; they were left as they are: {unknown:?}")
+    } else if !report.not_rebuilt.is_empty() {
+        format!("these parts of the redundancy are still damaged: {:?}", report.not_rebuilt)
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(abi::UNTORN_EBADMSG, message))
 }

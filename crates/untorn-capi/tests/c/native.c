@@ -105,6 +105,19 @@ static void options(const char *dir) {
     CHECK(file && untorn_len(file) == 100);
     CHECK(untorn_close(file) == 0);
 
+    /* A program compiled against an older header, and one that sets what that did not have. */
+    untorn_options older = UNTORN_OPTIONS_INIT;
+    older.size = (uint32_t)offsetof(untorn_options, deploy_ahead);
+    older.deploy_ahead = 1;
+    older.flags = UNTORN_NO_DEPLOY_AHEAD;
+    file = untorn_open(path, &older, NULL);
+    CHECK(file && untorn_close(file) == 0);
+    older.size = sizeof older;
+    CHECK(refused(path, &older) == UNTORN_EINVAL);
+    older.flags = 0;
+    file = untorn_open(path, &older, NULL);
+    CHECK(file && untorn_write(file, 0, "ahead", 5) == 0 && untorn_close(file) == 0);
+
     /* With UNTORN_CREATE a file that exists is opened as it is. */
     newer.known.length = 5000;
     file = untorn_open(path, &newer.known, NULL);

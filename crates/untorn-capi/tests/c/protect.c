@@ -155,11 +155,55 @@ static void tells(const char *dir) {
     CHECK(close(fd) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0 && munmap(memory, LENGTH) == 0);
 }
 
+/* Writes to a file as another program does. */
+static void write_as_a_stranger(const char *path, const char *bytes, off_t at) {
+    int fd = open(path, O_WRONLY);
+    CHECK(fd >= 0 && pwrite(fd, bytes, strlen(bytes), at) == (ssize_t)strlen(bytes) && close(fd) == 0);
+}
+
+static void holds(const char *path, off_t at, const char *bytes) {
+    char seen[16];
+    int fd = open(path, O_RDONLY);
+    size_t n = strlen(bytes);
+    CHECK(fd >= 0 && pread(fd, seen, n, at) == (ssize_t)n && memcmp(seen, bytes, n) == 0 && close(fd) == 0);
+}
+
+/* Repairs of a file that nobody has open. */
+static void repairs_by_path(const char *dir) {
+    char *path = in_dir(dir, "changed"), *plain = in_dir(dir, "plain");
+    uint64_t count = 77;
+    CHECK(munmap(map(plain, MAP_SHARED), LENGTH) == 0);
+    CHECK(untorn_repair(plain, 0, &count) == UNTORN_ENOENT && untorn_repair(plain, 1, &count) == UNTORN_ENOENT);
+    unsigned char *memory = map(path, MAP_SHARED);
+    CHECK(untorn_protect(memory, LENGTH, NULL) == 0);
+    memset(memory, 7, LENGTH);
+    CHECK(untorn_repair(path, UNTORN_REPAIR_FORCE, &count) == UNTORN_EBUSY);
+    CHECK(untorn_unprotect(memory) == 0 && munmap(memory, LENGTH) == 0);
+    CHECK(told(untorn_repair(path, 2, &count), "flags") == UNTORN_EINVAL);
+    CHECK(told(untorn_repair(NULL, 0, &count), "path") == UNTORN_EINVAL && count == 77);
+    CHECK(untorn_repair(path, 0, &count) == 0 && count == 0 && untorn_repair(path, UNTORN_REPAIR_FORCE, NULL) == 0);
+    /* Another program may have meant it, so only a forced repair takes it back. */
+    write_as_a_stranger(path, "theirs", 2 * PAGE + 9);
+    CHECK(told(untorn_repair(path, 0, &count), "cannot tell whether these pages") == UNTORN_EBADMSG && count == 0);
+    holds(path, 2 * PAGE + 9, "theirs");
+    CHECK(untorn_repair(path, UNTORN_REPAIR_FORCE, &count) == 0 && count == 1);
+    holds(path, 2 * PAGE + 8, "\a\a\a\a\a\a\a\a");
+    /* Parity vouches for one page of a stripe: here nothing changes, not even the page of another stripe. */
+    write_as_a_stranger(path, "one", 0);
+    write_as_a_stranger(path, "two", 3 * PAGE);
+    write_as_a_stranger(path, "alone", 6 * PAGE);
+    CHECK(told(untorn_repair(path, UNTORN_REPAIR_FORCE, &count), "vouch") == UNTORN_EBADMSG && count == 0);
+    holds(path, 0, "one");
+    holds(path, 3 * PAGE, "two");
+    holds(path, 6 * PAGE, "alone");
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 1;
     if (protects(argv[1])) {
         refusals(argv[1]);
         tells(argv[1]);
+        repairs_by_path(argv[1]);
     }
     return 0;
 }

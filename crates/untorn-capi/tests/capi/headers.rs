@@ -124,7 +124,7 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
     layout!(untorn_error: code, message);
     layout!(
         untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len,
-        log_size, log_policy, redo_from, checkpointers, dirty_tracking
+        log_size, log_policy, redo_from, checkpointers, dirty_tracking, deploy_ahead
     );
     layout!(
         untorn_redundancy_options: size, stripe, layout, checksum, flags, batch, period_ms, scrub_every_ms, scrub_rate,
