@@ -3,6 +3,9 @@
 //! Every place in the engines that flushes or fences passes a [`Barrier`], a name for that place. Real media ignore it.
 //! The simulated medium can be told to make one of them do nothing (a *barrier mutant*); the crash explorer must then
 //! find a violation, else the barrier is unneeded or the tests are blind to it.
+//!
+//! A check in memory can have such a name too, if a crash shows its loss. The engine asks its medium before the check
+//! ([`makes_check`](super::Medium::makes_check)).
 
 use std::fmt;
 

@@ -16,6 +16,7 @@ macro_rules! __forward {
 
     (@class $by:tt) => { $crate::__forward!(@fn $by class() -> MediumClass); };
     (@order $by:tt) => { $crate::__forward!(@fn $by order() -> ()); };
+    (@makes_check $by:tt) => { $crate::__forward!(@fn $by makes_check(check: Barrier) -> bool); };
     (@unique $by:tt) => { $crate::__forward!(@fn $by unique() -> Result<[u8; 16]>); };
     (@now $by:tt) => { $crate::__forward!(@fn $by now() -> u64); };
     (@booted $by:tt) => { $crate::__forward!(@fn $by booted() -> u64); };

@@ -272,6 +272,13 @@ pub trait Medium: Send + Sync + 'static {
     /// what was ordered.
     fn order(&self) {}
 
+    /// Whether a check is made that keeps a later crash from doing harm, as a barrier does. Every real medium makes all
+    /// of them. A simulated one can leave one out, which the search for its *mutant* must notice.
+    fn makes_check(&self, check: Barrier) -> bool {
+        let _ = check;
+        true
+    }
+
     /// Sixteen random bytes for a UUID that no other sidecar has.
     fn unique(&self) -> Result<[u8; 16]> {
         crate::sys::random().map_err(|error| Error::io("get random bytes from", Path::new("the kernel"), error))

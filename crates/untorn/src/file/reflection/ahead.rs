@@ -5,14 +5,15 @@
 //!
 //! # Invariants
 //! 1. Only a page goes home whose visible bitmap is the committed one, and of which no commit is under way. So the
-//!    copies at home that are stored to are invalid in both bitmaps: they are those that the next write would fill.
+//!    copies at home that are stored to are invalid in both bitmaps: they are those that the next write would fill. The
+//!    explorer leaves this check out, as a mutant ([`AHEAD_COMMITTED`](barriers::AHEAD_COMMITTED)).
 //! 2. The commit that made such a copy invalid is durable, for its bitmap is committed. Every older record of the page
 //!    is therefore certain, and recovery does not look at the bytes at home that it covers.
 //! 3. A lane and the page's lock are held meanwhile, so the length stays and no writer comes in between. Readers are
 //!    let in: none copies from an invalid copy, and one that goes by an older bitmap finds another version afterwards.
 //! 4. A note says at which version a page is at home. A write gives the page another version, so closing copies the
-//!    page again. A failed write, which may have stored to the copies at home, takes the note back; so does a growth,
-//!    which clears bytes behind the old end.
+//!    page again; that check is a mutant too ([`AHEAD_CURRENT`](barriers::AHEAD_CURRENT)). A failed write, which may
+//!    have stored to the copies at home, takes the note back; so does a growth, which clears bytes behind the old end.
 //! 5. There is no barrier. Closing makes the whole data file durable before the sidecar says "settled". A crash before
 //!    that finds the last commit in the sidecar, whatever of the copies at home is durable.
 //! 6. Space at home was claimed when the reflection page got its slices, so nothing runs out of space here.
@@ -25,8 +26,8 @@
 
 use std::sync::OnceLock;
 
-use super::Reflection;
 use super::layout::pages;
+use super::{Reflection, barriers};
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
 use crate::options::{Durability, Options};
@@ -128,6 +129,11 @@ impl Ahead {
         self.notes.get(page as usize).is_some_and(|note| note.load(Ordering::Relaxed) == at_home(version))
     }
 
+    /// Whether a page was at home at any version.
+    fn had(&self, page: u64) -> bool {
+        self.notes.get(page as usize).is_some_and(|note| note.load(Ordering::Relaxed) & 1 == 1)
+    }
+
     /// Takes the note of a page back. The caller holds the page's lock, or every lane.
     pub(super) fn forget(&self, page: u64) {
         if let Some(note) = self.notes.get(page as usize) {
@@ -163,6 +169,12 @@ impl<M: Medium> Reflection<M> {
         })?;
         sweep.due.sort_unstable_by(|one, other| other.cmp(one));
         Ok((all, waiting))
+    }
+
+    /// Whether closing need not copy a page. The caller keeps writers and sweeps away.
+    pub(super) fn is_ahead(&self, page: u64) -> bool {
+        let is_current = || self.ahead.has(page, self.state.pages[page as usize].version());
+        self.ahead.had(page) && (!self.medium.makes_check(barriers::AHEAD_CURRENT) || is_current())
     }
 
     /// Takes the next pages home, or looks for some if there are none.
@@ -226,11 +238,12 @@ impl<M: Medium> Reflection<M> {
         state.lock(false, self.relax());
         let bitmap = state.bitmap();
         let is_quiet = match self.durability {
-            Durability::PerWrite => true,
-            Durability::PerCommit => {
+            Durability::PerCommit if self.medium.makes_check(barriers::AHEAD_COMMITTED) => {
                 let epoch = &self.state.epochs[page as usize];
                 epoch.frozen.load(Ordering::Acquire) == 0 && epoch.committed.load(Ordering::Acquire) == bitmap
             }
+            // Every visible bitmap is committed.
+            _ => true,
         };
         let taken = if bitmap != 0 && is_quiet { self.copy_home(page, bitmap, len).map(|()| true) } else { Ok(false) };
         // The next writer of these bytes may be another thread, whose stores past the cache must come later.

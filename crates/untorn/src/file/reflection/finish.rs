@@ -119,8 +119,7 @@ impl<M: Medium> Reflection<M> {
         self.places.walk(&self.side, self.state.count(), |page, _| {
             let bitmap = self.committed_bitmap(page);
             // What a damaged sidecar has of pages behind the end is nobody's. A page that went home ahead is there.
-            let is_ahead = || self.ahead.has(page, self.state.pages[page as usize].version());
-            if bitmap != 0 && page * PAGE < len && !is_ahead() {
+            if bitmap != 0 && page * PAGE < len && !self.is_ahead(page) {
                 reflected.push((page, bitmap));
             }
         })?;

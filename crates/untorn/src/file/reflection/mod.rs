@@ -91,6 +91,12 @@ pub(crate) mod barriers {
         SPARSE_ERASE = "reflection.sparse.erase";
         /// The spill file's name and length are durable before a record refers to it.
         SPILL_NAME = "reflection.spill.name";
+        /// A check: only a page goes home ahead whose bitmap is the committed one. Of any other page the copies at home
+        /// that are stored to may be those of the last commit.
+        AHEAD_COMMITTED = "reflection.ahead.committed";
+        /// A check: closing leaves out only a page that still has the version at which it went home ahead. Any other
+        /// page has slices in the sidecar alone, which is about to be removed.
+        AHEAD_CURRENT = "reflection.ahead.current";
         /// The data file is whole and keeps its times before the superblock says how it was left.
         CLOSE_DATA = "reflection.close.data";
         /// The state "closed cleanly" is durable when close returns.

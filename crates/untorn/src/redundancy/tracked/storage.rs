@@ -33,7 +33,7 @@ impl<M: Medium> TrackedStorage<M> {
 impl<M: Medium> Medium for TrackedStorage<M> {
     type File = TrackedFile<M>;
 
-    forward!(medium: class, order, unique, relax);
+    forward!(medium: class, order, makes_check, unique, relax);
 
     fn names(&self) -> &dyn Names {
         self

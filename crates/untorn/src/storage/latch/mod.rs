@@ -108,7 +108,7 @@ impl<M: Medium> Latched<M> {
 impl<M: Medium> Medium for Latched<M> {
     type File = LatchedFile<M>;
 
-    forward!(inner: class, order, unique, now, booted, relax);
+    forward!(inner: class, order, makes_check, unique, now, booted, relax);
 
     fn names(&self) -> &dyn Names {
         self
