@@ -149,7 +149,7 @@ impl Server {
     }
 
     /// Changes the length: through the log, if the file is managed.
-    fn truncate(&self, caller: Caller, node: &Node, open: Option<&Open>, size: u64) -> Result<(), Errno> {
+    pub(super) fn truncate(&self, caller: Caller, node: &Node, open: Option<&Open>, size: u64) -> Result<(), Errno> {
         if !node.is_regular() {
             return Err(Errno::INVAL);
         }

@@ -1,10 +1,11 @@
 //! Bytes of files: read, write, sync, and what changes which bytes are there.
 
 use std::cell::RefCell;
+use std::io::IoSlice;
 use std::os::fd::AsFd;
 
 use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, pwritev2, retry_on_intr};
 
 use super::Server;
 use super::credentials::Caller;
@@ -32,6 +33,12 @@ pub(super) fn write_all(file: impl AsFd, bytes: &[u8], offset: u64) -> Result<us
         }
     }
     if done == 0 && !bytes.is_empty() { Err(Errno::NOSPC) } else { Ok(done) }
+}
+
+/// Writes to the end of a file, as much as one call does.
+fn append(file: impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
+    let bytes = [IoSlice::new(bytes)];
+    retry_on_intr(|| pwritev2(&file, &bytes, 0, ReadWriteFlags::APPEND))
 }
 
 /// Fills `bytes` as far as the file goes.
@@ -64,21 +71,25 @@ impl Server {
         });
     }
 
-    /// Writes. `drops_privileges`: the caller has no right to keep the set-user-id of the file.
+    /// Writes: `appends` to the end of the file, which may have grown outside. `drops_privileges`: the caller has no
+    /// right to keep the set-user-id of the file.
     pub(super) fn write_file(
         &self,
         caller: Caller,
         open: &Open,
         offset: u64,
         bytes: &[u8],
-        drops_privileges: bool,
+        (appends, drops_privileges): (bool, bool),
     ) -> Result<usize, Errno> {
         match &open.managed {
-            Some(managed) if drops_privileges => self
-                .keep_privileges_off(caller, &open.node, || self.managing.write(managed, bytes, offset, open.appends)),
-            Some(managed) => self.managing.write(managed, bytes, offset, open.appends),
-            None if drops_privileges => caller.act(self, || write_all(open, bytes, offset)),
-            None => write_all(open, bytes, offset),
+            Some(managed) if drops_privileges => {
+                self.keep_privileges_off(caller, &open.node, || self.managing.write(managed, bytes, offset, appends))
+            }
+            Some(managed) => self.managing.write(managed, bytes, offset, appends),
+            None => {
+                let write = || if appends { append(open, bytes) } else { write_all(open, bytes, offset) };
+                if drops_privileges { caller.act(self, write) } else { write() }
+            }
         }
     }
 

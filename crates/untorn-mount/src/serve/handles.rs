@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. A handle has one description of the source. `O_DIRECT`, `O_SYNC` and `O_DSYNC` stay with the kernel: it passes
-//!    the page cache or sends FSYNC itself. `O_APPEND` stays with it too when it caches writes, since it then decides
-//!    where the end is.
+//!    the page cache or sends FSYNC itself. `O_APPEND` is a property of each write: a program may change the flag, and
+//!    the kernel writes pages of a mapping back by any handle.
 //! 2. With cached writes a handle for writing can also read where the file allows that, because the kernel fills up
 //!    pages by it.
 //! 3. A number is given to one handle at a time; a request with another number is answered EBADF.
@@ -27,8 +27,6 @@ pub(super) struct Open {
     pub(super) node: Arc<Node>,
     descriptor: OwnedFd,
     pub(super) writable: bool,
-    /// Whether writes go to the end, and the kernel does not cache them.
-    pub(super) appends: bool,
     /// The file, if it is managed and this handle writes to it.
     pub(super) managed: Option<Arc<Managed>>,
 }
@@ -102,12 +100,9 @@ impl Handles {
 
 /// The flags of a program that the source sees.
 fn passed_on(flags: OFlags, caches_writes: bool) -> OFlags {
-    let mut wanted = flags & (OFlags::RWMODE | OFlags::APPEND | OFlags::TRUNC | OFlags::NOATIME);
-    if caches_writes {
-        wanted -= OFlags::APPEND;
-        if wanted & OFlags::RWMODE == OFlags::WRONLY {
-            wanted = (wanted - OFlags::RWMODE) | OFlags::RDWR;
-        }
+    let mut wanted = flags & (OFlags::RWMODE | OFlags::TRUNC | OFlags::NOATIME);
+    if caches_writes && wanted & OFlags::RWMODE == OFlags::WRONLY {
+        wanted = (wanted - OFlags::RWMODE) | OFlags::RDWR;
     }
     wanted
 }
@@ -136,11 +131,14 @@ impl Server {
             Errno::ACCESS if wanted & OFlags::RWMODE != flags & OFlags::RWMODE => {
                 self.descriptors.reopen(node, flags & (OFlags::RWMODE | OFlags::NOATIME))
             }
+            // The file may be appended to and not changed (`chattr +a`).
+            Errno::PERM if flags.contains(OFlags::APPEND) => {
+                self.descriptors.reopen(node, flags & (OFlags::RWMODE | OFlags::NOATIME | OFlags::APPEND))
+            }
             errno => Err(errno),
         })?;
         let managed = if writes(flags) { self.manage(node)? } else { None };
-        let appends = wanted.contains(OFlags::APPEND);
-        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), appends, managed });
+        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed });
         if cut && let Err(errno) = self.cut(caller, &open) {
             self.close(&open);
             return Err(errno);
@@ -152,7 +150,8 @@ impl Server {
     fn cut(&self, caller: Caller, open: &Open) -> Result<(), Errno> {
         match &open.managed {
             Some(managed) => self.keep_privileges_off(caller, &open.node, || self.managing.set_len(managed, 0)),
-            None => caller.act(self, || rustix::fs::ftruncate(open, 0)),
+            // Of a handle that only reads, the file is opened again: `O_RDONLY | O_TRUNC` truncates.
+            None => self.truncate(caller, &open.node, Some(open), 0),
         }
     }
 
@@ -207,8 +206,7 @@ impl Server {
         }
         self.settle_sidecar(node)?;
         let managed = if writes(flags) { self.manage(node)? } else { None };
-        let appends = passed_on(flags, self.writeback).contains(OFlags::APPEND);
-        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), appends, managed });
+        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed });
         // Another program may have made the file since the kernel looked for it.
         let is_longer = |open: &Open| self.managing.is_atomic() || !is_empty(open);
         if flags.contains(OFlags::TRUNC)
@@ -244,7 +242,7 @@ mod tests {
     #[test]
     fn the_source_sees_the_flags_that_are_its_own() {
         let all = OFlags::WRONLY | OFlags::APPEND | OFlags::DIRECT | OFlags::DSYNC | OFlags::NONBLOCK | OFlags::CREATE;
-        assert_eq!(passed_on(all, false), OFlags::WRONLY | OFlags::APPEND);
+        assert_eq!(passed_on(all, false), OFlags::WRONLY);
         assert_eq!(passed_on(all, true), OFlags::RDWR);
         assert_eq!(passed_on(OFlags::RDONLY | OFlags::NOATIME, true), OFlags::RDONLY | OFlags::NOATIME);
     }

@@ -298,18 +298,22 @@ impl Filesystem for Requests {
         offset: u64,
         data: &[u8],
         how: WriteFlags,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let drops = how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        // The kernel writes a page back by any handle, to the page's place. When it caches writes, it decides itself
+        // where the end is.
+        let from_cache = how.contains(WriteFlags::FUSE_WRITE_CACHE) || self.0.writeback;
+        let appends = !from_cache && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let open = self.0.handles.file(handle.0);
         if how.contains(WriteFlags::FUSE_WRITE_CACHE)
             && let Ok(Some(managed)) = open.as_ref().map(|open| &open.managed)
         {
             managed.set_mapped();
         }
-        match open.and_then(|open| self.0.write_file(caller(request), &open, offset, data, drops)) {
+        match open.and_then(|open| self.0.write_file(caller(request), &open, offset, data, (appends, drops))) {
             Ok(count) => reply.written(count as u32),
             Err(error) => reply.error(errno(error)),
         }

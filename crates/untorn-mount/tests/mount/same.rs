@@ -106,6 +106,21 @@ const STEPS: &[Step] = &[
         format!("{:?}", fs::read(path).unwrap().iter().map(|byte| u64::from(*byte)).sum::<u64>())
     }),
     ("O_TRUNC", |at| unit(open(&at.join("cut"), OFlags::WRONLY | OFlags::TRUNC)) + &look(&at.join("cut"))),
+    ("O_RDONLY with O_TRUNC", |at| {
+        let path = at.join("cut by a reader");
+        write_at(&path, b"bytes", 0).unwrap();
+        unit(open(&path, OFlags::RDONLY | OFlags::TRUNC)) + &look(&path)
+    }),
+    ("O_APPEND taken off and set", |at| {
+        let path = at.join("appended and not");
+        let file = open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND).unwrap();
+        rustix::io::write(&file, b"abcdef").unwrap();
+        rustix::fs::fcntl_setfl(&file, OFlags::empty()).unwrap();
+        rustix::io::pwrite(&file, b"in", 1).unwrap();
+        rustix::fs::fcntl_setfl(&file, OFlags::APPEND).unwrap();
+        rustix::io::pwrite(&file, b"end", 0).unwrap();
+        format!("{:?}", fs::read_to_string(path))
+    }),
     ("append by two descriptors", |at| {
         let path = at.join("appended");
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
