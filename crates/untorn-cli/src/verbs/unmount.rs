@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::json;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use untorn_mount::attach::{self, AttachError, Stage};
 
 use crate::cli::Unmount;
@@ -58,7 +58,7 @@ pub(super) fn pull() -> Result<Exit> {
     refuse_more_rights()?;
     let (server, root) = attach::puller().map_err(failure)?;
     // It lives as long as its server: signals for the terminal's programs, or for all of a service, are the server's.
-    for signal in [SIGHUP, SIGINT, SIGTERM] {
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         let ignored = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal, ignored)
             .map_err(|error| Failure::io("cannot install signal handlers", &error))?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use untorn_mount::attach::{
-    AttachError, AttachOptions, FILE_SYSTEM, Program, Stage, Unmount, Way, attach, attach_private, detach,
+    AttachError, AttachOptions, Covering, FILE_SYSTEM, Program, Stage, Unmount, Way, attach, attach_private, detach,
 };
 use untorn_testing::{again, isolated, needs, skip, skipped, test_name};
 
@@ -134,8 +134,10 @@ fn a_users_private_mount_is_seen_by_its_program_alone() {
     let script = format!("(grep -c {FILE_SYSTEM} /proc/self/mountinfo; id -u; id -g) >'{}'", out.display());
     let program = Program { program: "sh".into(), arguments: vec!["-c".into(), script.into()] };
     let stage = Stage::of(place.path("untorn"), ["mount-stage"]);
-    let (attached, held) = attach_private(&source, &place.options(), &stage, &program).unwrap();
-    assert_eq!(attached.way, Way::Private);
+    let covering = Covering { mountpoint: source.clone(), options: place.options() };
+    let (mut attached, held) = attach_private(std::slice::from_ref(&covering), &stage, &program).unwrap();
+    let attached = attached.remove(0);
+    assert_eq!((attached.way, attached.ids), (Way::Private, Some((USER, USER))));
     assert!(!is_mounted(&source) && source.join("below").exists(), "it is seen outside");
     drop(attached.root.open().unwrap());
     // The mount has no server, so entering it fails, and does not show the directory below it.
@@ -145,7 +147,8 @@ fn a_users_private_mount_is_seen_by_its_program_alone() {
     assert!(!out.exists(), "the program ran");
 
     std::env::set_current_dir("/").unwrap();
-    let (attached, held) = attach_private(&source, &place.options(), &stage, &program).unwrap();
+    let (mut attached, held) = attach_private(&[covering], &stage, &program).unwrap();
+    let attached = attached.remove(0);
     let status = held.start().unwrap().wait().unwrap();
     assert!(status.success());
     assert_eq!(fs::read_to_string(out).unwrap(), format!("1\n{USER}\n{USER}\n"));
@@ -197,7 +200,13 @@ fn a_tool_with_more_rights_than_its_caller_mounts_nothing() {
     assert_eq!(mode & 0o4000, 0o4000, "root made it so");
     let (source, mountpoint) = (place.path("source"), place.path("mountpoint"));
     let (source, mountpoint) = (source.to_str().unwrap(), mountpoint.to_str().unwrap());
-    for arguments in [&["mount", source, mountpoint][..], &["unmount", mountpoint], &["mount-stage"], &["mount-pull"]] {
+    for arguments in [
+        &["mount", source, mountpoint][..],
+        &["unmount", mountpoint],
+        &["mount-stage"],
+        &["mount-pull"],
+        &["run", "true"],
+    ] {
         let output = Command::new(&tool).args(arguments).output().expect("it starts");
         Run::of(output, arguments).expect(64).names("more rights than their caller");
     }

@@ -5,7 +5,7 @@
 //!
 //! - [`Way::Mount`]: mount(2), which needs CAP_SYS_ADMIN.
 //! - [`Way::Fusermount`]: the setuid program `fusermount3`, for an ordinary user.
-//! - [`Way::Private`]: a mount that only one program and its children see. A [*stage*](Stage), which is this program
+//! - [`Way::Private`]: mounts that only one program and its children see. A [*stage*](Stage), which is this program
 //!   started again, leaves the namespaces of its parent, mounts, sends the descriptors back, and becomes the program.
 //!
 //! ```text
@@ -22,7 +22,8 @@
 //! 3. A failure leaves nothing behind. A mount that could not be handed over ends with its namespace, or is detached.
 //! 4. A stage that loses its parent ends: it sees the end of its socket, and it has not run the program yet.
 //! 5. `detach` unmounts mounts of untorn only, and finds them in `/proc/self/mountinfo`, never by asking the server.
-//! 6. No descriptor of a public mount's root stays open, because it would make umount(2) fail ([`Root`]).
+//! 6. No descriptor of a public mount's root stays open, because it would make umount(2) fail ([`Root`]). The root of
+//!    a private mount stays open until its program and all children have ended; closing it ends the mount.
 //! 7. A mount has the restrictions of its source's mount (nosuid, nodev, noexec, read-only). Otherwise root's mount
 //!    would lend the set-user-ID bit to files of a medium that was mounted without it.
 //!
@@ -55,7 +56,7 @@ pub use detach::{Unmount, abort, detach, is_dead};
 pub use error::{AttachError, Result};
 pub use holders::Holder;
 pub use options::{AttachOptions, Restrictions};
-pub use private::{Held, Program, attach_private};
+pub use private::{Covering, Held, Program, attach_private};
 pub use probe::{Finding, probe};
 pub use puller::{Puller, puller};
 use stage::parents_socket;
@@ -100,6 +101,9 @@ pub struct Attached {
     pub mountpoint: PathBuf,
     /// The connection's number in `/sys/fs/fuse/connections`, if this process sees the mount.
     pub connection: Option<u32>,
+    /// The only user and group that the mount's user namespace has, if it is one of its own. Files of others must be
+    /// shown as theirs, because the kernel refuses to change a file of an owner that the namespace lacks.
+    pub ids: Option<(u32, u32)>,
 }
 
 /// Mounts on a directory: by mount(2) if this process may, and by `fusermount3` otherwise.
@@ -123,7 +127,7 @@ pub fn attach(mountpoint: &Path, options: &AttachOptions) -> Result<Attached> {
     });
     let root = Root::Named { path: mountpoint.clone(), id: root? };
     let connection = table::at(&mountpoint).ok().flatten().map(|mount| mount.minor);
-    Ok(Attached { device, root, way, mountpoint, connection })
+    Ok(Attached { device, root, way, mountpoint, connection, ids: None })
 }
 
 /// The root of a mount, as its server may open it without waiting for itself.
@@ -158,6 +162,15 @@ impl Root {
             }
         }
     }
+}
+
+/// The mountpoint of the mount of untorn that a directory is on, if it is on one. No server is asked.
+///
+/// # Errors
+/// [`AttachError::System`] without `/proc`.
+pub fn mount_around(directory: &OwnedFd) -> Result<Option<PathBuf>> {
+    let id = mount_id(directory).map_err(|source| AttachError::system("find the mount of a directory", source))?;
+    Ok(table::with_id(id)?.filter(table::Mounted::is_ours).map(|mount| mount.mountpoint))
 }
 
 /// The number of the mount that a descriptor is on.

@@ -6,7 +6,7 @@ use rustix::process::geteuid;
 
 use super::private::begin;
 use super::stage::{Leave, Request};
-use super::{AttachError, AttachOptions, Stage, Unmount, Way, advice, detach, fusermount, privileged};
+use super::{AttachError, AttachOptions, Covering, Stage, Unmount, Way, advice, detach, fusermount, privileged};
 
 /// One way to mount, or what all of them need.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,8 @@ fn device(options: &AttachOptions) -> Finding {
 /// Mounts in namespaces that end with the stage.
 fn in_stage(way: Way, leave: Leave, place: &Path, options: &AttachOptions, stage: &Stage) -> Finding {
     let leave = if way == Way::Private && geteuid().is_root() { Leave::Mounts } else { leave };
-    let request = Request { leave, mountpoint: place.to_owned(), options: options.clone(), command: Vec::new() };
+    let covering = Covering { mountpoint: place.to_owned(), options: options.clone() };
+    let request = Request { leave, mounts: vec![covering], command: Vec::new() };
     let tried = match leave {
         Leave::Mounts => "mount(2) in a mount namespace",
         Leave::Users => "mount(2) in a user namespace",

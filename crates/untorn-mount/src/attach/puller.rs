@@ -1,8 +1,9 @@
 //! The puller of a mount: a process of its own that opens files through the mount, so that its server never does.
 //!
 //! It opens the mount's root anew for each use, because an open root would make umount(2) fail. A server that removes
-//! its mount's name while programs use it sends the root before, and the puller keeps it. It lets go of it when its
-//! server says so, because it would otherwise be the mount's last user, and the mount would never end.
+//! its mount's name while programs use it sends the root before, and the puller keeps it. A private mount has no name,
+//! so its puller has the root from the start. It lets go of a root when its server says so, because it would otherwise
+//! be the mount's last user, and the mount would never end.
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -13,6 +14,8 @@ use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use rustix::fs::fstat;
+
 use super::{AttachError, Result, Root, Stage, parents_socket, wire};
 
 /// The name of the process, at most 15 characters.
@@ -21,10 +24,14 @@ pub(super) const PULLER: &str = "untorn-pull";
 const MOUNT: u8 = b'P';
 /// From the server: the root, to be kept.
 const KEEP: u8 = b'K';
+/// From the server: ask the mount for its root.
+const ASK: u8 = b'A';
 /// From the server: nobody has a file of the mount open any more.
 const LET_GO: u8 = b'L';
 /// From the puller: done.
 const DONE: u8 = b'D';
+/// From the puller: the mount answered with an error.
+const NO: u8 = b'N';
 
 /// A puller that was started.
 #[derive(Debug)]
@@ -65,6 +72,20 @@ impl Puller {
         Ok((Puller { control, _child: child }, ours))
     }
 
+    /// Has the puller ask the mount for its root, and waits for the answer. A user's first request must find the root's
+    /// true owner, which the kernel learns by this question.
+    ///
+    /// # Errors
+    /// `Other` if the mount does not answer as it should; those of a puller that is gone.
+    pub fn ask_root(&self) -> io::Result<()> {
+        wire::send(&self.control, ASK, &[])?;
+        match wire::receive(&self.control)? {
+            Some((DONE, _)) => Ok(()),
+            Some(_) => Err(io::Error::other("the mount answers with an error")),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
     /// Has the puller keep the root open, before the mount loses its name.
     ///
     /// # Errors
@@ -77,7 +98,7 @@ impl Puller {
         }
     }
 
-    /// Has the puller let go of the root.
+    /// Has the puller let go of the root. Of a private mount, no file can be pulled from then on.
     ///
     /// # Errors
     /// That of a puller that is gone, which has let go of everything.
@@ -105,21 +126,31 @@ pub fn puller() -> Result<(UnixStream, impl Fn() -> io::Result<OwnedFd>)> {
     let name = CString::new(PULLER).map_err(|error| AttachError::system("name this process", error.into()))?;
     rustix::thread::set_name(&name).map_err(|error| AttachError::system("name this process", error.into()))?;
     let control = UnixStream::from(descriptors.pop().ok_or_else(no_stage)?);
-    let named = Arc::new(root);
-    let root = Arc::new(Mutex::new(named.clone()));
+    let root = Arc::new(root);
+    let named = matches!(*root, Root::Named { .. }).then(|| root.clone());
+    let root = Arc::new(Mutex::new(Some(root)));
     let kept = root.clone();
     let listen = move || {
         // Its server's end, or a word that this version does not know, ends the duty; the process ends by itself.
         while let Ok(Some((word, mut descriptors))) = wire::receive(&control) {
-            match (word, descriptors.pop()) {
-                (KEEP, Some(root)) => *lock(&kept) = Arc::new(Root::Held(root)),
+            let answer = match (word, descriptors.pop()) {
+                (ASK, None) => {
+                    // Without the lock: the server, which answers, may need it.
+                    let root = lock(&kept).clone();
+                    let answers = root.is_some_and(|root| root.open().is_ok_and(|root| fstat(root).is_ok()));
+                    if answers { DONE } else { NO }
+                }
+                (KEEP, Some(root)) => {
+                    *lock(&kept) = Some(Arc::new(Root::Held(root)));
+                    DONE
+                }
                 (LET_GO, None) => {
                     *lock(&kept) = named.clone();
                     continue;
                 }
                 _ => return,
-            }
-            if wire::send(&control, DONE, &[]).is_err() {
+            };
+            if wire::send(&control, answer, &[]).is_err() {
                 return;
             }
         }
@@ -128,10 +159,10 @@ pub fn puller() -> Result<(UnixStream, impl Fn() -> io::Result<OwnedFd>)> {
     thread::Builder::new().name(PULLER.to_owned()).spawn(listen).map_err(failed)?;
     Ok((socket, move || {
         let root = lock(&root).clone();
-        root.open()
+        root.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?.open()
     }))
 }
 
-fn lock(root: &Mutex<Arc<Root>>) -> MutexGuard<'_, Arc<Root>> {
+fn lock(root: &Mutex<Option<Arc<Root>>>) -> MutexGuard<'_, Option<Arc<Root>>> {
     root.lock().unwrap_or_else(PoisonError::into_inner)
 }

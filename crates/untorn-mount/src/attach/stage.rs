@@ -1,4 +1,4 @@
-//! The stage of a private mount: this program started again, which leaves its parent's namespaces and mounts.
+//! The stage of private mounts: this program started again, which leaves its parent's namespaces and mounts.
 //!
 //! A process with threads may not change its user namespace, and code between fork and exec would be unsafe. The stage
 //! is therefore a process of its own with one thread, and becomes the program by exec.
@@ -19,13 +19,13 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::process::{getegid, geteuid};
 use rustix::thread::UnshareFlags;
 
-use super::{AttachError, AttachOptions, Restrictions, Result, open_root, privileged, wire};
+use super::{AttachError, AttachOptions, Covering, Restrictions, Result, open_root, privileged, wire};
 
 /// From the parent: the request, with the program's standard input.
 pub(super) const REQUEST: u8 = b'R';
 /// From the parent: start the program.
 pub(super) const START: u8 = b'G';
-/// From the stage: mounted; with the device and the root.
+/// From the stage, once for each mount after all are made: mounted; with the device and the root.
 pub(super) const MOUNTED: u8 = b'M';
 /// From the stage: a step failed; its text is the step and the error's number.
 pub(super) const FAILED: u8 = b'F';
@@ -146,47 +146,52 @@ impl Failure {
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) leave: Leave,
-    pub(super) mountpoint: PathBuf,
-    pub(super) options: AttachOptions,
+    pub(super) mounts: Vec<Covering>,
     /// The program and its arguments; none for a trial.
     pub(super) command: Vec<OsString>,
 }
+
+/// Parts of a text that describe one mount.
+const PARTS: usize = 4;
 
 impl Request {
     /// Sends it, with the standard input that the program is to have.
     pub(super) fn send(&self, socket: &UnixStream) -> io::Result<()> {
         wire::send(socket, REQUEST, &[io::stdin().as_fd()])?;
-        let options = &self.options;
-        let Restrictions { nosuid, nodev, noexec, read_only } = options.restrictions;
-        let flags = [options.allow_other, options.default_permissions, nosuid, nodev, noexec, read_only];
-        let flags: String = flags.map(|flag| if flag { '1' } else { '0' }).iter().collect();
-        let fixed = [
-            OsStr::new(self.leave.as_str()),
-            self.mountpoint.as_os_str(),
-            options.device.as_os_str(),
-            &options.source,
-            OsStr::new(&flags),
-        ];
-        wire::send_text(socket, fixed.into_iter().chain(self.command.iter().map(OsString::as_os_str)))
+        let mut parts = vec![OsString::from(self.leave.as_str()), self.mounts.len().to_string().into()];
+        for Covering { mountpoint, options } in &self.mounts {
+            let Restrictions { nosuid, nodev, noexec, read_only } = options.restrictions;
+            let flags = [options.allow_other, options.default_permissions, nosuid, nodev, noexec, read_only];
+            let flags: String = flags.map(|flag| if flag { '1' } else { '0' }).iter().collect();
+            parts.extend([mountpoint.into(), options.device.clone().into(), options.source.clone(), flags.into()]);
+        }
+        wire::send_text(socket, parts.iter().chain(&self.command).map(OsString::as_os_str))
     }
 
     fn receive(socket: &UnixStream) -> Option<Self> {
         let text = wire::receive_text(socket).ok()?;
-        let [leave, mountpoint, device, source, flags, command @ ..] = text.as_slice() else { return None };
+        let [leave, count, rest @ ..] = text.as_slice() else { return None };
         let leave = [Leave::Mounts, Leave::Users].into_iter().find(|known| leave == known.as_str())?;
-        let flags: Vec<bool> = flags.to_str()?.chars().map(|flag| flag == '1').collect();
-        let [allow_other, default_permissions, nosuid, nodev, noexec, read_only] = *flags.as_slice() else {
-            return None;
-        };
-        let options = AttachOptions {
-            device: device.into(),
-            source: source.clone(),
-            allow_other,
-            default_permissions,
-            restrictions: Restrictions { nosuid, nodev, noexec, read_only },
-        };
-        Some(Request { leave, mountpoint: mountpoint.into(), options, command: command.to_vec() })
+        let count: usize = count.to_str()?.parse().ok()?;
+        let (mounts, command) = rest.split_at_checked(count.checked_mul(PARTS)?)?;
+        let mounts = mounts.chunks_exact(PARTS).map(covering).collect::<Option<_>>()?;
+        Some(Request { leave, mounts, command: command.to_vec() })
     }
+}
+
+/// One mount of a request.
+fn covering(parts: &[OsString]) -> Option<Covering> {
+    let [mountpoint, device, source, flags] = parts else { return None };
+    let flags: Vec<bool> = flags.to_str()?.chars().map(|flag| flag == '1').collect();
+    let [allow_other, default_permissions, nosuid, nodev, noexec, read_only] = *flags.as_slice() else { return None };
+    let options = AttachOptions {
+        device: device.into(),
+        source: source.clone(),
+        allow_other,
+        default_permissions,
+        restrictions: Restrictions { nosuid, nodev, noexec, read_only },
+    };
+    Some(Covering { mountpoint: mountpoint.into(), options })
 }
 
 /// The socket that this process has as its standard input, if its parent made it; and the error if it is not so.
@@ -227,14 +232,19 @@ fn perform(request: &Request, socket: &UnixStream, stdin: OwnedFd) -> std::resul
     // The mount must not appear in the namespace that this one was copied from.
     let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", propagation).map_err(|error| Step::Propagate.failed()(error.into()))?;
-    let device = privileged::open_device(&request.options).map_err(Step::Device.failed())?;
-    privileged::mount_device(&device, &request.mountpoint, &request.options).map_err(Step::Mount.failed())?;
-    let root = open_root(&request.mountpoint).map_err(Step::Root.failed())?;
-    if wire::send(socket, MOUNTED, &[device.as_fd(), root.as_fd()]).is_err() {
-        return Ok(());
+    let mut mounted = Vec::new();
+    for Covering { mountpoint, options } in &request.mounts {
+        let device = privileged::open_device(options).map_err(Step::Device.failed())?;
+        privileged::mount_device(&device, mountpoint, options).map_err(Step::Mount.failed())?;
+        mounted.push((device, open_root(mountpoint).map_err(Step::Root.failed())?));
     }
-    // Nothing of the mount may stay open here: its server alone keeps it alive.
-    drop((device, root));
+    for (device, root) in &mounted {
+        if wire::send(socket, MOUNTED, &[device.as_fd(), root.as_fd()]).is_err() {
+            return Ok(());
+        }
+    }
+    // Nothing of a mount may stay open here: its server alone keeps it alive.
+    drop(mounted);
     let Ok(Some((START, _))) = wire::receive(socket) else { return Ok(()) };
     let Some((program, arguments)) = request.command.split_first() else { return Ok(()) };
     // The working directory may be one that the mount covers, and would otherwise stay the one below it.
@@ -287,9 +297,8 @@ mod tests {
     #[test]
     fn a_request_arrives_as_it_was_sent() {
         let restrictions = Restrictions { nosuid: true, nodev: false, noexec: true, read_only: false };
-        let request = Request {
-            leave: Leave::Users,
-            mountpoint: "/a b".into(),
+        let covering = |mountpoint: &str, restrictions| Covering {
+            mountpoint: mountpoint.into(),
             options: AttachOptions {
                 device: "/dev/other".into(),
                 source: "untorn,x".into(),
@@ -297,6 +306,10 @@ mod tests {
                 default_permissions: false,
                 restrictions,
             },
+        };
+        let request = Request {
+            leave: Leave::Users,
+            mounts: vec![covering("/a b", restrictions), covering("/c", Restrictions::default())],
             command: ["prog", "", "arg"].map(OsString::from).to_vec(),
         };
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -305,5 +318,15 @@ mod tests {
         assert_eq!((byte, descriptors.len()), (REQUEST, 1));
         let received = Request::receive(&theirs).unwrap();
         assert_eq!(format!("{received:?}"), format!("{request:?}"));
+    }
+
+    #[test]
+    fn a_forged_request_is_refused() {
+        for parts in [&["users"][..], &["users", "1", "/a", "/dev/fuse", "untorn"], &["users", "99999999999999999999"]]
+        {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            wire::send_text(&ours, parts.iter().map(OsStr::new)).unwrap();
+            assert!(Request::receive(&theirs).is_none(), "{parts:?}");
+        }
     }
 }

@@ -28,11 +28,19 @@ impl Mounted {
     }
 }
 
+fn read() -> Result<Vec<u8>> {
+    fs::read("/proc/self/mountinfo")
+        .map_err(|source| AttachError::system("read the table of mounts, /proc/self/mountinfo", source))
+}
+
 /// The mount at a path, which has no symbolic links: the one that covers others there.
 pub(super) fn at(path: &Path) -> Result<Option<Mounted>> {
-    let table = fs::read("/proc/self/mountinfo")
-        .map_err(|source| AttachError::system("read the table of mounts, /proc/self/mountinfo", source))?;
-    Ok(parse(&table).filter(|mount| mount.mountpoint == path).last())
+    Ok(parse(&read()?).filter(|mount| mount.mountpoint == path).last())
+}
+
+/// The mount with this number.
+pub(super) fn with_id(id: u64) -> Result<Option<Mounted>> {
+    Ok(parse(&read()?).find(|mount| mount.id == id))
 }
 
 /// A path without symbolic links. Its last part is not followed if it is no link, so no server is asked for it.

@@ -64,6 +64,10 @@ impl Place {
         Place { dir, mountpoint, options }
     }
 
+    fn covering(&self) -> Covering {
+        Covering { mountpoint: self.mountpoint.clone(), options: self.options.clone() }
+    }
+
     fn is_mounted(&self) -> bool {
         table::at(&self.mountpoint).unwrap().is_some_and(|mount| mount.is_ours())
     }
@@ -207,7 +211,8 @@ fn roots_private_mount_is_seen_by_its_program_alone() {
         go.display()
     );
     let program = Program { program: "sh".into(), arguments: vec!["-c".into(), script.into()] };
-    let (attached, held) = attach_private(&place.mountpoint, &place.options, &stage_of_the_tests(), &program).unwrap();
+    let (mut attached, held) = attach_private(&[place.covering()], &stage_of_the_tests(), &program).unwrap();
+    let attached = attached.remove(0);
     assert_eq!(attached.way, Way::Private);
     assert!(!place.is_mounted(), "it is seen outside");
     let root = attached.root.open().unwrap();
@@ -224,11 +229,51 @@ fn roots_private_mount_is_seen_by_its_program_alone() {
 }
 
 #[test]
+fn a_program_sees_each_of_its_mounts() {
+    needs_fuse!();
+    let (place, other, plain) = (Place::new(), Place::new(), Place::new());
+    let out = place.dir.path().join("out");
+    let script = format!("grep -c {FILE_SYSTEM} /proc/self/mountinfo >'{}'", out.display());
+    let program = Program { program: "sh".into(), arguments: vec!["-c".into(), script.into()] };
+    let coverings = [place.covering(), other.covering()];
+    let (attached, held) = attach_private(&coverings, &stage_of_the_tests(), &program).unwrap();
+    let mountpoints: Vec<_> = attached.iter().map(|attached| &attached.mountpoint).collect();
+    assert_eq!(mountpoints, [&place.mountpoint, &other.mountpoint]);
+    for (attached, place) in attached.iter().zip([&place, &other]) {
+        let root = attached.root.open().unwrap();
+        assert!(!place.is_mounted(), "it is seen outside");
+        // The namespace of this process lacks the mount, so its table does not tell the type.
+        assert_ne!(mount_id(&root).unwrap(), mount_id(&open_root(&plain.mountpoint).unwrap()).unwrap());
+    }
+    drop(held);
+    for attached in attached {
+        drop(attached.root);
+        wait_for_end(attached.device);
+    }
+    assert!(!out.exists(), "a program that was given up ran");
+}
+
+#[test]
+fn a_directory_on_a_mount_of_untorn_is_told() {
+    needs_fuse!();
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    let below = open_root(&place.mountpoint).unwrap();
+    let _attached = attach(&place.mountpoint, &place.options).unwrap();
+    assert_eq!(mount_around(&open_root(&place.mountpoint).unwrap()).unwrap(), Some(place.mountpoint.clone()));
+    assert_eq!(mount_around(&below).unwrap(), None);
+    detach(&place.mountpoint, Unmount::Lazy).unwrap();
+}
+
+#[test]
 fn a_program_that_does_not_start_is_named() {
     needs_fuse!();
     let place = Place::new();
     let program = Program { program: "/no/such/program".into(), arguments: Vec::new() };
-    let (attached, held) = attach_private(&place.mountpoint, &place.options, &stage_of_the_tests(), &program).unwrap();
+    let (mut attached, held) = attach_private(&[place.covering()], &stage_of_the_tests(), &program).unwrap();
+    let attached = attached.remove(0);
     let error = held.start().unwrap_err();
     assert!(matches!(error, AttachError::Program { .. }), "{error:?}");
     assert!(error.to_string().starts_with("cannot start /no/such/program: "), "{error}");
@@ -241,7 +286,8 @@ fn a_private_mount_that_is_given_up_ends() {
     needs_fuse!();
     let place = Place::new();
     let program = Program { program: "false".into(), arguments: Vec::new() };
-    let (attached, held) = attach_private(&place.mountpoint, &place.options, &stage_of_the_tests(), &program).unwrap();
+    let (mut attached, held) = attach_private(&[place.covering()], &stage_of_the_tests(), &program).unwrap();
+    let attached = attached.remove(0);
     drop((held, attached.root));
     wait_for_end(attached.device);
 }

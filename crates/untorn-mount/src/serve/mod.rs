@@ -100,6 +100,11 @@ pub struct ServeOptions {
     pub log: PathBuf,
     /// How to create and use it.
     pub log_options: CacheOptions,
+    /// That log, if it is open already, as one that several directories share.
+    pub cache: Option<WriteCache>,
+    /// Whether a file that the globs choose and that the log can't manage is refused with EOPNOTSUPP instead of being
+    /// left plain.
+    pub strict: bool,
     /// Whether other users may use the mount, which then acts for each of them. Only root can do that.
     pub allow_other: bool,
     /// How long the kernel takes names and attributes to be the same, so that changes outside stay unseen for as long.
@@ -123,6 +128,8 @@ impl ServeOptions {
             globs: Globs::default(),
             log: log.to_owned(),
             log_options: CacheOptions::new(),
+            cache: None,
+            strict: false,
             allow_other: false,
             lifetime: Duration::from_secs(1),
             ids: None,
@@ -181,15 +188,18 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     check_not_covered(&source, source_path)?;
     raise_limit();
     check_log_is_hidden(&options.log, source_path)?;
-    let cache = open_log(&options, source_path)?;
+    let cache = match options.cache.clone() {
+        Some(cache) => cache,
+        None => open_log(&options, source_path)?,
+    };
     rustix::process::umask(Bits::empty());
     let no_xattr = has_no_xattr(&source);
     let started = |what| move |source: io::Error| Error::Io { operation: what, path: source_path.to_owned(), source };
     let atomic = options.mode == Mode::Atomic;
     let writeback = atomic && !options.write_through;
     let threads = options.threads.max(if atomic { 3 } else { 2 });
-    let (managing, rest) =
-        Managing::start(cache, options.globs, (atomic, writeback)).map_err(started("start a thread to serve"))?;
+    let (managing, rest) = Managing::start(cache, options.globs, (atomic, writeback, options.strict))
+        .map_err(started("start a thread to serve"))?;
     let (locks, wait) = Locks::start().map_err(started("start a thread to serve"))?;
     let server = Arc::new(Server {
         nodes: Nodes::new(source).map_err(failed("examine"))?,

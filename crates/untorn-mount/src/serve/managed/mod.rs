@@ -8,7 +8,8 @@
 //!    is durable in the source, or it has no name. Until then it *rests*.
 //! 3. A file is attached by the path that it has: no rename runs meanwhile ([`moves`]).
 //! 4. A file that the log cannot manage is *plain*: its bytes go to the source, for all its writers, and the report
-//!    names it with the reason. A log that failed refuses every write with EIO.
+//!    names it with the reason. A log that failed refuses every write with EIO. A *strict* server opens no such file,
+//!    and keeps a managed one from becoming plain where it can.
 
 mod bytes;
 mod file;
@@ -49,6 +50,8 @@ pub struct Report {
     pub managed: u64,
     /// Files that were chosen and left plain, with the reason. The list has an end.
     pub plain: BTreeMap<PathBuf, String>,
+    /// Files that a strict server did not open for writing, with the reason. The list has an end.
+    pub refused: BTreeMap<PathBuf, String>,
     /// Files whose bytes could not be brought to them; they are in the log.
     pub failed: BTreeMap<PathBuf, String>,
 }
@@ -60,6 +63,8 @@ pub(super) struct Managing {
     atomic: bool,
     /// Whether the kernel caches writes.
     writeback: bool,
+    /// Whether a file is refused that the log cannot manage.
+    strict: bool,
     globs: Globs,
     /// Held shared while a file is attached, exclusively while one gets another name or loses its name.
     moves: RwLock<()>,
@@ -86,12 +91,13 @@ impl Managing {
     pub(super) fn start(
         cache: WriteCache,
         globs: Globs,
-        (atomic, writeback): (bool, bool),
+        (atomic, writeback, strict): (bool, bool, bool),
     ) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
         let managing = Arc::new(Managing {
             cache,
             atomic,
             writeback,
+            strict,
             globs,
             moves: RwLock::default(),
             table: Mutex::default(),
@@ -222,7 +228,7 @@ impl Managing {
             Err(Errno::NFILE) => {}
             done => return done,
         }
-        if self.atomic {
+        if self.atomic || self.strict {
             return Err(Errno::NFILE);
         }
         let path = managed.become_plain()?;
@@ -272,6 +278,20 @@ impl Managing {
         }
     }
 
+    /// The log cannot manage a file that a program opens for writing. An error if that is refused.
+    fn is_plain_or_refused(&self, path: &Path, reason: String) -> Result<(), Errno> {
+        if !self.strict {
+            self.is_plain(path, reason);
+            return Ok(());
+        }
+        tracing::warn!(path = %path.display(), reason, "refused to open a file that the log cannot manage");
+        let mut report = lock(&self.report);
+        if report.refused.len() < MOST_NAMED {
+            report.refused.insert(path.to_owned(), reason);
+        }
+        Err(Errno::OPNOTSUPP)
+    }
+
     /// Puts the log in front of a file that is new in the table, or leaves it plain.
     fn attach(&self, managed: &Managed, path: &Path) -> Result<(), Errno> {
         let attached = check(path, &managed.descriptor).and_then(|()| {
@@ -286,10 +306,7 @@ impl Managing {
                 Ok(())
             }
             Err(Refusal::Failed(errno)) => Err(errno),
-            Err(Refusal::Plain(reason)) => {
-                self.is_plain(path, reason);
-                Ok(())
-            }
+            Err(Refusal::Plain(reason)) => self.is_plain_or_refused(path, reason),
         }
     }
 }
@@ -352,7 +369,8 @@ impl Server {
             Ok(own) => (own, chosen),
             Err(errno) => {
                 if let Some(path) = chosen {
-                    managing.is_plain(path, format!("cannot be opened for reading and writing: {errno}"));
+                    let reason = format!("cannot be opened for reading and writing: {errno}");
+                    managing.is_plain_or_refused(path, reason)?;
                 }
                 (self.descriptors.reopen(node, OFlags::WRONLY)?, None)
             }

@@ -83,6 +83,11 @@ impl Managing {
             _ => false,
         };
         if !announced {
+            if self.strict && held.file.has_writers() && held.state.file().is_some() && held.file.names()? > 1 {
+                // It would go on without the log.
+                tracing::warn!(path = %path.display(), "refused to remove one of several names of an open file");
+                return Err(Errno::OPNOTSUPP);
+            }
             held.settle()?;
         }
         let removed = remove();
@@ -91,7 +96,14 @@ impl Managing {
             held.settle()?;
             self.serve_again(&mut held, path);
         } else if !announced && held.file.names() != Ok(0) {
-            self.is_plain(path, "it lost the name by which it was opened, and has another one".to_owned());
+            if held.file.has_writers() {
+                self.is_plain(path, "it lost the name by which it was opened, and has another one".to_owned());
+            } else {
+                // Everything is in the source. Its next writer opens it by the other name, and the log manages it then.
+                drop(held);
+                managed.settle_times();
+                lock(&self.table).remove(&managed.key);
+            }
         }
         removed
     }
