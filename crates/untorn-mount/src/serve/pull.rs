@@ -280,7 +280,7 @@ impl Server {
     }
 
     /// Has the kernel send all that it caches of a file.
-    fn pull(&self, node: &Node, managed: &Managed, process: u32) -> Result<(), Errno> {
+    pub(super) fn pull(&self, node: &Node, managed: &Managed, process: u32) -> Result<(), Errno> {
         let source = self.nodes.get(ROOT)?;
         for _ in 0..TRIES {
             let path = match (self.path_of(node)?, self.descriptors.path(&*source)?) {

@@ -21,6 +21,7 @@ use super::credentials::Caller;
 use super::handles::Handle;
 use super::locks::Range;
 use super::nodes::{Node, number};
+use super::xattr::is_sync;
 
 /// The most bytes of a READ or WRITE, which is the kernel's own default limit.
 const MOST: u32 = 1 << 20;
@@ -50,7 +51,7 @@ fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
 }
 
-fn errno(errno: Errno) -> fuser::Errno {
+pub(super) fn errno(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(match errno {
         // The server's limit is the mount's own, and not one of the program's.
         Errno::MFILE => Errno::NFILE.raw_os_error(),
@@ -415,7 +416,10 @@ impl Filesystem for Requests {
         answer(reply, self.node(number).and_then(|node| self.0.set_attribute(&node, name, value, flags)));
     }
 
-    fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if is_sync(name) && size > 0 {
+            return Server::answer_sync(&self.0, request.pid(), reply);
+        }
         let found = self.node(number).and_then(|node| self.0.attribute(&node, name, size as usize));
         answer_bytes(found, size, reply);
     }

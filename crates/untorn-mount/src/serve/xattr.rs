@@ -1,20 +1,31 @@
-//! Extended attributes. Those of untorn itself are hidden: for programs they do not exist, and none can be made.
+//! Extended attributes. Those of untorn itself are hidden: for programs they do not exist, and none can be made. The
+//! name `user.untorn.sync` is a question that commits all files, because `sync` and `syncfs` send no request.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::thread;
 
-use rustix::fs::XattrFlags;
+use fuser::ReplyXattr;
+use rustix::fs::{OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::Server;
-use super::nodes::{Node, number};
+use super::nodes::{Node, ROOT, number};
 
 /// The names of untorn's own attributes begin with this.
 const HIDDEN: &[u8] = b"user.untorn";
+/// The question for this attribute, of any file or directory, is answered after all files of the mount are committed.
+const SYNC: &[u8] = b"user.untorn.sync";
 /// The kernel's limits.
 const MOST_VALUE: usize = 1 << 16;
 const MOST_NAMES: usize = 1 << 16;
+
+/// Whether a question for an attribute is the one that commits all files.
+pub(super) fn is_sync(name: &OsStr) -> bool {
+    name.as_bytes() == SYNC
+}
 
 fn is_hidden(name: &[u8]) -> bool {
     name.starts_with(HIDDEN)
@@ -47,6 +58,34 @@ impl Server {
         let len = rustix::fs::getxattr(path(node), name, &mut value[..])?;
         value.truncate(len);
         fitting(value, room)
+    }
+
+    /// Makes everything durable that the server has, and answers. It may take long, and needs server threads for what
+    /// the kernel sends, so it has a thread of its own.
+    pub(super) fn answer_sync(server: &Arc<Server>, process: u32, reply: ReplyXattr) {
+        let own = server.clone();
+        let work = move || match own.sync_all(process) {
+            Ok(()) => reply.data(b"1"),
+            Err(error) => reply.error(super::requests::errno(error)),
+        };
+        // If no thread can be had, the reply is dropped, which answers EIO.
+        if let Err(error) = thread::Builder::new().name("untorn-sync".to_owned()).spawn(work) {
+            tracing::error!(%error, "cannot start a thread for a sync");
+        }
+    }
+
+    /// Commits every managed file, and syncs the file system of the source, which has all others. The first error is
+    /// that of a file; the others are committed all the same.
+    fn sync_all(&self, process: u32) -> Result<(), Errno> {
+        let mut result = Ok(());
+        for open in self.handles.files() {
+            if let Some(managed) = open.managed.as_ref().filter(|managed| self.writeback || managed.is_mapped()) {
+                result = result.and(self.pull(&open.node, managed, process));
+            }
+        }
+        result = result.and(self.managing.sync_all());
+        let root = self.descriptors.reopen(&*self.nodes.get(ROOT)?, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        result.and(rustix::fs::syncfs(&root))
     }
 
     pub(super) fn attribute_names(&self, node: &Node, room: usize) -> Result<Vec<u8>, Errno> {

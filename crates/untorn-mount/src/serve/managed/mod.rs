@@ -246,6 +246,17 @@ impl Managing {
         Ok(())
     }
 
+    /// Commits every file, durably. The first error is that of a file; the others are committed all the same.
+    pub(super) fn sync_all(&self) -> Result<(), Errno> {
+        // At once, with one flush. What it tells of a file, the file's own sync tells again.
+        let _ = self.cache.sync();
+        let mut result = Ok(());
+        for managed in self.all() {
+            result = result.and(managed.sync());
+        }
+        result
+    }
+
     /// Brings everything to the files, at the end.
     pub(super) fn finish(&self) {
         if let Err(error) = self.cache.drain() {
