@@ -151,11 +151,9 @@ enum Verb {
     Nightly(gate::Nightly),
     /// Run existing programs without untorn and under `untorn run`, and compare their results.
     ///
-    /// Runs each program bare and in both modes, and compares its output, exit code and files. Uses a test build of the
-    /// preload layer that reports calls it misses.
+    /// Runs each program bare and in both modes, and compares its output, exit code and files.
     ///
-    /// Exit codes: 0 nothing differs, except calls that mode atomic refuses; 1 otherwise; 69 a program is missing; 74
-    /// I/O error.
+    /// Exit codes: 0 nothing differs; 1 otherwise; 69 a program is missing; 74 I/O error.
     #[command(after_help = "Example:\n  cargo xtask programs sqlite git --kills 50")]
     Programs(programs::Arguments),
     /// Check a change in at most five minutes.

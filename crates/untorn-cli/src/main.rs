@@ -8,6 +8,7 @@ mod exit;
 mod output;
 mod progress;
 mod rng;
+mod signals;
 mod size;
 mod torture;
 mod verbs;
@@ -24,7 +25,7 @@ use crate::exit::{Exit, Failure, Result};
 
 fn main() -> ExitCode {
     // Without the handler a file beyond `ulimit -f` ends the tool without a word; all else works as well without it.
-    let _ = untorn_run::survive_size_limits();
+    let _ = signals::survive_size_limits();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -1,4 +1,4 @@
-//! What the workspace builds for programs that aren't Rust: the tool, the C library, the preload layer.
+//! What the workspace builds for programs that aren't Rust: the tool, the C library, the preload library.
 //!
 //! `cargo test` builds no C library, because no Rust test can link one, and no binary of another package. So the first
 //! test that wants them asks Cargo, for the whole workspace at once: its features are then those that `cargo test
@@ -18,19 +18,6 @@ use std::sync::OnceLock;
 pub fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build(target(), &["--workspace", "--lib", "--bins"]))
-}
-
-/// The preload layer that reports every system call that did not come from it.
-///
-/// # Panics
-///
-/// Panics if Cargo doesn't build it.
-pub fn built_oracle() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let arguments = ["--package", "untorn-preload", "--features", "oracle"];
-        build(&target().join("layer-oracle"), &arguments).join("libuntorn_preload.so")
-    })
 }
 
 /// Cargo's target directory, in which this test program is `PROFILE/deps/NAME-HASH`.

@@ -5,7 +5,7 @@
 //! - [`again`]: starts one test of the calling binary in a process of its own; [`test_name!`] and [`sibling!`] are the
 //!   names it takes.
 //! - [`isolated`]: starts one test in a mount namespace of its own.
-//! - [`built`]: the tool, the C library and the preload layer, for tests of other programs.
+//! - [`built`]: the tool, the C library and the preload library, for tests of other programs.
 //! - [`programs`]: unmodified programs under `untorn run`, and bare.
 //! - [`SplitMix`] and [`seed`]: random choices that a failure message can repeat; [`cases`]: how many of them.
 //!
@@ -17,7 +17,7 @@ pub mod programs;
 mod random;
 pub mod skips;
 
-pub use build::{built, built_oracle};
+pub use build::built;
 pub use process::{again, find_program, is_root, isolated};
 #[doc(hidden)]
 pub use process::{in_crate, name_of};

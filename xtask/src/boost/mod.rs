@@ -24,7 +24,7 @@ const NAMES: [&str; 21] = [
     "write-fsync-8-threads",
     "append-fdatasync",
     "read",
-    NO_IO,
+    "no-io",
     "sqlite-wal",
     "sqlite-truncate-exclusive",
     "sqlite-truncate",
@@ -42,9 +42,6 @@ const NAMES: [&str; 21] = [
     "tar-x",
     "git-clone",
 ];
-
-/// The measurement without managed files.
-const NO_IO: &str = "no-io";
 
 /// Arguments of `cargo xtask boost`.
 #[derive(Args)]
@@ -71,7 +68,7 @@ pub(crate) struct Arguments {
     /// Seconds per measurement
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = positive)]
     seconds: f64,
-    /// Directory with a built tool and preload layer, instead of building them
+    /// Directory with a built tool, instead of building it
     #[arg(long, value_name = "DIR")]
     built: Option<PathBuf>,
     /// Print one JSON object with every single measurement
@@ -121,12 +118,12 @@ fn measured(root: &Path, arguments: &Arguments) -> io::Result<Table> {
     place::with_ground(where_to, |ground| rounds(&built, &root.join("xtask/programs/measure.py"), ground, arguments))
 }
 
-/// Builds the tool and the layer as users have them. Returns the directory with both.
+/// Builds the tool as users have it. Returns its directory.
 pub(crate) fn build(root: &Path) -> io::Result<PathBuf> {
     let target = crate::target(root, "");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root).args(["build", "--quiet", "--release", "--package", "untorn-cli"]);
-    cargo.args(["--package", "untorn-preload", "--target-dir"]).arg(&target);
+    cargo.current_dir(root).args(["build", "--quiet", "--release", "--package", "untorn-cli", "--target-dir"]);
+    cargo.arg(&target);
     if cargo.status()?.success() {
         Ok(target.join("release"))
     } else {
@@ -147,10 +144,7 @@ fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -
                 _ => (0..ground.arms.len()).rev().collect(),
             };
             let is_asked = |name: &str| arguments.arms.is_empty() || arguments.arms.iter().any(|asked| asked == name);
-            let is_run = |arm: &usize| {
-                let at = &ground.arms[*arm];
-                at.measures(name) && (*arm == 0 || is_asked(at.name))
-            };
+            let is_run = |arm: &usize| *arm == 0 || is_asked(ground.arms[*arm].name);
             for arm in order.into_iter().filter(is_run) {
                 let one = One { built, script, name, arm: &ground.arms[arm], seconds: arguments.seconds };
                 match one.measure()? {
@@ -184,17 +178,16 @@ impl One<'_> {
         let prepared = self.python(Command::new("python3"), "prepare")?;
         self.succeeded(&prepared)?;
         let mut command = Command::new("env");
-        let is_under = self.arm.mount.is_none() && (self.arm.log.is_some() || self.arm.atomic);
+        let is_under = self.arm.mount.is_none() && self.arm.log.is_some();
         if is_under {
             if self.arm.log.as_ref().is_some_and(|log| log.assumed) {
                 command.arg("UNTORN_ASSUME_PMEM=1");
             }
             command.arg(self.built.join("untorn")).args(["run", "--json"]);
-            match &self.arm.log {
-                Some(log) => command.args(["--mode", "boost", "--log-size", "256M", "--log"]).arg(&log.path),
-                None => command.args(["--mode", "atomic"]),
-            };
-            command.arg("--layer").arg(self.built.join("libuntorn_preload.so"));
+            command.args(["--mode", if self.arm.atomic { "atomic" } else { "boost" }, "--log-size", "256M"]);
+            if let Some(log) = &self.arm.log {
+                command.arg("--log").arg(&log.path);
+            }
             let mut glob = self.arm.files().into_os_string();
             glob.push("/**");
             command.arg("--match").arg(glob).arg("--");

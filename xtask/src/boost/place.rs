@@ -17,7 +17,7 @@ pub(super) struct Arm {
     pub(super) name: &'static str,
     directory: PathBuf,
     pub(super) log: Option<Log>,
-    /// In mode atomic, which has no log. Only for programs without managed files.
+    /// In mode atomic, with `untorn run`.
     pub(super) atomic: bool,
     /// Through `untorn mount` in this mode, and not under `untorn run`.
     pub(super) mount: Option<&'static str>,
@@ -42,11 +42,6 @@ impl Arm {
             Some(_) => self.directory.join("mount"),
             None => self.files(),
         }
-    }
-
-    /// Whether this variant measures this program.
-    pub(super) fn measures(&self, name: &str) -> bool {
-        !self.atomic || name == super::NO_IO
     }
 
     /// Resets the directory to its initial state.
@@ -82,10 +77,10 @@ impl Ground {
         };
         ground.arms = vec![
             arm("bare", &disk, None),
-            arm("log", &disk, Some(&fast)),
-            arm("log on the same disk", &disk, Some(&same)),
+            arm("run boost", &disk, Some(&fast)),
+            arm("run boost, same disk", &disk, Some(&same)),
             arm("bare in memory", &memory, None),
-            Arm { atomic: true, ..arm("mode atomic", &disk, None) },
+            Arm { atomic: true, ..arm("run atomic", &disk, Some(&same)) },
             Arm { mount: Some("boost"), ..arm("mount boost", &disk, Some(&fast)) },
             Arm { mount: Some("boost"), ..arm("mount boost, same disk", &disk, Some(&same)) },
             Arm { mount: Some("atomic"), ..arm("mount atomic", &disk, Some(&same)) },

@@ -39,8 +39,8 @@ impl Table {
     pub(super) fn add(&mut self, row: usize, arm: usize, rate: f64, report: &Value) {
         let row = &mut self.rows[row];
         row.rates[arm].push(rate);
-        let demoted = report["demoted"].as_array().into_iter().flatten();
-        for why in demoted.filter_map(|entry| entry[0]["why"].as_str()) {
+        let demoted = report["plain"].as_array().into_iter().flatten();
+        for why in demoted.filter_map(|entry| entry["why"].as_str()) {
             if !row.demoted[arm].iter().any(|known| known == why) {
                 row.demoted[arm].push(why.to_owned());
             }
@@ -132,7 +132,7 @@ mod tests {
         let mut table = Table { rows: Vec::new(), arms: vec!["bare", "log"], rounds: 3, seconds: 1.0 };
         let (rates, demoted) = (vec![Vec::new(); 2], vec![Vec::new(); 2]);
         table.rows.push(Row { name: "write", rates, demoted, missing: false });
-        let report = json!({ "demoted": [[{ "why": "mmap" }, 2], [{ "why": "mmap" }, 1]] });
+        let report = json!({ "plain": [{ "path": "/a", "why": "mmap" }, { "path": "/b", "why": "mmap" }] });
         for (bare, log) in [(100.0, 200.0), (10.0, 50.0), (1000.0, 3000.0)] {
             table.add(0, 0, bare, &Value::Null);
             table.add(0, 1, log, &report);

@@ -1,9 +1,8 @@
 //! Steps that are more than commands.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -191,10 +190,6 @@ copy_file_range = 1.0
 invalidate = 0.1
 ";
 
-/// A boosted file is left to the kernel at the first of these, until it is opened again.
-const DEMOTING: &[&str] =
-    &["mapread", "mapwrite", "invalidate", "posix_fallocate", "punch_hole", "sendfile", "copy_file_range"];
-
 pub(super) fn exerciser_once(context: &Context<'_>) -> io::Result<Outcome> {
     exerciser(context, &[42], 10_000)
 }
@@ -203,46 +198,24 @@ pub(super) fn exerciser_often(context: &Context<'_>) -> io::Result<Outcome> {
     exerciser(context, &[1, 42, 4711, 5, 6, 7, 8, 9], 20_000)
 }
 
-/// The exerciser fsx under `untorn run`: in mode atomic, and in mode boost with all operations and with those that
-/// leave a file boosted.
+/// The exerciser fsx under `untorn run` in each mode.
 fn exerciser(context: &Context<'_>, seeds: &[u64], operations: u64) -> io::Result<Outcome> {
     let directory = tempfile::tempdir()?;
-    let (all, boosted) = (directory.path().join("all.toml"), directory.path().join("boosted.toml"));
-    fs::write(&all, OPERATIONS)?;
-    let lines = OPERATIONS.lines().map(|line| match line.split_once(" = ") {
-        Some((name, _)) if DEMOTING.contains(&name) => format!("{name} = 0.0\n"),
-        _ => format!("{line}\n"),
-    });
-    fs::write(&boosted, lines.collect::<String>())?;
+    let weights = directory.path().join("weights.toml");
+    fs::write(&weights, OPERATIONS)?;
     for seed in seeds {
-        let boost = ["--mode", "boost", "--log"].map(OsStr::new);
-        let log = directory.path().join(format!("log.{seed}"));
-        let boost = [&boost[..], &[log.as_os_str()]].concat();
-        for (name, options, weights) in
-            [("atomic", &[][..], &all), ("boost", &boost[..], &all), ("boosted", &boost[..], &boosted)]
-        {
-            let file = directory.path().join(format!("{seed}.{name}"));
-            let outcome = exercise(context, options, weights, &file, *seed, operations);
+        for mode in ["atomic", "boost"] {
+            let at = directory.path().join(format!("{seed}.{mode}"));
+            fs::create_dir(&at)?;
+            let mut command = context.cargo();
+            let log = directory.path().join(format!("log.{seed}.{mode}"));
+            command.args(TOOL).args(["run", "--strict", "--mode", mode, "--log"]).arg(log).arg("--match");
+            command.arg(at.join("file")).args(["--stats", "--", "fsx", "-q", "-f"]).arg(&weights);
+            command.args(["-N", &operations.to_string(), "-S", &seed.to_string()]).arg(at.join("file"));
+            // The log is taken where temporary files are in memory, too.
+            let outcome = finish(command.env("UNTORN_ASSUME_PMEM", "1"), 0);
             let Outcome::Passed = outcome else { return Ok(outcome) };
         }
     }
     Ok(Outcome::Passed)
-}
-
-fn exercise(
-    context: &Context<'_>,
-    options: &[&OsStr],
-    weights: &Path,
-    file: &Path,
-    seed: u64,
-    operations: u64,
-) -> Outcome {
-    let mut command = context.cargo();
-    command.args(TOOL).arg("run").args(options).arg("--match").arg(file).args(["--stats", "--", "fsx", "-q", "-f"]);
-    command.arg(weights).args(["-N", &operations.to_string(), "-S", &seed.to_string()]).arg(file);
-    // The log is taken where temporary files are in memory, too.
-    if !options.is_empty() {
-        command.env("UNTORN_ASSUME_PMEM", "1");
-    }
-    finish(&mut command, 0)
 }

@@ -1,4 +1,4 @@
-//! The programs: what each needs, and the calls that mode atomic refuses.
+//! The programs, and what each needs.
 
 use super::quiet;
 
@@ -9,9 +9,6 @@ pub(super) struct Program {
     pub(super) script: (&'static str, &'static str),
     /// The programs it needs: a shell command that succeeds if the program is installed, and its package.
     pub(super) needs: &'static [(&'static str, &'static str)],
-    /// The calls that mode atomic refuses, as the report names them. The program must handle the refusal, or report it
-    /// in a line that ends in `: told no`.
-    pub(super) told_no: &'static [&'static str],
     /// Whether all its files must be identical byte for byte. Some programs write times or paths into their files.
     pub(super) files: bool,
 }
@@ -22,46 +19,43 @@ pub(super) const ON_REQUEST: &str = "python-sqlite3";
 const PYTHON: (&str, &str) = ("python3 -c 'import test.test_io'", "libpython3-testsuite");
 const SQLITE: (&str, &str) = ("command -v sqlite3", "sqlite3");
 
-const fn python(name: &'static str, file: &'static str, told_no: &'static [&'static str]) -> Program {
-    Program { name, script: ("python.sh", file), needs: &[PYTHON], told_no, files: false }
+const fn python(name: &'static str, file: &'static str) -> Program {
+    Program { name, script: ("python.sh", file), needs: &[PYTHON], files: false }
 }
 
 pub(super) const CATALOGUE: &[Program] = &[
-    python("python-tarfile", "test_tarfile", &[]),
-    python("python-zipfile", "test_zipfile", &[]),
-    python("python-io", "test_io", &[]),
-    python("python-fileio", "test_fileio", &[]),
-    python("python-mmap", "test_mmap", &[]),
-    python("python-os", "test_os", &["splice"]),
-    python("python-shutil", "test_shutil", &[]),
-    python("python-posix", "test_posix", &[]),
+    python("python-tarfile", "test_tarfile"),
+    python("python-zipfile", "test_zipfile"),
+    python("python-io", "test_io"),
+    python("python-fileio", "test_fileio"),
+    python("python-mmap", "test_mmap"),
+    python("python-os", "test_os"),
+    python("python-shutil", "test_shutil"),
+    python("python-posix", "test_posix"),
     Program {
         needs: &[("python3 -c 'import test.test_sqlite3'", "a Python installation with all of its tests")],
-        ..python(ON_REQUEST, "test_sqlite3", &[])
+        ..python(ON_REQUEST, "test_sqlite3")
     },
-    python("python-tempfile", "test_tempfile", &[]),
+    python("python-tempfile", "test_tempfile"),
     Program {
         name: "fio",
         script: ("fio.sh", ""),
         needs: &[("command -v fio", "fio")],
-        told_no: &[],
         files: false, // Each block has the time in it.
     },
     Program {
         name: "fio-asynchronous",
         script: ("fio_asynchronous.sh", ""),
         needs: &[("command -v fio", "fio")],
-        told_no: &["aio_write", "io_setup", "io_uring_setup"],
         files: false,
     },
     Program {
         name: "stress-ng",
         script: ("stress.sh", ""),
         needs: &[("command -v stress-ng", "stress-ng")],
-        told_no: &[],
         files: true,
     },
-    Program { name: "git", script: ("git.sh", ""), needs: &[("command -v git", "git")], told_no: &[], files: true },
+    Program { name: "git", script: ("git.sh", ""), needs: &[("command -v git", "git")], files: true },
     Program {
         name: "coreutils",
         script: ("coreutils.sh", ""),
@@ -72,7 +66,6 @@ pub(super) const CATALOGUE: &[Program] = &[
             ("command -v bzip2", "bzip2"),
             ("command -v xz", "xz-utils"),
         ],
-        told_no: &["ioctl"], // `cp` then copies in another way.
         files: true,
     },
     Program {
@@ -84,82 +77,41 @@ pub(super) const CATALOGUE: &[Program] = &[
             ("command -v zip", "zip"),
             ("command -v unzip", "unzip"),
         ],
-        told_no: &["ioctl"], // `cp` then copies in another way.
         files: true,
     },
-    Program { name: "sqlite", script: ("sqlite.sh", ""), needs: &[SQLITE], told_no: &[], files: false },
-    Program { name: "sqlite-wal", script: ("sqlite_wal.sh", ""), needs: &[SQLITE], told_no: &[], files: false },
-    Program {
-        name: "sqlite-wal-exclusive",
-        script: ("sqlite_wal_exclusive.sh", ""),
-        needs: &[SQLITE],
-        told_no: &[],
-        files: false,
-    },
+    Program { name: "sqlite", script: ("sqlite.sh", ""), needs: &[SQLITE], files: false },
+    Program { name: "sqlite-wal", script: ("sqlite_wal.sh", ""), needs: &[SQLITE], files: false },
+    Program { name: "sqlite-wal-exclusive", script: ("sqlite_wal_exclusive.sh", ""), needs: &[SQLITE], files: false },
     Program {
         name: "rocksdb",
         script: ("rocksdb.sh", ""),
         needs: &[("command -v db_bench && command -v ldb", "rocksdb-tools")],
-        told_no: &[],
         files: false,
     },
-    Program {
-        name: "lmdb",
-        script: ("lmdb.sh", ""),
-        needs: &[("command -v mdb_load", "lmdb-utils")],
-        told_no: &[],
-        files: false,
-    },
-    Program { name: "dbm", script: ("dbm.sh", ""), needs: &[], told_no: &[], files: false },
-    Program {
-        name: "builds",
-        script: ("builds.sh", ""),
-        needs: &[("command -v make", "make")],
-        told_no: &[],
-        files: true,
-    },
-    Program {
-        name: "node",
-        script: ("node.sh", ""),
-        needs: &[("command -v node", "nodejs")],
-        told_no: &[],
-        files: true,
-    },
-    Program {
-        name: "editors",
-        script: ("editors.sh", ""),
-        needs: &[("command -v vim", "vim")],
-        told_no: &[],
-        files: true,
-    },
-    Program {
-        name: "static",
-        script: ("static.sh", ""),
-        needs: &[("command -v musl-gcc", "musl-tools")],
-        told_no: &[],
-        files: true,
-    },
-    Program { name: "go", script: ("go.sh", ""), needs: &[("command -v go", "golang")], told_no: &[], files: false },
+    Program { name: "lmdb", script: ("lmdb.sh", ""), needs: &[("command -v mdb_load", "lmdb-utils")], files: false },
+    Program { name: "dbm", script: ("dbm.sh", ""), needs: &[], files: false },
+    Program { name: "builds", script: ("builds.sh", ""), needs: &[("command -v make", "make")], files: true },
+    Program { name: "node", script: ("node.sh", ""), needs: &[("command -v node", "nodejs")], files: true },
+    Program { name: "editors", script: ("editors.sh", ""), needs: &[("command -v vim", "vim")], files: true },
+    Program { name: "static", script: ("static.sh", ""), needs: &[("command -v musl-gcc", "musl-tools")], files: true },
+    Program { name: "go", script: ("go.sh", ""), needs: &[("command -v go", "golang")], files: false },
     Program {
         name: "java",
         script: ("java.sh", ""),
         needs: &[("command -v javac", "default-jdk-headless")],
-        told_no: &[],
         files: true,
     },
-    Program { name: "make", script: ("make.sh", ""), needs: &[("command -v make", "make")], told_no: &[], files: true },
+    Program { name: "make", script: ("make.sh", ""), needs: &[("command -v make", "make")], files: true },
     Program {
         name: "postgres",
         script: ("postgres.sh", ""),
         needs: &[("ls /usr/lib/postgresql/*/bin/postgres && command -v pgbench", "postgresql")],
-        told_no: &[],
         files: false,
     },
     Program {
         name: "redis",
         script: ("redis.sh", ""),
         needs: &[("command -v redis-server && command -v redis-cli", "redis-server")],
-        told_no: &[],
         files: false,
     },
 ];

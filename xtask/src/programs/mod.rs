@@ -46,8 +46,7 @@ pub(crate) struct Arguments {
     /// Seed for the instants of the power cuts and the surviving writes
     #[arg(long, value_name = "N", default_value_t = 0x5eed)]
     seed: u64,
-    /// Directory with a built tool and preload layer, instead of building them; only a layer with the feature `oracle`
-    /// reports calls it misses
+    /// Directory with a built tool, instead of building it
     #[arg(long, value_name = "DIR")]
     built: Option<PathBuf>,
     /// Keep the programs' working directories below this directory
@@ -67,10 +66,9 @@ enum By {
 /// The exit code if a program is missing.
 const UNAVAILABLE: u8 = 69;
 
-/// The built tool, the layer, and the scripts.
+/// The built tool, and the scripts.
 struct Built {
     untorn: PathBuf,
-    layer: PathBuf,
     scripts: PathBuf,
     by: Vec<By>,
 }
@@ -108,25 +106,12 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
 
 fn build(root: &Path, by: Vec<By>) -> io::Result<Built> {
     let target = crate::target(root, "");
-    let cargo = |arguments: &[&str], into: &Path| {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(root).arg("build").args(arguments).arg("--target-dir").arg(into);
-        if cargo.status()?.success() {
-            Ok(())
-        } else {
-            Err(io::Error::other("cargo build failed; see its messages above"))
-        }
-    };
-    cargo(&["--quiet", "--release", "--package", "untorn-cli"], &target)?;
-    // The same directory as the tests use.
-    let oracle = target.join("layer-oracle");
-    cargo(&["--quiet", "--package", "untorn-preload", "--features", "oracle"], &oracle)?;
-    Ok(Built {
-        untorn: target.join("release/untorn"),
-        layer: oracle.join("debug/libuntorn_preload.so"),
-        scripts: root.join("xtask/programs"),
-        by,
-    })
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root).args(["build", "--quiet", "--release", "--package", "untorn-cli", "--target-dir"]);
+    if !cargo.arg(&target).status()?.success() {
+        return Err(io::Error::other("cargo build failed; see its messages above"));
+    }
+    Ok(Built { untorn: target.join("release/untorn"), scripts: root.join("xtask/programs"), by })
 }
 
 /// Whether every program behaved as it does bare.
@@ -134,13 +119,7 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
     let built = match &arguments.built {
         Some(directory) => {
             let directory = directory.canonicalize()?;
-            let layer = directory.join("libuntorn_preload.so");
-            Built {
-                untorn: directory.join("untorn"),
-                layer,
-                scripts: root.join("xtask/programs"),
-                by: arguments.by.clone(),
-            }
+            Built { untorn: directory.join("untorn"), scripts: root.join("xtask/programs"), by: arguments.by.clone() }
         }
         None => build(root, arguments.by.clone())?,
     };

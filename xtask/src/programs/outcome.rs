@@ -64,8 +64,6 @@ pub(super) struct Outcome {
     files: BTreeMap<PathBuf, Entry>,
     /// The report of `untorn run --json`.
     report: Value,
-    /// The calls that the layer missed.
-    escapes: String,
     pub(super) seconds: f64,
 }
 
@@ -85,12 +83,10 @@ impl Outcome {
         fs::create_dir_all(&files)?;
         fs::create_dir_all(&aside)?;
         let mounted = mode.mount().map(|rule| mounted(built, rule, (&source, &files), &aside)).transpose()?;
-        let escapes = aside.join("escapes");
         let mut command = quiet("timeout");
         command.args(["--kill-after=5", PROGRAM_TIMEOUT_SECONDS]);
         if matches!(mode, Mode::Atomic | Mode::Boost) {
             under(&mut command, built, mode, &aside)?;
-            command.env("UNTORN_PRELOAD_ORACLE", &escapes);
         }
         // The report goes to standard output, so redirect the program's own output, also if bare.
         command.args(["sh", "-c", "exec >\"$ASIDE/out\" 2>\"$ASIDE/err\"; exec sh -e \"$0\" \"$@\""]);
@@ -114,43 +110,17 @@ impl Outcome {
             err: read("err")? + &String::from_utf8_lossy(&output.stderr),
             files: found,
             report,
-            escapes: fs::read_to_string(&escapes).unwrap_or_default(),
             seconds,
         };
         fs::rename(&at, kept)?;
         Ok(outcome)
     }
 
-    fn sum(&self, of: &str) -> u64 {
-        let files = self.report["files"].as_array().into_iter().flatten();
-        files.filter_map(|file| file[of].as_u64()).sum()
-    }
-
-    /// The refused calls.
-    fn told_no(&self) -> Vec<&str> {
-        let refused = self.report["refused"].as_array().into_iter().flatten();
-        let mut calls: Vec<_> = refused.filter_map(|entry| entry[0]["call"].as_str()).collect();
-        calls.dedup();
-        calls
-    }
-
-    /// A summary of what the layer, or the mount, served.
+    /// A summary of what the run, or the mount, served.
     pub(super) fn words(&self) -> String {
-        if let Some(managed) = self.report["managed"].as_u64() {
-            let plain = self.report["plain"].as_array().map_or(0, Vec::len);
-            return if plain == 0 { format!("{managed} files") } else { format!("{managed} files, {plain} plain") };
-        }
-        let files = self.report["files"].as_array().map_or(0, Vec::len);
-        let demoted = self.report["demoted"].as_array().into_iter().flatten().filter_map(|entry| entry[1].as_u64());
-        let (demoted, writes) = (demoted.sum::<u64>(), self.sum("writes"));
-        let mut words = format!("{files} files, {writes} writes");
-        if demoted > 0 {
-            words.push_str(&format!(", {demoted} demoted"));
-        }
-        for call in self.told_no() {
-            words.push_str(&format!(", no {call}"));
-        }
-        words
+        let managed = self.report["managed"].as_u64().unwrap_or(0);
+        let plain = self.report["plain"].as_array().map_or(0, Vec::len);
+        if plain == 0 { format!("{managed} files") } else { format!("{managed} files, {plain} plain") }
     }
 }
 
@@ -173,20 +143,14 @@ fn mounted(built: &Built, rule: &str, (source, at): (&Path, &Path), aside: &Path
 
 /// The command line of the tool, up to the program, with the log in `aside`.
 pub(super) fn under(command: &mut Command, built: &Built, mode: Mode, aside: &Path) -> io::Result<()> {
-    if mode == Mode::Boost {
-        believe(command, aside)?;
-    }
+    believe(command, aside)?;
     tool(command, built, mode, &[OsStr::new("--log-size=16M"), OsStr::new("--log"), aside.join("log").as_os_str()]);
     Ok(())
 }
 
-/// The command line of the tool, up to the program, with options of mode boost.
+/// The command line of the tool, up to the program, with options for the log.
 pub(super) fn tool(command: &mut Command, built: &Built, mode: Mode, log: &[&OsStr]) {
-    command.arg(&built.untorn).args(["run", "--json", "--mode", mode.name(), "--layer"]).arg(&built.layer);
-    if mode == Mode::Boost {
-        command.args(log);
-    }
-    command.args(["--match", "./**", "--"]);
+    command.arg(&built.untorn).args(["run", "--json", "--mode", mode.name()]).args(log).args(["--match", "./**", "--"]);
 }
 
 /// If temporary files are in memory, the log is too.
@@ -222,43 +186,22 @@ fn tree(root: &Path, at: &Path, into: &mut BTreeMap<PathBuf, Entry>) -> io::Resu
 pub(super) fn differences(program: &Program, mode: Mode, bare: &Outcome, found: &Outcome) -> Vec<String> {
     let mut all = Vec::new();
     let mut say = |what: String| all.push(format!("{}: {what}", mode.name()));
-    let told_no: &[&str] = if mode == Mode::Atomic { program.told_no } else { &[] };
-    for call in found.told_no() {
-        if !told_no.contains(&call) {
-            say(format!("{call} was refused, but the catalogue does not expect it"));
-        }
+    if found.report["managed"].as_u64().is_none() {
+        say(format!("untorn printed no report; its output: {}", found.err.trim()));
     }
-    if let Some(call) = told_no.iter().find(|call| !found.told_no().contains(call)) {
-        say(format!("{call} was not refused any more; remove it from the catalogue"));
-    }
-    if !found.escapes.is_empty() {
-        say(format!("the layer missed calls: {}", found.escapes.replace('\n', "; ")));
-    }
-    let is_mount = mode.mount().is_some();
-    if !is_mount && found.report["processes"].as_u64().unwrap_or(0) == 0 {
-        say(format!("untorn run printed no report; its output: {}", found.err.trim()));
-    }
-    for failure in ["failures", "failed"].iter().flat_map(|of| found.report[of].as_array()).flatten() {
+    for failure in found.report["failed"].as_array().into_iter().flatten() {
         say(format!("failed: {failure}"));
     }
-    let managed = match is_mount {
-        true => found.report["managed"].as_u64().unwrap_or(0),
-        false => found.report["files"].as_array().map_or(0, |files| files.len() as u64),
-    };
-    if managed == 0 {
+    if found.report["managed"] == 0 {
         say("no file was managed, so nothing was tested".to_owned());
     }
-    let stopped = !told_no.is_empty() && found.out.lines().any(|line| line.ends_with(TOLD_NO));
-    lines("said", &bare.out, &found.out, stopped, &mut say);
-    // A program with a refused call may print its own message and exit with any code.
-    if !stopped {
-        lines("complained", &bare.err, &found.err, false, &mut say);
-        if bare.code != found.code {
-            say(format!("exit code {:?}, bare {:?}", found.code, bare.code));
-        }
-        if program.files {
-            files(&bare.files, &found.files, &mut say);
-        }
+    lines("said", &bare.out, &found.out, &mut say);
+    lines("complained", &bare.err, &found.err, &mut say);
+    if bare.code != found.code {
+        say(format!("exit code {:?}, bare {:?}", found.code, bare.code));
+    }
+    if program.files {
+        files(&bare.files, &found.files, &mut say);
     }
     if found.files.keys().any(|path| path.file_name().is_some_and(|name| name == ".untorn")) {
         say("a sidecar was left behind".to_owned());
@@ -266,17 +209,13 @@ pub(super) fn differences(program: &Program, mode: Mode, bare: &Outcome, found: 
     all
 }
 
-/// The end of a line with which a script reports that a call was refused.
-const TOLD_NO: &str = ": told no";
-
-/// Reports differing lines, except those caused by a refused call.
-fn lines(what: &str, bare: &str, found: &str, told_no: bool, say: &mut impl FnMut(String)) {
-    let allowed = |line: &str| told_no && (line.ends_with(TOLD_NO) || line.starts_with("exit: "));
+/// Reports differing lines.
+fn lines(what: &str, bare: &str, found: &str, say: &mut impl FnMut(String)) {
     let (bare, found): (Vec<_>, Vec<_>) = (bare.lines().collect(), found.lines().collect());
     if bare.len() != found.len() {
         say(format!("{what} {} lines, bare {}", found.len(), bare.len()));
     }
-    let differ = bare.iter().zip(&found).filter(|(bare, found)| bare != found && !allowed(found));
+    let differ = bare.iter().zip(&found).filter(|(bare, found)| bare != found);
     for (bare, found) in differ.take(MOST) {
         say(format!("{what} {found:?}, bare {bare:?}"));
     }

@@ -33,7 +33,6 @@ pub(super) const CARELESS: Victim = Victim {
 };
 
 pub(super) const VICTIMS: &[Victim] = &[
-    Victim { mode: Mode::Atomic, ..ROCKSDB },
     ROCKSDB,
     // Without untorn, or in mode boost, its steps could tear.
     Victim {
@@ -97,13 +96,6 @@ pub(super) const VICTIMS: &[Victim] = &[
         syncs: true,
     },
 ];
-
-impl Victim {
-    /// Whether it checks the result of its closes. If not, it may acknowledge steps that no server committed.
-    pub(super) fn hears(&self) -> bool {
-        self.syncs || self.mode != Mode::Atomic
-    }
-}
 
 /// The maximum number of characters shown of a judge's output.
 const MOST_WORDS: usize = 300;

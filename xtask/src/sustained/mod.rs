@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 use untorn_rigs::block::{Asked, FileSystem, SlowDisk, Speed, isolated};
 
 use crate::boost::{UNAVAILABLE, build};
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     /// Number of measurements of each variant
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Directory with a built tool and preload layer, instead of building them
+    /// Directory with a built tool, instead of building it
     #[arg(long, value_name = "DIR")]
     built: Option<PathBuf>,
     /// Print one JSON object with the figures of every tenth of a second
@@ -154,10 +154,9 @@ fn measured(root: &Path, arguments: &Arguments) -> io::Result<Table> {
         Some(directory) => directory.canonicalize()?,
         None => build(root)?,
     };
-    let (tool, layer) = (built.join("untorn"), built.join("libuntorn_preload.so"));
+    let tool = built.join("untorn");
     let script = root.join("xtask/programs/sustained.py");
-    let table =
-        isolated(|| rounds(&Bench { tool: &tool, layer: &layer, script: &script, arguments })).map_err(missing)??;
+    let table = isolated(|| rounds(&Bench { tool: &tool, script: &script, arguments })).map_err(missing)??;
     if let Some(plot) = &arguments.plot {
         fs::write(plot, table.svg())?;
     }
@@ -198,7 +197,6 @@ fn rounds(bench: &Bench<'_>) -> io::Result<Table> {
 /// The tools and arguments of the measurement.
 struct Bench<'a> {
     tool: &'a Path,
-    layer: &'a Path,
     script: &'a Path,
     arguments: &'a Arguments,
 }
@@ -235,7 +233,7 @@ impl Bench<'_> {
         if let Way::Log { .. } = way {
             let report = lines.next().and_then(Result::ok).unwrap_or_default();
             // A program that ran without the log would look like a boosted one.
-            if report["files"].as_array().is_none_or(Vec::is_empty) || report["demoted"] != Value::Array(Vec::new()) {
+            if report["managed"].as_u64().is_none_or(|managed| managed == 0) || report["plain"] != json!([]) {
                 return Err(io::Error::other(format!(
                     "{}: the program did not run behind the log: {report}",
                     way.name()
@@ -257,7 +255,7 @@ impl Bench<'_> {
         let Way::Log { batch } = way else { return Command::new("python3") };
         let mut command = Command::new(self.tool);
         command.env("UNTORN_ASSUME_PMEM", "1").args(["run", "--mode", "boost", "--json", "--log"]).arg(log);
-        command.args(["--log-size", &self.arguments.log_size.to_string(), "--layer"]).arg(self.layer);
+        command.args(["--log-size", &self.arguments.log_size.to_string()]);
         if let Some(batch) = batch {
             command.args(["--batch-min", &batch.to_string(), "--batch-max", &batch.to_string()]);
         }
@@ -290,7 +288,7 @@ mod tests {
         }
         let root = crate::root();
         let directory = untorn_testing::built();
-        let (tool, layer) = (directory.join("untorn"), directory.join("libuntorn_preload.so"));
+        let tool = directory.join("untorn");
         let script = root.join("xtask/programs/sustained.py");
         let arguments = Arguments {
             device_rate: 32 << 20,
@@ -304,7 +302,7 @@ mod tests {
             json: false,
             plot: None,
         };
-        let bench = Bench { tool: &tool, layer: &layer, script: &script, arguments: &arguments };
+        let bench = Bench { tool: &tool, script: &script, arguments: &arguments };
         let table = match isolated(|| rounds(&bench)).map_err(missing).and_then(|table| table) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 untorn_testing::skip!("a burst to a slow disk: {error}");

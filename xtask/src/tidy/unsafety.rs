@@ -14,7 +14,7 @@ const HOMES: &[(&str, &str)] = &[
     ("crates/untorn-ring/src/environment.rs", "asks what rights the program has"),
     ("crates/untorn-ring/src/flush.rs", "writes cache lines back"),
     ("crates/untorn-ring/src/robust.rs", "takes locks that processes share"),
-    ("crates/untorn-preload/", "stands in for the C library"),
+    ("crates/untorn-preload/", "stands in for two functions of the C library"),
     ("crates/untorn-cli/src/demo/plain.rs", "maps the file that the demo must see torn"),
 ];
 

@@ -13,7 +13,7 @@ use super::{Finding, Tree};
 const COLUMNS: usize = 120;
 const HERE: &str = "xtask/src/tidy/width.rs";
 
-const DOCUMENTS: Ratchet = Ratchet { what: "wide lines of documents", at: HERE, limit: 217 };
+const DOCUMENTS: Ratchet = Ratchet { what: "wide lines of documents", at: HERE, limit: 0 };
 const SOURCES: Ratchet = Ratchet { what: "wide lines of sources", at: HERE, limit: 4 };
 
 /// How many lines of a file a finding names.

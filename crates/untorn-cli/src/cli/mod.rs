@@ -27,7 +27,7 @@ pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
 pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay, TrustReplay};
-pub(crate) use run::{BoostLog, Mode as RunMode, Run};
+pub(crate) use run::{Mode as RunMode, Run, RunLog};
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};
 
 use crate::size;
@@ -182,16 +182,19 @@ pub(crate) enum Verb {
     Log(CacheLog),
     /// Run an unmodified program with atomic file updates, or with a fast log in front of its files.
     ///
-    /// With `--mode atomic`, all writes to a managed file since its last sync become durable together, or not at all.
-    /// They become durable at the program's next fsync, or at the file's last close. Calls that untorn cannot serve
-    /// this way fail with ENOTSUP.
+    /// The run mounts a file system of its own over the directories that --match names. Only the program and its
+    /// children see it. `untorn doctor` says what a machine needs for that.
+    ///
+    /// With `--mode atomic`, all changes of a managed file since its last sync become durable together, or not at all.
+    /// They become durable at the program's next fsync, or a moment after the file's last close.
     ///
     /// With `--mode boost`, writes go to the log and to the files. A write is durable in the log when its call returns,
-    /// or at the next fsync (`--durability`); the files are synced later. The kernel serves files that untorn cannot
-    /// serve this way, as without untorn. After a crash, `untorn replay LOG` or the next run with the same log applies
-    /// the missing writes. Don't use the files before that.
+    /// or at the next fsync (`--durability`); the files are synced later.
+    ///
+    /// After a crash, `untorn replay LOG` or the next run with the same log applies the missing writes. Don't use the
+    /// files before that.
     #[command(after_help = "Exit codes: the program's own, or 128 plus the number of the signal that killed it; 64 \
-        usage; 74 I/O error, also if the program exited with 0 but untorn failed to write a file or its report\n\n\
+        usage; 74 I/O error, no mount, or untorn failed to write a file or its report\n\n\
         Examples:\n  untorn run --match '*.db' -- sqlite3 app.db\n  \
         untorn run --match 'data/**' --stats -- python3 job.py\n  \
         untorn run --mode boost --log /fast/untorn.log --match 'data/**' -- python3 job.py")]

@@ -1,8 +1,7 @@
-//! The log of `run --mode boost`: opened or created, and checked before a program depends on it.
+//! The log of `run` and `mount`: opened or created, and checked before a program depends on it.
 
 use std::fmt::Write;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,9 +11,8 @@ use untorn::report::Diagnosis;
 use untorn::testing::storage::MediumKind;
 use untorn::write_cache::{CacheOptions, WriteCache};
 use untorn::{Durability, Error};
-use untorn_run::Launch;
 
-use crate::cli::BoostLog;
+use crate::cli::{RunLog, RunMode};
 use crate::exit::{Failure, Result};
 use crate::{output, progress};
 
@@ -31,7 +29,7 @@ pub(super) struct Log {
 
 /// The facts that a report gives about a log.
 pub(super) struct Facts {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     medium: MediumKind,
     durable: bool,
     durability: Durability,
@@ -39,21 +37,9 @@ pub(super) struct Facts {
     files: u64,
 }
 
-/// Opens or creates the log given by `--log`. Writes left in it by an earlier run are replayed to the files.
-pub(super) fn open(args: &BoostLog, launch: &Launch) -> Result<Log> {
-    let Some(named) = &args.log else {
-        return Err(Failure::usage(
-            "--mode boost needs a log: add --log PATH, on persistent memory or on a disk faster than the files' disk",
-        ));
-    };
-    let path = resolved(named)?;
-    // The library decides who may have made a link; a log that it leads to must not be matched either.
-    let canonical = path.canonicalize().unwrap_or_else(|_| path.clone());
-    if launch.manages(&canonical).map_err(|error| Failure::usage(error.to_string()))? {
-        let what = "--match matches the log itself; move the log, narrow --match, or omit --match, which manages all \
-                    files except the log";
-        return Err(Failure::usage_at(&path, what));
-    }
+/// Opens or creates a log of a run. Writes left in it by an earlier run are replayed to the files.
+pub(super) fn open(args: &RunLog, path: &Path) -> Result<Log> {
+    let path = path.to_owned();
     let medium = medium(&path)?;
     let cache = open_or_create(&options(args)?, &path)?;
     let info = cache.info()?;
@@ -101,8 +87,8 @@ pub(super) fn new_log(size: Option<u64>) -> CacheOptions {
     CacheOptions::new().size(size).max_files(files).progress(progress::function())
 }
 
-fn options(args: &BoostLog) -> Result<CacheOptions> {
-    let mut options = new_log(args.log_size).shared(true);
+fn options(args: &RunLog) -> Result<CacheOptions> {
+    let mut options = new_log(args.log_size);
     if let Some(bytes) = args.entry_size {
         let bytes = u32::try_from(bytes).map_err(|_| Failure::usage("--entry-size is too large: the maximum is 1M"))?;
         options = options.entry_size(bytes);
@@ -204,8 +190,11 @@ pub(super) fn in_use(path: &Path, error: Error, user: &str) -> Failure {
     failure
 }
 
+/// Processes that have a log open, as far as `/proc` shows them. Everything comes from the names of links: following a
+/// link of a process that uses a mount would ask the mount's server, which this process may be.
 fn holders(path: &Path) -> Vec<String> {
-    let Ok(log) = std::fs::metadata(path) else { return Vec::new() };
+    // The log may be named through a link.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let is_process = entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
@@ -213,11 +202,8 @@ fn holders(path: &Path) -> Vec<String> {
             continue;
         }
         // Another user's descriptors cannot be read.
-        let descriptors = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
-        let has = descriptors
-            .filter_map(|descriptor| std::fs::metadata(descriptor.path()).ok())
-            .any(|file| (file.dev(), file.ino()) == (log.dev(), log.ino()));
-        if has {
+        let mut descriptors = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        if descriptors.any(|descriptor| std::fs::read_link(descriptor.path()).is_ok_and(|file| file == path)) {
             let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             found.push(format!("process {} ({})", entry.file_name().display(), name.trim()));
         }
@@ -259,10 +245,11 @@ impl Facts {
     }
 
     /// The text form.
-    pub(super) fn words(&self) -> String {
-        let when = match self.durability {
-            Durability::PerWrite => "each write when its call returns",
-            Durability::PerCommit => "writes when fsync returns",
+    pub(super) fn words(&self, mode: RunMode) -> String {
+        let when = match (mode, self.durability) {
+            (RunMode::Atomic, _) => "all changes of a file together, when fsync returns",
+            (RunMode::Boost, Durability::PerWrite) => "each write when its call returns",
+            (RunMode::Boost, Durability::PerCommit) => "writes when fsync returns",
         };
         let against = if self.durable { "durable" } else { "survives kills, but NOT DURABLE in a power cut" };
         let mut text = format!("untorn: log {}: {against}, {when}\n", self.path.display());

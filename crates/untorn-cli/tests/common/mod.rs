@@ -1,9 +1,6 @@
 //! Running the real binary, and what every test asks of its answers.
 #![allow(dead_code, unreachable_pub)] // Each test file is a crate of its own and uses a part.
 
-pub mod boosted;
-pub mod layered;
-
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};

@@ -3,12 +3,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod run;
-mod run_boost;
-mod run_boost_directories;
-mod run_boost_rename;
-mod run_exec;
-mod run_lives;
-mod run_mapped;
-mod run_report;
-mod run_unseen;
+mod behaviour;
+mod crashes;
+mod lives;
+mod logs;
+mod places;
+mod renames;
+mod reports;
+mod running;
+mod space;
+mod users;

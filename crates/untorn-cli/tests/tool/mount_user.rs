@@ -158,6 +158,35 @@ fn a_users_private_mount_is_seen_by_its_program_alone() {
 }
 
 #[test]
+fn a_user_runs_a_program_over_its_own_directory() {
+    let place = as_a_user!(USER, 0o666);
+    let (works, said) = finding(&place, "private");
+    if !works {
+        skip!("this machine gives users no private mounts: {said}");
+    }
+    let source = place.path("source");
+    if !untorn::doctor(&source).is_ok_and(|found| found.durable) {
+        skip!("the temporary directory is on a medium that a log may not be on");
+    }
+    fs::write(source.join("before"), "before\n").unwrap();
+    for mode in ["atomic", "boost"] {
+        let log = format!("--log={}", place.path("tmp").join(mode).display());
+        let script = "cat before; echo new > f; mv f g; cat g; stat -c %u:%g g before; id -u; rm g";
+        let run = place.untorn(&["run", "--mode", mode, &log, "--json", "--", "sh", "-ec", script]).expect(0);
+        let out = run.text();
+        let (said, report) = out.trim_end().rsplit_once('\n').expect("a report follows");
+        assert_eq!(said, format!("before\nnew\n{USER}:{USER}\n{USER}:{USER}\n{USER}"), "{mode}");
+        assert!(report.contains("\"managed\":1"), "{mode}: {report}");
+        assert!(!source.join("g").exists(), "{mode}");
+    }
+    // Files of others are shown as the user's own, which the kernel needs to permit a change.
+    fs::create_dir(source.join("d")).unwrap();
+    let run = place.untorn(&["run", "--match", "d/**", "--", "sh", "-ec", "echo text > d/f; sync d/f"]).expect(0);
+    assert_eq!(run.err, "");
+    assert_eq!(fs::read_to_string(source.join("d/f")).unwrap(), "text\n");
+}
+
+#[test]
 fn a_user_mounts_and_unmounts_with_fusermount3() {
     let place = as_a_user!(NAMED, 0o666, "fusermount3");
     let mountpoint = place.path("mountpoint");

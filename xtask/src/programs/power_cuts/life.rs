@@ -24,8 +24,7 @@ pub(super) struct Life {
     pub(super) record: block::Log,
     /// The acknowledged steps, with the record's positions.
     pub(super) received: Received,
-    /// The record's positions just before the kill of the tool, and after the death of the program.
-    pub(super) served: Position,
+    /// The record's position after the death of the program.
     pub(super) dead: Position,
 }
 
@@ -47,7 +46,7 @@ pub(super) fn watch(
     clock: Clock,
     steps: u64,
     wait: Duration,
-) -> io::Result<Result<(Position, Received), Wrong>> {
+) -> io::Result<Result<Received, Wrong>> {
     let said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?);
     let (sender, lines) = mpsc::channel();
     let readers = clock.clone();
@@ -56,7 +55,6 @@ pub(super) fn watch(
     let stepped = process.is_ok() && (0..steps).all(|_| lines.recv_timeout(FIRST_ACK_TIMEOUT).is_ok());
     thread::sleep(wait);
     // Kill the tool first, so that it doesn't sync the program's data.
-    let served = clock.now();
     let _ = child.kill();
     let status = child.wait()?;
     if let Ok(process) = process {
@@ -67,7 +65,7 @@ pub(super) fn watch(
     let received =
         reader.join().map_err(|_| io::Error::other("the thread that reads the program's output panicked"))?;
     if stepped && status.code().is_none() {
-        return Ok(Ok((served, received)));
+        return Ok(Ok(received));
     }
     let last = received.last().map_or(0, |(_, step)| *step);
     Ok(Err(Wrong::integrity(format!("AFTER STEP {last} THE PROGRAM HUNG OR EXITED BY ITSELF ({status})"))))
@@ -94,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_step_binds_disks_from_its_position_on() {
-        let life = Life { record: block::Log::default(), received: vec![(3, 8), (7, 9)], served: 8, dead: 9 };
+        let life = Life { record: block::Log::default(), received: vec![(3, 8), (7, 9)], dead: 9 };
         assert_eq!([0, 2, 3, 6, 7, 9].map(|at| life.known(at, 7)), [7, 7, 8, 8, 9, 9]);
         assert_eq!((life.last(7), Life { received: vec![], ..life }.last(7)), (9, 7));
     }

@@ -268,11 +268,14 @@ impl<'a> Chain<'a> {
         if self.arm.log == Log::Memory {
             believe(&mut command, &self.at.join("aside"))?;
         }
-        // Without syncs, only per-write durability promises anything.
-        let durability = if self.arm.victim.syncs && self.arm.log == Log::Disk { "fsync" } else { "write" };
         let log = self.log();
-        let log = [LOG, "--durability", durability, "--log"].map(OsStr::new).into_iter().chain([log.as_os_str()]);
-        tool(&mut command, self.built, self.arm.victim.mode, &log.collect::<Vec<_>>());
+        let mut options = vec![OsStr::new(LOG), OsStr::new("--log"), log.as_os_str()];
+        if self.arm.victim.mode == Mode::Boost {
+            // Without syncs, only per-write durability promises anything.
+            let durability = if self.arm.victim.syncs && self.arm.log == Log::Disk { "fsync" } else { "write" };
+            options.extend(["--durability", durability].map(OsStr::new));
+        }
+        tool(&mut command, self.built, self.arm.victim.mode, &options);
         Ok(command)
     }
 
@@ -303,7 +306,7 @@ impl<'a> Chain<'a> {
         let record = recorder.finish();
         fs::remove_file(&live)?;
         self.swap_log("aside/log", "log-after")?;
-        Ok(watched?.map(|(served, received)| Life { record, received, served, dead }))
+        Ok(watched?.map(|received| Life { record, received, dead }))
     }
 
     /// Cuts the power at random instants of a run. The next run begins with one of the disks.
@@ -365,9 +368,7 @@ impl<'a> Chain<'a> {
     /// arrived.
     fn known(&self, life: &Life, at: Position) -> u64 {
         let at = if at >= life.dead { Position::MAX } else { at };
-        // A close commits unsynced writes. If the program ignores errors of its closes, that holds only while the
-        // server ran.
-        life.known(if self.arm.victim.hears() { at } else { at.min(life.served) }, self.last)
+        life.known(at, self.last)
     }
 
     /// Tries canary disks until one is convicted.

@@ -19,11 +19,13 @@ use untorn_mount::{Globs, Mode, OpenFiles, ServeOptions};
 
 use self::background::Half;
 use self::places::Places;
+pub(super) use self::places::{hidden_log, is_shown};
 use super::boost;
 use super::unmount::{failure, puller_of_this_program, refuse_more_rights};
 use crate::cli::{Mount, RunMode};
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
+use crate::signals::handled;
 
 /// Bytes of an entry of a log that `mount` creates.
 const ENTRY: u32 = 4096;
@@ -45,7 +47,8 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
     let places = Places::of(args)?;
     let mut options = options(args, &places)?;
     // Handlers come first: a signal from here on removes the mount and does not leave it without a server.
-    let signals = Signals::new(handled()).map_err(|error| Failure::io("cannot install signal handlers", &error))?;
+    let signals = Signals::new(handled(&[SIGHUP, SIGINT, SIGTERM]))
+        .map_err(|error| Failure::io("cannot install signal handlers", &error))?;
     let attaching =
         AttachOptions::over(&places.directory).map_err(|error| Failure::io_at("examine", &places.source, &error))?;
     options.allow_other = attaching.allow_other;
@@ -56,7 +59,7 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
     let served = untorn_mount::serve(attached.device, places.directory, &places.source, options);
     let serving = served.map_err(|error| {
         remove(&mountpoint);
-        failed_to_serve(&places.log, error)
+        failed_to_serve(&places.log, "mount", error)
     })?;
     let (puller, socket) = Puller::start(&puller_of_this_program(), &attached.root).map_err(|error| {
         remove(&mountpoint);
@@ -86,15 +89,7 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
     let _ = watcher.join();
     // A service manager that is gone needs no word.
     let _ = ready::tell("STOPPING=1");
-    report::end(args, &report.map_err(|error| failed_to_serve(&places.log, error))?)
-}
-
-/// The signals that remove the mount; one that this process was started to ignore (`nohup`) stays ignored.
-fn handled() -> impl Iterator<Item = i32> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    [SIGHUP, SIGINT, SIGTERM].into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
+    report::end(args, &report.map_err(|error| failed_to_serve(&places.log, "mount", error))?)
 }
 
 /// How to serve.
@@ -185,10 +180,11 @@ fn remove(mountpoint: &Path) {
     }
 }
 
-fn failed_to_serve(log: &Path, error: untorn_mount::Error) -> Failure {
+/// The error of a directory that could not be served; `user` says whether a run or a mount asked for it.
+pub(super) fn failed_to_serve(log: &Path, user: &str, error: untorn_mount::Error) -> Failure {
     match error {
         untorn_mount::Error::Library(error @ untorn::Error::InUse { .. }) if error.path() == log => {
-            boost::in_use(log, error, "mount")
+            boost::in_use(log, error, user)
         }
         untorn_mount::Error::Library(error) => error.into(),
         error @ (untorn_mount::Error::Glob(_) | untorn_mount::Error::Covered(_)) => Failure::usage(error.to_string()),

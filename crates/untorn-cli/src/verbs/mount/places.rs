@@ -79,8 +79,7 @@ fn given_log(named: &Path, source: &Path, mountpoint: &Path) -> Result<PathBuf> 
         let what = "the log is inside MOUNTPOINT, so the server would wait for itself; move it outside";
         return Err(Failure::usage_at(&log, what));
     }
-    let shown = |inside: &Path| !inside.components().any(|part| part.as_os_str() == HIDDEN);
-    if canonical.strip_prefix(source).is_ok_and(shown) {
+    if is_shown(&canonical, source) {
         let what = "the log is inside SOURCE, where programs would see it through the mount; omit --log, which puts it \
                     into a directory that the mount hides, or move it outside";
         return Err(Failure::usage_at(&log, what));
@@ -88,8 +87,14 @@ fn given_log(named: &Path, source: &Path, mountpoint: &Path) -> Result<PathBuf> 
     Ok(log)
 }
 
+/// Whether a mount of this source shows a file to programs, as all but those in untorn's own directories.
+pub(in crate::verbs) fn is_shown(file: &Path, source: &Path) -> bool {
+    let shown = |inside: &Path| !inside.components().any(|part| part.as_os_str() == HIDDEN);
+    file.strip_prefix(source).is_ok_and(shown)
+}
+
 /// The default log. Its directory is made if it is not there, for the owner of the source.
-fn hidden_log(source: &Path) -> Result<PathBuf> {
+pub(in crate::verbs) fn hidden_log(source: &Path) -> Result<PathBuf> {
     let hidden = source.join(HIDDEN);
     match fs::DirBuilder::new().mode(0o755).create(&hidden) {
         Ok(()) => {
