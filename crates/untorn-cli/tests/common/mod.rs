@@ -16,6 +16,19 @@ use tempfile::TempDir;
 /// The binary under test.
 pub const UNTORN: &str = env!("CARGO_BIN_EXE_untorn");
 
+/// The command with the signals of a terminal as a shell of a terminal leaves them. The caller of these tests may
+/// ignore some, as `nohup` does.
+pub fn at_a_terminal(command: &Command) -> Command {
+    let mut shell = Command::new("env");
+    shell.arg("--default-signal=HUP,INT,QUIT,TERM").arg(command.get_program()).args(command.get_args());
+    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    if let Some(directory) = command.get_current_dir() {
+        shell.current_dir(directory);
+    }
+    shell.stdin(Stdio::null());
+    shell
+}
+
 /// What a run of the tool gave.
 #[derive(Debug)]
 pub struct Run {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use untorn_testing::programs::{compile, succeed, text};
 
-use crate::common::UNTORN;
+use crate::common::{UNTORN, at_a_terminal};
 use crate::running::{MODES, Place, needs_mounts};
 
 #[test]
@@ -50,8 +50,8 @@ fn a_signal_that_is_ignored_stays_so_in_the_program() {
 
 /// Starts a run, and returns after the program's first line.
 fn started(place: &Place, script: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
-    let mut command = place.under("atomic", &[], &["sh".as_ref(), "-c".as_ref(), script.as_ref()]);
-    let mut tool = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let command = place.under("atomic", &[], &["sh".as_ref(), "-c".as_ref(), script.as_ref()]);
+    let mut tool = at_a_terminal(&command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(tool.stdout.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
@@ -80,7 +80,8 @@ fn an_interrupt_from_the_terminal_ends_a_run_cleanly() {
     let place = Place::new();
     let script = "exec > f; echo written; echo ready >&3; sleep 60";
     let script = format!("sh -c '{script}' 3>&1");
-    let mut command = place.under("atomic", &["--stats"], &["sh".as_ref(), "-c".as_ref(), script.as_ref()]);
+    let command = place.under("atomic", &["--stats"], &["sh".as_ref(), "-c".as_ref(), script.as_ref()]);
+    let mut command = at_a_terminal(&command);
     let command = std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut tool = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use untorn_testing::{isolated, needs, skip, test_name};
 
-use crate::common::{UNTORN, run, untorn};
+use crate::common::{UNTORN, at_a_terminal, run, untorn};
 
 /// Skips a test where root cannot mount, or where a log would not be durable.
 macro_rules! needs_mounts {
@@ -53,9 +53,9 @@ impl Tree {
 
     /// Serves in the foreground, and returns when the mount answers.
     fn serve(&self, mode: &str) -> Child {
-        let child = Command::new(UNTORN)
-            .args(self.arguments(&["--foreground", "--json", "--mode", mode]))
-            .stdin(Stdio::null())
+        let mut command = Command::new(UNTORN);
+        command.args(self.arguments(&["--foreground", "--json", "--mode", mode]));
+        let child = at_a_terminal(&command)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

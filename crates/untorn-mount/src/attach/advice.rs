@@ -85,6 +85,16 @@ pub(super) fn for_mount(error: &io::Error) -> Option<String> {
     }
 }
 
+/// Why the mounts of a new namespace cannot be made private, and what to do.
+pub(super) fn for_propagation(error: &io::Error) -> Option<String> {
+    if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) {
+        let advice = "the root directory of this process is not a mountpoint, as after chroot(2): before chroot, mount \
+                      that directory on itself (`mount --bind DIR DIR`)";
+        return Some(advice.to_owned());
+    }
+    for_mount(error)
+}
+
 fn mount_reasons(facts: Facts) -> Vec<String> {
     let mut reasons = Vec::new();
     if !facts.may_mount && !geteuid().is_root() {

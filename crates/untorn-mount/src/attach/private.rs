@@ -138,7 +138,9 @@ impl Begin {
             }
             Step::Unshare => ("make a mount namespace".to_owned(), advice::for_mount(&source)),
             Step::Map => ("map this user into the new user namespace".to_owned(), advice::for_unshare(&source)),
-            Step::Propagate => ("make the mounts of the new namespace private".to_owned(), advice::for_mount(&source)),
+            Step::Propagate => {
+                ("make the mounts of the new namespace private".to_owned(), advice::for_propagation(&source))
+            }
             Step::Device => {
                 let device = request.mounts.first().map(|mount| mount.options.device.clone()).unwrap_or_default();
                 return device_error(&device, source);
