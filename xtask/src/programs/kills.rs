@@ -82,8 +82,9 @@ impl Scene<'_> {
             }
         }
         thread::sleep(Duration::from_micros(u64::from(number * 7919 % 997) * 100));
-        // In every third kill, kill `untorn run` first.
-        let serves = number % 3 == 2;
+        // In every third kill, kill `untorn run` first. In mode atomic, always: what a killed program wrote stays, and
+        // only the end of its server takes an epoch back.
+        let serves = self.victim.mode == Mode::Atomic || number % 3 == 2;
         if serves {
             child.kill()?;
         }

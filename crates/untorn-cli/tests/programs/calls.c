@@ -1,4 +1,4 @@
-/* Makes every call on files that the preload layer serves, and says what each returned: the same bare and under
+/* Makes every call on files, and says what each returned: the same bare and under
    untorn. */
 #define _GNU_SOURCE
 #include <dirent.h>
