@@ -120,7 +120,7 @@ impl<M: Medium> Cache<M> {
             Named::Other => return Ok(None),
         };
         let is_it = |known: &Arc<Managed>| known.identity.device == found.device && is_named(&known.identity, &found);
-        let known = locked(&self.registry).all().into_iter().find(is_it);
+        let known = locked(&self.registry).find(is_it);
         let Some(known) = known.filter(|known| !known.is_demoted()) else {
             // Without a time of birth nothing would tell it from a later file of its inode number.
             return Ok((found.birth != 0).then_some(Target { identity: Some(found), known: None }));
@@ -197,7 +197,8 @@ impl<M: Medium> Cache<M> {
     /// what was to replace it.
     fn stayed(&self, file: &Managed, moving: &Moving) -> Result<()> {
         let over = |known: &Arc<Managed>| Some(known.identity) == moving.over && known.leaving.load(Ordering::Acquire);
-        if let Some(known) = locked(&self.registry).all().into_iter().find(over) {
+        let known = locked(&self.registry).find(over);
+        if let Some(known) = known {
             exclusive(&known.names).replaced_from = None;
             known.leaving.store(false, Ordering::Release);
             self.put_again(&known)?;

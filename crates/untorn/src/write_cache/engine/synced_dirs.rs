@@ -1,8 +1,12 @@
 //! The directories in which a new file needs no directory sync: they are durable themselves, and no other file can have
 //! the new file's name after a crash.
+//!
+//! A name that is not free is remembered by a hash of it, so that a directory may have very many. Another name of the
+//! same hash is then taken for one that is not free, or held by another file: the directory is synced once more.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 use super::rename::is_named;
@@ -10,59 +14,87 @@ use crate::storage::Identity;
 
 /// Directories that are remembered.
 const MOST: usize = 1 << 10;
-/// Names in one of them. One with more is looked at and synced for each new file.
-const MOST_NAMES: usize = 1 << 14;
+/// Names in all of them. A directory with more is looked at and synced for each new file.
+const MOST_NAMES: usize = 1 << 20;
 
 struct Directory {
     identity: Identity,
     /// Names that something else has, or had since it was synced: it may be back after a crash, and the log may know
-    /// nothing of it. The file, if nothing else but this one may be there.
-    taken: HashMap<OsString, Option<Identity>>,
+    /// nothing of it.
+    taken: HashSet<u64>,
+    /// Of these, names that nothing may have but one file.
+    held: HashMap<u64, Identity>,
 }
 
 /// Directories that were synced.
-#[derive(Default)]
-pub(super) struct SyncedDirs(HashMap<PathBuf, Directory>);
+pub(super) struct SyncedDirs {
+    dirs: HashMap<PathBuf, Directory>,
+    /// Names that are remembered, and how many may be.
+    names: usize,
+    most: usize,
+    hashes: RandomState,
+}
+
+impl Default for SyncedDirs {
+    fn default() -> Self {
+        SyncedDirs { dirs: HashMap::new(), names: 0, most: MOST_NAMES, hashes: RandomState::new() }
+    }
+}
 
 impl SyncedDirs {
+    fn hash(&self, name: &OsStr) -> u64 {
+        self.hashes.hash_one(name)
+    }
+
     /// Whether a directory, which is this one now, is there for good, and a name in it nobody else's.
     pub(super) fn is_free(&self, dir: &Path, found: Option<Identity>, name: &OsStr) -> bool {
-        self.0.get(dir).is_some_and(|known| found == Some(known.identity) && !known.taken.contains_key(name))
+        let name = self.hash(name);
+        self.dirs.get(dir).is_some_and(|known| found == Some(known.identity) && !known.taken.contains(&name))
     }
 
     /// Whether nothing may have a name after a crash of which the log is not told, but what has it now: this file, or
     /// nothing.
     pub(super) fn is_held(&self, dir: &Path, found: Option<Identity>, name: &OsStr, holder: Option<&Identity>) -> bool {
-        let Some(known) = self.0.get(dir).filter(|known| found == Some(known.identity)) else { return false };
-        match (holder, known.taken.get(name)) {
-            (None, None) => true,
-            (Some(holder), Some(Some(held))) => is_named(held, holder),
-            _ => false,
+        let Some(known) = self.dirs.get(dir).filter(|known| found == Some(known.identity)) else { return false };
+        let name = self.hash(name);
+        match holder {
+            None => !known.taken.contains(&name),
+            Some(holder) => known.held.get(&name).is_some_and(|held| is_named(held, holder)),
         }
     }
 
     /// A directory was synced, in which these names are taken.
     pub(super) fn note(&mut self, dir: &Path, found: Option<Identity>, taken: HashSet<OsString>) {
-        let Some(identity) = found.filter(|_| taken.len() <= MOST_NAMES) else { return self.forget(dir) };
-        if self.0.len() >= MOST {
-            self.0.clear();
+        self.forget(dir);
+        let Some(identity) = found.filter(|_| taken.len() <= self.most) else { return };
+        if self.dirs.len() >= MOST || self.names + taken.len() > self.most {
+            self.dirs.clear();
+            self.names = 0;
         }
-        let taken = taken.into_iter().map(|name| (name, None)).collect();
-        self.0.insert(dir.to_owned(), Directory { identity, taken });
+        let taken: HashSet<u64> = taken.iter().map(|name| self.hash(name)).collect();
+        self.names += taken.len();
+        self.dirs.insert(dir.to_owned(), Directory { identity, taken, held: HashMap::new() });
     }
 
     /// A name is somebody's of whom the log is not told anything any more: this file's, if nothing else may have it
     /// after a crash.
     pub(super) fn hold(&mut self, dir: &Path, name: &OsStr, holder: Option<Identity>) {
-        let Some(known) = self.0.get_mut(dir) else { return };
-        known.taken.insert(name.to_owned(), holder);
-        if known.taken.len() > MOST_NAMES {
+        let name = self.hash(name);
+        let Some(known) = self.dirs.get_mut(dir) else { return };
+        self.names += usize::from(known.taken.insert(name));
+        match holder {
+            Some(holder) => drop(known.held.insert(name, holder)),
+            None => drop(known.held.remove(&name)),
+        }
+        if self.names > self.most {
             self.forget(dir);
         }
     }
 
     pub(super) fn forget(&mut self, dir: &Path) {
-        self.0.remove(dir);
+        if let Some(known) = self.dirs.remove(dir) {
+            self.names -= known.taken.len();
+        }
     }
 }
 
@@ -95,8 +127,21 @@ mod tests {
         assert!(is_held(&synced_dirs, "a", Some(&one)) && !is_held(&synced_dirs, "a", Some(&other)));
         synced_dirs.forget(dir);
         assert!(!is_free(&synced_dirs, 1, "b"));
-        synced_dirs.note(dir, identity(1), (0..=MOST_NAMES).map(|n| n.to_string().into()).collect());
+        let names = |count: u32| (0..count).map(|n| n.to_string().into()).collect();
+        synced_dirs.note(dir, identity(1), names(100_000));
+        assert!(is_free(&synced_dirs, 1, "b") && !is_free(&synced_dirs, 1, "99999"));
+        synced_dirs.most = 8;
+        synced_dirs.note(dir, identity(1), names(9));
         assert!(!is_free(&synced_dirs, 1, "b"), "it has too many");
+        synced_dirs.note(dir, identity(1), names(7));
+        synced_dirs.hold(dir, OsStr::new("7"), Some(one));
+        assert!(is_held(&synced_dirs, "7", Some(&one)) && !is_free(&synced_dirs, 1, "7"));
+        assert!(is_free(&synced_dirs, 1, "8") && synced_dirs.names == 8);
+        synced_dirs.hold(dir, OsStr::new("8"), None);
+        assert!(!is_free(&synced_dirs, 1, "9") && synced_dirs.names == 0, "it has too many by now");
+        synced_dirs.note(dir, identity(1), names(8));
+        synced_dirs.note(Path::new("/other"), identity(2), names(1));
+        assert!(!is_free(&synced_dirs, 1, "9") && synced_dirs.names == 1, "another takes its place");
         synced_dirs.note(dir, None, HashSet::new());
         assert!(!synced_dirs.is_free(dir, None, OsStr::new("b")), "it is not there");
     }

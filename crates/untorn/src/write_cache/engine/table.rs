@@ -12,11 +12,12 @@ use rustix::io::Errno;
 use super::file::{Managed, Mode, exclusive};
 use super::format::{MAX_PATH, OwnStores, PARENTS, TableLine};
 use super::names::{Said, parent};
+use super::rename::is_named;
 use super::synced_dirs::SyncedDirs;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::storage::{Barrier, CreateAttrs, Identity, Medium};
-use crate::write_cache::backing::BackingFile;
+use crate::write_cache::backing::{BackingFile, Named};
 
 /// Where a file's line is, and how often it was written.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +68,11 @@ impl Registry {
     pub(super) fn all(&self) -> Vec<Arc<Managed>> {
         self.files.values().cloned().collect()
     }
+
+    /// The first of them that is what is asked for.
+    pub(super) fn find(&self, is_it: impl Fn(&Arc<Managed>) -> bool) -> Option<Arc<Managed>> {
+        self.files.values().find(|file| is_it(file)).cloned()
+    }
 }
 
 impl<M: Medium> Cache<M> {
@@ -90,7 +96,11 @@ impl<M: Medium> Cache<M> {
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         // A replay would find nothing, or another file, and there would be no way to make its name durable.
-        let is_there = self.place.open(path)?.map(|there| there.identity()).transpose()? == Some(identity);
+        let is_there = match self.place.named(path)? {
+            // The caller has the file open, so no other one has its inode number.
+            Named::File(found) if found.birth != 0 => found.device == identity.device && is_named(&identity, &found),
+            _ => self.place.open(path)?.map(|there| there.identity()).transpose()? == Some(identity),
+        };
         let known = {
             let mut registry = locked(&self.registry);
             let known = registry.files.get(&key(&identity)).cloned();
