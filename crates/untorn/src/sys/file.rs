@@ -268,6 +268,15 @@ pub(crate) fn start_writeback(file: BorrowedFd<'_>, offset: u64, len: u64) {
 /// Those of `sync_file_range(2)`.
 pub fn write_back(file: impl AsFd) -> io::Result<()> {
     let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_range(file, how)
+}
+
+/// Starts to write the dirty pages of a file, and waits for nothing. Source: `sync_file_range(2)`.
+pub(crate) fn begin_write_back(file: impl AsFd) -> io::Result<()> {
+    sync_range(file, libc::SYNC_FILE_RANGE_WRITE)
+}
+
+fn sync_range(file: impl AsFd, how: libc::c_uint) -> io::Result<()> {
     uninterrupted(|| {
         // SAFETY: the descriptor is open as long as it is borrowed, and the call takes no pointers.
         let done = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, how) };

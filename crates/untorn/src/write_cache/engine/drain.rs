@@ -445,6 +445,9 @@ impl<M: Medium> Cache<M> {
     fn sync_or_miss<'a>(&self, files: impl Iterator<Item = &'a Arc<Managed>>) -> Result<()> {
         // All are asked before the first directory is synced: what is removed later that sync does not make durable.
         let (removed, there): (Vec<_>, Vec<_>) = files.partition(|file| self.was_removed(file));
+        if there.len() > 1 {
+            there.iter().for_each(|file| file.slow.begin_sync());
+        }
         for file in &there {
             if let Err(error) = file.slow.sync(barriers::FILE) {
                 self.fail(file, &error);

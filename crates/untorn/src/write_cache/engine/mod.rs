@@ -280,6 +280,8 @@ pub struct CacheInfo {
     pub stuck: u64,
     /// Files that have handles or entries.
     pub files: u64,
+    /// Files that can have entries at the same time.
+    pub max_files: u32,
     /// Entries that uncommitted changes of atomic files have, or have claimed.
     pub uncommitted: u64,
 }
@@ -509,6 +511,7 @@ impl<M: Medium> Cache<M> {
             used: self.ring.head().saturating_sub(tail),
             stuck,
             files: locked(&self.registry).all().len() as u64,
+            max_files: self.ring.geometry.files,
             uncommitted: self.open_claims.load(Ordering::Acquire),
         })
     }
