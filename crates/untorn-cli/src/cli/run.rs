@@ -64,8 +64,8 @@ pub(crate) struct RunLog {
     /// The bytes of data per entry of a new log: a multiple of 64, at most 1M [default: 4096].
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) entry_size: Option<u64>,
-    /// The number of log entries after which untorn syncs their files. It syncs them earlier after 100 ms, or after 1 s
-    /// if the log is on a disk [default: 1000; an eighth of the log if it is on a disk].
+    /// The number of log entries after which untorn syncs their files; it syncs them after 1 s at the latest [default:
+    /// an eighth of the log's entries, at least 1000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch_min: Option<u64>,
     /// The maximum number of log entries between two syncs of their files [default: 10000].

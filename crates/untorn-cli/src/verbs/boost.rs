@@ -20,6 +20,13 @@ use crate::{output, progress};
 const SIZE: u64 = 64 << 20;
 /// Log bytes per file with writes in it.
 const PER_FILE: u64 = 8 << 10;
+/// About the log bytes per entry.
+const PER_ENTRY: u64 = 4096;
+/// Files that may have writes in the log at a time.
+const MOST_FILES: u32 = 8192;
+/// How long the log waits for more writes. What it has is as safe as in the files, and much of it never has to be
+/// written there: programs remove it or write it again.
+const AGE: Duration = Duration::from_secs(1);
 
 /// An open log, and facts about it for the report.
 pub(super) struct Log {
@@ -82,9 +89,10 @@ fn settled(path: &Path, what: &str) -> Failure {
 /// How to create and open a log of this size.
 pub(super) fn new_log(size: Option<u64>) -> CacheOptions {
     let size = size.unwrap_or(SIZE);
-    // File names may take an eighth of a small log.
-    let files = u32::try_from(size / 8 / PER_FILE).unwrap_or(u32::MAX).clamp(16, 1024);
-    CacheOptions::new().size(size).max_files(files).progress(progress::function())
+    // File names may take an eighth of the log.
+    let files = u32::try_from(size / 8 / PER_FILE).unwrap_or(u32::MAX).clamp(16, MOST_FILES);
+    let options = CacheOptions::new().size(size).max_files(files).progress(progress::function());
+    options.batch_min((size / PER_ENTRY / 8).max(1000)).max_age(AGE)
 }
 
 fn options(args: &RunLog) -> Result<CacheOptions> {

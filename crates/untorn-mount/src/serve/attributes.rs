@@ -1,6 +1,7 @@
 //! Attributes of files: from the source to the kernel, and back.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, INodeNo, TimeOrNow};
@@ -131,16 +132,16 @@ impl Server {
             rustix::fs::chownat(node, "", user, changes.group.map(Gid::from_raw_unchecked), AtFlags::EMPTY_PATH)?;
         }
         if let Some(size) = changes.size {
-            self.truncate(caller, node, open, size)?;
+            self.changing(node, || self.truncate(caller, node, open, size))?;
         }
         if changes.accessed.is_some() || changes.modified.is_some() {
             let times =
                 Timestamps { last_access: timespec(changes.accessed), last_modification: timespec(changes.modified) };
             let set = || rustix::fs::utimensat(&self.descriptors, name.as_str(), &times, AtFlags::empty());
-            match self.managing.atomic(node.key) {
-                Some(managed) => managed.set_times(times.last_modification, set)?,
-                None => set()?,
-            }
+            self.changing(node, || match self.managing.atomic(node.key) {
+                Some(managed) => managed.set_times(times.last_modification, set),
+                None => set(),
+            })?;
         }
         if node.is_regular() {
             self.managing.attributes_were_set(node.key);
@@ -159,11 +160,13 @@ impl Server {
         if let Some(open) = open.filter(|open| open.writable) {
             return caller.act(self, || rustix::fs::ftruncate(open, size));
         }
-        let file = self.descriptors.reopen(node, OFlags::RDWR).or_else(|errno| match errno {
-            Errno::ACCESS => self.descriptors.reopen(node, OFlags::WRONLY),
+        let whole = self.descriptors.reopen(node, OFlags::RDWR).map(Arc::new);
+        let own = whole.as_ref().ok().cloned();
+        let file = whole.or_else(|errno| match errno {
+            Errno::ACCESS => self.descriptors.reopen(node, OFlags::WRONLY).map(Arc::new),
             errno => Err(errno),
         })?;
-        match self.manage(node)? {
+        match self.manage(node, own.as_ref(), false)? {
             Some(managed) => {
                 let done = self.keep_privileges_off(caller, node, || self.managing.set_len(&managed, size));
                 self.managing.released(&managed);

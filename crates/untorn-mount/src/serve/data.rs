@@ -81,7 +81,7 @@ impl Server {
         bytes: &[u8],
         (appends, drops_privileges): (bool, bool),
     ) -> Result<usize, Errno> {
-        match &open.managed {
+        self.changing(&open.node, || match &open.managed {
             Some(managed) if drops_privileges => {
                 self.keep_privileges_off(caller, &open.node, || self.managing.write(managed, bytes, offset, appends))
             }
@@ -90,7 +90,7 @@ impl Server {
                 let write = || if appends { append(open, bytes) } else { write_all(open, bytes, offset) };
                 if drops_privileges { caller.act(self, write) } else { write() }
             }
-        }
+        })
     }
 
     /// Makes a file durable.
@@ -109,10 +109,10 @@ impl Server {
         if !known.contains(mode) {
             return Err(Errno::OPNOTSUPP);
         }
-        match &open.managed {
-            Some(managed) => managed.allocate(mode, offset, len),
+        self.changing(&open.node, || match &open.managed {
+            Some(managed) => self.managing.allocate(managed, mode, offset, len),
             None => rustix::fs::fallocate(open, mode, offset, len),
-        }
+        })
     }
 
     /// Finds the place where data begins or ends.
@@ -142,6 +142,7 @@ impl Server {
             return Err(Errno::OPNOTSUPP);
         }
         let len = usize::try_from(len).unwrap_or(MOST_COPIED).min(MOST_COPIED);
-        rustix::fs::copy_file_range(from, Some(&mut from_offset), to, Some(&mut to_offset), len).map(|done| done as u32)
+        let copy = || rustix::fs::copy_file_range(from, Some(&mut from_offset), to, Some(&mut to_offset), len);
+        self.changing(&to.node, copy).map(|done| done as u32)
     }
 }

@@ -5,8 +5,8 @@
 //! 1. A handle has one description of the source. `O_DIRECT`, `O_SYNC` and `O_DSYNC` stay with the kernel: it passes
 //!    the page cache or sends FSYNC itself. `O_APPEND` is a property of each write: a program may change the flag, and
 //!    the kernel writes pages of a mapping back by any handle.
-//! 2. With cached writes a handle for writing can also read where the file allows that, because the kernel fills up
-//!    pages by it.
+//! 2. A handle for writing can also read where the file allows that: the kernel fills up pages by it if it caches
+//!    writes, and the log uses the same description.
 //! 3. A number is given to one handle at a time; a request with another number is answered EBADF.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,13 +19,13 @@ use super::credentials::Caller;
 use super::directories::Stream;
 use super::managed::Managed;
 use super::names::allowed;
-use super::nodes::{Node, key_of, number};
+use super::nodes::{Lack, Node, key_of, number};
 use super::{Server, lock};
 
 /// An open file.
 pub(super) struct Open {
     pub(super) node: Arc<Node>,
-    descriptor: OwnedFd,
+    descriptor: Arc<OwnedFd>,
     pub(super) writable: bool,
     /// The file, if it is managed and this handle writes to it.
     pub(super) managed: Option<Arc<Managed>>,
@@ -99,9 +99,9 @@ impl Handles {
 }
 
 /// The flags of a program that the source sees.
-fn passed_on(flags: OFlags, caches_writes: bool) -> OFlags {
+fn passed_on(flags: OFlags) -> OFlags {
     let mut wanted = flags & (OFlags::RWMODE | OFlags::TRUNC | OFlags::NOATIME);
-    if caches_writes && wanted & OFlags::RWMODE == OFlags::WRONLY {
+    if wanted & OFlags::RWMODE == OFlags::WRONLY {
         wanted = (wanted - OFlags::RWMODE) | OFlags::RDWR;
     }
     wanted
@@ -109,10 +109,6 @@ fn passed_on(flags: OFlags, caches_writes: bool) -> OFlags {
 
 pub(super) fn writes(flags: OFlags) -> bool {
     flags & OFlags::RWMODE != OFlags::RDONLY
-}
-
-fn is_empty(open: &Open) -> bool {
-    rustix::fs::fstat(open).is_ok_and(|status| status.st_size == 0)
 }
 
 impl Server {
@@ -125,19 +121,23 @@ impl Server {
         self.settle_sidecar(node)?;
         // The log has to know of a truncation, so it is made once the file is managed.
         let cut = flags.contains(OFlags::TRUNC);
-        let wanted = passed_on(flags - OFlags::TRUNC, self.writeback);
-        let descriptor = self.descriptors.reopen(node, wanted).or_else(|errno| match errno {
+        let wanted = passed_on(flags - OFlags::TRUNC);
+        let (descriptor, is_whole) = match self.descriptors.reopen(node, wanted) {
+            Ok(descriptor) => (Arc::new(descriptor), wanted & OFlags::RWMODE == OFlags::RDWR),
             // The file may be written to and not read.
-            Errno::ACCESS if wanted & OFlags::RWMODE != flags & OFlags::RWMODE => {
-                self.descriptors.reopen(node, flags & (OFlags::RWMODE | OFlags::NOATIME))
+            Err(Errno::ACCESS) if wanted & OFlags::RWMODE != flags & OFlags::RWMODE => {
+                let wanted = (wanted - OFlags::RWMODE) | flags & OFlags::RWMODE;
+                (Arc::new(self.descriptors.reopen(node, wanted)?), false)
             }
             // The file may be appended to and not changed (`chattr +a`).
-            Errno::PERM if flags.contains(OFlags::APPEND) => {
-                self.descriptors.reopen(node, flags & (OFlags::RWMODE | OFlags::NOATIME | OFlags::APPEND))
+            Err(Errno::PERM) if flags.contains(OFlags::APPEND) => {
+                let wanted = flags & (OFlags::RWMODE | OFlags::NOATIME | OFlags::APPEND);
+                (Arc::new(self.descriptors.reopen(node, wanted)?), false)
             }
-            errno => Err(errno),
-        })?;
-        let managed = if writes(flags) { self.manage(node)? } else { None };
+            Err(errno) => return Err(errno),
+        };
+        let own = is_whole.then_some(&descriptor);
+        let managed = if writes(flags) { self.manage(node, own, false)? } else { None };
         let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed });
         if cut && let Err(errno) = self.cut(caller, &open) {
             self.close(&open);
@@ -148,11 +148,11 @@ impl Server {
 
     /// Truncates, as `O_TRUNC` says.
     fn cut(&self, caller: Caller, open: &Open) -> Result<(), Errno> {
-        match &open.managed {
+        self.changing(&open.node, || match &open.managed {
             Some(managed) => self.keep_privileges_off(caller, &open.node, || self.managing.set_len(managed, 0)),
             // Of a handle that only reads, the file is opened again: `O_RDONLY | O_TRUNC` truncates.
             None => self.truncate(caller, &open.node, Some(open), 0),
-        }
+        })
     }
 
     /// Creates a file, or opens the one that is there by now.
@@ -166,7 +166,7 @@ impl Server {
     ) -> Result<(Arc<Open>, rustix::fs::Stat), Errno> {
         allowed(name)?;
         let mode = self.mode_for(parent, mode, umask);
-        let wanted = passed_on(flags - OFlags::TRUNC, self.writeback);
+        let wanted = passed_on(flags - OFlags::TRUNC);
         let how = wanted | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let created = caller.act(self, || rustix::fs::openat(parent, name, how, mode));
         let descriptor = created.map_err(|errno| match errno {
@@ -185,38 +185,20 @@ impl Server {
             }
         };
         node.was_found_as(parent.number, name);
-        let opened = self.open_created(caller, &node, descriptor, flags);
+        // It is new, so it has no mark, and no rights of its own.
+        node.set_settled();
+        node.set_lacks(Lack::Capability, true);
+        let opened = self.open_created(&node, Arc::new(descriptor), flags);
         if opened.is_err() {
             self.nodes.forget(node.number, 1);
         }
-        let open = opened?;
-        let status = if flags.contains(OFlags::TRUNC) { rustix::fs::fstat(&*open)? } else { status };
-        Ok((open, status))
+        Ok((opened?, status))
     }
 
-    fn open_created(
-        &self,
-        caller: Caller,
-        node: &Arc<Node>,
-        descriptor: OwnedFd,
-        flags: OFlags,
-    ) -> Result<Arc<Open>, Errno> {
-        if !node.is_regular() {
-            return Err(Errno::STALE);
-        }
-        self.settle_sidecar(node)?;
-        let managed = if writes(flags) { self.manage(node)? } else { None };
-        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed });
-        // Another program may have made the file since the kernel looked for it.
-        let is_longer = |open: &Open| self.managing.is_atomic() || !is_empty(open);
-        if flags.contains(OFlags::TRUNC)
-            && is_longer(&open)
-            && let Err(errno) = self.cut(caller, &open)
-        {
-            self.close(&open);
-            return Err(errno);
-        }
-        Ok(open)
+    /// `O_TRUNC` has nothing to do.
+    fn open_created(&self, node: &Arc<Node>, descriptor: Arc<OwnedFd>, flags: OFlags) -> Result<Arc<Open>, Errno> {
+        let managed = if writes(flags) { self.manage(node, Some(&descriptor), true)? } else { None };
+        Ok(Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed }))
     }
 
     /// A handle is gone.
@@ -242,8 +224,7 @@ mod tests {
     #[test]
     fn the_source_sees_the_flags_that_are_its_own() {
         let all = OFlags::WRONLY | OFlags::APPEND | OFlags::DIRECT | OFlags::DSYNC | OFlags::NONBLOCK | OFlags::CREATE;
-        assert_eq!(passed_on(all, false), OFlags::WRONLY);
-        assert_eq!(passed_on(all, true), OFlags::RDWR);
-        assert_eq!(passed_on(OFlags::RDONLY | OFlags::NOATIME, true), OFlags::RDONLY | OFlags::NOATIME);
+        assert_eq!(passed_on(all), OFlags::RDWR);
+        assert_eq!(passed_on(OFlags::RDONLY | OFlags::NOATIME), OFlags::RDONLY | OFlags::NOATIME);
     }
 }

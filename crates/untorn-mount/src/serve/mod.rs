@@ -22,8 +22,10 @@ mod locks;
 mod managed;
 mod names;
 mod nodes;
+mod pages;
 mod pull;
 mod requests;
+mod workers;
 mod xattr;
 
 use std::ffi::OsStr;
@@ -50,13 +52,18 @@ use self::locks::Locks;
 use self::managed::Managing;
 pub use self::managed::Report;
 use self::nodes::{Descriptors, Node, Nodes};
+use self::pages::Pages;
 use self::pull::Pulls;
 pub use self::pull::pull_for;
 use self::requests::Requests;
+use self::workers::Workers;
 use crate::error::{Error, Result};
 
 /// The name of untorn's own directories.
 const HIDDEN: &[u8] = b".untorn";
+
+/// Nodes that have a descriptor at the same time, at most.
+const MOST_NODES: usize = 1 << 14;
 
 /// How long to wait for a log that another process has.
 const LOG_PATIENCE: Duration = Duration::from_secs(2);
@@ -164,6 +171,8 @@ struct Server {
     no_xattr: bool,
     pulls: Pulls,
     dir_syncs: Mutex<DirSyncs>,
+    pages: Pages,
+    workers: Workers,
 }
 
 /// A directory that is being served.
@@ -202,7 +211,7 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
         .map_err(started("start a thread to serve"))?;
     let (locks, wait) = Locks::start().map_err(started("start a thread to serve"))?;
     let server = Arc::new(Server {
-        nodes: Nodes::new(source).map_err(failed("examine"))?,
+        nodes: Nodes::new(source, most_nodes()).map_err(failed("examine"))?,
         handles: Handles::default(),
         managing,
         locks,
@@ -216,17 +225,28 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
         no_xattr,
         pulls: Pulls::new(threads),
         dir_syncs: Mutex::default(),
+        pages: Pages::new(!atomic),
+        workers: Workers::default(),
     });
     let mut config = Config::default();
     // The kernel decides who may use the mount. A kernel thread that writes back comes as root.
     config.acl = SessionACL::All;
     config.n_threads = Some(threads);
-    let requests = Requests(server.clone());
+    let mut helpers = vec![rest, wait];
+    if server.pages.is_ours() {
+        helpers.push(pages::start(&server).map_err(started("start a thread to serve"))?);
+    }
+    let (requests, own) = (Requests(server.clone()), server.clone());
     let session = thread::Builder::new()
         .name("untorn-mount".to_owned())
-        .spawn(move || Session::from_fd(requests, device, SessionACL::All, config)?.run())
+        .spawn(move || {
+            let session = Session::from_fd(requests, device, SessionACL::All, config)?;
+            own.pages.set_notifier(session.notifier());
+            drop(own);
+            session.run()
+        })
         .map_err(started("start a thread to serve"))?;
-    Ok(Serving { session, helpers: vec![rest, wait], server, source: source_path.to_owned() })
+    Ok(Serving { session, helpers, server, source: source_path.to_owned() })
 }
 
 /// The open files of a directory that is being served.
@@ -252,6 +272,7 @@ impl Serving {
         }
         self.server.managing.finish();
         self.server.locks.finish();
+        self.server.pages.finish();
         for helper in self.helpers {
             // A thread that panicked has nothing left to do.
             let _ = helper.join();
@@ -316,7 +337,13 @@ fn check_log_is_hidden(log: &Path, source: &Path) -> Result<()> {
     }
 }
 
-/// A node has a descriptor, so as many may be open as the system allows.
+/// Nodes that have a descriptor at the same time, if possible. Open files need others.
+fn most_nodes() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 2).map_or(MOST_NODES, |half| half.min(MOST_NODES))
+}
+
+/// Nodes and open files have descriptors, so as many may be open as the system allows.
 fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {

@@ -19,11 +19,11 @@ use rustix::io::Errno;
 use super::attributes::device_of;
 use super::credentials::Caller;
 use super::managed::Move;
-use super::nodes::{Node, key_of, number};
+use super::nodes::{Lack, Node, key_of, number};
 use super::{Server, is_hidden};
 
 /// The attribute by which a directory says what its new files are like, instead of the umask.
-const DEFAULT_ACL: &str = "system.posix_acl_default";
+pub(super) const DEFAULT_ACL: &str = "system.posix_acl_default";
 
 impl Server {
     /// The node of a name, counted once more, and its attributes.
@@ -48,14 +48,17 @@ impl Server {
     pub(super) fn mode_for(&self, parent: &Node, mode: u32, umask: u32) -> Mode {
         let wanted = Mode::from_raw_mode(mode & 0o7777);
         let masked = wanted - Mode::from_raw_mode(umask & 0o777);
-        if masked == wanted || self.no_xattr {
+        if masked == wanted || self.no_xattr || parent.lacks(Lack::DefaultAcl, self.lifetime) {
             return masked;
         }
         let path = format!("/proc/self/fd/{}", number(parent.as_fd()));
         let mut nothing: [u8; 0] = [];
         match rustix::fs::getxattr(path, DEFAULT_ACL, &mut nothing[..]) {
             Ok(len) if len > 0 => wanted,
-            _ => masked,
+            found => {
+                parent.set_lacks(Lack::DefaultAcl, found == Err(Errno::NODATA));
+                masked
+            }
         }
     }
 
@@ -120,6 +123,7 @@ impl Server {
         if is_hidden(name) {
             return Err(Errno::NOENT);
         }
+        let _held = self.hold(parent, name);
         let look = || {
             let status = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             Ok((status, self.place_of(parent, name)?))
@@ -168,6 +172,7 @@ impl Server {
             return Err(Errno::NOENT);
         }
         allowed(new_name)?;
+        let _held = self.hold(to, new_name);
         let look = || {
             let over = match rustix::fs::statat(to, new_name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(over) => Some(over),
@@ -192,12 +197,19 @@ impl Server {
         self.managing.rename(look, flags, rename)
     }
 
+    /// Keeps the node of a name open until the name is gone: without a name it could not be opened again.
+    fn hold(&self, parent: &Node, name: &OsStr) -> Option<Arc<Node>> {
+        if !self.nodes.has_closed() {
+            return None;
+        }
+        let status = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        self.nodes.hold(key_of(&status))
+    }
+
     /// A file got a name.
     fn was_named(&self, parent: &Node, name: &OsStr) {
-        if let Ok(status) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
-            && let Some(node) = self.nodes.find(key_of(&status))
-        {
-            node.was_found_as(parent.number, name);
+        if let Ok(status) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            self.nodes.was_named(key_of(&status), parent.number, name);
         }
     }
 

@@ -3,28 +3,36 @@
 //! # Invariants
 //!
 //! 1. A node owns an `O_PATH` descriptor, which pins its inode. So device and inode number mean this file for as long
-//!    as the node exists, whatever happens to its names.
+//!    as the node is *open*, whatever happens to its names.
 //! 2. A file has one node, whatever names it is found by.
 //! 3. The table counts the answers that gave a node to the kernel, under one lock with the look by device and inode. A
 //!    FORGET takes back as many as it says; the node goes with the last one. The root never goes.
 //! 4. A number is used again only by the same inode number of the source. Its generation then differs.
+//! 5. At most so many nodes are open, directories and those in use aside. A further one *closes* another that a look by
+//!    its name finds at that moment. The next use opens it by that name, and only if the file there has its device,
+//!    inode number and time of birth. Before the mount takes the name away, it opens the node ([`Nodes::hold`]).
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::lock;
+use super::pages::Stamp;
 
 /// The number of the root.
 pub(super) const ROOT: u64 = 1;
 /// Numbers of files on other devices than the root's, and of those whose own number the root has.
 const FOREIGN: u64 = 1 << 63;
+
+/// Nodes that are tried for one that is to be closed.
+const TRIES: usize = 16;
 
 /// Device and inode: no two files that exist have both.
 pub(super) type Key = (u64, u64);
@@ -32,6 +40,18 @@ pub(super) type Key = (u64, u64);
 pub(super) fn key_of(status: &Stat) -> Key {
     (status.st_dev, status.st_ino)
 }
+
+/// Attributes that the kernel or the server asks for again and again, and that few files have.
+#[derive(Clone, Copy)]
+pub(super) enum Lack {
+    /// `security.capability`: the kernel asks before the first write. A new file lacks it.
+    Capability,
+    /// `system.posix_acl_default` of a directory: the server asks before it makes a file there. The kernel has the
+    /// directory locked then, as when a program sets the attribute.
+    DefaultAcl,
+}
+
+const LACKS: usize = 2;
 
 /// A file of the source that the kernel may ask for.
 pub(super) struct Node {
@@ -42,6 +62,10 @@ pub(super) struct Node {
     descriptor: OwnedFd,
     /// No mark of a sidecar was found on it, or the library settled the file.
     settled: AtomicBool,
+    /// What the file was like when the pages that the kernel has of it were right.
+    pub(super) left: Mutex<Stamp>,
+    /// Attributes that it did not have a moment ago.
+    lacks: Mutex<[Option<Instant>; LACKS]>,
     /// The name by which it was found last, and the number of that name's directory. The descriptor only knows the name
     /// that it was opened by.
     found_as: Mutex<Option<(u64, OsString)>>,
@@ -60,6 +84,16 @@ impl Node {
         self.settled.store(true, Ordering::Release);
     }
 
+    /// Whether it lacked an attribute at most so long ago.
+    pub(super) fn lacks(&self, attribute: Lack, lifetime: Duration) -> bool {
+        lock(&self.lacks)[attribute as usize].is_some_and(|since| since.elapsed() < lifetime)
+    }
+
+    /// It lacks an attribute now, or may have it from now on.
+    pub(super) fn set_lacks(&self, attribute: Lack, lacks: bool) {
+        lock(&self.lacks)[attribute as usize] = lacks.then(Instant::now);
+    }
+
     pub(super) fn was_found_as(&self, parent: u64, name: &OsStr) {
         let mut found_as = lock(&self.found_as);
         if !found_as.as_ref().is_some_and(|(known, as_name)| *known == parent && as_name == name) {
@@ -69,6 +103,15 @@ impl Node {
 
     pub(super) fn found_as(&self) -> Option<(u64, OsString)> {
         lock(&self.found_as).clone()
+    }
+
+    /// What is left of a node that is closed, if it can be opened again by a name in `parent`.
+    fn to_close(&self, parent: &Node) -> Option<Closed> {
+        let (number, name) = self.found_as().filter(|(number, _)| *number == parent.number)?;
+        let birth = birth_of(&self.descriptor)?;
+        let there = rustix::fs::statat(parent, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let (generation, is_settled) = (self.generation, self.is_settled());
+        (key_of(&there) == self.key).then_some(Closed { generation, birth, is_settled, name: (number, name) })
     }
 
     pub(super) fn status(&self) -> Result<Stat, Errno> {
@@ -120,8 +163,31 @@ pub(super) fn number(file: BorrowedFd<'_>) -> String {
     file.as_raw_fd().to_string()
 }
 
+/// What is left of a node without a descriptor.
+struct Closed {
+    generation: u64,
+    birth: Birth,
+    is_settled: bool,
+    name: (u64, OsString),
+}
+
+type Birth = (i64, u32);
+
+/// When a file was made; `None` where its file system does not know.
+fn birth_of(file: &OwnedFd) -> Option<Birth> {
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    known.then_some((found.stx_btime.tv_sec, found.stx_btime.tv_nsec))
+}
+
+enum State {
+    Open(Arc<Node>),
+    Closed(Closed),
+}
+
 struct Entry {
-    node: Arc<Node>,
+    key: Key,
+    state: State,
     /// Answers that gave it to the kernel, less those that the kernel gave back.
     lookups: u64,
 }
@@ -132,49 +198,127 @@ struct Table {
     by_key: HashMap<Key, u64>,
     generation: u64,
     foreign: u64,
+    /// How many are open, and how often one was opened.
+    open: usize,
+    opened: u64,
+    /// Numbers of nodes that may be open, of which the next ones are closed.
+    candidates: Vec<u64>,
+    /// When to look for candidates again, as `opened` counts.
+    next_look: u64,
 }
 
 /// All nodes.
 pub(super) struct Nodes {
     device: u64,
+    /// Nodes that are open at the same time, if possible.
+    most: usize,
     table: Mutex<Table>,
+    closed: AtomicUsize,
 }
 
 impl Nodes {
     /// The table of a source, with its root.
-    pub(super) fn new(root: OwnedFd) -> Result<Self, Errno> {
+    pub(super) fn new(root: OwnedFd, most: usize) -> Result<Self, Errno> {
         let status = rustix::fs::fstat(&root)?;
         let mut table = Table::default();
-        insert(&mut table, ROOT, root, &status, 1);
-        Ok(Nodes { device: status.st_dev, table: Mutex::new(table) })
+        insert(&mut table, ROOT, root, &status, 1, None);
+        Ok(Nodes { device: status.st_dev, most, table: Mutex::new(table), closed: AtomicUsize::new(0) })
     }
 
     pub(super) fn get(&self, number: u64) -> Result<Arc<Node>, Errno> {
-        lock(&self.table).by_number.get(&number).map(|entry| entry.node.clone()).ok_or(Errno::STALE)
+        let (parent, name) = match lock(&self.table).by_number.get(&number).ok_or(Errno::STALE)? {
+            Entry { state: State::Open(node), .. } => return Ok(node.clone()),
+            Entry { state: State::Closed(closed), .. } => closed.name.clone(),
+        };
+        // A directory is never closed.
+        let parent = match lock(&self.table).by_number.get(&parent) {
+            Some(Entry { state: State::Open(node), .. }) => node.clone(),
+            _ => return Err(Errno::STALE),
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&*parent, &name, flags, Mode::empty());
+        let descriptor = opened.map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?;
+        let status = rustix::fs::fstat(&descriptor)?;
+        let birth = birth_of(&descriptor);
+        let mut table = lock(&self.table);
+        let entry = table.by_number.get_mut(&number).ok_or(Errno::STALE)?;
+        let closed = match &entry.state {
+            State::Open(node) => return Ok(node.clone()),
+            State::Closed(closed) => closed,
+        };
+        if key_of(&status) != entry.key || birth != Some(closed.birth) {
+            return Err(Errno::STALE);
+        }
+        let node = Arc::new(Node {
+            number,
+            generation: closed.generation,
+            key: entry.key,
+            kind: FileType::from_raw_mode(status.st_mode),
+            descriptor,
+            settled: AtomicBool::new(closed.is_settled),
+            left: Mutex::default(),
+            lacks: Mutex::default(),
+            found_as: Mutex::new(Some(closed.name.clone())),
+        });
+        entry.state = State::Open(node.clone());
+        self.closed.fetch_sub(1, Ordering::Relaxed);
+        table.opened += 1;
+        table.open += 1;
+        self.make_room(&mut table);
+        Ok(node)
     }
 
-    /// The node of a file, if it has one.
-    pub(super) fn find(&self, key: Key) -> Option<Arc<Node>> {
-        let table = lock(&self.table);
-        Some(table.by_number.get(table.by_key.get(&key)?)?.node.clone())
+    /// Whether any node is closed.
+    pub(super) fn has_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) > 0
     }
 
-    /// The node of a file, if it has one; counted once more.
+    /// Opens the node of a file, if it has one, whose name is about to go.
+    pub(super) fn hold(&self, key: Key) -> Option<Arc<Node>> {
+        let number = *lock(&self.table).by_key.get(&key)?;
+        self.get(number).ok()
+    }
+
+    /// A file got a name.
+    pub(super) fn was_named(&self, key: Key, parent: u64, name: &OsStr) {
+        let mut table = lock(&self.table);
+        let Some(number) = table.by_key.get(&key).copied() else { return };
+        match table.by_number.get_mut(&number).map(|entry| &mut entry.state) {
+            Some(State::Open(node)) => node.was_found_as(parent, name),
+            Some(State::Closed(closed)) => closed.name = (parent, name.to_owned()),
+            None => {}
+        }
+    }
+
+    /// The node of a file, if it has one that is open; counted once more.
     pub(super) fn count(&self, key: Key) -> Option<Arc<Node>> {
         let mut table = lock(&self.table);
         let number = *table.by_key.get(&key)?;
         let entry = table.by_number.get_mut(&number)?;
+        let State::Open(node) = &entry.state else { return None };
         entry.lookups += 1;
-        Some(entry.node.clone())
+        Some(node.clone())
     }
 
     /// The node of a file, made if it has none; counted once more.
     pub(super) fn remember(&self, descriptor: OwnedFd, status: &Stat) -> Arc<Node> {
         let key = key_of(status);
         let mut table = lock(&self.table);
-        if let Some(entry) = table.by_key.get(&key).copied().and_then(|number| table.by_number.get_mut(&number)) {
+        let known = table.by_key.get(&key).copied();
+        if let Some((number, entry)) = known.and_then(|number| Some((number, table.by_number.get_mut(&number)?))) {
             entry.lookups += 1;
-            return entry.node.clone();
+            let closed = match &entry.state {
+                State::Open(node) => return node.clone(),
+                State::Closed(closed) => closed,
+            };
+            // Another file that has the inode number by now is another node, with a generation of its own.
+            let same = birth_of(&descriptor) == Some(closed.birth);
+            let before = same.then_some((closed.generation, closed.is_settled));
+            let lookups = entry.lookups;
+            self.closed.fetch_sub(1, Ordering::Relaxed);
+            let node = insert(&mut table, number, descriptor, status, lookups, before);
+            self.make_room(&mut table);
+            return node;
         }
         let own = key.0 == self.device && key.1 > ROOT && key.1 < FOREIGN;
         let number = if own {
@@ -183,7 +327,40 @@ impl Nodes {
             table.foreign += 1;
             FOREIGN | table.foreign
         };
-        insert(&mut table, number, descriptor, status, 1)
+        let node = insert(&mut table, number, descriptor, status, 1, None);
+        self.make_room(&mut table);
+        node
+    }
+
+    /// Closes nodes while too many are open.
+    fn make_room(&self, table: &mut Table) {
+        for _ in 0..TRIES {
+            if table.open <= self.most {
+                return;
+            }
+            let Some(number) = table.candidates.pop() else {
+                // Not for each node that finds all others in use.
+                if table.opened >= table.next_look {
+                    table.next_look = table.opened + 1 + self.most as u64 / 8;
+                    table.candidates = table.by_number.keys().copied().collect();
+                }
+                if table.candidates.is_empty() {
+                    return;
+                }
+                continue;
+            };
+            let Some(Entry { state: State::Open(node), .. }) = table.by_number.get(&number) else { continue };
+            // Under the lock nobody else comes to use it.
+            let is_idle = node.kind != FileType::Directory && Arc::strong_count(node) == 1;
+            let parent = node.found_as().filter(|_| is_idle).and_then(|(parent, _)| table.by_number.get(&parent));
+            let Some(Entry { state: State::Open(parent), .. }) = parent else { continue };
+            let Some(closed) = node.to_close(parent) else { continue };
+            if let Some(entry) = table.by_number.get_mut(&number) {
+                entry.state = State::Closed(closed);
+                table.open -= 1;
+                self.closed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// The kernel gives answers back.
@@ -192,9 +369,13 @@ impl Nodes {
         let Some(entry) = table.by_number.get_mut(&number) else { return };
         entry.lookups = entry.lookups.saturating_sub(lookups);
         if entry.lookups == 0 && number != ROOT {
-            let key = entry.node.key;
+            let key = entry.key;
             let gone = table.by_number.remove(&number);
             table.by_key.remove(&key);
+            match gone {
+                Some(Entry { state: State::Open(_), .. }) => table.open -= 1,
+                _ => drop(self.closed.fetch_sub(1, Ordering::Relaxed)),
+            }
             drop(table);
             // Closing the descriptor may free the inode, which takes long for a big file.
             drop(gone);
@@ -207,24 +388,39 @@ impl Nodes {
     }
 }
 
-fn insert(table: &mut Table, number: u64, descriptor: OwnedFd, status: &Stat, lookups: u64) -> Arc<Node> {
+/// Adds a node that is open; `before`: the generation that it had, and whether it was settled.
+fn insert(
+    table: &mut Table,
+    number: u64,
+    descriptor: OwnedFd,
+    status: &Stat,
+    lookups: u64,
+    before: Option<(u64, bool)>,
+) -> Arc<Node> {
     table.generation += 1;
+    let (generation, is_settled) = before.unwrap_or((table.generation, false));
     let node = Arc::new(Node {
         number,
-        generation: table.generation,
+        generation,
         key: key_of(status),
         kind: FileType::from_raw_mode(status.st_mode),
         descriptor,
-        settled: AtomicBool::new(false),
+        settled: AtomicBool::new(is_settled),
+        left: Mutex::default(),
+        lacks: Mutex::default(),
         found_as: Mutex::default(),
     });
+    table.opened += 1;
+    table.open += 1;
     table.by_key.insert(node.key, number);
-    table.by_number.insert(number, Entry { node: node.clone(), lookups });
+    table.by_number.insert(number, Entry { key: node.key, state: State::Open(node.clone()), lookups });
     node
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     fn open(path: &std::path::Path) -> (OwnedFd, Stat) {
@@ -239,7 +435,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         std::fs::write(&path, "1").unwrap();
-        let nodes = Nodes::new(open(dir.path()).0).unwrap();
+        let nodes = Nodes::new(open(dir.path()).0, 100).unwrap();
         let (descriptor, status) = open(&path);
         assert!(nodes.count(key_of(&status)).is_none());
         let node = nodes.remember(descriptor, &status);
@@ -255,6 +451,57 @@ mod tests {
         assert!(nodes.get(ROOT).is_ok(), "the root stays");
         let later = nodes.remember(open(&path).0, &status);
         assert!(later.number == node.number && later.generation != node.generation);
+    }
+
+    #[test]
+    fn a_closed_node_is_opened_as_the_same_file_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let nodes = Nodes::new(open(dir.path()).0, 8).unwrap();
+        let paths: Vec<_> = (0..64).map(|number| dir.path().join(number.to_string())).collect();
+        let find = |path: &std::path::Path| {
+            let (descriptor, status) = open(path);
+            let node = nodes.remember(descriptor, &status);
+            node.was_found_as(ROOT, path.file_name().unwrap());
+            node
+        };
+        let mut numbers = Vec::new();
+        for path in &paths {
+            std::fs::write(path, path.as_os_str().as_bytes()).unwrap();
+            let node = find(path);
+            node.set_settled();
+            numbers.push((node.number, node.generation));
+        }
+        let open_nodes = || lock(&nodes.table).open;
+        assert!(open_nodes() < 16 && nodes.len() == 65 && nodes.has_closed(), "{}", open_nodes());
+        for (path, (number, generation)) in paths.iter().zip(&numbers) {
+            let node = nodes.get(*number).unwrap();
+            assert_eq!((node.generation, node.is_settled()), (*generation, true));
+            assert_eq!(node.status().unwrap().st_size as usize, path.as_os_str().len());
+        }
+        // All that are in use stay open.
+        let used: Vec<_> = numbers.iter().map(|(number, _)| nodes.get(*number).unwrap()).collect();
+        assert_eq!(open_nodes(), 65);
+        drop(used);
+        for number in 64..80 {
+            let path = dir.path().join(number.to_string());
+            std::fs::write(&path, "").unwrap();
+            find(&path);
+        }
+        assert!(open_nodes() < 16, "{}", open_nodes());
+        let is_closed = |number: &u64| matches!(lock(&nodes.table).by_number[number].state, State::Closed(_));
+        let place = numbers.iter().position(|(number, _)| is_closed(number)).unwrap();
+        // Another name, of which the table hears; then one of which it does not.
+        let (key, moved) = (nodes.get(numbers[place].0).unwrap().key, dir.path().join("moved"));
+        let next = (place + 1..64).find(|place| is_closed(&numbers[*place].0)).unwrap();
+        std::fs::rename(&paths[place], &moved).unwrap();
+        nodes.was_named(key, ROOT, OsStr::new("moved"));
+        assert!(nodes.get(numbers[place].0).is_ok());
+        std::fs::rename(&paths[next], dir.path().join("unheard")).unwrap();
+        std::fs::write(&paths[next], "another").unwrap();
+        assert_eq!(nodes.get(numbers[next].0).err(), Some(Errno::STALE));
+        assert_eq!(find(&dir.path().join("unheard")).generation, numbers[next].1, "the same file is the same node");
+        nodes.forget(numbers[next].0, 100);
+        assert!(nodes.get(numbers[next].0).is_err());
     }
 
     #[test]

@@ -13,8 +13,8 @@
 //!
 //! 1. A process of its own pulls, the *puller*. A thread that waits for its own server cannot be killed, and keeps
 //!    /dev/fuse open meanwhile: after a kill of the server nobody would answer it, nor anybody else.
-//! 2. While a server thread waits for a pull, another one serves: fewer of them wait than there are. One more pull
-//!    takes a thread of its own.
+//! 2. While a server thread waits for a pull or a device, another one serves: fewer of them wait than there are. One
+//!    more sync takes another thread ([`Workers`]). So those that come meanwhile share a flush.
 //! 3. A pull holds no lock but that of the puller, and no request waits for that one unless it pulls. So each request
 //!    that a pull causes can be served.
 //! 4. The puller opens for reading, so it is no writer. It keeps an opening until the server says that the last writer
@@ -46,6 +46,8 @@ use super::handles::Open;
 use super::managed::Managed;
 use super::nodes::{Node, ROOT};
 use super::requests::answer;
+#[cfg(doc)]
+use super::workers::Workers;
 use super::{Server, lock};
 
 /// How often a path is looked up again that somebody renames.
@@ -93,7 +95,7 @@ impl Pulls {
         self.came.notify_all();
     }
 
-    /// Whether a server thread may wait for a pull; it says when it is done.
+    /// Whether a server thread may wait for a sync; it says when it is done.
     fn begin(&self) -> bool {
         let free = |count| (count < self.most).then_some(count + 1);
         self.under_way.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_ok()
@@ -263,33 +265,44 @@ impl Server {
     /// Makes a file durable, and answers.
     pub(super) fn sync(server: &Arc<Server>, open: Arc<Open>, only_data: bool, process: u32, reply: ReplyEmpty) {
         let managed = open.managed.clone().or_else(|| server.managing.find(open.node.key));
-        let Some(managed) = managed.filter(|managed| server.writeback || managed.is_mapped()) else {
+        let is_managed = managed.is_some();
+        let pulled = managed.filter(|managed| server.writeback || managed.is_mapped());
+        if pulled.is_none() && is_managed && server.managing.syncs_at_once() {
             return answer(reply, server.sync_file(&open, only_data));
-        };
-        if server.pulls.begin() {
-            let pulled = server.pull(&open.node, &managed, process);
-            server.pulls.end();
-            return answer(reply, pulled.and_then(|()| managed.sync()));
         }
         let own = server.clone();
-        let work = move || answer(reply, own.pull(&open.node, &managed, process).and_then(|()| managed.sync()));
+        let sync = move || match pulled {
+            Some(managed) => own.pull(&open.node, &managed, process).and_then(|()| managed.sync()),
+            None => own.sync_file(&open, only_data),
+        };
+        if server.pulls.begin() {
+            let synced = sync();
+            server.pulls.end();
+            return answer(reply, synced);
+        }
         // If no thread can be had, the reply is dropped, which answers EIO.
-        if let Err(error) = thread::Builder::new().name("untorn-pull".to_owned()).spawn(work) {
+        if let Err(error) = server.workers.run(move || answer(reply, sync())) {
             tracing::error!(%error, "cannot start a thread for a sync");
         }
     }
 
+    /// The path of a file below the root; an empty one if it is not known, and `None` if the file has no name.
+    fn path_to_pull(&self, node: &Node) -> Result<Option<PathBuf>, Errno> {
+        let source = self.nodes.get(ROOT)?;
+        Ok(match (self.path_of(node)?, self.descriptors.path(&*source)?) {
+            (Some(path), Some(source)) => Some(path.strip_prefix(source).map(Path::to_owned).unwrap_or_default()),
+            // The process that syncs has it open.
+            _ => (node.status()?.st_nlink > 0).then(PathBuf::new),
+        })
+    }
+
     /// Has the kernel send all that it caches of a file.
     pub(super) fn pull(&self, node: &Node, managed: &Managed, process: u32) -> Result<(), Errno> {
-        let source = self.nodes.get(ROOT)?;
-        for _ in 0..TRIES {
-            let path = match (self.path_of(node)?, self.descriptors.path(&*source)?) {
-                (Some(path), Some(source)) => path.strip_prefix(source).map(Path::to_owned).unwrap_or_default(),
-                // The process that syncs has it open.
-                _ if node.status()?.st_nlink > 0 => PathBuf::new(),
-                // No crash leaves anything of it.
-                _ => return Ok(()),
-            };
+        for round in 0..TRIES {
+            // After the first one the puller has an opening of it, as a rule.
+            let path = if round == 0 && managed.is_pulled() { Some(PathBuf::new()) } else { self.path_to_pull(node)? };
+            // No crash leaves anything of it.
+            let Some(path) = path else { return Ok(()) };
             managed.set_pulled();
             match self.pulls.pull(node.number, process, &path) {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {}

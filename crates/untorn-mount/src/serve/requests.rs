@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::Server;
 use super::attributes::Changes;
 use super::credentials::Caller;
-use super::handles::Handle;
+use super::handles::{Handle, Open};
 use super::locks::Range;
 use super::nodes::{Node, number};
 use super::xattr::is_sync;
@@ -81,10 +81,9 @@ impl Requests {
         }
     }
 
-    fn flags_for(&self, node: &Node) -> FopenFlags {
-        // The kernel drops its pages when it sees another modification time or length.
-        let flags = FopenFlags::FOPEN_KEEP_CACHE;
-        if self.0.writeback || self.0.locks.has_seen(node.key) { flags } else { flags | FopenFlags::FOPEN_NOFLUSH }
+    fn flags_for(&self, open: &Open) -> FopenFlags {
+        let keep = if self.0.keeps_pages(open) { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        if self.0.writeback || self.0.locks.has_seen(open.node.key) { keep } else { keep | FopenFlags::FOPEN_NOFLUSH }
     }
 }
 
@@ -101,7 +100,7 @@ impl Filesystem for Requests {
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
         if self.0.writeback {
             wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
-        } else {
+        } else if !self.0.pages.is_ours() {
             wanted |= InitFlags::FUSE_AUTO_INVAL_DATA;
         }
         if self.0.as_root && !self.0.no_xattr {
@@ -238,7 +237,7 @@ impl Filesystem for Requests {
         let flags = OFlags::from_bits_retain(flags.0 as u32);
         match self.node(number).and_then(|node| self.0.open_file(caller(request), &node, flags)) {
             Ok(open) => {
-                let how = self.flags_for(&open.node);
+                let how = self.flags_for(&open);
                 reply.opened(FileHandle(self.0.handles.add(Handle::File(open))), how);
             }
             Err(error) => reply.error(errno(error)),
@@ -261,11 +260,11 @@ impl Filesystem for Requests {
             .and_then(|parent| self.0.create_file(caller(request), &parent, name, (mode, umask), flags));
         match made {
             Ok((open, status)) => {
-                let node = open.node.clone();
+                let attributes = self.0.attributes(&open.node, &status);
+                let generation = Generation(open.node.generation);
+                let how = self.flags_for(&open);
                 let handle = FileHandle(self.0.handles.add(Handle::File(open)));
-                let attributes = self.0.attributes(&node, &status);
-                let generation = Generation(node.generation);
-                reply.created(&self.0.lifetime, &attributes, generation, handle, self.flags_for(&node));
+                reply.created(&self.0.lifetime, &attributes, generation, handle, how);
             }
             Err(error) => reply.error(errno(error)),
         }

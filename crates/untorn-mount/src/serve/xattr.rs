@@ -12,12 +12,15 @@ use rustix::fs::{OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::Server;
-use super::nodes::{Node, ROOT, number};
+use super::names::DEFAULT_ACL;
+use super::nodes::{Lack, Node, ROOT, number};
 
 /// The names of untorn's own attributes begin with this.
 const HIDDEN: &[u8] = b"user.untorn";
 /// The question for this attribute, of any file or directory, is answered after all files of the mount are committed.
 const SYNC: &[u8] = b"user.untorn.sync";
+/// The attribute that the kernel asks for before a write, to take it off.
+const CAPABILITY: &str = "security.capability";
 /// The kernel's limits.
 const MOST_VALUE: usize = 1 << 16;
 const MOST_NAMES: usize = 1 << 16;
@@ -52,6 +55,9 @@ impl Server {
             return Err(Errno::NOSYS);
         }
         if is_hidden(name.as_bytes()) {
+            return Err(Errno::NODATA);
+        }
+        if name == CAPABILITY && node.lacks(Lack::Capability, self.lifetime) {
             return Err(Errno::NODATA);
         }
         let mut value = vec![0; if room == 0 { MOST_VALUE } else { room.min(MOST_VALUE) }];
@@ -105,6 +111,11 @@ impl Server {
             return Err(Errno::PERM);
         }
         rustix::fs::setxattr(path(node), name, value, XattrFlags::from_bits_retain(flags as u32))?;
+        if name == CAPABILITY {
+            node.set_lacks(Lack::Capability, false);
+        } else if name == DEFAULT_ACL {
+            node.set_lacks(Lack::DefaultAcl, false);
+        }
         self.managing.attributes_were_set(node.key);
         Ok(())
     }

@@ -210,3 +210,21 @@ fn a_file_that_others_made_meanwhile_is_truncated() {
     let found = mount.unmount_keeping(|| fs::read(outside.join("b")).unwrap());
     assert_eq!(found, b"new");
 }
+
+#[test]
+fn an_open_without_a_change_leaves_the_source_alone() {
+    for how in BOTH {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let source = mount.source().join("f");
+        fs::write(&source, "bytes").unwrap();
+        let before = rustix::fs::stat(&source).unwrap();
+        for _ in 0..3 {
+            let mut bytes = [0; 5];
+            let file = File::options().read(true).write(true).open(mount.path().join("f")).unwrap();
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert_eq!(&bytes, b"bytes");
+        }
+        let after = mount.unmount_keeping(|| rustix::fs::stat(&source).unwrap());
+        assert_eq!((after.st_ctime, after.st_ctime_nsec), (before.st_ctime, before.st_ctime_nsec), "{how:?}");
+    }
+}

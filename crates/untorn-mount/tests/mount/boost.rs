@@ -110,6 +110,30 @@ fn renamed_and_removed_files_are_replayed_under_their_names() {
 }
 
 #[test]
+fn a_file_is_managed_from_its_first_change_under_its_name() {
+    let Some(mut mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+    for name in ["read", "removed", "renamed", "cut"] {
+        fs::write(mount.source().join(name), "before").unwrap();
+    }
+    let at = mount.path();
+    let open = |name: &str| File::options().read(true).write(true).open(at.join(name)).unwrap();
+    let (_read, removed, renamed, again) = (open("read"), open("removed"), open("renamed"), open("renamed"));
+    renamed.sync_all().unwrap();
+    fs::remove_file(at.join("removed")).unwrap();
+    removed.write_all_at(b"no name", 0).unwrap();
+    fs::rename(at.join("renamed"), at.join("new name")).unwrap();
+    again.write_all_at(b"BE", 0).unwrap();
+    renamed.write_all_at(b"FO", 2).unwrap();
+    File::options().write(true).open(at.join("cut")).unwrap().set_len(3).unwrap();
+    mount.kill();
+    for (name, durable) in [("new name", "before"), ("cut", "before")] {
+        cut_power(&mount.source().join(name), durable.as_bytes());
+    }
+    let expected = [("cut", "bef"), ("new name", "BEFOre"), ("read", "before")];
+    assert_eq!(replayed(&mount), expected.map(|(name, bytes)| (name.into(), bytes.as_bytes().to_vec())).into());
+}
+
+#[test]
 fn what_a_hole_or_a_copy_left_is_not_replayed_over() {
     let Some(mut mount) = mount(untorn_testing::test_name!(), "/**") else { return };
     let path = mount.path().join("f");

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::fs::XattrFlags;
+use rustix::fs::{Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use untorn_testing::{cases, needs};
 
@@ -171,4 +171,71 @@ fn a_file_with_a_sidecar_is_settled_before_it_is_used() {
     let seen = fs::read(mount.path().join("f")).unwrap();
     assert_eq!(&seen[4090..4099], b"committed");
     assert_eq!(rustix::fs::getxattr(&path, "user.untorn", &mut mark[..]), Err(Errno::NODATA));
+}
+
+#[test]
+fn pages_stay_after_own_writes_and_go_after_those_of_others() {
+    needs!("fincore");
+    let Some(mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+    let (inside, outside) = (mount.path().join("f"), mount.source().join("f"));
+    let file = File::options().read(true).write(true).create_new(true).open(&inside).unwrap();
+    file.write_all_at(&[1; 64 << 12], 0).unwrap();
+    file.write_all_at(&[2; 10], 5).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 64 << 12);
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 0).unwrap();
+    let pages = Command::new("fincore").args(["--noheadings", "--output", "PAGES"]).arg(&inside).output().unwrap();
+    let pages: usize = String::from_utf8_lossy(&pages.stdout).trim().parse().unwrap();
+    // The kernel keeps no page that it got in two parts.
+    assert!((32..=64).contains(&pages), "{pages}");
+    // Of the same length, while a program has the file open and reads no further.
+    let other = File::options().write(true).open(&outside).unwrap();
+    for value in 3..6 {
+        other.write_all_at(&[value], 9 << 12).unwrap();
+        let begun = Instant::now();
+        while byte != [value] {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(20));
+            file.read_exact_at(&mut byte, 9 << 12).unwrap();
+        }
+        // An own write hides no other.
+        other.write_all_at(&[value + 10], 11 << 12).unwrap();
+        file.write_all_at(&[value], 10 << 12).unwrap();
+        while byte != [value + 10] {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(20));
+            file.read_exact_at(&mut byte, 11 << 12).unwrap();
+        }
+    }
+}
+
+#[test]
+fn more_files_than_the_server_may_open_can_be_used() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    // The server inherits it.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(1024), maximum: Some(1024) }).unwrap();
+    let Some(mount) = mount(untorn_testing::test_name!(), "*.none") else { return };
+    let count = cases(3_000, 30_000);
+    for number in 0..count {
+        fs::write(mount.source().join(number.to_string()), "12").unwrap();
+    }
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let removed = rustix::fs::open(mount.path().join("0"), flags, Mode::empty()).unwrap();
+    let renamed = rustix::fs::open(mount.path().join("1"), flags, Mode::empty()).unwrap();
+    for _ in 0..2 {
+        let sizes = fs::read_dir(mount.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+        assert_eq!(sizes.sum::<u64>(), 2 * count as u64);
+        for number in 0..count {
+            assert_eq!(fs::metadata(mount.path().join(number.to_string())).unwrap().len(), 2);
+        }
+    }
+    fs::remove_file(mount.path().join("0")).unwrap();
+    fs::rename(mount.path().join("1"), mount.path().join("new")).unwrap();
+    fs::write(mount.path().join("new"), "123").unwrap();
+    for number in 2..count {
+        assert_eq!(fs::metadata(mount.path().join(number.to_string())).unwrap().len(), 2);
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(rustix::fs::fstat(&removed).unwrap().st_nlink, 0, "a file without a name is still the same");
+    assert_eq!(rustix::fs::fstat(&renamed).unwrap().st_size, 3);
 }

@@ -27,7 +27,7 @@ impl Managed {
             _ if !self.is_atomic() => None,
             Served::Failed(errno) => Some(Err(*errno)),
             Served::Logged(file) => Some(file.read_at(bytes, offset).map_err(errno)),
-            Served::Plain => None,
+            Served::Plain | Served::Fresh => None,
         }
     }
 
@@ -88,7 +88,7 @@ impl Managed {
     }
 
     /// Allocates, or makes a hole.
-    pub(in crate::serve) fn allocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
+    pub(super) fn allocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
         if !self.is_atomic() {
             // No replay may write over it.
             return self.past_the_log(|| rustix::fs::fallocate(&self.descriptor, mode, offset, len));
@@ -115,6 +115,7 @@ impl Managed {
                 None => take()?,
             }
         }
+        self.modified.is_stored_to();
         self.attributes_were_set();
         if end > before && !mode.contains(FallocateFlags::KEEP_SIZE) { self.set_len(end) } else { Ok(()) }
     }
@@ -131,6 +132,10 @@ impl Managed {
     /// The puller has an opening of the file.
     pub(in crate::serve) fn set_pulled(&self) {
         self.pulled.store(true, Ordering::Relaxed);
+    }
+
+    pub(in crate::serve) fn is_pulled(&self) -> bool {
+        self.pulled.load(Ordering::Relaxed)
     }
 
     /// Whether it had one.

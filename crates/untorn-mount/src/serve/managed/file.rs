@@ -8,7 +8,8 @@
 //! 2. `unsynced` says that the source may have bytes or attributes that are not durable and that the log does not know:
 //!    from before the attach, or attributes set since. The log syncs the file when it gets the first entry of it; any
 //!    later change is made durable by the next sync. The flag is taken back before that sync begins, never after it.
-//! 3. A file whose bytes could not be brought to the source has failed: every later write and sync fails, until the
+//! 3. A file that programs have open and did not change is *fresh*: the log knows nothing of it until its first change.
+//! 4. A file whose bytes could not be brought to the source has failed: every later write and sync fails, until the
 //!    server ends. Its bytes stay in the log.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,6 +29,8 @@ use crate::serve::nodes::Key;
 /// The server of a file's bytes.
 #[derive(Debug)]
 pub(super) enum Served {
+    /// The source, until the first change.
+    Fresh,
     /// The log, and then the source.
     Logged(CachedFile),
     /// The source alone.
@@ -64,6 +67,8 @@ pub(in crate::serve) struct Managed {
     pub(super) mapped: AtomicBool,
     /// Whether the puller has an opening of it.
     pub(super) pulled: AtomicBool,
+    /// Whether its last name was removed in the mount.
+    gone: AtomicBool,
     state: RwLock<State>,
     /// Whether the log has had an entry of it.
     logged: AtomicBool,
@@ -75,18 +80,25 @@ pub(in crate::serve) struct Managed {
 }
 
 impl Managed {
-    /// A file that is plain as yet, with one writer. The log can be put in front of it if the descriptor is open for
-    /// reading and writing.
-    pub(super) fn new((atomic, writeback): (bool, bool), key: Key, path: &Path, descriptor: OwnedFd) -> Self {
+    /// A file with one writer: plain, or fresh if it is chosen. The log can be put in front of it if the descriptor is
+    /// open for reading and writing, and does not append.
+    pub(super) fn new(
+        (atomic, writeback): (bool, bool),
+        key: Key,
+        (path, is_chosen): (&Path, bool),
+        descriptor: Arc<OwnedFd>,
+    ) -> Self {
         let modified = Arc::new(Modified::new(&descriptor, writeback));
+        let served = if is_chosen { Served::Fresh } else { Served::Plain };
         Managed {
             key,
             atomic,
-            descriptor: Arc::new(descriptor),
+            descriptor,
             modified,
             mapped: AtomicBool::new(false),
             pulled: AtomicBool::new(false),
-            state: RwLock::new(State { served: Served::Plain, path: path.to_owned() }),
+            gone: AtomicBool::new(false),
+            state: RwLock::new(State { served, path: path.to_owned() }),
             logged: AtomicBool::new(false),
             unsynced: AtomicBool::new(true),
             syncing: Mutex::default(),
@@ -126,6 +138,11 @@ impl Managed {
         self.shared().path.clone()
     }
 
+    /// Whether the log knows nothing of it yet.
+    pub(super) fn is_fresh(&self) -> bool {
+        matches!(self.shared().served, Served::Fresh)
+    }
+
     pub(super) fn is_logged(&self) -> bool {
         self.logged.load(Ordering::Acquire)
     }
@@ -135,6 +152,13 @@ impl Managed {
         let status = rustix::fs::fstat(&self.descriptor)?;
         #[allow(clippy::useless_conversion)] // Not of the same width everywhere.
         Ok(status.st_nlink.into())
+    }
+
+    /// One of its names is gone.
+    pub(super) fn lost_a_name(&self) {
+        if self.names() == Ok(0) {
+            self.gone.store(true, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn add_writer(&self) {
@@ -154,8 +178,8 @@ impl Managed {
     pub(super) fn is_done(&self) -> bool {
         let Ok(state) = self.state.try_read() else { return false };
         match &state.served {
-            Served::Logged(file) => file.is_settled() || self.names() == Ok(0),
-            Served::Plain => true,
+            Served::Logged(file) => file.is_settled() || self.gone.load(Ordering::Relaxed),
+            Served::Plain | Served::Fresh => true,
             Served::Failed(_) => false,
         }
     }
@@ -164,7 +188,7 @@ impl Managed {
         match &self.shared().served {
             Served::Failed(errno) => Some(*errno),
             Served::Logged(file) => file.check_usable().err().map(errno),
-            Served::Plain => None,
+            Served::Plain | Served::Fresh => None,
         }
     }
 
@@ -191,14 +215,16 @@ impl Managed {
         }
     }
 
-    /// Writes; at the end if the file grew outside and the writer appends.
+    /// Writes to a file that is not fresh; at the end if the file grew outside and the writer appends.
     pub(super) fn write(&self, bytes: &[u8], offset: u64, appends: bool) -> std::result::Result<usize, Errno> {
         let state = self.shared();
         match &state.served {
             Served::Failed(errno) => Err(*errno),
+            Served::Fresh => Err(Errno::IO),
             Served::Plain => {
                 let end = || rustix::fs::fstat(&self.descriptor).map(|status| status.st_size as u64);
                 let offset = if appends { end()? } else { offset };
+                self.modified.is_stored_to();
                 crate::serve::data::write_all(&self.descriptor, bytes, offset)
             }
             Served::Logged(file) if appends && self.len_of(file)? != offset => {
@@ -243,7 +269,11 @@ impl Managed {
         let state = self.shared();
         match &state.served {
             Served::Failed(errno) => Err(*errno),
-            Served::Plain => rustix::fs::ftruncate(&self.descriptor, len),
+            Served::Fresh => Err(Errno::IO),
+            Served::Plain => {
+                self.modified.is_stored_to();
+                rustix::fs::ftruncate(&self.descriptor, len)
+            }
             // A file that is empty anyway needs no entry: programs truncate what they just created.
             Served::Logged(file) if len == 0 && self.len_of(file)? == 0 && !self.atomic => {
                 rustix::fs::ftruncate(&self.descriptor, 0)
@@ -261,7 +291,7 @@ impl Managed {
         let state = self.shared();
         match &state.served {
             Served::Failed(errno) => Err(*errno),
-            Served::Plain => rustix::fs::fsync(&self.descriptor),
+            Served::Plain | Served::Fresh => rustix::fs::fsync(&self.descriptor),
             Served::Logged(file) => {
                 let syncing = lock(&self.syncing);
                 if self.unsynced.swap(false, Ordering::AcqRel)
@@ -287,7 +317,7 @@ impl Managed {
         let state = self.exclusive();
         match &state.served {
             Served::Failed(errno) => Err(*errno),
-            Served::Plain => act(),
+            Served::Plain | Served::Fresh => act(),
             Served::Logged(file) => {
                 file.reload_len().map_err(errno)?;
                 let done = act();
@@ -303,6 +333,10 @@ impl Managed {
         match &state.served {
             Served::Failed(errno) => Err(*errno),
             Served::Plain => Ok(()),
+            Served::Fresh => {
+                state.served = Served::Plain;
+                Ok(())
+            }
             // An epoch cannot stay open without the log. It counts from now on.
             Served::Logged(file) => match file.commit_later().and_then(|()| file.demote()).map_err(errno) {
                 Ok(()) => {
@@ -327,7 +361,7 @@ impl Managed {
     /// Puts the log in front of it again, under a path that it has now.
     pub(super) fn serve_again(&self, state: &mut State, cache: &WriteCache, path: &Path) -> Result<()> {
         state.path = path.to_owned();
-        if matches!(state.served, Served::Plain) {
+        if matches!(state.served, Served::Plain | Served::Fresh) {
             let file = self.file_behind(cache, path)?;
             if file.is_demoted() {
                 let what = "the log no longer manages the file".to_owned();

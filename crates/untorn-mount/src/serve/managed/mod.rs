@@ -6,7 +6,8 @@
 //!    the same file for as long.
 //! 2. A file leaves the table when no program writes to it and the log has nothing of it that a replay would need: it
 //!    is durable in the source, or it has no name. Until then it *rests*.
-//! 3. A file is attached by the path that it has: no rename runs meanwhile ([`moves`]).
+//! 3. A file is attached by the path that it has: no rename runs meanwhile ([`moves`]). The server attaches a new file
+//!    at once, since the log has to know of each name that comes and goes, and any other file before its first change.
 //! 4. A file that the log cannot manage is *plain*: its bytes go to the source, for all its writers, and the report
 //!    names it with the reason. A log that failed refuses every write with EIO. A *strict* server opens no such file,
 //!    and keeps a managed one from becoming plain where it can.
@@ -19,26 +20,27 @@ mod timed;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, CWD, FallocateFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use untorn::Error;
 use untorn::write_cache::WriteCache;
+use untorn::{Durability, Error};
 
 pub(super) use self::file::Managed;
+use self::file::{Served, State};
 pub(super) use self::moves::Move;
 use super::nodes::{Key, Node, key_of};
 use super::{Globs, Server, lock};
 
 /// Between two looks at files that rest.
 const MOMENT: Duration = Duration::from_millis(50);
-/// Files in the table before a new one waits until the log has fewer of them.
-const MANY: usize = 512;
+/// Files in the table, at most, before a new one waits until the log has fewer of them.
+const MANY: usize = 4096;
 /// Plain files that the report names.
 const MOST_NAMED: usize = 64;
 
@@ -66,6 +68,10 @@ pub(super) struct Managing {
     /// Whether a file is refused that the log cannot manage.
     strict: bool,
     globs: Globs,
+    /// Files in the table before a new one waits.
+    many: usize,
+    /// Whether the log makes each write durable.
+    per_write: bool,
     /// Held shared while a file is attached, exclusively while one gets another name or loses its name.
     moves: RwLock<()>,
     table: Mutex<HashMap<Key, Arc<Managed>>>,
@@ -93,7 +99,12 @@ impl Managing {
         globs: Globs,
         (atomic, writeback, strict): (bool, bool, bool),
     ) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
+        // With more files the log would have no line left for a new one, and its writer would wait in any case.
+        let info = cache.info().ok();
+        let lines = info.as_ref().map_or(0, |info| info.max_files as usize);
         let managing = Arc::new(Managing {
+            many: (lines / 2).clamp(16, MANY),
+            per_write: info.is_some_and(|info| info.durability == Durability::PerWrite),
             cache,
             atomic,
             writeback,
@@ -117,6 +128,11 @@ impl Managing {
     /// Whether a crash and a replay leave these names in a directory as they are now. A log that failed keeps none.
     pub(super) fn keeps_names(&self, directory: &Path, names: &[OsString]) -> bool {
         self.cache.dir_is_durable(directory, names).unwrap_or(false)
+    }
+
+    /// Whether a sync waits for no device: writes are durable already.
+    pub(super) fn syncs_at_once(&self) -> bool {
+        self.per_write && !self.atomic
     }
 
     pub(super) fn is_atomic(&self) -> bool {
@@ -206,13 +222,36 @@ impl Managing {
         }
     }
 
+    /// Puts the log in front of a file that is fresh, before its first change.
+    fn engage(&self, managed: &Managed) -> Result<(), Errno> {
+        if !managed.is_fresh() {
+            return Ok(());
+        }
+        let _still = self.moves.read().unwrap_or_else(PoisonError::into_inner);
+        self.engage_now(managed)
+    }
+
+    /// The same while no rename runs.
+    fn engage_now(&self, managed: &Managed) -> Result<(), Errno> {
+        let mut state = managed.exclusive();
+        if matches!(state.served, Served::Fresh) { self.attach(managed, &mut state) } else { Ok(()) }
+    }
+
     /// Writes to a file.
     pub(super) fn write(&self, managed: &Managed, bytes: &[u8], offset: u64, appends: bool) -> Result<usize, Errno> {
+        self.engage(managed)?;
         self.with_room(managed, || managed.write(bytes, offset, appends))
     }
 
     pub(super) fn set_len(&self, managed: &Managed, len: u64) -> Result<(), Errno> {
+        self.engage(managed)?;
         self.with_room(managed, || managed.set_len(len))
+    }
+
+    /// Allocates, or makes a hole.
+    pub(super) fn allocate(&self, managed: &Managed, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
+        self.engage(managed)?;
+        managed.allocate(mode, offset, len)
     }
 
     /// Does what makes an entry of the log. The log has room for so many files at a time: those at rest make way, and
@@ -238,7 +277,7 @@ impl Managing {
 
     /// Makes room in the table, if it has many files.
     fn make_room(&self) -> Result<(), Errno> {
-        if lock(&self.table).len() < MANY || lock(&self.resting).keys.len() < MANY / 2 {
+        if lock(&self.table).len() < self.many || lock(&self.resting).keys.len() < self.many / 2 {
             return Ok(());
         }
         self.cache.drain().map_err(errno)?;
@@ -303,10 +342,11 @@ impl Managing {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Puts the log in front of a file that is new in the table, or leaves it plain.
-    fn attach(&self, managed: &Managed, path: &Path) -> Result<(), Errno> {
+    /// Puts the log in front of a fresh file, or leaves it plain.
+    fn attach(&self, managed: &Managed, state: &mut State) -> Result<(), Errno> {
+        let path = &state.path.clone();
         let attached = check(path, &managed.descriptor).and_then(|()| {
-            managed.serve_again(&mut managed.exclusive(), &self.cache, path).map_err(|error| match error {
+            managed.serve_again(state, &self.cache, path).map_err(|error| match error {
                 Error::Poisoned { .. } => Refusal::Failed(errno(error)),
                 error => Refusal::Plain(error.to_string()),
             })
@@ -317,7 +357,11 @@ impl Managing {
                 Ok(())
             }
             Err(Refusal::Failed(errno)) => Err(errno),
-            Err(Refusal::Plain(reason)) => self.is_plain_or_refused(path, reason),
+            Err(Refusal::Plain(reason)) => {
+                self.is_plain_or_refused(path, reason)?;
+                state.served = Served::Plain;
+                Ok(())
+            }
         }
     }
 }
@@ -356,8 +400,13 @@ fn errno(error: Error) -> Errno {
 
 impl Server {
     /// The managed file of a node that is opened for writing, or truncated, with one writer more. `None` for a plain
-    /// one.
-    pub(super) fn manage(&self, node: &Node) -> Result<Option<Arc<Managed>>, Errno> {
+    /// one. `own` is a description of it that is open for reading and writing, and does not append.
+    pub(super) fn manage(
+        &self,
+        node: &Node,
+        own: Option<&Arc<OwnedFd>>,
+        is_new: bool,
+    ) -> Result<Option<Arc<Managed>>, Errno> {
         let managing = &self.managing;
         if !node.is_regular() {
             return Ok(None);
@@ -376,14 +425,15 @@ impl Server {
             return Ok(None);
         }
         managing.make_room()?;
-        let (own, chosen) = match self.descriptors.reopen(node, OFlags::RDWR) {
+        let opened = || self.descriptors.reopen(node, OFlags::RDWR).map(Arc::new);
+        let (own, chosen) = match own.cloned().map_or_else(opened, Ok) {
             Ok(own) => (own, chosen),
             Err(errno) => {
                 if let Some(path) = chosen {
                     let reason = format!("cannot be opened for reading and writing: {errno}");
                     managing.is_plain_or_refused(path, reason)?;
                 }
-                (self.descriptors.reopen(node, OFlags::WRONLY)?, None)
+                (Arc::new(self.descriptors.reopen(node, OFlags::WRONLY)?), None)
             }
         };
         let mut table = lock(&managing.table);
@@ -392,12 +442,17 @@ impl Server {
             return Ok(Some(known.clone()));
         }
         let how = (managing.atomic, managing.writeback);
-        let managed = Arc::new(Managed::new(how, node.key, path.as_deref().unwrap_or(Path::new("")), own));
-        if let Some(path) = chosen {
-            // With the lock: nobody attaches it twice.
-            managing.attach(&managed, path)?;
-        }
+        let known_as = (path.as_deref().unwrap_or(Path::new("")), chosen.is_some());
+        let managed = Arc::new(Managed::new(how, node.key, known_as, own));
         table.insert(node.key, managed.clone());
+        drop(table);
+        // A file that the log cannot manage is to be refused at its opening.
+        if (is_new || managing.strict)
+            && let Err(errno) = managing.engage_now(&managed)
+        {
+            managing.released(&managed);
+            return Err(errno);
+        }
         Ok(Some(managed))
     }
 }

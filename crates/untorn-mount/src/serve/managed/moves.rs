@@ -91,6 +91,7 @@ impl Managing {
             held.settle()?;
         }
         let removed = remove();
+        managed.lost_a_name();
         if removed.is_err() {
             // The log has been told of a removal that did not happen.
             held.settle()?;
@@ -178,6 +179,7 @@ impl Managing {
             self.serve_again(&mut held, path);
         }
         if let Some(over) = &mut over {
+            over.file.lost_a_name();
             self.serve_again(over, to);
         }
         renamed

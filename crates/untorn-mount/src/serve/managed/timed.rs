@@ -17,10 +17,19 @@ use untorn::write_cache::{BackingFile, CreateAttrs, Descriptor};
 
 use crate::serve::lock;
 
-/// The modification time of a file as programs see it; none before they changed it.
+/// What programs see.
+#[derive(Debug)]
+struct Seen {
+    /// None before they changed the file.
+    time: Option<Timespec>,
+    /// Whether the source may have another one.
+    differs: bool,
+}
+
+/// The modification time of a file as programs see it.
 #[derive(Debug)]
 pub(super) struct Modified {
-    time: Mutex<Option<Timespec>>,
+    time: Mutex<Seen>,
     /// Whether the kernel keeps the time of writes, because it caches them, and tells it before or after them.
     by_kernel: bool,
 }
@@ -30,46 +39,57 @@ impl Modified {
     pub(super) fn new(file: &OwnedFd, by_kernel: bool) -> Self {
         let own = rustix::fs::fstat(file).ok().filter(|_| by_kernel);
         let own = own.map(|status| Timespec { tv_sec: status.st_mtime as _, tv_nsec: status.st_mtime_nsec as _ });
-        Modified { time: Mutex::new(own), by_kernel }
+        Modified { time: Mutex::new(Seen { time: own, differs: false }), by_kernel }
     }
 
     pub(super) fn get(&self) -> Option<Timespec> {
-        *lock(&self.time)
+        lock(&self.time).time
     }
 
     /// A program changes the file now.
     pub(super) fn now(&self) {
         if !self.by_kernel {
-            *lock(&self.time) = Some(clock_gettime(ClockId::Realtime));
+            *lock(&self.time) = Seen { time: Some(clock_gettime(ClockId::Realtime)), differs: true };
         }
+    }
+
+    /// The source was changed otherwise than by [`Timed`].
+    pub(super) fn is_stored_to(&self) {
+        lock(&self.time).differs = true;
     }
 
     /// A program, or the kernel, sets the time. `set` does so in the source.
     pub(super) fn set<T>(&self, time: Timespec, set: impl FnOnce() -> T) -> T {
         let mut modified = lock(&self.time);
-        match time.tv_nsec {
-            UTIME_OMIT => {}
-            rustix::fs::UTIME_NOW => *modified = Some(clock_gettime(ClockId::Realtime)),
-            _ => *modified = Some(time),
+        let time = match time.tv_nsec {
+            UTIME_OMIT => None,
+            rustix::fs::UTIME_NOW => Some(clock_gettime(ClockId::Realtime)),
+            _ => Some(time),
+        };
+        if time.is_some() {
+            *modified = Seen { time, differs: true };
         }
         set()
     }
 
     /// Stores, and sets the time that programs see.
     fn storing<T>(&self, file: &OwnedFd, store: impl FnOnce() -> T) -> T {
-        let modified = lock(&self.time);
+        let mut modified = lock(&self.time);
         let stored = store();
-        if let Some(last_modification) = *modified {
+        if let Some(last_modification) = modified.time {
             let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
             // A writer that is not the owner may not. Its file has the time of the store.
             let _ = rustix::fs::futimens(file, &Timestamps { last_access, last_modification });
+            modified.differs = false;
         }
         stored
     }
 
     /// Sets the time that programs see, if the source has another one.
     pub(super) fn settle(&self, file: &OwnedFd) {
-        self.storing(file, || ());
+        if lock(&self.time).differs {
+            self.storing(file, || ());
+        }
     }
 }
 
@@ -119,5 +139,9 @@ impl BackingFile for Timed {
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
         self.inner.sync(barrier)
+    }
+
+    fn begin_sync(&self) {
+        self.inner.begin_sync();
     }
 }
