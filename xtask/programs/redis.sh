@@ -25,12 +25,12 @@ while ask info persistence | grep -q 'aof_rewrite_in_progress:1'; do sleep 0.1; 
 counter=$!
 sleep 1
 kill -KILL $pid
-wait $counter || true
-wait $pid || true
+{ wait $counter || true; } 2>/dev/null
+{ wait $pid || true; } 2>/dev/null
 server
 ask get acknowledged
 ask dbsize | grep -q '^30[0-9]$' && echo "all keys"
 [ "$(ask get counted)" -ge "$(grep -c '^[0-9]' "$ASIDE/counted")" ] && echo "nothing acknowledged is missing"
 ask shutdown nosave >/dev/null 2>&1 || true
-wait $pid || true
+{ wait $pid || true; } 2>/dev/null
 redis-check-aof appendonlydir/*.manifest | tail -n 1
