@@ -1,5 +1,5 @@
 """Appends records, one write and one sync each, and says their numbers. Goes on where an earlier one was killed. With an argument:
-says the last number, after a check of every record. Each write is whole or not there: nothing ties several together. With TEARS the last
+says the last number, after a check of every record. Nothing ties several writes together. With TEARS the last
 one may be there in part, as a power cut leaves what was not synced; that part is cut off, and not counted."""
 
 import os

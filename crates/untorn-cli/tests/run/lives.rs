@@ -48,6 +48,16 @@ fn a_signal_that_is_ignored_stays_so_in_the_program() {
     assert_eq!(text(&succeed(&mut shell).stdout), "alive\n");
 }
 
+#[test]
+fn a_caller_that_ignores_the_end_of_children_gets_the_code() {
+    needs_mounts!();
+    let place = Place::new();
+    let mut shell = Command::new("sh");
+    shell.current_dir(place.files.path()).args(["-c", "trap '' CHLD; exec \"$@\"", "sh", UNTORN, "run", "--log"]);
+    let output = shell.arg(place.log()).args(["--", "sh", "-c", "exit 3"]).output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(3), String::new()));
+}
+
 /// Starts a run, and returns after the program's first line.
 fn started(place: &Place, script: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
     let command = place.under("atomic", &[], &["sh".as_ref(), "-c".as_ref(), script.as_ref()]);

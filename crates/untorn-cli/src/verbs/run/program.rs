@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::say;
@@ -57,6 +57,9 @@ impl Watch {
     /// From here on, a signal does not end this process.
     pub(super) fn start() -> Result<Self> {
         let failed = |error| Failure::io("cannot install signal handlers", &error);
+        // If this process was started to ignore SIGCHLD, the kernel would not keep the program's status. A handler has
+        // it kept, and is no handler of the program.
+        signal_hook::flag::register(SIGCHLD, Arc::default()).map_err(failed)?;
         let signals = Signals::new(handled(&[SIGHUP, SIGINT, SIGQUIT, SIGTERM])).map_err(failed)?;
         let handle = signals.handle();
         Ok(Watch { signals, handle })
