@@ -19,6 +19,7 @@ pub(super) fn end(args: &Mount, report: &Report) -> Result<Exit> {
     let object = json!({
         "mode": args.mode.as_str(),
         "managed": report.managed,
+        "bytes": report.bytes,
         "plain": list(&report.plain),
         "failed": list(&report.failed),
     });

@@ -22,6 +22,7 @@ pub(super) fn object(mode: RunMode, exit: u8, logs: &[Facts], report: &Report) -
         "exit": exit,
         "logs": logs.iter().map(Facts::object).collect::<Vec<_>>(),
         "managed": report.managed,
+        "bytes": report.bytes,
         "plain": list(&report.plain),
         "refused": list(&report.refused),
         "failed": list(&report.failed),
@@ -36,7 +37,9 @@ fn list(files: &BTreeMap<PathBuf, String>) -> Vec<Value> {
 pub(super) fn words(mode: RunMode, logs: &[Facts], report: &Report) -> String {
     let mut text: String = logs.iter().map(|log| log.words(mode)).collect();
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "untorn: served {} with the log", output::count(report.managed, "file", "files"));
+    let files = output::count(report.managed, "file", "files");
+    let bytes = output::count(report.bytes, "byte", "bytes");
+    let _ = writeln!(text, "untorn: served {files} with the log, {bytes} written");
     for (files, what) in [(&report.plain, "left to the file system"), (&report.refused, "refused by --strict")] {
         for (path, why) in files {
             let _ = writeln!(text, "  {}: {what}: {why}", path.display());

@@ -278,6 +278,7 @@ impl Mounts {
 fn add(sum: &mut Report, report: Report) {
     let all = |into: &mut BTreeMap<PathBuf, String>, from| into.extend(from);
     sum.managed += report.managed;
+    sum.bytes += report.bytes;
     all(&mut sum.plain, report.plain);
     all(&mut sum.refused, report.refused);
     all(&mut sum.failed, report.failed);

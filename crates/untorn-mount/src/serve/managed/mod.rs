@@ -22,6 +22,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -50,6 +51,8 @@ const MOST_NAMED: usize = 64;
 pub struct Report {
     /// Files that were managed, counted each time that their first writer came.
     pub managed: u64,
+    /// Bytes that programs wrote to managed files, as the kernel sent them.
+    pub bytes: u64,
     /// Files that were chosen and left plain, with the reason. The list has an end.
     pub plain: BTreeMap<PathBuf, String>,
     /// Files that a strict server did not open for writing, with the reason. The list has an end.
@@ -79,6 +82,8 @@ pub(super) struct Managing {
     /// The first file rests, or the server ends.
     news: Condvar,
     report: Mutex<Report>,
+    /// Bytes for the report.
+    bytes: AtomicU64,
 }
 
 /// Files without a writer that are in the table.
@@ -115,6 +120,7 @@ impl Managing {
             resting: Mutex::default(),
             news: Condvar::new(),
             report: Mutex::default(),
+            bytes: AtomicU64::new(0),
         });
         let watched = managing.clone();
         let thread = thread::Builder::new().name("untorn-rest".to_owned()).spawn(move || watched.look_after())?;
@@ -240,7 +246,11 @@ impl Managing {
     /// Writes to a file.
     pub(super) fn write(&self, managed: &Managed, bytes: &[u8], offset: u64, appends: bool) -> Result<usize, Errno> {
         self.engage(managed)?;
-        self.with_room(managed, || managed.write(bytes, offset, appends))
+        let written = self.with_room(managed, || managed.write(bytes, offset, appends))?;
+        if managed.is_logged() {
+            self.bytes.fetch_add(written as u64, Ordering::Relaxed);
+        }
+        Ok(written)
     }
 
     pub(super) fn set_len(&self, managed: &Managed, len: u64) -> Result<(), Errno> {
@@ -317,7 +327,7 @@ impl Managing {
     }
 
     pub(super) fn report(&self) -> Report {
-        lock(&self.report).clone()
+        Report { bytes: self.bytes.load(Ordering::Relaxed), ..lock(&self.report).clone() }
     }
 
     fn is_plain(&self, path: &Path, reason: String) {
