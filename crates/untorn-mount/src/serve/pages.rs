@@ -29,7 +29,7 @@ use super::nodes::Node;
 use super::{Server, lock};
 
 /// Between two looks at the open files.
-const PAUSE: Duration = Duration::from_millis(400);
+const PAUSE: Duration = Duration::from_millis(700);
 
 /// Length and modification time of a file; `None` if they are not known.
 pub(super) type Stamp = Option<(i64, i64, u64)>;
