@@ -9,18 +9,31 @@
 //!    A slice is noted when it is lent, and nobody stores through it once its borrow has ended.
 //! 2. Once a pointer for stores was given out, all chunks count for ever: nobody knows what it is used for.
 //! 3. To note bytes takes no memory, but for more chunks, or chunks farther from the beginning, than ever before.
+//! 4. The first look at a chunk costs the most: each of its pages that a load brought into memory gets its write
+//!    protection. So chunks are small, as far as the bits of the longest map allow. Chunks near each other are looked
+//!    at together, because a system call costs as much as some pages.
 
 use std::iter;
 use std::ops::Range;
 
-/// Bytes that are noted together: those of one page of a page table.
-const CHUNK: u64 = 2 << 20;
+/// Bytes that are noted together: of a map that is not long 64 KiB, and of the longest those of one page of a page
+/// table.
+const SHORTEST: u64 = 64 << 10;
+const LONGEST: u64 = 2 << 20;
 
-/// Chunks of one slice that are noted one by one. Of a longer one, all of the map counts.
-const MOST: u64 = 64;
+/// Chunks of a map up to which they stay as short: 512 KiB of bits.
+const CHUNKS: u64 = 1 << 22;
+
+/// Bytes of one slice whose chunks are noted one by one. Of a longer one, all of the map counts.
+const MOST: u64 = 128 << 20;
+
+/// Chunks that are no farther from each other than this are looked at together.
+const GAP: u64 = 256 << 10;
 
 /// The chunks that were lent.
 pub(super) struct Lent {
+    /// Bytes of a chunk.
+    chunk: u64,
     /// A bit for each chunk up to the last one that was ever noted.
     bits: Vec<u64>,
     /// Those whose bits are set.
@@ -31,14 +44,16 @@ pub(super) struct Lent {
 
 impl Lent {
     /// Nothing is lent, and there is room for what most programs lend between two commits.
-    pub(super) fn nothing() -> Self {
-        Lent { bits: vec![0], chunks: Vec::with_capacity(64), all: false, pointed: false }
+    /// The map may get this length.
+    pub(super) fn nothing(reserved: u64) -> Self {
+        let chunk = (reserved / CHUNKS).next_power_of_two().clamp(SHORTEST, LONGEST);
+        Lent { chunk, bits: vec![0], chunks: Vec::with_capacity(64), all: false, pointed: false }
     }
 
     /// Notes bytes that are about to be lent.
     #[inline]
     pub(super) fn note(&mut self, from: u64, len: u64) {
-        let (first, last) = (from / CHUNK, (from + len.saturating_sub(1)) / CHUNK);
+        let (first, last) = (from / self.chunk, (from + len.saturating_sub(1)) / self.chunk);
         if first != last || !self.has(first) {
             self.note_chunks(first, last);
         }
@@ -51,7 +66,7 @@ impl Lent {
 
     #[cold]
     fn note_chunks(&mut self, first: u64, last: u64) {
-        if last - first >= MOST {
+        if (last - first) * self.chunk >= MOST {
             self.all = true;
             return;
         }
@@ -84,10 +99,10 @@ impl Lent {
         chunks.sort_unstable();
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for chunk in chunks {
-            let (start, stop) = (chunk * CHUNK, ((chunk + 1) * CHUNK).min(end));
+            let (start, stop) = (chunk * self.chunk, ((chunk + 1) * self.chunk).min(end));
             match ranges.last_mut() {
                 _ if start >= end => break,
-                Some(last) if last.end == start => last.end = stop,
+                Some(last) if start - last.end <= GAP => last.end = stop,
                 _ => ranges.push(start..stop),
             }
         }
@@ -111,26 +126,34 @@ mod tests {
 
     #[test]
     fn chunks_are_noted_once_and_forgotten_together() {
-        let mut lent = Lent::nothing();
-        assert!(lent.below(u64::MAX).is_empty());
-        for (from, len) in
-            [(5 * CHUNK, 1), (5 * CHUNK + 7, 0), (2 * CHUNK - 1, 2), (200 * CHUNK, CHUNK), (5 * CHUNK, 9)]
-        {
-            lent.note(from, len);
+        for (reserved, chunk) in [(0, 64 << 10), (1 << 38, 64 << 10), (1 << 40, 256 << 10), (1 << 50, 2 << 20)] {
+            let mut lent = Lent::nothing(reserved);
+            assert!(lent.below(u64::MAX).is_empty());
+            // Far enough from each other.
+            let at = |number: u64| number * (chunk + GAP).next_multiple_of(chunk);
+            for (from, len) in [(at(5), 1), (at(5) + 7, 0), (at(2) - 1, 2), (at(200), chunk), (at(5), 9)] {
+                lent.note(from, len);
+            }
+            let noted = [at(2) - chunk..at(2) + chunk, at(5)..at(5) + chunk, at(200)..at(200) + chunk];
+            assert_eq!(lent.below(u64::MAX), noted, "{reserved}");
+            assert_eq!(lent.chunks.len(), 4);
+            assert_eq!(lent.below(at(5) + 10), [noted[0].clone(), at(5)..at(5) + 10]);
+            assert_eq!(lent.below(at(5)), noted[..1]);
+            lent.forget();
+            assert!(lent.below(u64::MAX).is_empty() && lent.bits.iter().all(|word| *word == 0));
+            // One call asks about both.
+            lent.note(0, 1);
+            lent.note(chunk + GAP, 1);
+            let end = ((chunk + GAP) / chunk + 1) * chunk;
+            assert_eq!(lent.below(u64::MAX), slice::from_ref(&(0..end)), "{reserved}");
+            lent.forget();
+            lent.note(0, MOST + 1);
+            assert_eq!(lent.below(9), slice::from_ref(&(0..9)), "a long slice");
+            lent.forget();
+            assert!(lent.below(9).is_empty());
+            lent.note_pointer();
+            lent.forget();
+            assert_eq!(lent.below(9), slice::from_ref(&(0..9)), "a pointer is good for ever");
         }
-        let noted = [CHUNK..3 * CHUNK, 5 * CHUNK..6 * CHUNK, 200 * CHUNK..201 * CHUNK];
-        assert_eq!(lent.below(u64::MAX), noted);
-        assert_eq!(lent.chunks.len(), 4);
-        assert_eq!(lent.below(5 * CHUNK + 10), [CHUNK..3 * CHUNK, 5 * CHUNK..5 * CHUNK + 10]);
-        assert_eq!(lent.below(5 * CHUNK), noted[..1]);
-        lent.forget();
-        assert!(lent.below(u64::MAX).is_empty() && lent.bits.iter().all(|word| *word == 0));
-        lent.note(0, MOST * CHUNK + 1);
-        assert_eq!(lent.below(9), slice::from_ref(&(0..9)), "a long slice");
-        lent.forget();
-        assert!(lent.below(9).is_empty());
-        lent.note_pointer();
-        lent.forget();
-        assert_eq!(lent.below(9), slice::from_ref(&(0..9)), "a pointer is good for ever");
     }
 }

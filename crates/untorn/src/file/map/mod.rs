@@ -144,6 +144,7 @@ impl AtomicMap {
         };
         let tracking = Tracking::new(memory.address(0) as usize, memory.reserved() as usize, method);
         let tracking = tracking.map_err(|error| Error::io("track stores to the mapping of", path, error))?;
+        let reserved = memory.reserved();
         Ok(AtomicMap {
             memory,
             tracking,
@@ -152,7 +153,7 @@ impl AtomicMap {
             commit: info.commit,
             committed_len: len,
             zeros_from: page_end(len),
-            lent: Lent::nothing(),
+            lent: Lent::nothing(reserved),
             stored: Runs::new(),
             kept: Runs::new(),
             suspects_reads: is_dax,
