@@ -13,6 +13,14 @@ pub(super) struct Program {
     pub(super) files: bool,
 }
 
+impl Program {
+    /// The size of the log. A small one is used again and again. PostgreSQL's checkpoints change more of a file between
+    /// two syncs than finds room in that.
+    pub(super) fn log_size(&self) -> &'static str {
+        if self.name == "postgres" { "64M" } else { "16M" }
+    }
+}
+
 /// A program that runs only if it is named: Debian's package of CPython's tests does not contain it.
 pub(super) const ON_REQUEST: &str = "python-sqlite3";
 

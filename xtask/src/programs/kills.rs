@@ -59,7 +59,7 @@ impl Scene<'_> {
 
     fn under(&self) -> io::Result<Command> {
         let mut command = quiet("env");
-        under(&mut command, self.built, self.victim.mode, &self.at.join("aside"))?;
+        under(&mut command, self.built, self.victim.mode, (&self.at.join("aside"), "16M"))?;
         Ok(self.prepared(command))
     }
 

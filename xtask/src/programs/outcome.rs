@@ -82,11 +82,13 @@ impl Outcome {
         }
         fs::create_dir_all(&files)?;
         fs::create_dir_all(&aside)?;
-        let mounted = mode.mount().map(|rule| mounted(built, rule, (&source, &files), &aside)).transpose()?;
+        let log_size = program.log_size();
+        let mounted =
+            mode.mount().map(|rule| mounted(built, rule, (&source, &files), (&aside, log_size))).transpose()?;
         let mut command = quiet("timeout");
         command.args(["--kill-after=5", PROGRAM_TIMEOUT_SECONDS]);
         if matches!(mode, Mode::Atomic | Mode::Boost) {
-            under(&mut command, built, mode, &aside)?;
+            under(&mut command, built, mode, (&aside, log_size))?;
         }
         // The report goes to standard output, so redirect the program's own output, also if bare.
         command.args(["sh", "-c", "exec >\"$ASIDE/out\" 2>\"$ASIDE/err\"; exec sh -e \"$0\" \"$@\""]);
@@ -124,15 +126,20 @@ impl Outcome {
     }
 }
 
-/// Serves `source` on `at`, with the log in `aside`.
-fn mounted(built: &Built, rule: &str, (source, at): (&Path, &Path), aside: &Path) -> io::Result<Mounted> {
+/// Serves `source` on `at`, with a log of this size in `aside`.
+fn mounted(
+    built: &Built,
+    rule: &str,
+    (source, at): (&Path, &Path),
+    (aside, log_size): (&Path, &str),
+) -> io::Result<Mounted> {
     fs::create_dir_all(source)?;
     let durable = untorn::doctor(aside).map_err(io::Error::other)?.durable;
     let mount = Mount {
         tool: &built.untorn,
         mode: rule,
         log: &aside.join("log"),
-        log_size: "16M",
+        log_size,
         // If temporary files are in memory, the log is too.
         assumed: !durable && rule == "boost",
         source,
@@ -141,10 +148,21 @@ fn mounted(built: &Built, rule: &str, (source, at): (&Path, &Path), aside: &Path
     mount.start()
 }
 
-/// The command line of the tool, up to the program, with the log in `aside`.
-pub(super) fn under(command: &mut Command, built: &Built, mode: Mode, aside: &Path) -> io::Result<()> {
+/// The command line of the tool, up to the program, with a log of this size in `aside`.
+pub(super) fn under(
+    command: &mut Command,
+    built: &Built,
+    mode: Mode,
+    (aside, log_size): (&Path, &str),
+) -> io::Result<()> {
     believe(command, aside)?;
-    tool(command, built, mode, &[OsStr::new("--log-size=16M"), OsStr::new("--log"), aside.join("log").as_os_str()]);
+    let log = aside.join("log");
+    tool(
+        command,
+        built,
+        mode,
+        &["--log-size", log_size, "--log"].map(OsStr::new).into_iter().chain([log.as_os_str()]).collect::<Vec<_>>(),
+    );
     Ok(())
 }
 
