@@ -14,7 +14,7 @@ const COLUMNS: usize = 120;
 const HERE: &str = "xtask/src/tidy/width.rs";
 
 const DOCUMENTS: Ratchet = Ratchet { what: "wide lines of documents", at: HERE, limit: 0 };
-const SOURCES: Ratchet = Ratchet { what: "wide lines of sources", at: HERE, limit: 4 };
+const SOURCES: Ratchet = Ratchet { what: "wide lines of sources", at: HERE, limit: 0 };
 
 /// How many lines of a file a finding names.
 const NAMED: usize = 5;
