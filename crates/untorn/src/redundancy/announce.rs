@@ -18,16 +18,6 @@ impl<M: Medium> Redundancy<M> {
     /// Those of writing and flushing; where stores are covered at once, those of [`remember`](Redundancy::remember)
     /// too. Nothing may be stored then.
     pub(crate) fn announce(&self, bytes: Range<u64>) -> Result<()> {
-        // Before anything is changed: without it nothing may be stored.
-        self.claim(&bytes)?;
-        self.announce_in_room(bytes)
-    }
-
-    /// The same for stores whose parity has its space, or needs none.
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) fn announce_in_room(&self, bytes: Range<u64>) -> Result<()> {
         let mut inner = self.usable()?;
         let inner = &mut *inner;
         if !inner.begun {
@@ -35,6 +25,8 @@ impl<M: Medium> Redundancy<M> {
             self.note_failure(inner, begun)?;
         }
         let pages = self.geometry.pages_of(&bytes);
+        // Before anything is changed: without it nothing may be stored.
+        self.make_room(inner, self.geometry.stripes_of(pages.clone()).into_iter().flatten())?;
         let before = match self.mode {
             Mode::Synchronous => self.remember(inner, &bytes)?,
             _ => {

@@ -10,24 +10,22 @@
 //!    comes after a read.
 //! 2. The file system tells of a hole only what is one for programs. Whatever a crash brings back instead, a pass
 //!    makes durable what programs see before it clears the marks.
-//! 3. Parity is stored only where the redundancy file has space. It has space from the beginning for the parity of
-//!    what exists then ([`Room`]). The rest it gets before the store that needs it:
-//!    - **An engine** claims space at home before it acknowledges a commit, and no page counts as having it before its
-//!      parity has space too, durably ([`ROOM`](super::sidecar_barriers::ROOM)): a checkpoint and a recovery need
-//!      no more. The sidecar's pages get theirs when a store to them is announced, durably too.
-//!    - **A plain file** gets it when a store is announced, so a full disk is an error of that call, and nothing is
+//! 3. Parity is stored only where the redundancy file has space, and the side that stores to the file guarantees it:
+//!    - **An engine** has space for all parity before its first store, since an acknowledged commit must need no more
+//!      ([`Room::All`]). Each redundancy file that it makes for another length has it too.
+//!    - **A plain file** has space for the parity of what exists when it is protected ([`Room::OfData`]). An
+//!      announcement allocates the rest before the store, so a full disk is an error of that call, and nothing is
 //!      marked or stored.
 //!    - Stores that **page tables** find were not announced: the pass that covers them allocates the space.
 //!    - A **repair** allocates it before it rebuilds parity.
-//!    - A range that is **punched** needs none: its stripes are holes, or have had space before.
-//! 4. The space of a plain file's parity needs no barrier. The flush that makes parity durable makes its space durable;
-//!    an allocation that a crash loses is made again, for no process remembers it.
+//! 4. Space needs no barrier of its own. The flush that makes parity durable makes its space durable; an allocation
+//!    that a crash loses is made again, for no process remembers it.
 
 use std::iter;
 use std::ops::Range;
 
 use super::layout::Geometry;
-use super::{Inner, Redundancy, sidecar_barriers};
+use super::{Inner, Redundancy};
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
 use crate::storage::{Medium, MediumFile};
@@ -38,11 +36,13 @@ const CHUNK: u64 = 64;
 /// Answers that are kept.
 const KEPT: usize = 64;
 
-/// The space that a redundancy file has from the beginning: that of its tables, and of the parity of stripes with data.
+/// How much space a redundancy file has from the beginning.
 #[derive(Clone, Copy)]
-pub(super) struct Room {
-    /// Where the pages begin in the file that has them.
-    pub(super) from: u64,
+pub(super) enum Room {
+    /// All that it can ever need.
+    All,
+    /// For its tables, and for the parity of stripes with data. The pages are a whole file.
+    OfData,
 }
 
 impl Room {
@@ -51,35 +51,36 @@ impl Room {
     /// # Errors
     /// Those of allocating, and of asking for holes.
     pub(super) fn allocate<F: MediumFile>(self, side: &F, geometry: &Geometry, data: &F) -> Result<()> {
-        let parts = self.occupied(geometry, data)?;
-        parts.into_iter().try_for_each(|part| side.allocate(part.start, part.end - part.start))
-    }
-
-    /// Tables, and the parity of stripes with data.
-    fn occupied<F: MediumFile>(self, geometry: &Geometry, data: &F) -> Result<Vec<Range<u64>>> {
-        let mut parts: Vec<Range<u64>> = iter::once(0..geometry.parity_at(0)).collect();
-        let mut at = 0;
-        while at < geometry.len {
-            let Some(found) = data.data_from(self.from + at)? else { break };
-            let found = found.start.max(self.from) - self.from..found.end.max(self.from) - self.from;
-            if found.start >= geometry.len {
-                break;
+        match self {
+            Room::All => side.allocate(0, geometry.side_len()),
+            Room::OfData => {
+                let parts = occupied(geometry, data)?;
+                parts.into_iter().try_for_each(|part| side.allocate(part.start, part.end - part.start))
             }
-            let pages = found.start.max(at) / PAGE..found.end.min(geometry.len).div_ceil(PAGE);
-            let stripes = geometry.stripes_of(pages);
-            parts.extend(stripes.into_iter().map(|run| geometry.parity_at(run.start)..geometry.parity_at(run.end)));
-            at = found.end.max(at + 1);
         }
-        parts.sort_unstable_by_key(|part| part.start);
-        parts.dedup_by(|next, before| {
-            let touches = next.start <= before.end;
-            if touches {
-                before.end = before.end.max(next.end);
-            }
-            touches
-        });
-        Ok(parts)
     }
+}
+
+/// Tables, and the parity of stripes with data.
+fn occupied<F: MediumFile>(geometry: &Geometry, data: &F) -> Result<Vec<Range<u64>>> {
+    let mut parts: Vec<Range<u64>> = iter::once(0..geometry.parity_at(0)).collect();
+    let mut at = 0;
+    while at < geometry.len {
+        let Some(found) = data.data_from(at)?.filter(|found| found.start < geometry.len) else { break };
+        let pages = found.start.max(at) / PAGE..found.end.min(geometry.len).div_ceil(PAGE);
+        let stripes = geometry.stripes_of(pages);
+        parts.extend(stripes.into_iter().map(|run| geometry.parity_at(run.start)..geometry.parity_at(run.end)));
+        at = found.end.max(at + 1);
+    }
+    parts.sort_unstable_by_key(|part| part.start);
+    parts.dedup_by(|next, before| {
+        let touches = next.start <= before.end;
+        if touches {
+            before.end = before.end.max(next.end);
+        }
+        touches
+    });
+    Ok(parts)
 }
 
 /// What a file system told of the holes of a file, at about one instant.
@@ -130,91 +131,24 @@ impl<M: Medium> Redundancy<M> {
         holes.has(&(at..at + PAGE), |offset| self.side.data_from(offset))
     }
 
-    /// Makes sure that there is space for the parity of stripes; for an engine, durably.
+    /// Makes sure that there is space for the parity of stripes.
     ///
     /// # Errors
-    /// Those of allocating it: nothing was changed. Those of the flush.
+    /// Those of allocating it: nothing was changed.
     pub(super) fn make_room(&self, inner: &mut Inner, stripes: impl Iterator<Item = u64>) -> Result<()> {
-        let (mut given, mut last) = (Vec::new(), None);
-        for chunk in stripes.map(|stripe| stripe / CHUNK) {
-            if last.replace(chunk) != Some(chunk) && !self.has_room(inner, chunk) {
-                let (at, len) = self.room_of(chunk);
-                self.side.allocate(at, len)?;
-                given.push(chunk);
-            }
+        if self.has_all_room {
+            return Ok(());
         }
-        if !given.is_empty() && self.has_engine {
-            let durable = self.side.sync(sidecar_barriers::ROOM);
-            self.note_failure(inner, durable)?;
-        }
-        inner.room.extend(given);
-        Ok(())
-    }
-
-    /// Makes sure, durably, that there is space for the parity of these bytes of the file.
-    ///
-    /// # Errors
-    /// As for [`make_room`](Redundancy::make_room).
-    pub(super) fn claim(&self, bytes: &Range<u64>) -> Result<()> {
-        let mut inner = self.usable()?;
-        let stripes = self.geometry.stripes_of(self.geometry.pages_of(bytes));
-        self.make_room(&mut inner, stripes.into_iter().flatten())
-    }
-
-    /// Gives parity its space in a redundancy file for another length, of all pages whose parity is known to have it in
-    /// this one: somebody may count on it.
-    ///
-    /// # Errors
-    /// Those of allocating.
-    pub(super) fn carry_room(&self, inner: &Inner, to: Geometry, side: &M::File) -> Result<()> {
-        let from = self.geometry;
-        for chunk in &inner.room {
-            let stripes = chunk * CHUNK..((chunk + 1) * CHUNK).min(from.stripes());
-            for run in from.runs(stripes) {
-                for stripes in to.stripes_of(run.start.min(to.pages())..run.end.min(to.pages())) {
-                    let (at, end) = (to.parity_at(stripes.start), to.parity_at(stripes.end));
-                    side.allocate(at, end - at)?;
-                }
+        for stripe in stripes {
+            let chunk = stripe / CHUNK;
+            if !inner.room.contains(&chunk) {
+                let end = ((chunk + 1) * CHUNK).min(self.geometry.stripes());
+                let (from, to) = (self.geometry.parity_at(chunk * CHUNK), self.geometry.parity_at(end));
+                self.side.allocate(from, to - from)?;
+                inner.room.insert(chunk);
             }
         }
         Ok(())
-    }
-
-    /// How many of these bytes, from the first on, have space for their parity.
-    pub(super) fn roomy(&self, bytes: &Range<u64>) -> u64 {
-        if bytes.is_empty() {
-            return 0;
-        }
-        let mut inner = self.lock();
-        let mut pages = self.geometry.pages_of(bytes);
-        let lacking = pages.find(|&page| !self.has_room(&mut inner, self.geometry.stripe_of(page) / CHUNK));
-        lacking.map_or(bytes.end, |page| (page * PAGE).max(bytes.start)) - bytes.start
-    }
-
-    /// The bytes of a file that are covered, counted from the first page, which begins at `from`.
-    pub(super) fn within(&self, bytes: &Range<u64>, from: u64) -> Range<u64> {
-        let clip = |at: u64| at.saturating_sub(from).min(self.len());
-        clip(bytes.start)..clip(bytes.end)
-    }
-
-    fn room_of(&self, chunk: u64) -> (u64, u64) {
-        let end = ((chunk + 1) * CHUNK).min(self.geometry.stripes());
-        let (from, to) = (self.geometry.parity_at(chunk * CHUNK), self.geometry.parity_at(end));
-        (from, to - from)
-    }
-
-    /// Whether there is space, which what made it has made durable.
-    fn has_room(&self, inner: &mut Inner, chunk: u64) -> bool {
-        if inner.room.contains(&chunk) {
-            return true;
-        }
-        let (at, len) = self.room_of(chunk);
-        // It had it when the redundancy file was opened, and was synced: what is given from then on is noted.
-        let has = inner.failed.is_none() && self.side.own_space(at, len) >= len;
-        if has {
-            inner.room.insert(chunk);
-        }
-        has
     }
 }
 

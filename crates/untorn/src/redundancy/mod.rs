@@ -166,9 +166,6 @@ pub(crate) mod sidecar_barriers {
     barriers! {
         /// Pages of the sidecar are marked uncovered before they are stored to.
         ANNOUNCE = "redundancy.sidecar.announce";
-        /// With an engine, of the data file too: the space for parity is durable before the engine counts on it.
-        /// Whatever fills the disk after a crash, covering what was committed needs no space.
-        ROOM = "redundancy.room";
     }
 }
 
@@ -241,6 +238,8 @@ pub(crate) struct Redundancy<M: Medium> {
     /// What is protected are pages of a sidecar. Nobody but its engine stores to that, and to parts of it that are not
     /// protected all the time: as long as it is open, its time says nothing.
     of_sidecar: bool,
+    /// All parity has its space, see [`holes`].
+    has_all_room: bool,
     /// Passes and scrubs under way are to end.
     leaving: AtomicBool,
     /// Where damage is noted that is come upon by the way.

@@ -16,7 +16,7 @@ use super::premark::STRIDE;
 use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables, tables_exist};
 use super::uncovered_since::UncoveredSince;
-use super::{Inner, Mode, Redundancy, barriers, sidecar_barriers};
+use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::{MAX_LEN, PAGE, path as sidecar_path};
 use crate::options::Settings;
@@ -120,7 +120,9 @@ impl<M: Medium> Redundancy<M> {
             Some(InSidecar { place, from }) => (place, from),
             None => (redundancy_file(path, data.identity()?.inode), 0),
         };
-        let room = Room { from };
+        // An engine's commit has its space, and that of its parity, before it is acknowledged.
+        let has_all_room = is_beside && mode.is_announced();
+        let room = if is_beside { Room::All } else { Room::OfData };
         let (mut side, mut created) = match made {
             Some(made) => (made, true),
             None => attach(&*medium, path, &place, &data, &mode, &settings, room)?,
@@ -171,12 +173,9 @@ impl<M: Medium> Redundancy<M> {
             tables_exist(&side, &place, &geometry)?;
             side.set_len(geometry.side_len())?;
             room.allocate(&side, &geometry, &data)?;
-        } else if is_beside && mode.is_announced() && !created {
+        } else if has_all_room && !created {
             // A plain file was protected, and has an engine now.
             room.allocate(&side, &geometry, &data)?;
-        }
-        if is_beside && mode.is_announced() {
-            side.sync(sidecar_barriers::ROOM)?;
         }
         // What the next line writes again is not a write that nobody told of.
         let seen = data.stamp()?;
@@ -195,7 +194,7 @@ impl<M: Medium> Redundancy<M> {
         let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
         let batch = settings.batch.max(1);
         let opened = Self::assembled(medium, path, place, pages, side, mode, inner);
-        let opened = Redundancy { batch, has_engine, of_sidecar, ..opened };
+        let opened = Redundancy { batch, has_engine, of_sidecar, has_all_room, ..opened };
         if !created {
             opened.judge(&read, untouched, trusted)?;
         }
@@ -247,6 +246,7 @@ impl<M: Medium> Redundancy<M> {
             batch: 1,
             has_engine: true,
             of_sidecar: false,
+            has_all_room: false,
             leaving: AtomicBool::new(false),
             notifier: Arc::default(),
             scrubs: Scrubs::default(),

@@ -56,21 +56,19 @@ impl<M: Medium> Redundancy<M> {
         let mut inner = self.lock();
         let inner = &mut *inner;
         let (settings, history) = (inner.superblock.settings(), inner.superblock.history);
-        let room = Room { from: self.pages.begins_at() };
         let make =
             |filling| create(&*self.medium, &self.path, &self.side_path, &data, len, &settings, history, filling);
         if inner.failed.is_some() {
             // What is in memory may be on no medium.
-            return make(Filling::marked(room));
+            return make(Filling::marked(Room::All));
         }
         let to = Geometry { len, ..self.geometry };
         let fill: Fill<'_, M::File> = &mut |side, tables| self.carry(inner, to, side, tables);
-        make(Filling { left: Left::Storing, room, fill: Some(fill) })
+        make(Filling { left: Left::Storing, room: Room::All, fill: Some(fill) })
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.
     fn carry(&self, inner: &mut Inner, to: Geometry, side: &M::File, tables: &mut Tables) -> Result<()> {
-        self.carry_room(inner, to, side)?;
         let from = self.geometry;
         let zeros = vec![0; PAGE as usize];
         let of_zeros = self.checksum.of(&zeros);

@@ -206,20 +206,6 @@ impl<M: Medium> TrackedPages<M> {
 
     /// Stores to these bytes of the file, and tells.
     fn announced(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.told(bytes, Redundancy::announce, store)
-    }
-
-    /// The same for a store whose parity needs no space that it has not: one of zeros, which gives space back.
-    fn announced_in_room(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.told(bytes, Redundancy::announce_in_room, store)
-    }
-
-    fn told(
-        &self,
-        bytes: Range<u64>,
-        announce: impl FnOnce(&Redundancy<M>, Range<u64>) -> Result<()>,
-        store: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
         let from = self.begins_at();
         let kept = match &self.of {
             Of::Data { .. } => self.fresh()?,
@@ -232,7 +218,7 @@ impl<M: Medium> TrackedPages<M> {
             Kept::Lost(cause) => self.lost(cause),
             Kept::Open(redundancy) => {
                 let bytes = bytes.start.max(from) - from..(bytes.end - from).min(redundancy.len());
-                announce(redundancy, bytes.clone())?;
+                redundancy.announce(bytes.clone())?;
                 let stored = store();
                 self.medium.order();
                 let released = redundancy.release(bytes);
@@ -250,38 +236,7 @@ impl<M: Medium> TrackedPages<M> {
         {
             redundancy.mend_beside(&(bytes.start.min(redundancy.len())..bytes.end.min(redundancy.len())))?;
         }
-        self.announced_in_room(bytes, punch)
-    }
-
-    /// Gives these bytes of the file space, and first their parity.
-    fn claimed(&self, bytes: Range<u64>, allocate: impl FnOnce() -> Result<()>) -> Result<()> {
-        let from = self.begins_at();
-        let kept = match &self.of {
-            Of::Data { .. } => self.fresh()?,
-            Of::Sidecar(_) if bytes.end <= from => return allocate(),
-            Of::Sidecar(_) => self.room(bytes.end - from)?,
-        };
-        if let Kept::Open(redundancy) = &*kept {
-            redundancy.claim(&redundancy.within(&bytes, from))?;
-        }
-        drop(kept);
-        // No byte changes, but the file's time may.
-        self.touched(allocate)
-    }
-
-    /// How many of these bytes, from the first on, have space for their parity; all, if they have no parity.
-    fn roomy(&self, bytes: Range<u64>) -> u64 {
-        let (all, from) = (bytes.end - bytes.start, self.begins_at());
-        match &*self.read() {
-            Kept::Open(redundancy) if bytes.start >= from => {
-                // Behind the end of the file there may be space, and nothing to cover.
-                let within = redundancy.within(&bytes, from);
-                let roomy = redundancy.roomy(&within);
-                if roomy < within.end - within.start { roomy } else { all }
-            }
-            Kept::Stale => 0,
-            _ => all,
-        }
+        self.announced(bytes, punch)
     }
 
     /// Does with the file what changes its time, and no byte.

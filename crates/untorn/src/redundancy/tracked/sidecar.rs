@@ -179,7 +179,7 @@ impl<M: Medium> TrackedPages<M> {
             _ => data.max(1) + data.max(1).div_ceil(chunk - 1),
         };
         let (len, history) = (pages * PAGE, History::default());
-        let filling = Filling::marked(Room { from });
+        let filling = Filling::marked(Room::All);
         let made = create(&*self.medium, &self.path, &sidecar.place, &side, len, &settings, history, filling)?;
         let redundancy = self.open_from(sidecar, &superblock, Some(made))?;
         redundancy.begin()?;
@@ -226,7 +226,7 @@ impl<M: Medium> TrackedPages<M> {
     pub(super) fn resize_sidecar(&self, file: &M::File, len: u64) -> Result<()> {
         let old = file.len();
         if len < old {
-            self.announced_in_room(len..old, || file.set_len(len))?;
+            self.announced(len..old, || file.set_len(len))?;
         } else {
             // What is added was zeros before.
             file.set_len(len)?;

@@ -107,7 +107,7 @@ impl<M: Medium> TrackedFile<M> {
 impl<M: Medium> MediumFile for TrackedFile<M> {
     forward!(file: len, identity, stamp, begin_own_changes, is_disturbed, notes_stores, mark, set_mark, try_lock);
     forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, start_writeback, sync);
-    forward!(file: data_from);
+    forward!(file: own_space, data_from);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))
@@ -128,19 +128,8 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
     }
 
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        match &self.pages {
-            None => self.file.allocate(offset, len),
-            Some(pages) => pages.claimed(offset..offset.saturating_add(len), || self.file.allocate(offset, len)),
-        }
-    }
-
-    fn own_space(&self, offset: u64, len: u64) -> u64 {
-        // Space that a commit can count on: that of parity too.
-        let own = self.file.own_space(offset, len);
-        match &self.pages {
-            Some(pages) if own > 0 => pages.roomy(offset..offset.saturating_add(own)),
-            _ => own,
-        }
+        // No byte changes, but the file's time may.
+        self.touched(|file| file.allocate(offset, len))
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
