@@ -229,8 +229,9 @@ pub fn stage() -> Result<()> {
 fn perform(request: &Request, socket: &UnixStream, stdin: OwnedFd) -> std::result::Result<(), Failure> {
     let directory = std::env::current_dir();
     leave(request.leave)?;
-    // The mount must not appear in the namespace that this one was copied from.
-    let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    // The mount must not appear in the namespace that this one was copied from. A mount that is removed there goes here
+    // too: it would stay in use otherwise for as long as the program runs.
+    let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", propagation).map_err(|error| Step::Propagate.failed()(error.into()))?;
     let mut mounted = Vec::new();
     for Covering { mountpoint, options } in &request.mounts {

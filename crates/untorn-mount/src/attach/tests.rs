@@ -229,6 +229,39 @@ fn roots_private_mount_is_seen_by_its_program_alone() {
 }
 
 #[test]
+fn a_mount_that_is_removed_outside_goes_inside_too() {
+    needs_fuse!("mount", "umount");
+    if !isolated(test_name!()) {
+        return;
+    }
+    let place = Place::new();
+    let (out, outer) = (place.dir.path().join("out"), place.dir.path().canonicalize().unwrap().join("outer"));
+    let run = |program: &str, arguments: &[&str], on: &Path| {
+        assert!(Command::new(program).args(arguments).arg(on).status().unwrap().success(), "{program}");
+    };
+    // The mount below decides whether what is mounted on it goes elsewhere too.
+    let other = outer.join("other");
+    fs::create_dir(&outer).unwrap();
+    run("mount", &["-t", "tmpfs", "untorn-outer"], &outer);
+    run("mount", &["--make-shared"], &outer);
+    fs::create_dir(&other).unwrap();
+    run("mount", &["-t", "tmpfs", "untorn-other"], &other);
+    let script = format!(
+        "echo ready >'{0}.new'; mv '{0}.new' '{0}'
+        for n in $(seq 1000); do grep -q untorn-other /proc/self/mountinfo || exit 7; sleep 0.01; done",
+        out.display()
+    );
+    let program = Program { program: "sh".into(), arguments: vec!["-c".into(), script.into()] };
+    let (attached, held) = attach_private(&[place.covering()], &stage_of_the_tests(), &program).unwrap();
+    let mut child = held.start().unwrap();
+    wait_for(&out, "ready\n");
+    run("umount", &[], &other);
+    assert_eq!(child.wait().unwrap().code(), Some(7), "the program keeps the mount in use");
+    run("umount", &[], &outer);
+    drop(attached);
+}
+
+#[test]
 fn a_program_sees_each_of_its_mounts() {
     needs_fuse!();
     let (place, other, plain) = (Place::new(), Place::new(), Place::new());

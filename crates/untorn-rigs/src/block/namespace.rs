@@ -62,6 +62,11 @@ fn enter() -> Result<()> {
         Err(error) => return Err(Error::io("create a mount namespace for", Path::new("/"), io::Error::from(error))),
     }
     let nothing = None::<&str>;
-    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
-        .map_err(|error| Error::io("make mounts private below", Path::new("/"), io::Error::from(error)))
+    // Shared in the end, with nobody but copies of this namespace: a program under `untorn run` has one, and would keep
+    // a disk in use that is unmounted here.
+    for how in [MsFlags::MS_PRIVATE, MsFlags::MS_SHARED] {
+        mount(nothing, "/", nothing, MsFlags::MS_REC | how, nothing)
+            .map_err(|error| Error::io("make mounts private below", Path::new("/"), io::Error::from(error)))?;
+    }
+    Ok(())
 }
