@@ -1,6 +1,8 @@
 """Makes files, removes them and puts them over others, without a sync: with each write durable when it returns, a file is there with
-all that was written to it, whole write by whole write, though nobody made its name durable, and by the name that it was given last. Goes on where an earlier one was killed. With an argument: says
-the number of the last step that is all there, after a check of every file. A file that was removed may be back, with all of it."""
+all that was written to it, though nobody made its name durable, and by the name that it was given last. The kernel may pass one write
+on in several requests, cut where a page begins, and a killed program sends the first ones. Goes on where an earlier one was killed. With
+an argument: says the number of the last step that is all there, after a check of every file. A file that was removed may be back, with
+all of it."""
 
 import os
 import random
@@ -26,8 +28,8 @@ def content(number, kind):
 
 def prefixes(number, kind):
     """What a file may hold that is being made."""
-    all = writes(number, kind)
-    return [b"".join(all[:count]) for count in range(len(all) + 1)]
+    all, whole = writes(number, kind), content(number, kind)
+    return [b"".join(all[:count]) for count in range(len(all) + 1)] + [whole[:cut] for cut in range(0, len(whole), 4096)]
 
 
 def make(name, number, kind):

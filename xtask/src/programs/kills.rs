@@ -52,8 +52,7 @@ impl Scene<'_> {
     fn prepared(&self, mut command: Command) -> Command {
         let aside = self.at.join("aside");
         command.current_dir(self.at.join("files")).env("ASIDE", &aside).env("PROGRAMS", &self.built.scripts);
-        // The kernel may send one write as several requests, so that a kill leaves a part of it.
-        command.env("TEARS", "1").env("TMPDIR", &aside).stderr(Stdio::null());
+        command.env("TMPDIR", &aside).stderr(Stdio::null());
         command
     }
 

@@ -249,10 +249,6 @@ impl<'a> Chain<'a> {
         command.env("PROGRAMS", &self.built.scripts).env("LAST", self.last.to_string()).stderr(Stdio::null());
         // On the disk, assuming persistent memory would be false.
         command.env("SYNCHRONOUS", "EXTRA").env_remove("UNTORN_ASSUME_PMEM");
-        if self.arm.log == Log::Disk {
-            // Then unsynced writes may be there in part.
-            command.env("TEARS", "1");
-        }
         command
     }
 
