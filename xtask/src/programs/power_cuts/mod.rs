@@ -179,8 +179,8 @@ fn words(arm: Arm, found: &Found) -> String {
     )
 }
 
-/// Has every process of this mount namespace believe that the machine was started just now. A power cut ends the machine
-/// with its disk, and a replay takes what is older than the start for untorn's own.
+/// Has every process of this mount namespace believe that the machine was started just now. A power cut ends the
+/// machine with its disk, and a replay takes what is older than the start for untorn's own.
 fn start_anew(scratch: &Path) -> io::Result<()> {
     let uptime = scratch.join("uptime");
     fs::write(&uptime, "0.01 0.01\n")?;
