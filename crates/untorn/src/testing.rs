@@ -2,7 +2,7 @@
 
 use crate::options::EngineKind;
 use crate::storage::Barrier;
-pub use crate::sys::{FirstUse, Heard, OnceForAll, PerProcess, StoreWatch, in_forked_child, incarnation};
+pub use crate::sys::{FirstUse, OnceForAll, PerProcess, in_forked_child, incarnation};
 #[cfg(feature = "write-cache")]
 pub use crate::write_cache::backing::MediumDir;
 use crate::{file, format};

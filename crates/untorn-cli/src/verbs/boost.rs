@@ -24,8 +24,8 @@ const PER_FILE: u64 = 8 << 10;
 const PER_ENTRY: u64 = 4096;
 /// Files that may have writes in the log at a time.
 const MOST_FILES: u32 = 8192;
-/// How long the log waits for more writes. What it has is as safe as in the files, and much of it never has to be
-/// written there: programs remove it or write it again.
+/// How long the log waits for more writes. Its bytes are as safe as those of the files, and many of them never have to
+/// be written there: programs remove them or write them again.
 const AGE: Duration = Duration::from_secs(1);
 
 /// An open log, and facts about it for the report.

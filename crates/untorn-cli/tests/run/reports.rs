@@ -1,4 +1,4 @@
-//! What a run says of the files that it served, and of those that it could not.
+//! The report of a run names the files that it served, and those that it could not.
 
 use std::fs;
 

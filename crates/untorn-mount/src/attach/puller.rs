@@ -98,7 +98,7 @@ impl Puller {
         }
     }
 
-    /// Has the puller let go of the root. Of a private mount, no file can be pulled from then on.
+    /// Has the puller let go of the root. From then on no file of a private mount can be pulled.
     ///
     /// # Errors
     /// That of a puller that is gone, which has let go of everything.

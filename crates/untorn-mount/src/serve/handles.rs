@@ -150,7 +150,7 @@ impl Server {
     fn cut(&self, caller: Caller, open: &Open) -> Result<(), Errno> {
         self.changing(&open.node, || match &open.managed {
             Some(managed) => self.keep_privileges_off(caller, &open.node, || self.managing.set_len(managed, 0)),
-            // Of a handle that only reads, the file is opened again: `O_RDONLY | O_TRUNC` truncates.
+            // `O_RDONLY | O_TRUNC` truncates: the server opens the file of a handle that only reads again.
             None => self.truncate(caller, &open.node, Some(open), 0),
         })
     }

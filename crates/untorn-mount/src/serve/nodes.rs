@@ -62,7 +62,7 @@ pub(super) struct Node {
     descriptor: OwnedFd,
     /// No mark of a sidecar was found on it, or the library settled the file.
     settled: AtomicBool,
-    /// What the file was like when the pages that the kernel has of it were right.
+    /// The stamp of the file when the pages that the kernel has of it were right.
     pub(super) left: Mutex<Stamp>,
     /// Attributes that it did not have a moment ago.
     lacks: Mutex<[Option<Instant>; LACKS]>,
@@ -105,7 +105,7 @@ impl Node {
         lock(&self.found_as).clone()
     }
 
-    /// What is left of a node that is closed, if it can be opened again by a name in `parent`.
+    /// The rest of a node that is closed, if it can be opened again by a name in `parent`.
     fn to_close(&self, parent: &Node) -> Option<Closed> {
         let (number, name) = self.found_as().filter(|(number, _)| *number == parent.number)?;
         let birth = birth_of(&self.descriptor)?;
@@ -163,7 +163,7 @@ pub(super) fn number(file: BorrowedFd<'_>) -> String {
     file.as_raw_fd().to_string()
 }
 
-/// What is left of a node without a descriptor.
+/// A node without a descriptor.
 struct Closed {
     generation: u64,
     birth: Birth,

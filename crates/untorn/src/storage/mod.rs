@@ -44,7 +44,6 @@ pub use whole::is_unfinished;
 pub(crate) use whole::{create_private, create_whole};
 
 pub use crate::sys::file::write_back;
-pub use crate::sys::lease::{give_lease_back, has_lease, mark_description, take_lease, unblock};
 
 /// How a medium orders and loses stores. Engines choose their commit protocol by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! Names and directories: what both real media do alike.
 //!
-//! Everything goes through rustix and thus straight to the kernel, so that a preload layer built on this crate does not
-//! call itself.
+//! Everything goes through rustix and thus straight to the kernel.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -139,9 +138,10 @@ fn create_with(path: &Path, mode: u32, finish: impl Fn(BorrowedFd<'_>) -> Result
         finish(file.as_fd())?;
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
         match rustix::fs::linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW) {
-            // Without /proc it cannot be named.
-            Err(Errno::NOENT) => {}
-            linked => return linked.map(|()| file).map_err(failed),
+            Ok(()) => return Ok(file),
+            Err(Errno::EXIST) => return Err(failed(Errno::EXIST)),
+            // Without /proc it cannot be named, and a security module may permit a creation and no link.
+            Err(_) => {}
         }
     }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;

@@ -11,7 +11,6 @@ pub(crate) mod fault;
 pub(crate) mod file;
 mod first_use;
 pub(crate) mod growing;
-pub(crate) mod lease;
 pub(crate) mod locks;
 pub(crate) mod map;
 pub(crate) mod mappings;
@@ -25,7 +24,6 @@ pub(crate) mod runs;
 pub(crate) mod shared;
 pub(crate) mod size_limit;
 pub(crate) mod socket;
-mod stores;
 // The one place where the model checker comes in.
 #[cfg_attr(loom, path = "sync_loom.rs")]
 pub(crate) mod sync;
@@ -36,7 +34,6 @@ mod zeroed;
 pub use first_use::FirstUse;
 pub use per_process::{OnceForAll, PerProcess};
 pub use process::{in_forked_child, incarnation};
-pub use stores::{Heard, StoreWatch};
 pub(crate) use untorn_ring::{flush, now};
 pub(crate) use zeroed::ZeroedArray;
 

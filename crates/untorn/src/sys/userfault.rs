@@ -32,7 +32,6 @@ const WRITEPROTECT_ON: u64 = 1;
 const IOCTL_API: u64 = 0x3f;
 const IOCTL_REGISTER: u64 = 0x00;
 const IOCTL_UNREGISTER: u64 = 0x01;
-const IOCTL_WAKE: u64 = 0x02;
 const IOCTL_COPY: u64 = 0x03;
 const IOCTL_WRITEPROTECT: u64 = 0x06;
 
@@ -63,15 +62,6 @@ impl Userfault {
     /// As for [`signalling`](Userfault::signalling).
     pub(crate) fn filling() -> io::Result<Self> {
         Self::with(FEATURE_MISSING_SHMEM | FEATURE_SIGBUS, "filling pages of shared memory")
-    }
-
-    /// One for ranges whose write-protected pages have the thread that stores to them wait.
-    ///
-    /// # Errors
-    /// As for [`signalling`](Userfault::signalling).
-    #[cfg(test)]
-    pub(crate) fn blocking() -> io::Result<Self> {
-        Self::with(FEATURE_PAGEFAULT_FLAG_WP | FEATURE_WP_HUGETLBFS_SHMEM, "a write-protected page of shared memory")
     }
 
     /// One for ranges whose write protection the kernel takes away by itself at the next store. Faults of the kernel
@@ -140,14 +130,6 @@ impl Userfault {
     /// Has no page of a range fault any more.
     pub(crate) fn unregister(&self, address: usize, len: usize) -> io::Result<()> {
         Ok(self.request_of(2, IOCTL_UNREGISTER, &mut [address as u64, len as u64])?)
-    }
-
-    /// Has threads that wait for a range look again.
-    ///
-    /// # Errors
-    /// EINVAL for a range that is not one of pages.
-    pub(crate) fn wake(&self, address: usize, len: usize) -> io::Result<()> {
-        Ok(self.request_of(2, IOCTL_WAKE, &mut [address as u64, len as u64])?)
     }
 
     /// Makes the next store to each page of a range fault (`on`), or lets stores proceed. It also holds for pages

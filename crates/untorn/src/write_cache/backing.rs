@@ -137,8 +137,8 @@ pub trait BackingDir: Send + Sync + 'static {
     /// Those of `lstat(2)`.
     fn exists(&self, path: &Path) -> Result<bool>;
 
-    /// What this name stands for, by the name alone. It opens no file, because a process with a lease on the file would
-    /// have to give the lease back.
+    /// What this name stands for, by the name alone. It opens no file, because a process with a lease on it
+    /// (`F_SETLEASE`) would have to give that back.
     ///
     /// # Errors
     /// Those of `statx(2)`.

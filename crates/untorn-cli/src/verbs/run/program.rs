@@ -27,7 +27,7 @@ use crate::signals::handled;
 /// `__WNOTHREAD` of the kernel, which rustix does not name.
 const CHILDREN_OF_THIS_THREAD: WaitOptions = WaitOptions::from_bits_retain(0x2000_0000);
 
-/// Refuses a program that cannot be found, before anything is made. What else `exec` refuses, it tells later.
+/// Refuses a program that cannot be found, before anything is made. `exec` tells later of all else that it refuses.
 pub(super) fn check(program: &OsStr) -> Result<()> {
     let refused = |why: &dyn std::fmt::Display| Failure::usage(format!("cannot run {}: {why}", program.display()));
     if program.as_bytes().contains(&b'/') {

@@ -297,7 +297,7 @@ impl Managing {
 
     /// Commits every file, durably. The first error is that of a file; the others are committed all the same.
     pub(super) fn sync_all(&self) -> Result<(), Errno> {
-        // At once, with one flush. What it tells of a file, the file's own sync tells again.
+        // At once, with one flush. The sync of each file tells its error again.
         let _ = self.cache.sync();
         let mut result = Ok(());
         for managed in self.all() {

@@ -17,7 +17,7 @@ use untorn::write_cache::{BackingFile, CreateAttrs, Descriptor};
 
 use crate::serve::lock;
 
-/// What programs see.
+/// The time that programs see.
 #[derive(Debug)]
 struct Seen {
     /// None before they changed the file.
