@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use untorn::{AtomicFile, Durability, EngineKind, Result};
+use untorn::{AtomicFile, Durability, EngineKind, Result, Snapshot};
 
 use crate::rng::Rng;
 
@@ -32,6 +32,8 @@ pub enum Op {
         /// How many there are.
         len: u64,
     },
+    /// A snapshot of the last commit, read twice.
+    Snapshot,
     /// Brings bytes home.
     Deploy {
         /// The first byte.
@@ -165,6 +167,7 @@ impl fmt::Display for Op {
             }
             Op::Sync => write!(f, "sync"),
             Op::Read { offset, len } => write!(f, "read {len} bytes at {offset}"),
+            Op::Snapshot => write!(f, "snapshot"),
             Op::Deploy { offset, len } => write!(f, "deploy {len} bytes at {offset}"),
             Op::DeployAhead => write!(f, "deploy ahead"),
             Op::Resize { len } => write!(f, "resize to {len} bytes"),
@@ -183,7 +186,7 @@ impl fmt::Display for Op {
 /// That of the operation.
 ///
 /// # Panics
-/// Panics if the operation opens or ends the handle.
+/// Panics if the operation opens or ends the handle, and if a snapshot changes while it is held.
 pub fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
     match op {
         Op::Write(range) => file.write_at(&range.bytes(), range.offset)?,
@@ -201,6 +204,12 @@ pub fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
             file.read_at(&mut bytes, *offset)?;
             return Ok(Some(bytes));
         }
+        Op::Snapshot => {
+            let snapshot = file.snapshot()?;
+            let bytes = read_snapshot(&snapshot)?;
+            assert!(bytes == read_snapshot(&snapshot)?, "a snapshot changed while it was held");
+            return Ok(Some(bytes));
+        }
         Op::Deploy { offset, len } => file.deploy(*offset, *len)?,
         Op::DeployAhead => drop(file.deploy_ahead()?),
         Op::Resize { len } => file.resize(*len)?,
@@ -210,6 +219,16 @@ pub fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
         }
     }
     Ok(None)
+}
+
+/// All bytes of a snapshot.
+///
+/// # Errors
+/// Those of reading it.
+pub fn read_snapshot(snapshot: &Snapshot) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; snapshot.len() as usize];
+    snapshot.read_at(&mut bytes, 0)?;
+    Ok(bytes)
 }
 
 /// A file's bytes, shared between the states that have them.
@@ -264,9 +283,13 @@ impl Content {
             }
             Op::Drop => Content::committed(self.kept.clone()),
             // The last is two events: the operation, which never returned, and the drop.
-            Op::Read { .. } | Op::Deploy { .. } | Op::DeployAhead | Op::Reclaim | Op::Open | Op::FlushFails { .. } => {
-                self.clone()
-            }
+            Op::Read { .. }
+            | Op::Snapshot
+            | Op::Deploy { .. }
+            | Op::DeployAhead
+            | Op::Reclaim
+            | Op::Open
+            | Op::FlushFails { .. } => self.clone(),
         }
     }
 }

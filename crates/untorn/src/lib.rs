@@ -85,6 +85,7 @@ pub mod testing;
 pub mod write_cache;
 
 pub use doctor::doctor;
+pub use engine::snapshot::Snapshot;
 pub use error::{Error, Result};
 pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
 #[cfg(feature = "redundancy")]
@@ -101,6 +102,7 @@ pub(crate) use no_tracing::{event as debug, event as error, event as info, event
 /// What is told of a file and of where it lies.
 pub mod report {
     pub use crate::doctor::Diagnosis;
+    pub use crate::engine::snapshot::{HeldSnapshots, SnapshotInfo};
     pub use crate::engine::{Info, Recovery, Report, SidecarReport, State};
     pub use crate::error::{FileKind, ProtectionProblem};
     pub use crate::format::sidecar::leftovers::LeftoverKind;

@@ -1,5 +1,6 @@
 //! For tests, simulators and the other crates of this repository: nothing here is promised to stay.
 
+use crate::engine::snapshot;
 use crate::options::EngineKind;
 use crate::storage::Barrier;
 pub use crate::sys::{FirstUse, OnceForAll, PerProcess, in_forked_child, incarnation};
@@ -12,9 +13,11 @@ pub use untorn_ring::environment::{has_more_rights_than_its_caller, variable};
 pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
     match kind {
         EngineKind::Auto | EngineKind::Reflection => {
-            [file::reflection::barriers::ALL, format::sidecar::barriers::ALL].concat()
+            [file::reflection::barriers::ALL, format::sidecar::barriers::ALL, snapshot::barriers::ALL].concat()
         }
-        EngineKind::HybridLog => [file::hybrid_log::barriers::ALL, format::sidecar::barriers::ALL].concat(),
+        EngineKind::HybridLog => {
+            [file::hybrid_log::barriers::ALL, format::sidecar::barriers::ALL, snapshot::barriers::ALL].concat()
+        }
         EngineKind::Passthrough => file::passthrough::barriers::ALL.to_vec(),
     }
 }

@@ -24,6 +24,7 @@ const SPREAD: &[Spread] = &[
         "Core",
         &[
             "block_range.rs",
+            "capture.rs",
             "checkpoint.rs",
             "commit.rs",
             "locked.rs",
@@ -44,6 +45,7 @@ const SPREAD: &[Spread] = &[
         "Reflection",
         &[
             "ahead.rs",
+            "capture.rs",
             "checkpoint.rs",
             "commit.rs",
             "deploy.rs",

@@ -11,6 +11,7 @@
 //! 3. [`handle_state`]: whether that state may still be used.
 //! 4. [`exclusion`]: which other processes may have the file open.
 //! 5. [`redundancy`]: the operations of an engine that keeps redundancy.
+//! 6. [`snapshot`]: a layer around an engine that keeps what held snapshots need.
 //!
 //! Lock order: a file's place in the registry, then the engine's own locks.
 
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
+use self::snapshot::SnapshotService;
 use crate::error::Result;
 pub(crate) use crate::options::EngineKind;
 #[cfg(doc)]
@@ -31,6 +33,7 @@ pub(crate) mod handle_state;
 mod range;
 pub(crate) mod redundancy;
 pub(crate) mod registry;
+pub(crate) mod snapshot;
 
 /// One contiguous part of an atomic write.
 #[derive(Clone, Copy, Debug)]
@@ -243,6 +246,10 @@ pub(crate) trait Engine: Send + Sync {
     }
     /// The redundancy of the data file, if this keeps it.
     fn redundancy(&self) -> Option<&dyn RedundancyService> {
+        None
+    }
+    /// Snapshots of the file, if this keeps them.
+    fn snapshots(&self) -> Option<&dyn SnapshotService> {
         None
     }
 }

@@ -192,6 +192,13 @@ pub enum Error {
         /// Why closing failed.
         cause: Box<Error>,
     },
+    /// A snapshot ended before it was dropped. The file and its commits are as good as before; take a new snapshot.
+    SnapshotEnded {
+        /// The data file.
+        path: PathBuf,
+        /// Why it ended.
+        cause: String,
+    },
     /// The handle was opened before a `fork(2)`, and the child may not use it.
     Forked {
         /// The file.
@@ -328,6 +335,7 @@ impl Error {
             | Error::Protection { path, .. }
             | Error::Invalid { path, .. }
             | Error::NotClosed { path, .. }
+            | Error::SnapshotEnded { path, .. }
             | Error::Forked { path } => path,
         }
     }
@@ -352,7 +360,8 @@ impl Error {
             Error::SidecarMissing { .. }
             | Error::SidecarMismatch { .. }
             | Error::ModifiedExternally { .. }
-            | Error::ChangedOutside { .. } => Errno::STALE,
+            | Error::ChangedOutside { .. }
+            | Error::SnapshotEnded { .. } => Errno::STALE,
             Error::Untrusted { .. } | Error::NoAccess { .. } => Errno::ACCESS,
             Error::NeedsRecovery { .. } | Error::ReplayIncomplete { .. } => Errno::UCLEAN,
             Error::UntrustedLog { .. } => Errno::PERM,

@@ -140,6 +140,11 @@ impl fmt::Display for Error {
                  with every copy of the file; remove the cause, then run `untorn settle`",
                 path.display()
             ),
+            Error::SnapshotEnded { path, cause } => write!(
+                f,
+                "{}: a snapshot of this file has ended: {cause}; the file itself is unharmed; take a new snapshot",
+                path.display()
+            ),
             Error::Forked { path } => write!(
                 f,
                 "{}: this handle belongs to the process that opened it and cannot be used after fork(2); open the file \

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::transaction::Transaction;
+use crate::engine::snapshot::{HeldSnapshots, Snapshot};
 use crate::engine::{Close, Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
 #[cfg(doc)]
@@ -140,6 +141,21 @@ impl AtomicFile {
         let commit = self.engine().sync()?;
         tracing::debug!(path = %self.path().display(), commit, "everything up to this commit is durable");
         Ok(commit)
+    }
+
+    /// Takes a snapshot of the last commit: reads of it give the same bytes for as long as it is held, while writers go
+    /// on. Writes of the open epoch are not in it. It waits for the writes and the commit under way.
+    ///
+    /// # Errors
+    /// [`Error::Io`] from reading what the open epoch has changed, or from the flush of the last commit;
+    /// [`Error::Invalid`] for a file that is [shared](crate::Options::shared) with other processes.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Snapshot::take(&self.shared)
+    }
+
+    /// The snapshots that this process holds of the file, and the bytes kept for them.
+    pub fn snapshots(&self) -> HeldSnapshots {
+        Snapshot::held(&self.shared)
     }
 
     /// Changes the length atomically. New bytes read as zeros. After a shrink, the data file itself shrinks when the

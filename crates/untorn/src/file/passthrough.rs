@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::engine::snapshot::{Capture, Captured, PAGE};
 use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
 use crate::format::sidecar::attach::share;
@@ -146,5 +147,12 @@ impl<M: Medium> Engine for Passthrough<M> {
 
     fn settle(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+impl<M: Medium> Capture for Passthrough<M> {
+    /// There is no epoch: every write is a commit, as far as it is one.
+    fn capture(&self, _: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
+        Ok(Captured { commit: self.commit.load(Ordering::Relaxed), len: self.file.len() })
     }
 }

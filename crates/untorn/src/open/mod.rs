@@ -8,7 +8,7 @@
 //! Without the feature `redundancy`, `no_redundancy.rs` stands in for `redundancy.rs`: it refuses a file that has any.
 //!
 //! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine),
-//! [`bare_engine_on`] (which engine); then [`map`], [`redundancy`], [`recover`], [`adopt`].
+//! [`bare_engine_on`] (which engine, and snapshots around it); then [`map`], [`redundancy`], [`recover`], [`adopt`].
 //!
 //! Lock order: the file's place in the registry, then the exclusion check, then the sidecar's lock.
 
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::exclusion::{NotShared, retry_while_shared};
+use crate::engine::snapshot::{Capture, WithSnapshots};
 use crate::engine::{Engine, EngineKind, Shared, registry};
 use crate::error::{Error, Result};
 use crate::file::AtomicFile;
@@ -287,27 +288,40 @@ fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> 
     };
     if options.read_only && chosen != EngineKind::Passthrough {
         let medium = Arc::clone(&medium);
-        let opened: Option<Box<dyn Engine>> = match chosen {
-            EngineKind::HybridLog => HybridLog::open_for_reading(medium, path, options)?.map(boxed),
-            _ => Reflection::open_for_reading(medium, path, options)?.map(boxed),
+        let used = Arc::clone(&medium);
+        let opened = match chosen {
+            EngineKind::HybridLog => {
+                HybridLog::open_for_reading(medium, path, options)?.map(|engine| with_snapshots(engine, &used, options))
+            }
+            _ => Reflection::open_for_reading(medium, path, options)?
+                .map(|engine| with_snapshots(engine, &used, options)),
         };
         if let Some(engine) = opened {
-            return Ok(engine);
+            return engine;
         }
         // A plain file needs no sidecar to be read, and a reader may not create one.
-    } else if chosen == EngineKind::HybridLog {
-        return HybridLog::open(medium, path, options).map(boxed);
-    } else if chosen == EngineKind::Reflection {
-        return Reflection::open(medium, path, options).map(deploying);
+        return with_snapshots(Passthrough::open(Arc::clone(&used), path, options)?, &used, options);
     }
-    Passthrough::open(medium, path, options).map(boxed)
+    let used = Arc::clone(&medium);
+    match chosen {
+        EngineKind::HybridLog => with_snapshots(HybridLog::open(medium, path, options)?, &used, options),
+        EngineKind::Reflection => {
+            let engine = Reflection::open(medium, path, options)?;
+            // With background work, if that is wanted.
+            if engine.deploys_ahead() {
+                with_snapshots(Deploying::new(engine), &used, options)
+            } else {
+                with_snapshots(engine, &used, options)
+            }
+        }
+        _ => with_snapshots(Passthrough::open(medium, path, options)?, &used, options),
+    }
 }
 
-/// With background work, if that is wanted.
-fn deploying<M: Medium>(engine: Reflection<M>) -> Box<dyn Engine> {
-    if engine.deploys_ahead() { boxed(Deploying::new(engine)) } else { boxed(engine) }
-}
-
-fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {
-    Box::new(engine)
+fn with_snapshots<M: Medium>(
+    engine: impl Capture + 'static,
+    medium: &Arc<M>,
+    options: &Options,
+) -> Result<Box<dyn Engine>> {
+    Ok(Box::new(WithSnapshots::new(engine, Arc::clone(medium), options)?))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::adopt::adopt;
-use super::{bare_engine_on, boxed};
+use super::bare_engine_on;
 use crate::engine::{Engine, Shared, State};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::file::{AtomicFile, AtomicMap, inspect};
@@ -34,7 +34,8 @@ pub(super) fn engine_on<M: Medium>(
         Some(watched) => {
             // Closing compares the sidecar with its checksums before anything goes home.
             let bare = options.clone().deploy_ahead(None);
-            redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, &bare)).map(boxed)
+            let engine = redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, &bare))?;
+            Ok(Box::new(engine))
         }
     }
 }

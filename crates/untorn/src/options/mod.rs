@@ -68,6 +68,7 @@ pub struct Options {
     pub(crate) adopt: bool,
     pub(crate) keep_sidecar: bool,
     pub(crate) deploy_ahead: Option<u64>,
+    pub(crate) snapshot_memory: u64,
     pub(crate) lost_page: LostPage,
     pub(crate) dirty_tracking: DirtyTracking,
     /// No other handle of this process may have the file open.
@@ -102,6 +103,7 @@ impl Default for Options {
             adopt: false,
             keep_sidecar: false,
             deploy_ahead: Some(64 << 20),
+            snapshot_memory: 64 << 20,
             lost_page: LostPage::Fail,
             dirty_tracking: DirtyTracking::Auto,
             exclusive: false,
@@ -133,6 +135,7 @@ impl fmt::Debug for Options {
             .field("checkpoint_threads", &self.checkpoint_threads)
             .field("keep_sidecar", &self.keep_sidecar)
             .field("deploy_ahead", &self.deploy_ahead)
+            .field("snapshot_memory", &self.snapshot_memory)
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
             .field("shared", &self.shared)
@@ -324,6 +327,15 @@ impl Options {
     #[must_use]
     pub fn deploy_ahead(mut self, from: Option<u64>) -> Self {
         self.deploy_ahead = from;
+        self
+    }
+
+    /// Sets how many bytes of memory held [snapshots](crate::Snapshot) of this file may take together, for pages that
+    /// changed since. The default is 64 MiB. Further pages go to a file without a name in the directory of the data
+    /// file; if that fails, the snapshots end, and writers go on.
+    #[must_use]
+    pub fn snapshot_memory(mut self, bytes: u64) -> Self {
+        self.snapshot_memory = bytes;
         self
     }
 

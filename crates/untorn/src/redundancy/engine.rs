@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::engine::snapshot::SnapshotService;
 use crate::engine::{Close, Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
@@ -268,5 +269,9 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
 
     fn redundancy(&self) -> Option<&dyn RedundancyService> {
         Some(&*self.kept)
+    }
+
+    fn snapshots(&self) -> Option<&dyn SnapshotService> {
+        self.engine.snapshots()
     }
 }

@@ -111,6 +111,27 @@ fn lengthen(path: &Path, file: BorrowedFd<'_>, len: u64) -> Result<()> {
     sys::file::set_len(file, len).map_err(|errno| Error::io("resize", path, errno))
 }
 
+/// Creates an empty file without a name in a directory, for its owner alone. Its space is free once it is closed.
+///
+/// # Errors
+/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `unlink(2)`.
+pub(crate) fn create_unnamed(dir: &Path) -> Result<OwnedFd> {
+    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600));
+    if let Ok(file) = rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
+        return Ok(file);
+    }
+    // A file system without `O_TMPFILE`, such as FUSE, gives it a name for a moment.
+    for attempt in 0_u32.. {
+        let path = dir.join(format!(".untorn-unnamed-{}-{attempt}", std::process::id()));
+        match rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(Error::io("create a file in", dir, errno)),
+            Ok(file) => return unlink(&path).map(|()| file),
+        }
+    }
+    Err(Error::io("create a file in", dir, Errno::EXIST))
+}
+
 /// Creates an empty file that must not exist yet, for a replay: like one that a crash took.
 ///
 /// # Errors

@@ -41,6 +41,7 @@ mod planted;
 mod planted_owners;
 mod refusals;
 mod sigbus;
+mod snapshot;
 mod space;
 mod strangers;
 mod threads;

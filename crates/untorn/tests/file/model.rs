@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::common::{ReadAt, pmem};
 use proptest::prelude::*;
 use untorn::options::{Layout, LogPolicy, Order, ReadPolicy};
-use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
+use untorn::{AtomicFile, Durability, EngineKind, Options, Result, Snapshot};
 use untorn_testing::cases;
 
 const START: u64 = 3 * 4096 + 100;
@@ -22,6 +22,8 @@ enum Op {
     Sync,
     Resize(u64),
     Reclaim,
+    Snapshot,
+    Release(usize),
     Reopen,
     Drop,
     Settle,
@@ -44,6 +46,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => Just(Op::Sync),
         2 => (0..8 * 4096_u64).prop_map(Op::Resize),
         1 => Just(Op::Reclaim),
+        3 => Just(Op::Snapshot),
+        1 => (0_usize..4).prop_map(Op::Release),
         1 => Just(Op::Reopen),
         1 => Just(Op::Drop),
         1 => Just(Op::Settle),
@@ -67,6 +71,8 @@ struct Model {
     now: Vec<u8>,
     committed: Vec<u8>,
     durability: Durability,
+    /// Held snapshots, each with what it must hold.
+    held: Vec<(Snapshot, Vec<u8>)>,
 }
 
 impl Model {
@@ -95,6 +101,26 @@ fn compare(file: &AtomicFile, model: &Model) {
     let bytes = file.bytes_at(0, model.now.len());
     if let Some(at) = bytes.iter().zip(&model.now).position(|(a, b)| a != b) {
         panic!("byte {at}: {} in the file, {} in the model", bytes[at], model.now[at]);
+    }
+}
+
+fn compare_snapshots(file: &AtomicFile, model: &Model) {
+    let held = file.snapshots();
+    assert_eq!(held.snapshots.len(), model.held.len());
+    assert!(!model.held.is_empty() || held.bytes == 0, "{held:?}");
+    for (snapshot, bytes) in &model.held {
+        assert_eq!(snapshot.len(), bytes.len() as u64);
+        let mut read = vec![0xee; bytes.len()];
+        snapshot.read_at(&mut read, 0).unwrap();
+        if let Some(at) = read.iter().zip(bytes).position(|(a, b)| a != b) {
+            panic!("byte {at}: {} in {snapshot:?}, {} in the model", read[at], bytes[at]);
+        }
+        assert!(snapshot.read_at(&mut [0], snapshot.len()).is_err());
+    }
+    for pair in model.held.windows(2) {
+        let [(one, first), (two, second)] = pair else { continue };
+        assert!(one.commit() <= two.commit());
+        assert!(one.commit() < two.commit() || first == second, "one commit has one content");
     }
 }
 
@@ -160,17 +186,26 @@ fn apply(file: AtomicFile, model: &mut Model, op: &Op, rig: &Rig) -> Result<Atom
         Op::Reclaim => {
             file.reclaim()?;
         }
+        Op::Snapshot => model.held.push((file.snapshot()?, model.committed.clone())),
+        Op::Release(index) => {
+            if *index < model.held.len() {
+                model.held.remove(*index);
+            }
+        }
         Op::Reopen => {
+            model.held.clear();
             file.close()?;
             model.committed.clone_from(&model.now);
             return rig.open(&path);
         }
         Op::Drop => {
+            model.held.clear();
             drop(file);
             model.now.clone_from(&model.committed);
             return rig.open(&path);
         }
         Op::Settle => {
+            model.held.clear();
             file.settle()?;
             model.committed.clone_from(&model.now);
             assert_eq!(std::fs::read(&path).unwrap(), model.now, "a settled file is a plain file");
@@ -226,10 +261,11 @@ fn run(dir: &Path, rig: &Rig, ops: &[Op]) {
     std::fs::write(&path, &zeros).unwrap();
     let mut file = rig.open(&path).unwrap();
     let durability = file.info().durability;
-    let mut model = Model { now: zeros.clone(), committed: zeros, durability };
+    let mut model = Model { now: zeros.clone(), committed: zeros, durability, held: Vec::new() };
     for op in ops {
         file = apply(file, &mut model, op, rig).unwrap();
         compare(&file, &model);
+        compare_snapshots(&file, &model);
     }
 }
 

@@ -7,7 +7,7 @@ use std::vec::IntoIter;
 
 use untorn::options::{LogPolicy, Order, ReadPolicy};
 use untorn::testing::storage::{Latched, Medium};
-use untorn::{AtomicFile, EngineKind, Error, Options};
+use untorn::{AtomicFile, EngineKind, Error, Options, Snapshot};
 
 use super::super::finding::{Finding, Found, differs, guarded, tried, wrong};
 use super::super::life::{Plan, Subject};
@@ -21,7 +21,7 @@ use super::script::run;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 use crate::schedule;
-use crate::script::{Bytes, Op, perform};
+use crate::script::{Bytes, Op, perform, read_snapshot};
 
 type Life<'a> = super::super::life::Life<'a, Config>;
 
@@ -31,6 +31,8 @@ pub(in crate::explore) struct File {
     /// Whether closing it keeps the sidecar.
     pub(super) keeps_sidecar: bool,
     pub(super) states: Model,
+    /// A snapshot that is held over several operations, and its bytes.
+    pub(super) held: Option<(Snapshot, Vec<u8>)>,
 }
 
 impl Subject for Config {
@@ -46,7 +48,7 @@ impl Subject for Config {
     fn inherit(life: &Life<'_>, allowed: &Allowed) -> File {
         let File { options, keeps_sidecar, .. } = &life.model;
         let states = Model::new(life.config(), allowed.states.clone());
-        File { options: options.clone(), keeps_sidecar: *keeps_sidecar, states }
+        File { options: options.clone(), keeps_sidecar: *keeps_sidecar, states, held: None }
     }
 
     fn begin(
@@ -142,6 +144,8 @@ impl Life<'_> {
 
     fn phase(&mut self, phase: &Phase) -> Found<()> {
         self.phases += 1;
+        let mut rng = Rng::derive(mix(self.seed ^ self.phases), 7);
+        self.hold_snapshot(&mut rng)?;
         self.recorder.arm(phase.tested);
         for (thread, ops) in phase.threads.iter().enumerate() {
             for op in ops {
@@ -156,9 +160,15 @@ impl Life<'_> {
                 [Op::FlushFails { op, nth }] => vec![self.flush_fails(op, *nth)?],
                 ops => vec![self.alone(ops)?],
             },
-            _ => self.together(&phase.threads, mix(self.seed ^ self.phases))?,
+            threads => {
+                // Now and then a third thread takes a snapshot meanwhile.
+                let third = rng.one_in(3).then(|| vec![Op::Snapshot]);
+                let threads: Vec<_> = threads.iter().cloned().chain(third).collect();
+                self.together(&threads, mix(self.seed ^ self.phases))?
+            }
         };
         self.recorder.arm(false);
+        self.check_snapshot(&mut rng)?;
         self.faults(&self.medium)?;
         let points = self.recorder.take();
         let after = self.model.states.linearize(&history, self.recorder.clock());
@@ -173,6 +183,33 @@ impl Life<'_> {
         self.model.states.pairs = after;
         // A look at the file settles which order it was.
         if self.model.states.pairs.len() > 1 { self.see("without a crash") } else { Ok(()) }
+    }
+
+    /// Takes a snapshot now and then, which must be of the last commit.
+    fn hold_snapshot(&mut self, rng: &mut Rng) -> Found<()> {
+        if self.model.held.is_some() || !rng.one_in(3) || self.config().engine == EngineKind::Passthrough {
+            return Ok(());
+        }
+        let snapshot = tried("taking a snapshot", || self.handle().snapshot())?;
+        let bytes = tried("reading a snapshot", || read_snapshot(&snapshot))?;
+        if let Some(difference) = self.model.states.allowed().difference(&bytes) {
+            return differs(format!("the snapshot {difference}"));
+        }
+        self.model.held = Some((snapshot, bytes));
+        Ok(())
+    }
+
+    /// The held snapshot, if there is one, must have the bytes that it had. Gives it up now and then.
+    fn check_snapshot(&mut self, rng: &mut Rng) -> Found<()> {
+        let Some((snapshot, bytes)) = &self.model.held else { return Ok(()) };
+        let seen = tried("reading a held snapshot", || read_snapshot(snapshot))?;
+        if let Some(difference) = Allowed::new([Arc::new(bytes.clone())], false).difference(&seen) {
+            return differs(format!("the held snapshot {difference}"));
+        }
+        if rng.one_in(4) {
+            self.model.held = None;
+        }
+        Ok(())
     }
 
     /// Looks at the file, which must be as it may be, and keeps what is seen.
@@ -207,6 +244,7 @@ impl Life<'_> {
 
     /// Ends the handle and opens the file again.
     fn reopen(&mut self, op: &Op) -> Found<Event> {
+        self.model.held = None;
         let began = self.recorder.tick();
         let file = self.handle.take();
         tried(op, || end(op, file))?;
@@ -236,6 +274,7 @@ impl Life<'_> {
     /// Runs an operation during which a flush fails, then drops the handle and opens the file again, on a machine whose
     /// page cache holds what its disk does not.
     fn flush_fails(&mut self, op: &Op, nth: u32) -> Found<Vec<Event>> {
+        self.model.held = None;
         let began = self.recorder.tick();
         let failed = self.without_a_flush(op, nth, |life| {
             if *op == Op::Close {

@@ -155,6 +155,11 @@ impl Model {
             {
                 continue;
             }
+            if let (true, Some(value), Op::Snapshot) = (finished, &event.value, &event.op)
+                && pair.kept.as_slice() != value.as_slice()
+            {
+                continue;
+            }
             next[thread] += 1;
             // An operation that failed took no effect, or did all the same.
             if event.returned.is_none() {

@@ -45,6 +45,7 @@
 //! slot of that cover, which stands for the whole cover.
 
 mod block_range;
+mod capture;
 mod checkpoint;
 mod chunks;
 mod commit;
@@ -74,6 +75,7 @@ use self::recovery::Found;
 use self::view::View;
 use self::workers::Workers;
 use crate::engine::handle_state::HandleState;
+use crate::engine::snapshot::{Capture, Captured, PAGE};
 use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::Result;
 use crate::format::record::ChecksumSeed;
@@ -272,6 +274,12 @@ impl<M: Medium> Core<M> {
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {
         check_range(self.path(), offset, len, self.len()).map_err(|error| self.handle_state.unless_forked(error))
+    }
+}
+
+impl<M: Medium> Capture for HybridLog<M> {
+    fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
+        self.core.capture(keep)
     }
 }
 

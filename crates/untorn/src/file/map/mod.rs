@@ -23,6 +23,7 @@ use std::slice::{self, SliceIndex};
 use rustix::fs::{Mode, OFlags};
 
 use self::lent::Lent;
+use crate::engine::snapshot::{HeldSnapshots, Snapshot};
 use crate::engine::{Close, Engine, Info, Piece, Shared, check_range};
 use crate::error::{Error, Result};
 use crate::options::{DirtyTracking, Options};
@@ -260,6 +261,20 @@ impl AtomicMap {
                                                                    memory");
         }
         Ok(self.commit)
+    }
+
+    /// Takes a snapshot of the last commit: reads of it give the same bytes for as long as it is held, while the
+    /// program stores and commits. Stores since the last commit are not in it.
+    ///
+    /// # Errors
+    /// As for [`AtomicFile::snapshot`](crate::AtomicFile::snapshot).
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Snapshot::take(&self.shared)
+    }
+
+    /// The snapshots that are held of the file, and the bytes kept for them.
+    pub fn snapshots(&self) -> HeldSnapshots {
+        Snapshot::held(&self.shared)
     }
 
     /// Discards every store since the last commit and restores the length of that commit.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::Reflection;
 use super::ahead::{Next, Sweep};
+use crate::engine::snapshot::{Capture, Captured, PAGE};
 use crate::engine::{Close, Engine, Info, Piece};
 use crate::error::Result;
 use crate::options::Options;
@@ -247,5 +248,11 @@ impl<M: Medium> Engine for Deploying<M> {
 
     fn in_sidecar_page(&self, page: u64) -> Option<u64> {
         self.engine.in_sidecar_page(page)
+    }
+}
+
+impl<M: Medium> Capture for Deploying<M> {
+    fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
+        self.engine.capture(keep)
     }
 }

@@ -21,6 +21,7 @@
 
 mod ahead;
 pub(crate) mod background;
+mod capture;
 mod checkpoint;
 mod commit;
 mod deploy;

@@ -143,6 +143,21 @@ impl State {
         }
     }
 
+    /// Calls `each` with the pages written in the open epoch, ascending, and leaves them there. For the holder of all
+    /// lanes only.
+    pub(super) fn each_dirty(&self, mut each: impl FnMut(u64)) {
+        for group in 0..pages(self.head().len.load(Ordering::Relaxed)).div_ceil(GROUP) {
+            let bits = |bits: &GrowingArray<AtomicU64>, word: u64| bits[word as usize].load(Ordering::Relaxed);
+            each_bit(bits(&self.dirty_groups, group), |bit| {
+                let words = group * 64 + bit;
+                each_bit(bits(&self.dirty_words, words), |bit| {
+                    let word = words * 64 + bit;
+                    each_bit(bits(&self.dirty, word), |bit| each(word * 64 + bit));
+                });
+            });
+        }
+    }
+
     /// Takes the pages written in the open epoch, ascending, leaving none. For the holder of all lanes only.
     #[inline]
     pub(super) fn take_dirty(&self, mut take: impl FnMut(u64)) {
@@ -198,6 +213,11 @@ mod tests {
         for page in written.iter().rev() {
             state.mark_changed(*page);
             state.mark_changed(*page);
+        }
+        for _ in 0..2 {
+            let mut seen = Vec::new();
+            state.each_dirty(|page| seen.push(page));
+            assert_eq!(seen, written);
         }
         let mut taken = Vec::new();
         state.take_dirty(|page| taken.push(page));

@@ -1,0 +1,150 @@
+//! [`Snapshot`]: what a holder has.
+
+use std::fmt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use super::{SnapshotService, Taken};
+use crate::engine::{Shared, check_range};
+use crate::error::{Error, Result};
+use crate::sys::sync::Arc;
+
+/// A file as it was at one commit, for as long as this is held. Writers go on meanwhile.
+///
+/// [`AtomicFile::snapshot`](crate::AtomicFile::snapshot) and [`AtomicMap::snapshot`](crate::AtomicMap::snapshot) take
+/// one. Any number may be held at a time, of different commits, by any threads of the process that has the file open.
+///
+/// Taking a snapshot copies only what the open epoch has changed. While it is held, the first change of a page copies
+/// the page, 4 KiB, once; no later one does. The copies are in memory up to
+/// [`Options::snapshot_memory`](crate::Options::snapshot_memory), then in a file without a name. Dropping the snapshot
+/// frees them. A file on which no snapshot is held pays nothing of that.
+///
+/// A snapshot holds its file open: the last handle that goes, handle or snapshot, closes the file. It does not outlive
+/// the process: after a crash the file is at its last commit.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("accounts");
+/// use untorn::AtomicFile;
+/// let file = AtomicFile::create(&path, 8192)?;
+/// file.write_at(b"first", 0)?;
+/// file.sync()?;
+/// let snapshot = file.snapshot()?;
+/// file.write_at(b"other", 0)?;
+/// file.sync()?;
+/// let mut bytes = [0; 5];
+/// snapshot.read_at(&mut bytes, 0)?;
+/// assert_eq!(&bytes, b"first");
+/// # Ok(()) }
+/// ```
+pub struct Snapshot {
+    shared: Arc<Shared>,
+    taken: Taken,
+}
+
+/// A snapshot that is held, as [`AtomicFile::snapshots`](crate::AtomicFile::snapshots) lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SnapshotInfo {
+    /// The number of its commit.
+    pub commit: u64,
+    /// The length at that commit, in bytes.
+    pub len: u64,
+    /// When it was taken.
+    pub since: SystemTime,
+}
+
+/// The held snapshots of one open file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldSnapshots {
+    /// Each of them, the oldest first.
+    pub snapshots: Vec<SnapshotInfo>,
+    /// Bytes kept for all of them together, in memory and in the file without a name.
+    pub bytes: u64,
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (commit, len) = (self.commit(), self.len());
+        f.debug_struct("Snapshot").field("path", &self.path()).field("commit", &commit).field("len", &len).finish()
+    }
+}
+
+impl Snapshot {
+    /// Takes one of the last commit.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the engine keeps none; those of reading what the open epoch has changed.
+    pub(crate) fn take(shared: &Arc<Shared>) -> Result<Self> {
+        let Some(service) = shared.engine.snapshots() else {
+            let what = "the file is shared with other processes, and a snapshot of such a file is not supported; open \
+                        it without `Options::shared`";
+            return Err(Error::Invalid { path: shared.engine.path().to_owned(), what: what.to_owned() });
+        };
+        let taken = service.take()?;
+        let snapshot = Snapshot { shared: Arc::clone(shared), taken };
+        tracing::debug!(path = %snapshot.path().display(), commit = snapshot.commit(), "took a snapshot");
+        Ok(snapshot)
+    }
+
+    /// Those that are held of a file.
+    pub(crate) fn held(shared: &Shared) -> HeldSnapshots {
+        let Some(service) = shared.engine.snapshots() else { return HeldSnapshots::default() };
+        let (taken, bytes) = service.held();
+        let info = |taken: &Taken| {
+            let Taken { captured, since, .. } = *taken;
+            SnapshotInfo { commit: captured.commit, len: captured.len, since }
+        };
+        HeldSnapshots { snapshots: taken.iter().map(info).collect(), bytes }
+    }
+
+    /// The path of the data file.
+    pub fn path(&self) -> &Path {
+        self.shared.engine.path()
+    }
+
+    /// The number of the commit that it shows.
+    pub fn commit(&self) -> u64 {
+        self.taken.captured.commit
+    }
+
+    /// When it was taken.
+    pub fn since(&self) -> SystemTime {
+        self.taken.since
+    }
+
+    /// The length at that commit, in bytes.
+    pub fn len(&self) -> u64 {
+        self.taken.captured.len
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `buf` from `offset` with the bytes of the commit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range is within the snapshot's length. [`Error::SnapshotEnded`] if there
+    /// was no space to keep a page for it. [`Error::Io`] from reading, and [`Error::Forked`] in a forked child.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        check_range(self.path(), offset, buf.len() as u64, self.len())?;
+        self.service()?.read(&self.taken, offset, buf)
+    }
+
+    fn service(&self) -> Result<&dyn SnapshotService> {
+        let ended = || Error::SnapshotEnded { path: self.path().to_owned(), cause: "the file is closed".to_owned() };
+        self.shared.engine.snapshots().ok_or_else(ended)
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        if let Some(service) = self.shared.engine.snapshots() {
+            service.release(self.taken.snapshot);
+        }
+    }
+}

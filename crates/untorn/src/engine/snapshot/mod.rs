@@ -1,0 +1,397 @@
+//! Snapshots: any engine's file as it was at one commit, for as long as somebody holds it.
+//!
+//! [`WithSnapshots`] stands around an engine. Taking a snapshot copies nothing but what the open epoch has changed, as
+//! the last commit has it. From then on, a write first copies each page that it changes, as it is: its *pre-image*
+//! ([`preimages`]). A reader of the snapshot takes a page's pre-image if there is one, and else the page itself.
+//!
+//! # Invariants
+//!
+//! 1. A write takes a slot of the gate before it looks whether a snapshot is held, and keeps it until its last store. A
+//!    snapshot is taken under all slots. So each write has ended before, or finds the snapshot.
+//! 2. A page that the open epoch has changed when a snapshot is taken gets its pre-image then, from the engine, which
+//!    knows what the last commit has there. Any other page is at that commit, until a write changes it.
+//! 3. A write adds the pre-images of its pages before its first store. A reader that finds no pre-image reads the page
+//!    and looks again: if there is none still, no store came before the end of its read.
+//! 4. A pre-image that can't be kept ends the snapshots that need it, before the write goes on; never the write. A
+//!    reader looks after its last copy whether its snapshot has ended.
+//! 5. While no snapshot is held, a write pays for one slot and one load.
+//!
+//! In a forked child every call fails before it takes a lock, which a thread of the parent may have held at the fork.
+//!
+//! Lock order: the gate, then the engine's own locks, then those of the pre-images.
+
+mod handle;
+mod preimages;
+mod spill;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+pub use self::handle::{HeldSnapshots, Snapshot, SnapshotInfo};
+pub(crate) use self::preimages::PAGE;
+use self::preimages::{PreImages, lock};
+use super::{Close, Engine, Info, Piece};
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::storage::{Identity, Medium};
+use crate::sync::slots::{ThreadSlotState, ThreadSlots};
+use crate::sync::word_lock::WordLock;
+use crate::sys::incarnation;
+use crate::sys::sync::Zeroed;
+
+/// The checks that a crash explorer or a test leaves out, as mutants.
+pub(crate) mod barriers {
+    use crate::storage::barrier::barriers;
+    barriers! {
+        /// A check: a write keeps the pre-images of its pages before it changes them.
+        PRE_IMAGE = "snapshot.pre-image";
+        /// A check: what the open epoch has changed is kept as the last commit has it when a snapshot is taken.
+        OPEN_EPOCH = "snapshot.open-epoch";
+    }
+}
+
+/// Slots of the gate: more threads than this share some.
+const SLOTS: usize = 16;
+
+/// The commit that an engine was at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Captured {
+    /// The number of the last commit. Every later commit has a higher one.
+    pub(crate) commit: u64,
+    /// The length at that commit.
+    pub(crate) len: u64,
+}
+
+/// An engine that can tell what its last commit has.
+pub(crate) trait Capture: Engine {
+    /// Calls `keep` with each page that is not as the last commit has it, and with its bytes there, zeros behind the
+    /// end. When it returns, that commit is durable. No write and no change of the length is under way.
+    ///
+    /// # Errors
+    /// Those of reading, and of the commit's flush.
+    fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured>;
+}
+
+/// A held snapshot, as its holder sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    /// Its number among all of this open file.
+    pub(crate) snapshot: u64,
+    pub(crate) captured: Captured,
+    pub(crate) since: SystemTime,
+}
+
+/// What a handle needs for snapshots.
+pub(crate) trait SnapshotService: Send + Sync {
+    /// Takes a snapshot of the last commit.
+    ///
+    /// # Errors
+    /// Those of reading what the open epoch has changed.
+    fn take(&self) -> Result<Taken>;
+    /// Fills `dst` from `offset` of a held snapshot. The range is within its length.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotEnded`]; those of reading.
+    fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()>;
+    /// Gives a snapshot up.
+    fn release(&self, snapshot: u64);
+    /// The held snapshots, oldest first, and the bytes of all pre-images.
+    fn held(&self) -> (Vec<Taken>, u64);
+}
+
+#[derive(Zeroed)]
+#[repr(C, align(64))]
+struct Slot(WordLock);
+
+impl ThreadSlotState for Slot {
+    fn word_lock(&self) -> &WordLock {
+        &self.0
+    }
+}
+
+#[derive(Default)]
+struct Holding {
+    /// `None` while it is being taken.
+    taken: Option<Taken>,
+    /// Why it ended, if it did.
+    ended: Option<String>,
+}
+
+#[derive(Default)]
+struct Held {
+    last: u64,
+    snapshots: BTreeMap<u64, Holding>,
+}
+
+impl Held {
+    /// The snapshots that still need pre-images.
+    fn numbers(&self) -> BTreeSet<u64> {
+        self.snapshots.iter().filter(|(_, holding)| holding.ended.is_none()).map(|(number, _)| *number).collect()
+    }
+
+    /// The longest of them.
+    fn longest(&self) -> u64 {
+        let live = self.snapshots.values().filter(|holding| holding.ended.is_none());
+        live.map(|holding| holding.taken.map_or(u64::MAX, |taken| taken.captured.len)).max().unwrap_or(0)
+    }
+}
+
+/// An engine whose commits can be held.
+pub(crate) struct WithSnapshots<E, M> {
+    engine: E,
+    medium: Arc<M>,
+    path: PathBuf,
+    gate: ThreadSlots<Slot>,
+    images: PreImages,
+    held: Mutex<Held>,
+    /// The longest length of a held snapshot.
+    longest: AtomicU64,
+    /// The process that opened the file.
+    process: u64,
+}
+
+impl<E: Capture, M: Medium> WithSnapshots<E, M> {
+    /// # Errors
+    /// [`Error::Io`] if there is no memory.
+    pub(crate) fn new(engine: E, medium: Arc<M>, options: &Options) -> Result<Self> {
+        let path = engine.path().to_owned();
+        let gate = ThreadSlots::new(SLOTS).map_err(|error| Error::io("reserve memory for", &path, error))?;
+        let images = PreImages::new(&path, options.snapshot_memory);
+        let (held, longest) = (Mutex::default(), AtomicU64::new(0));
+        Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, process: incarnation() })
+    }
+
+    /// Keeps the pre-images of pages that are about to change. The caller has a slot.
+    #[cold]
+    fn keep(&self, pages: impl Iterator<Item = u64>) {
+        let newest = self.images.newest();
+        let longest = self.longest.load(Ordering::Acquire);
+        let mut image = [0; PAGE];
+        let mut keep = |page: u64| {
+            let at = page * PAGE as u64;
+            let within = (self.engine.len().saturating_sub(at) as usize).min(PAGE);
+            // A write behind the end is refused, and what a shrink cuts off is kept by then.
+            if within == 0 || at >= longest || self.images.has(page, newest) {
+                return Ok(());
+            }
+            image[within..].fill(0);
+            self.engine.read(at, &mut image[..within])?;
+            self.images.add(page, newest, &image)
+        };
+        if self.medium.makes_check(barriers::PRE_IMAGE)
+            && let Err(error) = { pages }.try_for_each(&mut keep)
+        {
+            self.end_all(&error);
+        }
+    }
+
+    /// Ends every held snapshot, for one of them lacks a pre-image.
+    #[cold]
+    fn end_all(&self, cause: &Error) {
+        tracing::warn!(path = %self.path.display(), error = %cause, "cannot keep a page for the held snapshots; they \
+                                                                     end");
+        let mut held = lock(&self.held);
+        for holding in held.snapshots.values_mut() {
+            holding.ended.get_or_insert_with(|| cause.to_string());
+        }
+        self.note(&held);
+    }
+
+    /// Notes which snapshots need pre-images from now on, and frees those that none needs.
+    fn note(&self, held: &Held) {
+        let numbers = held.numbers();
+        self.longest.store(held.longest(), Ordering::Release);
+        self.images.set_newest(numbers.last().copied().unwrap_or(0));
+        self.images.sweep(&numbers);
+    }
+
+    /// # Errors
+    /// [`Error::Forked`] in a child of the process that opened the file.
+    fn ours(&self) -> Result<()> {
+        if self.process == incarnation() { Ok(()) } else { Err(Error::Forked { path: self.path.clone() }) }
+    }
+
+    fn check_not_ended(&self, snapshot: u64) -> Result<()> {
+        match lock(&self.held).snapshots.get(&snapshot).map(|holding| &holding.ended) {
+            Some(None) => Ok(()),
+            Some(Some(cause)) => Err(Error::SnapshotEnded { path: self.path.clone(), cause: cause.clone() }),
+            None => Err(Error::SnapshotEnded { path: self.path.clone(), cause: "it was released".to_owned() }),
+        }
+    }
+
+    /// The part of one page that a snapshot has at `offset`.
+    fn read_part(&self, snapshot: u64, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let (page, from) = (offset / PAGE as u64, (offset % PAGE as u64) as usize);
+        if self.images.read(page, snapshot, from, dst)? {
+            return Ok(());
+        }
+        let read = self.engine.read(offset, dst);
+        if self.images.read(page, snapshot, from, dst)? { Ok(()) } else { read }
+    }
+}
+
+/// The pages of pieces.
+fn pages_of<'a>(pieces: &'a [Piece<'_>]) -> impl Iterator<Item = u64> + 'a {
+    pieces.iter().flat_map(|piece| {
+        let end = piece.offset.saturating_add(piece.bytes.len() as u64);
+        piece.offset / PAGE as u64..end.div_ceil(PAGE as u64)
+    })
+}
+
+impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
+    fn take(&self) -> Result<Taken> {
+        self.ours()?;
+        let _all = self.gate.acquire_all(|round| self.medium.relax(round));
+        let mut held = lock(&self.held);
+        held.last += 1;
+        let snapshot = held.last;
+        // From here on pre-images count for it, those of the open epoch first.
+        held.snapshots.insert(snapshot, Holding::default());
+        self.note(&held);
+        drop(held);
+        let mut kept = Ok(());
+        let mut keep = |page: u64, bytes: &[u8; PAGE]| {
+            if kept.is_ok() && self.medium.makes_check(barriers::OPEN_EPOCH) {
+                kept = self.images.add(page, snapshot, bytes);
+            }
+        };
+        let captured = self.engine.capture(&mut keep).and_then(|captured| kept.map(|()| captured));
+        let mut held = lock(&self.held);
+        let taken = captured.map(|captured| Taken { snapshot, captured, since: SystemTime::now() });
+        match (&taken, held.snapshots.get_mut(&snapshot)) {
+            (Ok(taken), Some(holding)) => holding.taken = Some(*taken),
+            _ => drop(held.snapshots.remove(&snapshot)),
+        }
+        self.note(&held);
+        taken
+    }
+
+    fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.ours()?;
+        let mut done = 0;
+        while done < dst.len() {
+            let at = offset + done as u64;
+            let here = (PAGE - (at % PAGE as u64) as usize).min(dst.len() - done);
+            let read = self.read_part(taken.snapshot, at, &mut dst[done..done + here]);
+            if read.is_err() {
+                // If it ended meanwhile, that is why.
+                self.check_not_ended(taken.snapshot)?;
+                return read;
+            }
+            done += here;
+        }
+        self.check_not_ended(taken.snapshot)
+    }
+
+    fn release(&self, snapshot: u64) {
+        if self.ours().is_ok() {
+            let mut held = lock(&self.held);
+            held.snapshots.remove(&snapshot);
+            self.note(&held);
+        }
+    }
+
+    fn held(&self) -> (Vec<Taken>, u64) {
+        if self.ours().is_err() {
+            return (Vec::new(), 0);
+        }
+        let held = lock(&self.held);
+        (held.snapshots.values().filter_map(|holding| holding.taken).collect(), self.images.bytes())
+    }
+}
+
+impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
+    fn path(&self) -> &Path {
+        self.engine.path()
+    }
+
+    fn len(&self) -> u64 {
+        self.engine.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.engine.identity()
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        self.engine.check(offset, len)
+    }
+
+    fn writable(&self) -> Result<()> {
+        self.engine.writable()
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.engine.read(offset, dst)
+    }
+
+    #[inline]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.engine.try_read(offset, dst)
+    }
+
+    #[inline]
+    fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        let _slot = self.gate.acquire(|round| self.medium.relax(round));
+        if self.images.newest() != 0 {
+            self.engine.writable()?;
+            self.keep(pages_of(pieces));
+        }
+        self.engine.write(pieces)
+    }
+
+    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        self.engine.deploy(offset, len)
+    }
+
+    fn deploy_ahead(&self) -> Result<u64> {
+        self.engine.deploy_ahead()
+    }
+
+    fn sync(&self) -> Result<u64> {
+        self.engine.sync()
+    }
+
+    fn resize(&self, len: u64) -> Result<()> {
+        // All slots: of two changes of the length, neither may take away what the other is about to keep.
+        let _all = self.gate.acquire_all(|round| self.medium.relax(round));
+        let old = self.engine.len();
+        if self.images.newest() != 0 && len < old {
+            self.engine.writable()?;
+            self.keep(len / PAGE as u64..old.div_ceil(PAGE as u64));
+        }
+        self.engine.resize(len)
+    }
+
+    fn reclaim(&self) -> Result<u64> {
+        self.engine.reclaim()
+    }
+
+    fn info(&self) -> Info {
+        self.engine.info()
+    }
+
+    fn accepts(&self, options: &Options) -> bool {
+        self.engine.accepts(options)
+    }
+
+    fn close(&self, how: Close) -> Result<()> {
+        self.engine.close(how)
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.engine.settle()
+    }
+
+    fn in_sidecar_page(&self, page: u64) -> Option<u64> {
+        self.engine.in_sidecar_page(page)
+    }
+
+    fn snapshots(&self) -> Option<&dyn SnapshotService> {
+        Some(self)
+    }
+}

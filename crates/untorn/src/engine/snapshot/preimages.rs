@@ -1,0 +1,240 @@
+//! What held snapshots need of pages that have changed since: their *pre-images*.
+//!
+//! # Invariants
+//!
+//! 1. Snapshots have numbers, in the order of their taking. A pre-image of a page counts for every snapshot with a
+//!    number above that of the page's pre-image before it, and up to its own.
+//! 2. A page gets a pre-image once between two snapshots, however often it changes.
+//! 3. A pre-image goes when no snapshot is left that it counts for.
+//! 4. Memory has at most the limit's bytes of them. The others are in a file without a name, whose space the kernel
+//!    frees when the process ends.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::spill::Spill;
+use crate::error::Result;
+
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
+
+/// Pages are spread over as many maps, so that writers of unrelated pages rarely meet.
+const SHARDS: usize = 16;
+
+pub(super) type Page = [u8; PAGE];
+
+enum Image {
+    Zeros,
+    Memory(Box<Page>),
+    /// By its place in the spill file.
+    Spilled(u64),
+}
+
+/// A pre-image and the last snapshot that it counts for.
+struct PreImage {
+    upto: u64,
+    image: Image,
+}
+
+type Shard = HashMap<u64, Vec<PreImage>>;
+
+/// All pre-images of one file.
+pub(super) struct PreImages {
+    shards: [Mutex<Shard>; SHARDS],
+    /// The last snapshot that is held; 0 if none is.
+    newest: AtomicU64,
+    /// Bytes in memory, and in memory and the spill file together.
+    in_memory: AtomicU64,
+    bytes: AtomicU64,
+    memory_limit: u64,
+    path: PathBuf,
+    spill: Mutex<Option<Spill>>,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each critical section leaves its value whole at every point at which it could panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PreImages {
+    pub(super) fn new(path: &Path, memory_limit: u64) -> Self {
+        PreImages {
+            shards: Default::default(),
+            newest: AtomicU64::new(0),
+            in_memory: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            memory_limit,
+            path: path.to_owned(),
+            spill: Mutex::new(None),
+        }
+    }
+
+    /// The last snapshot that is held; 0 if none is.
+    #[inline(always)]
+    pub(super) fn newest(&self) -> u64 {
+        self.newest.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_newest(&self, snapshot: u64) {
+        self.newest.store(snapshot, Ordering::Release);
+    }
+
+    /// Bytes that pre-images take, in memory and in the spill file.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn shard(&self, page: u64) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[(page % SHARDS as u64) as usize])
+    }
+
+    /// Whether a page has a pre-image for this snapshot.
+    pub(super) fn has(&self, page: u64, snapshot: u64) -> bool {
+        self.shard(page).get(&page).is_some_and(|list| list.iter().any(|kept| kept.upto >= snapshot))
+    }
+
+    /// Adds the pre-image of a page for all snapshots up to one, unless the page has it by now.
+    ///
+    /// # Errors
+    /// Those of the spill file.
+    pub(super) fn add(&self, page: u64, upto: u64, bytes: &Page) -> Result<()> {
+        let image = self.place(bytes)?;
+        let mut shard = self.shard(page);
+        let newest = self.newest();
+        let is_needed =
+            newest != 0 && !shard.get(&page).is_some_and(|list| list.iter().any(|kept| kept.upto >= newest));
+        if is_needed {
+            shard.entry(page).or_default().push(PreImage { upto, image });
+        } else {
+            drop(shard);
+            self.free(image);
+        }
+        Ok(())
+    }
+
+    fn place(&self, bytes: &Page) -> Result<Image> {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(Image::Zeros);
+        }
+        let image = if self.in_memory.fetch_add(PAGE as u64, Ordering::Relaxed) < self.memory_limit {
+            Image::Memory(Box::new(*bytes))
+        } else {
+            self.in_memory.fetch_sub(PAGE as u64, Ordering::Relaxed);
+            let mut spill = lock(&self.spill);
+            let spill = match &mut *spill {
+                Some(spill) => spill,
+                none => none.insert(Spill::beside(&self.path)?),
+            };
+            Image::Spilled(spill.add(bytes)?)
+        };
+        self.bytes.fetch_add(PAGE as u64, Ordering::Relaxed);
+        Ok(image)
+    }
+
+    fn free(&self, image: Image) {
+        match image {
+            Image::Zeros => return,
+            Image::Memory(_) => drop(self.in_memory.fetch_sub(PAGE as u64, Ordering::Relaxed)),
+            Image::Spilled(at) => {
+                if let Some(spill) = &mut *lock(&self.spill) {
+                    spill.remove(at);
+                }
+            }
+        }
+        self.bytes.fetch_sub(PAGE as u64, Ordering::Relaxed);
+    }
+
+    /// Copies bytes from `from` of a page's pre-image for a snapshot, if it has one. Says whether it has.
+    ///
+    /// # Errors
+    /// Those of reading the spill file.
+    pub(super) fn read(&self, page: u64, snapshot: u64, from: usize, dst: &mut [u8]) -> Result<bool> {
+        let shard = self.shard(page);
+        let found = shard.get(&page).and_then(|list| list.iter().find(|kept| kept.upto >= snapshot));
+        match found.map(|kept| &kept.image) {
+            None => return Ok(false),
+            Some(Image::Zeros) => dst.fill(0),
+            Some(Image::Memory(bytes)) => dst.copy_from_slice(&bytes[from..from + dst.len()]),
+            Some(Image::Spilled(at)) => {
+                if let Some(spill) = &*lock(&self.spill) {
+                    spill.read(*at, from, dst)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Frees what none of the held snapshots needs, whose numbers are given. The newest of them has been
+    /// [set](Self::set_newest).
+    pub(super) fn sweep(&self, held: &BTreeSet<u64>) {
+        for shard in &self.shards {
+            let mut freed = Vec::new();
+            lock(shard).retain(|_, list| {
+                let mut before = 0;
+                let mut kept = Vec::with_capacity(list.len());
+                for image in list.drain(..) {
+                    let counts = held.range(before + 1..=image.upto).next().is_some();
+                    before = image.upto;
+                    if counts { kept.push(image) } else { freed.push(image.image) }
+                }
+                *list = kept;
+                !list.is_empty()
+            });
+            freed.into_iter().for_each(|image| self.free(image));
+        }
+        if held.is_empty() {
+            // A writer that is adding one right now finds that no snapshot is held, and frees its place again.
+            let mut spill = lock(&self.spill);
+            if spill.as_ref().is_some_and(Spill::is_empty) {
+                *spill = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(fill: u8) -> Page {
+        [fill; PAGE]
+    }
+
+    fn byte(images: &PreImages, number: u64, snapshot: u64) -> Option<u8> {
+        let mut byte = [0xee];
+        images.read(number, snapshot, 7, &mut byte).unwrap().then_some(byte[0])
+    }
+
+    /// Three snapshots, and a page that changed before the second, after it and after the third.
+    #[test]
+    fn each_snapshot_finds_the_pre_image_that_counts_for_it() {
+        for memory_limit in [0, 1 << 20] {
+            let dir = tempfile::tempdir().unwrap();
+            let images = PreImages::new(&dir.path().join("f"), memory_limit);
+            for (snapshot, fill) in [(1, 10), (2, 0), (3, 30)] {
+                images.set_newest(snapshot);
+                assert!(!images.has(5, snapshot));
+                images.add(5, snapshot, &page(fill)).unwrap();
+                // It changed again: the first pre-image stays.
+                images.add(5, snapshot, &page(99)).unwrap();
+            }
+            let all = |images: &PreImages| [1, 2, 3, 4].map(|snapshot| byte(images, 5, snapshot));
+            assert_eq!(all(&images), [Some(10), Some(0), Some(30), None]);
+            assert_eq!(byte(&images, 6, 1), None);
+            assert_eq!(images.bytes(), 2 * PAGE as u64, "zeros take none");
+            images.sweep(&BTreeSet::from([1, 3]));
+            assert_eq!([1, 3].map(|snapshot| byte(&images, 5, snapshot)), [Some(10), Some(30)]);
+            images.sweep(&BTreeSet::from([3]));
+            assert_eq!(byte(&images, 5, 3), Some(30));
+            assert_eq!(images.bytes(), PAGE as u64);
+            images.set_newest(0);
+            images.sweep(&BTreeSet::new());
+            assert_eq!((images.bytes(), images.in_memory.load(Ordering::Relaxed)), (0, 0));
+            assert!(lock(&images.spill).is_none());
+            images.add(5, 3, &page(1)).unwrap();
+            assert_eq!(images.bytes(), 0, "no snapshot is held, so nothing is kept");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Snapshots of one process: threads that write while others read, what ends a snapshot, and what holds a file open.
+//! `model` has snapshots among its random operations, and the crash explorer holds them across crashes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::common::system::in_forked_child;
+use crate::common::{PAGE, on_disk, pmem, scratch};
+use crate::threads::together;
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, Snapshot};
+use untorn_testing::cases;
+
+const PAGES: u64 = 24;
+
+fn word(snapshot: &Snapshot, page: u64) -> u64 {
+    let mut bytes = [0; 8];
+    snapshot.read_at(&mut bytes, page * PAGE as u64 + 64).unwrap();
+    u64::from_le_bytes(bytes)
+}
+
+/// Each transaction sets one word on all pages; so in a snapshot all have the same, and keep it.
+fn writers_beside_snapshots(file: &AtomicFile, per_commit: bool) {
+    let (stamp, syncing) = (AtomicU64::new(1), AtomicU64::new(0));
+    let write = |_: u64| {
+        let stamp = stamp.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+        let mut tx = file.transaction();
+        (0..PAGES).for_each(|page| tx.write_at(&stamp, page * PAGE as u64 + 64).unwrap());
+        tx.commit().unwrap();
+    };
+    let sync = |_: u64| {
+        if per_commit {
+            syncing.store(file.sync().unwrap(), Ordering::Release);
+        }
+    };
+    let hold = |n: u64| {
+        let acknowledged = syncing.load(Ordering::Acquire);
+        let snapshot = file.snapshot().unwrap();
+        assert!(snapshot.commit() >= acknowledged, "it lacks an acknowledged commit");
+        let first = word(&snapshot, n % PAGES);
+        for look in 0..3 {
+            for page in 0..PAGES {
+                assert_eq!(word(&snapshot, page), first, "page {page} at look {look}");
+            }
+            std::thread::yield_now();
+        }
+    };
+    let time = Duration::from_millis(cases(150_u64, 3000));
+    together(time, &[&write, &write, &sync, &hold, &hold]);
+    let held = file.snapshots();
+    assert_eq!((held.snapshots.len(), held.bytes), (0, 0));
+}
+
+#[test]
+fn a_snapshot_is_one_commit_while_threads_write() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for durability in [Durability::PerWrite, Durability::PerCommit] {
+            for memory in [0, 1 << 20] {
+                let options = Options::new().engine(engine).durability(durability).snapshot_memory(memory);
+                let path = scratch("data");
+                let file = options.create(&path, PAGES * PAGE as u64).unwrap();
+                writers_beside_snapshots(&file, durability == Durability::PerCommit);
+                file.close().unwrap();
+                let file = options.create_on(pmem(), path.with_extension("pmem"), PAGES * PAGE as u64).unwrap();
+                writers_beside_snapshots(&file, durability == Durability::PerCommit);
+            }
+        }
+    }
+}
+
+/// The directory is gone from its name, so there is no place for the spill file.
+#[test]
+fn a_pre_image_without_space_ends_only_the_snapshot() {
+    let path = on_disk("data");
+    let dir = path.dir();
+    let moved = dir.with_extension("moved");
+    let file = Options::new().snapshot_memory(PAGE as u64).create(&path, 4 * PAGE as u64).unwrap();
+    file.write_at(&[7; 4 * PAGE], 0).unwrap();
+    file.sync().unwrap();
+    let snapshot = file.snapshot().unwrap();
+    file.write_at(&[1], 0).unwrap();
+    assert_eq!(file.snapshots().bytes, PAGE as u64);
+    let mut byte = [0];
+    snapshot.read_at(&mut byte, 0).unwrap();
+    assert_eq!(byte, [7]);
+    std::fs::rename(dir, &moved).unwrap();
+    file.write_at(&[2], PAGE as u64).unwrap();
+    std::fs::rename(&moved, dir).unwrap();
+    for page in 0..4 {
+        let error = snapshot.read_at(&mut byte, page * PAGE as u64).unwrap_err();
+        assert!(matches!(error, Error::SnapshotEnded { .. }), "{error}");
+        assert!(error.to_string().contains("take a new snapshot"), "{error}");
+    }
+    assert_eq!(file.snapshots().bytes, 0, "what it kept is freed");
+    // The writer went on, and a new snapshot can be had.
+    file.sync().unwrap();
+    let again = file.snapshot().unwrap();
+    again.read_at(&mut byte, PAGE as u64).unwrap();
+    assert_eq!(byte, [2]);
+    drop((snapshot, again));
+    file.close().unwrap();
+}
+
+#[test]
+fn a_snapshot_of_a_map_has_the_last_commit() {
+    let path = scratch("data");
+    let mut map = AtomicMap::create(&path, 3 * PAGE as u64).unwrap();
+    map[0] = 1;
+    map.commit().unwrap();
+    map[0] = 2;
+    map[PAGE] = 2;
+    let one = map.snapshot().unwrap();
+    map.commit().unwrap();
+    map.resize(PAGE as u64).unwrap();
+    map[0] = 3;
+    map.commit().unwrap();
+    let two = map.snapshot().unwrap();
+    map.resize(3 * PAGE as u64).unwrap();
+    map[PAGE] = 4;
+    map.commit().unwrap();
+    let bytes = |snapshot: &Snapshot, at: usize| {
+        let mut byte = [0xee];
+        snapshot.read_at(&mut byte, at as u64).map(|()| byte[0])
+    };
+    assert_eq!((bytes(&one, 0).unwrap(), bytes(&one, PAGE).unwrap(), one.len()), (1, 0, 3 * PAGE as u64));
+    assert_eq!((bytes(&two, 0).unwrap(), two.len()), (3, PAGE as u64));
+    assert!(matches!(bytes(&two, PAGE), Err(Error::OutOfRange { .. })));
+    assert_eq!(map.snapshots().snapshots.iter().map(|held| held.commit).collect::<Vec<_>>(), [1, 3]);
+}
+
+/// Whichever goes last closes the file.
+#[test]
+fn a_snapshot_holds_its_file_open() {
+    let path = scratch("data");
+    let file = AtomicFile::create(&path, PAGE as u64).unwrap();
+    file.write_at(b"kept", 0).unwrap();
+    let snapshot = {
+        file.sync().unwrap();
+        file.snapshot().unwrap()
+    };
+    file.write_at(b"more", 0).unwrap();
+    file.close().unwrap();
+    let mut bytes = [0; 4];
+    snapshot.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"kept");
+    assert!(matches!(AtomicMap::open(&path), Err(Error::InUse { .. })));
+    drop(snapshot);
+    assert_eq!(std::fs::read(&path).unwrap()[..4], *b"more", "a closed file is a plain one");
+    AtomicMap::open(&path).unwrap().close().unwrap();
+}
+
+#[test]
+fn a_forked_child_is_told() {
+    let path = scratch("data");
+    let file = AtomicFile::create(&path, 2 * PAGE as u64).unwrap();
+    let snapshot = file.snapshot().unwrap();
+    file.write_at(&[1], 0).unwrap();
+    let child = in_forked_child(|| {
+        let forked = |outcome: untorn::Result<()>| matches!(outcome, Err(Error::Forked { .. }));
+        let told = forked(snapshot.read_at(&mut [0], 0))
+            && forked(file.write_at(&[2], PAGE as u64))
+            && forked(file.resize(0))
+            && forked(file.snapshot().map(drop))
+            && file.snapshots().snapshots.is_empty();
+        i32::from(!told)
+    });
+    assert_eq!(child.wait(), Some(0));
+    file.write_at(&[3], PAGE as u64).unwrap();
+    let mut bytes = [9; PAGE];
+    snapshot.read_at(&mut bytes, 1).unwrap();
+    assert_eq!(bytes, [0; PAGE]);
+}
