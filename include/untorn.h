@@ -121,6 +121,9 @@ extern "C" {
  * This is the only failure of untorn_close and untorn_settle that leaves the
  * handle open. */
 #define UNTORN_ETXOPEN (-1006)
+/* The snapshot has ended: there was no space to keep a page for it, or the
+ * process that has the file open closed it or ended. */
+#define UNTORN_ESNAPSHOT (-1007)
 
 /* Bytes of untorn_error.message, including the final zero. */
 #define UNTORN_MESSAGE_SIZE 508
@@ -382,6 +385,42 @@ int untorn_resize(untorn_t *file, uint64_t len);
 
 /* The length in bytes; 0 for NULL. */
 uint64_t untorn_len(untorn_t *file);
+
+/* The number of the last commit, which grows with each; a negative code for
+ * NULL and in a forked child. */
+int64_t untorn_commit_number(untorn_t *file);
+
+/*
+ * Snapshots: the file as it was at one commit, while writers go on. The first
+ * change of a page after it copies the page once, into memory and, beyond
+ * 64 MiB, into a file without a name. Any number may be held at a time, by any
+ * threads.
+ */
+typedef struct untorn_snapshot_t untorn_snapshot_t;
+
+/* Takes a snapshot of the last commit. It holds the file open: the last that is
+ * closed, handle or snapshot, closes the file.
+ * Errors: NULL, with the code in *err (which may be NULL); UNTORN_EINVAL for a
+ * file that is shared with other processes. */
+untorn_snapshot_t *untorn_snapshot(untorn_t *file, untorn_error *err);
+
+/* Takes a snapshot of a file that this process, another one, or none has open.
+ * One in another process ends when that process closes the file or ends.
+ * Errors: NULL, with the code in *err (which may be NULL): UNTORN_EBUSY if the
+ * process that has the file open serves no snapshots; those of untorn_open. */
+untorn_snapshot_t *untorn_snapshot_open(const char *path, untorn_error *err);
+
+/* Reads n bytes from off.
+ * Errors: UNTORN_EFAULT unless all bytes are within the snapshot;
+ * UNTORN_ESNAPSHOT if the snapshot has ended; UNTORN_EIO. */
+int untorn_snapshot_read(untorn_snapshot_t *snapshot, uint64_t off, void *dst, size_t n);
+
+/* The length in bytes, and the number of the commit; 0 for NULL. */
+uint64_t untorn_snapshot_len(untorn_snapshot_t *snapshot);
+uint64_t untorn_snapshot_commit(untorn_snapshot_t *snapshot);
+
+/* Gives a snapshot up. No other thread may use it any more. */
+int untorn_snapshot_close(untorn_snapshot_t *snapshot);
 
 /* Commits the open epoch. If this is the process's last handle to the file, it
  * also deploys everything into the data file and removes the sidecar: a closed

@@ -55,6 +55,8 @@ constants! {
     UNTORN_EMIXED_USE = -1005;
     /// Transactions of the handle are open.
     UNTORN_ETXOPEN = -1006;
+    /// The snapshot has ended.
+    UNTORN_ESNAPSHOT = -1007;
 
     /// Engine: chosen by the medium.
     UNTORN_ENGINE_AUTO = 0;

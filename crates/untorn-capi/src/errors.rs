@@ -36,7 +36,10 @@ impl Failure {
     pub(crate) fn errno(&self) -> c_int {
         match i64::from(self.code) {
             abi::UNTORN_EPOISONED | abi::UNTORN_EINTERNAL => libc::EIO,
-            abi::UNTORN_ESIDECAR_MISSING | abi::UNTORN_ESIDECAR_MISMATCH | abi::UNTORN_EMIXED_USE => libc::ESTALE,
+            abi::UNTORN_ESIDECAR_MISSING
+            | abi::UNTORN_ESIDECAR_MISMATCH
+            | abi::UNTORN_EMIXED_USE
+            | abi::UNTORN_ESNAPSHOT => libc::ESTALE,
             abi::UNTORN_ETXOPEN => libc::EBUSY,
             _ => -self.code,
         }
@@ -50,6 +53,7 @@ impl From<Error> for Failure {
             Error::SidecarMissing { .. } => abi::UNTORN_ESIDECAR_MISSING,
             Error::SidecarMismatch { .. } => abi::UNTORN_ESIDECAR_MISMATCH,
             Error::ModifiedExternally { .. } => abi::UNTORN_EMIXED_USE,
+            Error::SnapshotEnded { .. } => abi::UNTORN_ESNAPSHOT,
             _ => -i64::from(error.errno()),
         };
         Failure::new(code, error.to_string())
@@ -114,6 +118,7 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         abi::UNTORN_ESIDECAR_MISSING => c"The sidecar that holds committed bytes is missing",
         abi::UNTORN_ESIDECAR_MISMATCH => c"The sidecar does not belong to the file",
         abi::UNTORN_EMIXED_USE => c"Another program changed the file while its sidecar held committed bytes",
+        abi::UNTORN_ESNAPSHOT => c"The snapshot has ended; take a new one",
         abi::UNTORN_ETXOPEN => c"Transactions of this handle are still open; end them first",
         code => usize::try_from(-code)
             .ok()

@@ -20,3 +20,4 @@ pub mod protect;
 pub mod region;
 mod regions;
 pub mod shared;
+pub mod snapshot;

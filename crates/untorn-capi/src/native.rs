@@ -18,6 +18,12 @@ pub struct untorn_t {
     file: Arc<AtomicFile>,
 }
 
+impl untorn_t {
+    pub(crate) fn file(&self) -> &AtomicFile {
+        &self.file
+    }
+}
+
 /// A transaction. The core's borrows the file, which a C program cannot express, so the writes wait here and meet the
 /// core's transaction at commit.
 #[allow(non_camel_case_types, reason = "the name C programs use")]

@@ -60,6 +60,7 @@
 #[cfg(not(feature = "tracing"))]
 extern crate self as tracing;
 
+pub mod backup;
 mod doctor;
 mod engine;
 mod error;

@@ -54,6 +54,11 @@ static void null_arguments(const char *dir) {
     CHECK(untorn_sync(NULL) == UNTORN_EINVAL);
     CHECK(untorn_resize(NULL, 1) == UNTORN_EINVAL);
     CHECK(untorn_len(NULL) == 0);
+    CHECK(untorn_commit_number(NULL) == UNTORN_EINVAL);
+    CHECK(!untorn_snapshot(NULL, NULL) && !untorn_snapshot_open(NULL, NULL));
+    CHECK(untorn_snapshot_read(NULL, 0, &byte, 1) == UNTORN_EINVAL);
+    CHECK(untorn_snapshot_len(NULL) == 0 && untorn_snapshot_commit(NULL) == 0);
+    CHECK(untorn_snapshot_close(NULL) == UNTORN_EINVAL);
     CHECK(untorn_close(NULL) == UNTORN_EINVAL);
     CHECK(untorn_settle(NULL) == UNTORN_EINVAL);
     CHECK(untorn_last_error(NULL) == UNTORN_EINVAL);
@@ -262,9 +267,34 @@ static void threads(const char *dir) {
     CHECK(untorn_settle(file) == 0);
 }
 
+static void snapshots(const char *dir) {
+    const char *path = in_dir(dir, "snapshots");
+    char bytes[5];
+    untorn_error error;
+    untorn_t *file = create(path, 8192, UNTORN_DURABILITY_PER_COMMIT);
+    CHECK(untorn_write(file, 4094, "first", 5) == 0 && untorn_sync(file) == 0);
+    int64_t number = untorn_commit_number(file);
+    untorn_snapshot_t *one = untorn_snapshot(file, &error);
+    CHECK(one && error.code == 0 && untorn_snapshot_len(one) == 8192);
+    CHECK((int64_t)untorn_snapshot_commit(one) == number);
+    CHECK(untorn_write(file, 4094, "other", 5) == 0);
+    /* Of this process, by its path; the open epoch is in neither. */
+    untorn_snapshot_t *two = untorn_snapshot_open(path, &error);
+    CHECK(two && error.code == 0);
+    CHECK(untorn_sync(file) == 0 && untorn_commit_number(file) > number);
+    CHECK(untorn_snapshot_read(one, 4094, bytes, 5) == 0 && memcmp(bytes, "first", 5) == 0);
+    CHECK(untorn_snapshot_read(two, 4094, bytes, 5) == 0 && memcmp(bytes, "first", 5) == 0);
+    CHECK(untorn_snapshot_read(one, 8190, bytes, 5) == UNTORN_EFAULT);
+    CHECK(untorn_snapshot_read(one, 0, NULL, 1) == UNTORN_EINVAL);
+    CHECK(untorn_snapshot_close(one) == 0 && untorn_snapshot_close(two) == 0);
+    CHECK(untorn_close(file) == 0);
+    CHECK(!untorn_snapshot_open(in_dir(dir, "nothing"), &error) && error.code == UNTORN_ENOENT);
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 64;
     null_arguments(argv[1]);
+    snapshots(argv[1]);
     options(argv[1]);
     closing(argv[1]);
     reading_and_writing(argv[1]);

@@ -1,5 +1,6 @@
 //! The command line: one table of verbs, options and examples. It also generates the help, completions and man pages.
 
+mod backup;
 mod bench;
 mod log;
 mod mount;
@@ -18,6 +19,7 @@ use clap::{Args, Parser, Subcommand};
 use untorn::options::{Layout, Prefer};
 use untorn::{Durability, EngineKind};
 
+pub(crate) use backup::{Backup, Restore};
 pub(crate) use bench::Bench;
 pub(crate) use log::Log;
 pub(crate) use mount::{Mount, Unmount};
@@ -101,7 +103,7 @@ pub(crate) enum Verb {
         Example:\n  printf hello | untorn write ledger --offset 4090"
     )]
     Write(Write),
-    /// Copy a byte range of a file's last commit to standard output.
+    /// Copy a byte range of a file's last commit to standard output, also while a program has the file open.
     #[command(
         after_help = "Exit codes: 0 done; 1 the file needs recovery or a decision; 2 corrupt; 64 usage, or past \
         the end of the file; 74 I/O error\n\nExample:\n  untorn read ledger --offset 4090 --len 5"
@@ -133,6 +135,28 @@ pub(crate) enum Verb {
         error\n\nExample:\n  untorn settle ledger && rsync ledger host:"
     )]
     Settle(Settle),
+    /// Back a file up at one commit, while programs use it.
+    ///
+    /// The backup is a plain file, with checksums in DEST.manifest. It has the last commit, or a later one if the file
+    /// was just being committed, and nothing of the open epoch. The program that has the file open goes on; it must run
+    /// under the same user, or this command as root. Zeros become holes.
+    #[command(
+        after_help = "Exit codes: 0 the backup is durable; 1 the file needs a decision; 2 corrupt; 64 usage; 74 \
+        I/O error, DEST exists, or the program that has the file open serves no snapshots\n\n\
+        Examples:\n  untorn backup ledger /backups/ledger.monday --verify\n  \
+        untorn backup ledger - | zstd > ledger.zst"
+    )]
+    Backup(Backup),
+    /// Make a file of a backup, whole or not at all.
+    ///
+    /// Every byte is compared with the manifest of the backup before the file gets its name.
+    #[command(
+        after_help = "Exit codes: 0 restored, durably; 2 the backup does not match its manifest, and nothing was \
+        restored; 64 usage; 74 I/O error, FILE exists, or a process has it open\n\n\
+        Examples:\n  untorn restore /backups/ledger.monday ledger\n  \
+        untorn restore --force /backups/ledger.monday ledger"
+    )]
+    Restore(Restore),
     /// List or remove sidecars of removed files.
     ///
     /// Lists what stands in `.untorn` of a directory and belongs to no file there, with size and age: sidecars and

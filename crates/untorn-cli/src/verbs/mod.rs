@@ -1,6 +1,7 @@
 //! The verbs, one module each. A verb returns its exit code, or a [`Failure`](crate::exit::Failure).
 
 mod apply;
+mod backup;
 mod bench;
 mod boost;
 mod change;
@@ -36,6 +37,8 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Resize(args) => change::resize(&args),
         Verb::Recover(args) => recover::recover(&args),
         Verb::Settle(args) => recover::settle(&args),
+        Verb::Backup(args) => backup::backup(&args),
+        Verb::Restore(args) => backup::restore(&args),
         Verb::Prune(args) => prune::run(&args),
         Verb::Protect(args) => protect::protect(&args),
         Verb::Unprotect(args) => protect::unprotect(&args),
@@ -73,6 +76,8 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Resize(args) => args.form.json,
         Verb::Recover(args) => args.form.json,
         Verb::Settle(args) => args.form.json,
+        Verb::Backup(args) => args.form.json,
+        Verb::Restore(args) => args.form.json,
         Verb::Prune(args) => args.form.json,
         Verb::Protect(args) => args.form.json,
         Verb::Unprotect(args) => args.form.json,

@@ -1,6 +1,6 @@
 //! `untorn read`: committed bytes to standard output.
 
-use untorn::{Error, Options};
+use untorn::{AtomicFile, Error, Options, Snapshot};
 
 use crate::cli::Read;
 use crate::exit::{Exit, Result};
@@ -12,9 +12,7 @@ const CHUNK: u64 = 1 << 20;
 
 /// Copies a range to standard output.
 pub(crate) fn run(args: &Read) -> Result<Exit> {
-    // A shared open is always writable. This process joins as a writer and writes nothing.
-    let shared = args.sharing.shared;
-    let file = progress::attach(Options::new().read_only(!shared).shared(shared)).open(&args.file)?;
+    let file = open(args)?;
     let file_len = file.len();
     let len = args.len.unwrap_or_else(|| file_len.saturating_sub(args.offset));
     // Check the whole range before the first byte goes out, so that a reader never takes a part for the whole.
@@ -33,4 +31,35 @@ pub(crate) fn run(args: &Read) -> Result<Exit> {
         offset += part as u64;
     }
     Ok(Exit::Clean)
+}
+
+/// What is read.
+enum Source {
+    Commit(Snapshot),
+    Shared(AtomicFile),
+}
+
+fn open(args: &Read) -> Result<Source> {
+    Ok(if args.sharing.shared {
+        // A shared open is always writable. This process joins as a writer and writes nothing.
+        Source::Shared(progress::attach(Options::new().shared(true)).open(&args.file)?)
+    } else {
+        Source::Commit(Snapshot::open(&args.file)?)
+    })
+}
+
+impl Source {
+    fn len(&self) -> u64 {
+        match self {
+            Source::Commit(snapshot) => snapshot.len(),
+            Source::Shared(file) => file.len(),
+        }
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> untorn::Result<()> {
+        match self {
+            Source::Commit(snapshot) => snapshot.read_at(buf, offset),
+            Source::Shared(file) => file.read_at(buf, offset),
+        }
+    }
 }

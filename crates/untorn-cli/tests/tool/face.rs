@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Place, UNTORN, run, untorn};
 
-const VERBS: [&str; 21] = [
+const VERBS: [&str; 23] = [
     "demo",
     "doctor",
     "create",
@@ -16,6 +16,8 @@ const VERBS: [&str; 21] = [
     "resize",
     "recover",
     "settle",
+    "backup",
+    "restore",
     "prune",
     "region",
     "replay",

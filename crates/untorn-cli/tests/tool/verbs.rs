@@ -332,3 +332,39 @@ fn the_tool_runs_clean_under_valgrind() {
         run(&["settle", place.name()]);
     }
 }
+
+/// A program has the file open while it is read and backed up.
+#[test]
+fn a_file_in_use_is_read_backed_up_and_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (data, dest, again) = (path("data"), path("backup"), path("again"));
+    let file = untorn::AtomicFile::create(&data, 3 << 20).unwrap();
+    file.write_at(b"first", 4094).unwrap();
+    file.sync().unwrap();
+    let read = || untorn(&["read", &data, "--offset", "4094", "--len", "5"]).expect(0).text();
+    assert_eq!(read(), "first");
+    file.write_at(b"other", 4094).unwrap();
+    let made = untorn(&["backup", &data, &dest, "--verify", "--json"]).expect(0).json();
+    assert_eq!((made["len"].as_u64(), made["bytes"].as_u64()), (Some(3 << 20), Some(8192)));
+    assert!(made["commit"].as_u64().is_some() && made["since"].is_null(), "{made}");
+    let streamed = untorn(&["backup", &data, "-"]).expect(0).out;
+    assert_eq!(streamed, std::fs::read(&dest).unwrap());
+    assert_eq!(&streamed[4094..4099], b"first", "the open epoch is not in it");
+    file.sync().unwrap();
+    assert_eq!(read(), "other");
+    // What is there stays.
+    untorn(&["backup", &data, &dest]).expect(74).names("--force replaces it");
+    assert!(untorn(&["backup", &data, &dest, "--force"]).expect(0).text().contains("backed up commit"));
+    untorn(&["restore", &dest, &data]).expect(74).names("use");
+    assert!(untorn(&["restore", &dest, &again]).expect(0).text().contains("restored"));
+    untorn(&["restore", &dest, &again]).expect(74).names("--force replaces it");
+    assert_eq!(&std::fs::read(&again).unwrap()[4094..4099], b"other");
+    untorn(&["backup", &data, "-", "--json"]).expect(64).names("standard output");
+    std::fs::write(&dest, vec![1; 3 << 20]).unwrap();
+    untorn(&["restore", "--force", &dest, &again]).expect(2).names("do not match its manifest");
+    assert_eq!(&std::fs::read(&again).unwrap()[4094..4099], b"other");
+    untorn(&["backup", "/nonexistent", &dest]).expect(74).names("/nonexistent");
+    file.close().unwrap();
+    assert_eq!(read(), "other");
+}

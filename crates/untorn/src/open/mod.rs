@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::exclusion::{NotShared, retry_while_shared};
+use crate::engine::snapshot::remote::server;
 use crate::engine::snapshot::{Capture, WithSnapshots};
 use crate::engine::{Engine, EngineKind, Shared, registry};
 use crate::error::{Error, Result};
@@ -38,6 +39,7 @@ mod map;
 mod recover;
 #[cfg_attr(not(feature = "redundancy"), path = "no_redundancy.rs")]
 pub(crate) mod redundancy;
+mod snapshot;
 
 pub use self::leftovers::prune;
 pub use self::recover::recover;
@@ -174,6 +176,9 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
             })
         });
         if !replaced {
+            if opened.is_ok() && !options.read_only && options.serve_snapshots {
+                server::start();
+            }
             return opened.inspect(|shared| {
                 let (read_only, len) = (options.read_only, shared.engine.len());
                 tracing::debug!(path = %path.display(), medium = %detected.kind, len, read_only, "opened");

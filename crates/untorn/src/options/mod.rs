@@ -69,6 +69,7 @@ pub struct Options {
     pub(crate) keep_sidecar: bool,
     pub(crate) deploy_ahead: Option<u64>,
     pub(crate) snapshot_memory: u64,
+    pub(crate) serve_snapshots: bool,
     pub(crate) lost_page: LostPage,
     pub(crate) dirty_tracking: DirtyTracking,
     /// No other handle of this process may have the file open.
@@ -104,6 +105,7 @@ impl Default for Options {
             keep_sidecar: false,
             deploy_ahead: Some(64 << 20),
             snapshot_memory: 64 << 20,
+            serve_snapshots: true,
             lost_page: LostPage::Fail,
             dirty_tracking: DirtyTracking::Auto,
             exclusive: false,
@@ -336,6 +338,15 @@ impl Options {
     #[must_use]
     pub fn snapshot_memory(mut self, bytes: u64) -> Self {
         self.snapshot_memory = bytes;
+        self
+    }
+
+    /// Sets whether other processes may take [snapshots](crate::Snapshot::open) of this file while this handle has it
+    /// open for writing: processes of the same user, and root. The default is true. A process then has one thread and
+    /// one socket for all its files; the socket has a name in no file system. The thread takes 66 MiB of address space.
+    #[must_use]
+    pub fn serve_snapshots(mut self, serve: bool) -> Self {
+        self.serve_snapshots = serve;
         self
     }
 

@@ -39,10 +39,10 @@ pub use forward::forward;
 pub use latch::{Latched, LatchedFile};
 pub(crate) use mapping::identity as identity_of;
 pub use names::CreateAttrs;
-pub(crate) use names::create_unnamed;
+pub(crate) use names::{create_filled, create_unnamed, sync_parent};
 pub use page_cache::{PageCache, PageCacheFile};
 pub use whole::is_unfinished;
-pub(crate) use whole::{create_private, create_whole};
+pub(crate) use whole::{create_private, create_whole, unfinished};
 
 pub use crate::sys::file::write_back;
 

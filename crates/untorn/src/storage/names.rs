@@ -111,6 +111,28 @@ fn lengthen(path: &Path, file: BorrowedFd<'_>, len: u64) -> Result<()> {
     sys::file::set_len(file, len).map_err(|errno| Error::io("resize", path, errno))
 }
 
+/// Creates a file that must not exist yet, for its owner alone, and lets `fill` fill it before it has its name. On a
+/// file system without unnamed files it has the name first.
+///
+/// # Errors
+/// [`Error::Io`], and those of `fill`; nothing is left behind then.
+pub(crate) fn create_filled(path: &Path, mut fill: impl FnMut(OwnedFd) -> Result<()>) -> Result<()> {
+    let fill = std::cell::RefCell::new(&mut fill);
+    create_with(path, 0o600, |file| {
+        let file = file.try_clone_to_owned().map_err(|error| Error::io("open", path, error))?;
+        (*fill.borrow_mut())(file)
+    })
+    .map(drop)
+}
+
+/// Makes the names in the directory of a file durable.
+///
+/// # Errors
+/// [`Error::Io`]. Source: `fsync(2)`.
+pub(crate) fn sync_parent(path: &Path) -> Result<()> {
+    sync_dir(path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+}
+
 /// Creates an empty file without a name in a directory, for its owner alone. Its space is free once it is closed.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
@@ -22,6 +22,11 @@ fn unfinished_name(name: &OsStr) -> OsString {
     unfinished.push(OsStr::from_bytes(&name.as_bytes()[..name.len().min(KEPT)]));
     unfinished.push(UNFINISHED);
     unfinished
+}
+
+/// The path under which a file is made that is to have this one.
+pub(crate) fn unfinished(path: &Path) -> PathBuf {
+    path.with_file_name(unfinished_name(path.file_name().unwrap_or_default()))
 }
 
 /// Whether a file of this name is still being made, or was left so by a crash.
@@ -68,7 +73,7 @@ fn create_by<M: Medium>(
     if medium.exists(path)? {
         return taken();
     }
-    let unfinished = path.with_file_name(unfinished_name(path.file_name().unwrap_or_default()));
+    let unfinished = unfinished(path);
     let file = claim(medium, path, &unfinished, reserve, create)?;
     let made = || {
         fill(&file)?;

@@ -41,6 +41,34 @@ pub(crate) fn connect(dir: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// A socket that listens at a name that is in no file system, and that goes with it.
+///
+/// # Errors
+/// EADDRINUSE where another one listens at it; those of `bind(2)` and `listen(2)` else. Source: `unix(7)`.
+pub(crate) fn listen_abstract(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::net::listen(&socket, 64)?;
+    Ok(socket)
+}
+
+/// A socket connected to the one that listens at such a name.
+///
+/// # Errors
+/// ECONNREFUSED where nobody listens; see `connect(2)`.
+pub(crate) fn connect_abstract(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(socket)
+}
+
+/// Two sockets that are connected to each other.
+#[cfg(test)]
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
 /// The next one that connected, if one did.
 ///
 /// # Errors

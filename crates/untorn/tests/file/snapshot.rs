@@ -1,11 +1,12 @@
 //! Snapshots of one process: threads that write while others read, what ends a snapshot, and what holds a file open.
 //! `model` has snapshots among its random operations, and the crash explorer holds them across crashes.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::system::in_forked_child;
-use crate::common::{PAGE, on_disk, pmem, scratch};
+use crate::common::system::{Child, in_forked_child};
+use crate::common::{PAGE, alone, on_disk, pmem, scratch};
 use crate::threads::together;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, Snapshot};
 use untorn_testing::cases;
@@ -150,6 +151,7 @@ fn a_snapshot_holds_its_file_open() {
 
 #[test]
 fn a_forked_child_is_told() {
+    alone!(120, "a forked child");
     let path = scratch("data");
     let file = AtomicFile::create(&path, 2 * PAGE as u64).unwrap();
     let snapshot = file.snapshot().unwrap();
@@ -168,4 +170,134 @@ fn a_forked_child_is_told() {
     let mut bytes = [9; PAGE];
     snapshot.read_at(&mut bytes, 1).unwrap();
     assert_eq!(bytes, [0; PAGE]);
+}
+
+/// A process that writes until it is killed: each transaction sets one word on all pages.
+fn writer(path: &Path, options: &Options) -> Child {
+    in_forked_child(|| {
+        let file = options.create(path, PAGES * PAGE as u64).unwrap();
+        for stamp in 1_u64.. {
+            let mut tx = file.transaction();
+            (0..PAGES).for_each(|page| tx.write_at(&stamp.to_le_bytes(), page * PAGE as u64 + 64).unwrap());
+            tx.commit().unwrap();
+            file.sync().unwrap();
+        }
+        0
+    })
+}
+
+fn until_open(path: &Path) -> Snapshot {
+    loop {
+        match Snapshot::open(path) {
+            Ok(snapshot) if !snapshot.is_empty() && word(&snapshot, 0) > 0 => return snapshot,
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+#[test]
+fn another_process_reads_commits_of_a_writer_until_its_death() {
+    alone!(120, "a reader of a killed writer");
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let path = scratch("data");
+        let options = Options::new().engine(engine).durability(Durability::PerCommit);
+        let writer = writer(&path, &options);
+        let mut last = (0, 0);
+        for _ in 0..cases(100, 1000) {
+            let snapshot = until_open(&path);
+            let (commit, stamp) = (snapshot.commit(), word(&snapshot, 0));
+            assert!(commit >= last.0 && stamp >= last.1, "{:?} after {last:?}", (commit, stamp));
+            for page in 0..PAGES {
+                assert_eq!(word(&snapshot, page), stamp, "page {page}");
+            }
+            last = (commit, stamp);
+        }
+        // Its chunks are not here yet when the writer dies.
+        let snapshot = Snapshot::open(&path).unwrap();
+        writer.kill();
+        writer.wait();
+        let error = snapshot.read_at(&mut [0], 0).unwrap_err();
+        assert!(matches!(error, Error::SnapshotEnded { .. }), "{error}");
+        // Now nobody has it open: the last commit, without recovery.
+        let snapshot = Snapshot::open(&path).unwrap();
+        let stamp = word(&snapshot, 0);
+        assert!(stamp >= last.1);
+        assert!((0..PAGES).all(|page| word(&snapshot, page) == stamp));
+        drop(snapshot);
+        AtomicFile::open(&path).unwrap().close().unwrap();
+    }
+}
+
+#[test]
+fn closing_ends_the_snapshot_of_another_process() {
+    alone!(120, "a reader of a closed file");
+    let path = scratch("data");
+    let file = AtomicFile::create(&path, 1 << 20).unwrap();
+    file.write_at(b"one", 0).unwrap();
+    file.sync().unwrap();
+    let told = path.with_extension("told");
+    let child = in_forked_child(|| {
+        let snapshot = Snapshot::open(&path).unwrap();
+        let mut bytes = [0; 3];
+        snapshot.read_at(&mut bytes, 0).unwrap();
+        let right = &bytes == b"one";
+        std::fs::write(&told, "").unwrap();
+        while told.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ended = matches!(snapshot.read_at(&mut bytes, 1 << 19), Err(Error::SnapshotEnded { .. }));
+        i32::from(!(right && ended))
+    });
+    while !told.exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(file.snapshots().snapshots.len(), 1);
+    file.write_at(b"two", 0).unwrap();
+    file.close().unwrap();
+    // A reader keeps nobody from opening the file anew, and gets nothing of that.
+    let mut map = AtomicMap::open(&path).unwrap();
+    assert_eq!((&map[..3], map.snapshots().snapshots.len()), (&b"two"[..], 0));
+    map[0] = b'T';
+    map.commit().unwrap();
+    std::fs::remove_file(&told).unwrap();
+    assert_eq!(child.wait(), Some(0));
+    map.close().unwrap();
+}
+
+/// The process that has the file open goes on, and forgets a reader that was killed.
+#[test]
+fn a_killed_reader_frees_its_snapshot() {
+    alone!(120, "a killed reader");
+    let path = scratch("data");
+    let file = AtomicFile::create(&path, 4 * PAGE as u64).unwrap();
+    let told = path.with_extension("told");
+    let child = in_forked_child(|| {
+        let snapshot = Snapshot::open(&path).unwrap();
+        std::fs::write(&told, "").unwrap();
+        std::thread::sleep(Duration::from_secs(600));
+        i32::from(snapshot.is_empty())
+    });
+    while !told.exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    file.write_at(&[1; 2 * PAGE], 0).unwrap();
+    assert_eq!(file.snapshots().snapshots.len(), 1);
+    child.kill();
+    child.wait();
+    while !file.snapshots().snapshots.is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(file.snapshots().bytes, 0);
+}
+
+#[test]
+fn a_process_that_serves_no_snapshots_is_named() {
+    alone!(120, "a refused reader");
+    let path = scratch("data");
+    let _file = Options::new().serve_snapshots(false).create(&path, PAGE as u64).unwrap();
+    let child = in_forked_child(|| match Snapshot::open(&path) {
+        Err(Error::InUse { holder, .. }) => i32::from(!holder.contains("gives no snapshot")),
+        _ => 2,
+    });
+    assert_eq!(child.wait(), Some(0));
 }

@@ -96,6 +96,27 @@ pub(crate) fn shared(
     registry().shared(path, identity, options, open)
 }
 
+/// The open state of a file, if this process has it open.
+pub(crate) fn find(identity: Identity) -> Option<Arc<Shared>> {
+    let shared_entry = registry().known_entry(identity)?;
+    lock(&shared_entry).shared.upgrade()
+}
+
+/// Does something with the open state of a file, if this process has it open. Nobody opens or closes the file
+/// meanwhile.
+pub(crate) fn with<R>(identity: Identity, act: impl FnOnce(&Shared) -> R) -> Option<R> {
+    let shared_entry = registry().known_entry(identity)?;
+    let entry = lock(&shared_entry);
+    entry.shared.upgrade().map(|shared| act(&shared))
+}
+
+/// The same, without waiting for a thread that is opening or closing the file.
+pub(crate) fn try_with<R>(identity: Identity, act: impl FnOnce(&Shared) -> R) -> Option<R> {
+    let shared_entry = registry().known_entry(identity)?;
+    let entry = shared_entry.try_lock().ok()?;
+    entry.shared.upgrade().map(|shared| act(&shared))
+}
+
 /// Whether nobody of this process is opening or closing the file.
 #[cfg(test)]
 pub(crate) fn is_free(identity: Identity) -> bool {
@@ -145,6 +166,11 @@ impl Registry {
         let shared = Arc::new(Shared { engine, exclusive: options.exclusive, several: options.shared, lease });
         entry.shared = Arc::downgrade(&shared);
         Ok(shared)
+    }
+
+    /// The place of a file, if it has one.
+    fn known_entry(&self, identity: Identity) -> Option<SharedEntry> {
+        lock(&self.shared_entries).get(&(identity.device, identity.inode, identity.birth)).cloned()
     }
 
     fn shared_entry(&self, identity: Identity) -> SharedEntry {

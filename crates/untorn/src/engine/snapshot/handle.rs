@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::{SnapshotService, Taken};
+use super::Taken;
+use super::remote::client::RemoteSnapshot;
 use crate::engine::{Shared, check_range};
 use crate::error::{Error, Result};
 use crate::sys::sync::Arc;
@@ -12,15 +13,16 @@ use crate::sys::sync::Arc;
 /// A file as it was at one commit, for as long as this is held. Writers go on meanwhile.
 ///
 /// [`AtomicFile::snapshot`](crate::AtomicFile::snapshot) and [`AtomicMap::snapshot`](crate::AtomicMap::snapshot) take
-/// one. Any number may be held at a time, of different commits, by any threads of the process that has the file open.
+/// one, and [`Snapshot::open`] in any process. Any number may be held at a time, of different commits.
 ///
 /// Taking a snapshot copies only what the open epoch has changed. While it is held, the first change of a page copies
 /// the page, 4 KiB, once; no later one does. The copies are in memory up to
 /// [`Options::snapshot_memory`](crate::Options::snapshot_memory), then in a file without a name. Dropping the snapshot
 /// frees them. A file on which no snapshot is held pays nothing of that.
 ///
-/// A snapshot holds its file open: the last handle that goes, handle or snapshot, closes the file. It does not outlive
-/// the process: after a crash the file is at its last commit.
+/// A snapshot of a handle of the same process holds the file open: the last that goes, handle or snapshot, closes the
+/// file. One in another process does not; it ends when the file is closed. No snapshot outlives a crash of the process
+/// that has the file open.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -38,9 +40,12 @@ use crate::sys::sync::Arc;
 /// assert_eq!(&bytes, b"first");
 /// # Ok(()) }
 /// ```
-pub struct Snapshot {
-    shared: Arc<Shared>,
-    taken: Taken,
+pub struct Snapshot(Kept);
+
+/// Which process keeps it.
+enum Kept {
+    Here { shared: Arc<Shared>, taken: Taken },
+    Elsewhere(RemoteSnapshot),
 }
 
 /// A snapshot that is held, as [`AtomicFile::snapshots`](crate::AtomicFile::snapshots) lists it.
@@ -84,7 +89,7 @@ impl Snapshot {
             return Err(Error::Invalid { path: shared.engine.path().to_owned(), what: what.to_owned() });
         };
         let taken = service.take()?;
-        let snapshot = Snapshot { shared: Arc::clone(shared), taken };
+        let snapshot = Snapshot(Kept::Here { shared: Arc::clone(shared), taken });
         tracing::debug!(path = %snapshot.path().display(), commit = snapshot.commit(), "took a snapshot");
         Ok(snapshot)
     }
@@ -100,24 +105,41 @@ impl Snapshot {
         HeldSnapshots { snapshots: taken.iter().map(info).collect(), bytes }
     }
 
+    /// One that another process keeps.
+    pub(crate) fn remote(snapshot: RemoteSnapshot) -> Self {
+        Snapshot(Kept::Elsewhere(snapshot))
+    }
+
     /// The path of the data file.
     pub fn path(&self) -> &Path {
-        self.shared.engine.path()
+        match &self.0 {
+            Kept::Here { shared, .. } => shared.engine.path(),
+            Kept::Elsewhere(snapshot) => snapshot.path(),
+        }
     }
 
     /// The number of the commit that it shows.
     pub fn commit(&self) -> u64 {
-        self.taken.captured.commit
+        match &self.0 {
+            Kept::Here { taken, .. } => taken.captured.commit,
+            Kept::Elsewhere(snapshot) => snapshot.commit,
+        }
     }
 
     /// When it was taken.
     pub fn since(&self) -> SystemTime {
-        self.taken.since
+        match &self.0 {
+            Kept::Here { taken, .. } => taken.since,
+            Kept::Elsewhere(snapshot) => snapshot.since,
+        }
     }
 
     /// The length at that commit, in bytes.
     pub fn len(&self) -> u64 {
-        self.taken.captured.len
+        match &self.0 {
+            Kept::Here { taken, .. } => taken.captured.len,
+            Kept::Elsewhere(snapshot) => snapshot.len,
+        }
     }
 
     /// Whether the length is 0.
@@ -129,22 +151,28 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] unless the whole range is within the snapshot's length. [`Error::SnapshotEnded`] if there
-    /// was no space to keep a page for it. [`Error::Io`] from reading, and [`Error::Forked`] in a forked child.
+    /// was no space to keep a page for it, or if another process kept it and ended or closed the file. [`Error::Io`]
+    /// from reading, and [`Error::Forked`] in a forked child.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         check_range(self.path(), offset, buf.len() as u64, self.len())?;
-        self.service()?.read(&self.taken, offset, buf)
-    }
-
-    fn service(&self) -> Result<&dyn SnapshotService> {
-        let ended = || Error::SnapshotEnded { path: self.path().to_owned(), cause: "the file is closed".to_owned() };
-        self.shared.engine.snapshots().ok_or_else(ended)
+        match &self.0 {
+            Kept::Elsewhere(snapshot) => snapshot.read(offset, buf),
+            Kept::Here { shared, taken } => match shared.engine.snapshots() {
+                Some(service) => service.read(taken, offset, buf),
+                None => {
+                    Err(Error::SnapshotEnded { path: self.path().to_owned(), cause: "the file is closed".to_owned() })
+                }
+            },
+        }
     }
 }
 
 impl Drop for Snapshot {
     fn drop(&mut self) {
-        if let Some(service) = self.shared.engine.snapshots() {
-            service.release(self.taken.snapshot);
+        if let Kept::Here { shared, taken } = &self.0
+            && let Some(service) = shared.engine.snapshots()
+        {
+            service.release(taken.snapshot);
         }
     }
 }

@@ -22,6 +22,7 @@
 
 mod handle;
 mod preimages;
+pub(crate) mod remote;
 mod spill;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,10 +76,14 @@ pub(crate) trait Capture: Engine {
     fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured>;
 }
 
+/// The number of the last snapshot of this process. No two have the same number, also of different files, so that one
+/// whose file was closed and opened again is not taken for a new one.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
 /// A held snapshot, as its holder sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
-    /// Its number among all of this open file.
+    /// Its number among all of this process.
     pub(crate) snapshot: u64,
     pub(crate) captured: Captured,
     pub(crate) since: SystemTime,
@@ -122,7 +127,6 @@ struct Holding {
 
 #[derive(Default)]
 struct Held {
-    last: u64,
     snapshots: BTreeMap<u64, Holding>,
 }
 
@@ -246,8 +250,7 @@ impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
         self.ours()?;
         let _all = self.gate.acquire_all(|round| self.medium.relax(round));
         let mut held = lock(&self.held);
-        held.last += 1;
-        let snapshot = held.last;
+        let snapshot = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on pre-images count for it, those of the open epoch first.
         held.snapshots.insert(snapshot, Holding::default());
         self.note(&held);

@@ -1,0 +1,45 @@
+//! Arguments of `backup` and `restore`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::Form;
+use crate::size;
+
+/// Arguments of `backup`.
+#[derive(Debug, Args)]
+pub(crate) struct Backup {
+    /// The file.
+    pub(crate) file: PathBuf,
+    /// The new backup; `-` for standard output. Its manifest gets the name DEST.manifest.
+    pub(crate) dest: PathBuf,
+    /// Replace a backup of that name.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Read the backup again and compare it with its checksums.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Bytes per second, at most; suffixes K, M, G, T are powers of 1024.
+    #[arg(long, value_name = "N", value_parser = size::parse)]
+    pub(crate) rate: Option<u64>,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}
+
+/// Arguments of `restore`.
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The backup. Its manifest is BACKUP.manifest.
+    pub(crate) backup: PathBuf,
+    /// The file to make of it.
+    pub(crate) file: PathBuf,
+    /// Replace the file. It stays if a process has it open.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Bytes per second, at most; suffixes K, M, G, T are powers of 1024.
+    #[arg(long, value_name = "N", value_parser = size::parse)]
+    pub(crate) rate: Option<u64>,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}

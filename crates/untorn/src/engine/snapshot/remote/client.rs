@@ -1,0 +1,194 @@
+//! A snapshot that another process keeps, as the process that reads it has it.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::{CHUNK, Incoming, Kind, MOST, Message, from_word, memory_for, name_of, receive};
+use crate::engine::snapshot::preimages::lock;
+use crate::error::{Error, Result};
+use crate::sys::shared::SharedPages;
+use crate::sys::{incarnation, locks, socket};
+
+/// How long a process may take to answer: one that was stopped does not.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A snapshot in another process.
+pub(crate) struct RemoteSnapshot {
+    path: PathBuf,
+    process: u64,
+    pub(crate) commit: u64,
+    pub(crate) len: u64,
+    pub(crate) since: SystemTime,
+    connection: Mutex<Connection>,
+}
+
+struct Connection {
+    socket: OwnedFd,
+    pages: SharedPages,
+    /// The chunk at each place of the memory.
+    chunks: Vec<Option<u64>>,
+    /// Why nothing can be had any more.
+    ended: Option<String>,
+}
+
+/// How asking for a snapshot came out.
+pub(crate) enum Asked {
+    Taken(RemoteSnapshot),
+    /// The file is being opened or closed there.
+    Busy,
+}
+
+/// Asks the process that has the file open for a snapshot.
+///
+/// # Errors
+/// [`Error::InUse`] if it serves none, or does not answer; its own errors.
+pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
+    let refused = |why: &str| {
+        let holder = format!("{}, which gives no snapshot: {why}", locks::process_name(process));
+        Error::InUse { path: path.to_owned(), holder }
+    };
+    let socket = match socket::connect_abstract(&name_of(process)) {
+        Ok(socket) => socket,
+        Err(error) if error.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
+            return Err(refused("it does not serve any, or runs in another container"));
+        }
+        Err(error) => return Err(refused(&error.to_string())),
+    };
+    let peer = socket::peer(socket.as_fd()).map_err(|error| refused(&error.to_string()))?;
+    if !is_trusted(peer, process, file) {
+        return Err(refused("another process answers in its name"));
+    }
+    let asked = Message::new(Kind::Take, 0, 0).send(socket.as_fd(), &[file.as_fd()]);
+    asked.map_err(|error| refused(&error.to_string()))?;
+    let (message, fds) = match answer(&socket) {
+        Ok(Incoming::Message(message, fds)) => (message, fds),
+        Ok(_) => return Err(refused("it ended the connection; only its user and root may ask")),
+        Err(why) => return Err(refused(&why)),
+    };
+    match message.kind {
+        Kind::Busy => return Ok(Asked::Busy),
+        Kind::Taken => {}
+        _ => return Err(refused(&message.text)),
+    }
+    let Ok([memory]) = <[OwnedFd; 1]>::try_from(fds) else { return Err(refused("its answer lacks the memory")) };
+    let size = memory_for(message.b);
+    let mapped = SharedPages::map(memory, size as usize);
+    let pages = mapped.and_then(|pages| if pages.file_len()? == size { Ok(pages) } else { Err(Errno::PROTO.into()) });
+    let pages = pages.map_err(|error| Error::io("map a snapshot of", path, error))?;
+    let connection = Connection { socket, pages, chunks: vec![None; (size / CHUNK) as usize], ended: None };
+    Ok(Asked::Taken(RemoteSnapshot {
+        path: path.to_owned(),
+        process: incarnation(),
+        commit: message.a,
+        len: message.b,
+        since: from_word(message.c),
+        connection: Mutex::new(connection),
+    }))
+}
+
+/// Whether the process at the other end is the one that has the file, and of a user who may decide what it holds.
+fn is_trusted((user, number): (u32, i32), process: u32, file: &File) -> bool {
+    let owner = rustix::fs::fstat(file).map(|found| found.st_uid);
+    let trusted = [Ok(0), Ok(rustix::process::geteuid().as_raw()), owner].contains(&Ok(user));
+    trusted && u32::try_from(number) == Ok(process)
+}
+
+/// Waits for the answer.
+fn answer(socket: &OwnedFd) -> std::result::Result<Incoming, String> {
+    let since = Instant::now();
+    loop {
+        match receive(socket.as_fd()) {
+            Incoming::Nothing => {}
+            found => return Ok(found),
+        }
+        if since.elapsed() > ANSWER {
+            return Err(format!("it has not answered for {} seconds", ANSWER.as_secs()));
+        }
+        let pause = Timespec { tv_sec: 1, tv_nsec: 0 };
+        // An error or an interruption is a turn of the loop.
+        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&pause));
+    }
+}
+
+impl RemoteSnapshot {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Fills `dst` from `offset`. The range is within the length.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotEnded`] if the process has ended or closed the file; its errors of reading.
+    pub(crate) fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        if self.process != incarnation() {
+            return Err(Error::Forked { path: self.path.clone() });
+        }
+        let mut connection = lock(&self.connection);
+        let mut done = 0;
+        while done < dst.len() {
+            let at = offset + done as u64;
+            let chunk = at / CHUNK;
+            if connection.chunks[connection.place_of(chunk)] != Some(chunk) {
+                let wanted = (offset + dst.len() as u64).div_ceil(CHUNK) - chunk;
+                self.fill(&mut connection, chunk, wanted)?;
+            }
+            let here = ((CHUNK - at % CHUNK) as usize).min(dst.len() - done);
+            let place = connection.place_of(chunk) as u64 * CHUNK + at % CHUNK;
+            connection.pages.copy_out(place as usize, &mut dst[done..done + here]);
+            done += here;
+        }
+        Ok(())
+    }
+
+    /// Has some of `wanted` chunks filled, from this one on.
+    fn fill(&self, connection: &mut Connection, chunk: u64, wanted: u64) -> Result<()> {
+        let ended = |cause: &str| Error::SnapshotEnded { path: self.path.clone(), cause: cause.to_owned() };
+        if let Some(cause) = &connection.ended {
+            return Err(ended(cause));
+        }
+        let place = connection.place_of(chunk);
+        // A file read in order is read on; what is there already is not asked for again.
+        let follows = chunk > 0 && connection.chunks[connection.place_of(chunk - 1)] == Some(chunk - 1);
+        let wanted = if follows { MOST / CHUNK } else { wanted };
+        let room = connection.chunks.len() - place;
+        let count = wanted.clamp(1, MOST / CHUNK).min(room as u64);
+        let len = (count * CHUNK).min(self.len - chunk * CHUNK);
+        let count = len.div_ceil(CHUNK) as usize;
+        connection.chunks[place..place + count].fill(None);
+        let sent = Message::new(Kind::Fill, chunk * CHUNK, len).send(connection.socket.as_fd(), &[]);
+        let outcome = match sent.map_err(|error| error.to_string()).and_then(|()| answer(&connection.socket)) {
+            Ok(Incoming::Message(message, _)) if message.kind == Kind::Filled => Ok(()),
+            Ok(Incoming::Message(message, _)) if message.kind == Kind::Failed && message.b == 0 => {
+                let source = std::io::Error::other(message.text);
+                return Err(Error::Io {
+                    operation: "read a snapshot of",
+                    path: self.path.clone(),
+                    offset: None,
+                    source,
+                });
+            }
+            Ok(Incoming::Message(message, _)) if message.kind == Kind::Failed => Err(message.text),
+            Ok(_) => Err("the process that had the file open has ended".to_owned()),
+            Err(why) => Err(format!("the process that has the file open does not answer: {why}")),
+        };
+        if let Err(cause) = outcome {
+            let error = ended(&cause);
+            connection.ended = Some(cause);
+            return Err(error);
+        }
+        (0..count).for_each(|next| connection.chunks[place + next] = Some(chunk + next as u64));
+        Ok(())
+    }
+}
+
+impl Connection {
+    fn place_of(&self, chunk: u64) -> usize {
+        (chunk % self.chunks.len() as u64) as usize
+    }
+}

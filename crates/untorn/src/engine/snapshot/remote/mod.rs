@@ -1,0 +1,165 @@
+//! Snapshots in other processes than the one that has the file open.
+//!
+//! ```text
+//!  reader: Snapshot::open ─ finds the process that has the lock of the sidecar ─► its socket
+//!          TAKE + a descriptor of the data file ─────────────────► server: takes a snapshot
+//!          ◄───────────── commit, length + memory for pages ──────┘
+//!          FILL a chunk ─────────────────────────────────────────► copies it into the memory
+//!  reader: copies out of the memory, as long as the chunk is there
+//! ```
+//!
+//! A process has one socket and one thread for all its open files ([`server`]); a reader has one connection for each
+//! snapshot ([`client`]). The socket has a name that the process number gives, and that no file system has.
+//!
+//! # Invariants
+//!
+//! 1. The server answers processes of its own user and of root, for a file of which they show a descriptor that may
+//!    be read. The reader believes only a process that has the lock of the sidecar, of its own user, of root, or of
+//!    the file's owner.
+//! 2. A connection has one snapshot, which goes when the connection ends, as it does when its process is killed.
+//! 3. The server holds a file only during a request, under the lock of its place in the registry. So a reader keeps
+//!    nobody from closing the file; its snapshot ends then.
+//! 4. Memory for pages has a fixed number of chunks. A chunk's place follows from its number, and the reader knows
+//!    which chunk is at each place.
+
+pub(crate) mod client;
+pub(crate) mod server;
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::sys::socket::{self, Received};
+
+/// Bytes of a chunk.
+const CHUNK: u64 = 64 << 10;
+
+/// Bytes of the memory for pages, at most.
+const MEMORY: u64 = 16 << 20;
+
+/// Bytes that one request fills, at most.
+const MOST: u64 = 1 << 20;
+
+/// The first word of every message: a process with another library says so, and neither goes on.
+const VERSION: u64 = 0x756e_746f_726e_0001;
+
+const WORDS: usize = 6;
+const LONGEST: usize = 8 * WORDS + 1000;
+
+/// The name of a process's socket.
+fn name_of(process: u32) -> String {
+    format!("untorn/snapshots/{process}")
+}
+
+/// The memory for pages of a file with this length.
+fn memory_for(len: u64) -> u64 {
+    len.next_multiple_of(CHUNK).clamp(CHUNK, MEMORY)
+}
+
+/// What a message asks for, or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A snapshot of the file whose descriptor comes with it.
+    Take = 1,
+    /// The answer: `a` is the commit, `b` the length, `c` when it was taken; with the memory for pages.
+    Taken = 2,
+    /// `b` bytes from `a` into their place in the memory.
+    Fill = 3,
+    /// The answer.
+    Filled = 4,
+    /// The answer: it failed, with the errno `a` and a text. With `b` the snapshot has ended.
+    Failed = 5,
+    /// The answer: the file is being opened or closed; asking again may help.
+    Busy = 6,
+}
+
+impl Kind {
+    fn from_word(word: u64) -> Option<Self> {
+        let all = [Kind::Take, Kind::Taken, Kind::Fill, Kind::Filled, Kind::Failed, Kind::Busy];
+        all.into_iter().find(|kind| *kind as u64 == word)
+    }
+}
+
+#[derive(Debug)]
+struct Message {
+    kind: Kind,
+    a: u64,
+    b: u64,
+    c: u64,
+    text: String,
+}
+
+impl Message {
+    fn new(kind: Kind, a: u64, b: u64) -> Self {
+        Message { kind, a, b, c: 0, text: String::new() }
+    }
+
+    fn send(&self, socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(LONGEST);
+        for word in [VERSION, self.kind as u64, self.a, self.b, self.c, 0] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(self.text.bytes().take(LONGEST - bytes.len()));
+        socket::send(socket, &bytes, fds)
+    }
+
+    /// `None` for bytes that are no message of this version.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (words, _) = bytes.get(..8 * WORDS)?.as_chunks::<8>();
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        if words.next()? != VERSION {
+            return None;
+        }
+        let kind = Kind::from_word(words.next()?)?;
+        let (a, b, c) = (words.next()?, words.next()?, words.next()?);
+        Some(Message { kind, a, b, c, text: String::from_utf8_lossy(&bytes[8 * WORDS..]).into_owned() })
+    }
+}
+
+/// What was found on a connection.
+enum Incoming {
+    Message(Message, Vec<OwnedFd>),
+    Nothing,
+    /// It has ended, or what comes is no message.
+    End,
+}
+
+fn receive(socket: BorrowedFd<'_>) -> Incoming {
+    let mut bytes = [0; LONGEST];
+    match socket::receive(socket, &mut bytes) {
+        Ok(Received::Message(len, fds)) => match Message::parse(&bytes[..len]) {
+            Some(message) => Incoming::Message(message, fds),
+            None => Incoming::End,
+        },
+        Ok(Received::Nothing) => Incoming::Nothing,
+        Ok(Received::End) | Err(_) => Incoming::End,
+    }
+}
+
+fn to_word(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn from_word(word: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_nanos(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_and_others_are_refused() {
+        let (one, two) = socket::pair().unwrap();
+        let (one, two) = (std::os::fd::AsFd::as_fd(&one), std::os::fd::AsFd::as_fd(&two));
+        let sent = Message { c: 9, text: "no such file".to_owned(), ..Message::new(Kind::Failed, 2, 1) };
+        sent.send(one, &[]).unwrap();
+        let Incoming::Message(got, _) = receive(two) else { panic!("no message") };
+        assert_eq!((got.kind, got.a, got.b, got.c, &*got.text), (Kind::Failed, 2, 1, 9, "no such file"));
+        assert!(matches!(receive(two), Incoming::Nothing));
+        for bad in [&b"short"[..], &[0; 8 * WORDS], &[0xff; LONGEST]] {
+            socket::send(one, bad, &[]).unwrap();
+            assert!(matches!(receive(two), Incoming::End), "{bad:?}");
+        }
+    }
+}

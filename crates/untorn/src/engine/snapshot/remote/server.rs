@@ -1,0 +1,201 @@
+//! The thread that serves snapshots to other processes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::{CHUNK, Incoming, Kind, MOST, Message, memory_for, name_of, receive, to_word};
+use crate::engine::registry;
+use crate::engine::snapshot::Taken;
+use crate::error::{Error, Result};
+use crate::storage::{Identity, identity_of};
+use crate::sys::shared::SharedPages;
+use crate::sys::{PerProcess, socket};
+
+/// Readers at a time; others are turned away.
+const MOST_READERS: usize = 256;
+
+/// Whether this process has its thread, or tried to start it.
+static STARTED: PerProcess<Mutex<bool>> = PerProcess::new();
+
+/// Lets other processes take snapshots of the files that this one has open. Without a thread or a descriptor for that,
+/// they are told that nobody serves them.
+pub(crate) fn start() {
+    let mut started = STARTED.lock();
+    if *started {
+        return;
+    }
+    *started = true;
+    let server = socket::listen_abstract(&name_of(std::process::id()));
+    let spawned = server.and_then(|listener| {
+        let serve = move || Server { listener, readers: Vec::new() }.serve();
+        thread::Builder::new().name("untorn-snapshots".to_owned()).spawn(serve)
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "cannot serve snapshots to other processes");
+    }
+}
+
+/// A snapshot that a reader has.
+struct Held {
+    identity: Identity,
+    taken: Taken,
+    pages: SharedPages,
+}
+
+struct Reader {
+    socket: OwnedFd,
+    held: Option<Held>,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let Some(held) = self.held.take() else { return };
+        release(held.identity, &held.taken);
+    }
+}
+
+fn release(identity: Identity, taken: &Taken) {
+    registry::with(identity, |shared| {
+        if let Some(service) = shared.engine.snapshots() {
+            service.release(taken.snapshot);
+        }
+    });
+}
+
+struct Server {
+    listener: OwnedFd,
+    readers: Vec<Reader>,
+}
+
+impl Server {
+    fn serve(mut self) {
+        loop {
+            let ready = {
+                let all = std::iter::once(&self.listener).chain(self.readers.iter().map(|reader| &reader.socket));
+                let mut waits: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+                match poll(&mut waits, None) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(errno) => {
+                        tracing::warn!(%errno, "cannot wait for readers of snapshots; serving none any more");
+                        return;
+                    }
+                }
+                waits.iter().map(|wait| !wait.revents().is_empty()).collect::<Vec<_>>()
+            };
+            let mut of_readers = ready[1..].iter();
+            self.readers.retain_mut(|reader| !of_readers.next().copied().unwrap_or(false) || reader.answer_next());
+            if ready[0] {
+                self.accept();
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        match socket::accept(self.listener.as_fd()) {
+            Ok(Some(socket)) if self.readers.len() < MOST_READERS && is_trusted(socket.as_fd()) => {
+                self.readers.push(Reader { socket, held: None });
+            }
+            // The connection ends.
+            Ok(_) => {}
+            // As for want of descriptors: the next try may find one.
+            Err(_) => thread::sleep(std::time::Duration::from_millis(10)),
+        }
+    }
+}
+
+/// Whether the other end is a process of this user or of root.
+fn is_trusted(socket: BorrowedFd<'_>) -> bool {
+    socket::peer(socket).is_ok_and(|(user, _)| user == 0 || user == rustix::process::geteuid().as_raw())
+}
+
+impl Reader {
+    /// Answers its next message, if there is one. False if the connection has ended.
+    fn answer_next(&mut self) -> bool {
+        let answer = match receive(self.socket.as_fd()) {
+            Incoming::Nothing => return true,
+            Incoming::End => return false,
+            Incoming::Message(message, fds) => self.answer(&message, fds),
+        };
+        let memory = self.held.as_ref().filter(|_| answer.kind == Kind::Taken).map(|held| held.pages.file());
+        answer.send(self.socket.as_fd(), memory.as_slice()).is_ok()
+    }
+
+    fn answer(&mut self, message: &Message, fds: Vec<OwnedFd>) -> Message {
+        let answered = match message.kind {
+            Kind::Take => self.take(fds),
+            Kind::Fill => self.fill(message.a, message.b),
+            _ => Err(invalid("an answer came as a question")),
+        };
+        answered.unwrap_or_else(|error| {
+            let ended = matches!(error, Error::SnapshotEnded { .. });
+            let text = match &error {
+                Error::SnapshotEnded { cause, .. } => cause.clone(),
+                error => error.to_string(),
+            };
+            Message { text, ..Message::new(Kind::Failed, error.errno() as u64, u64::from(ended)) }
+        })
+    }
+
+    fn take(&mut self, fds: Vec<OwnedFd>) -> Result<Message> {
+        let [file] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| invalid("it came without a file"))?;
+        if self.held.is_some() || !may_be_read(&file) {
+            return Err(invalid("it came with a file that its sender may not read"));
+        }
+        let identity = identity_of(file.as_fd(), Path::new("the reader's file"))?;
+        let taken = registry::try_with(identity, |shared| match shared.engine.snapshots() {
+            Some(service) => service.take(),
+            None => Err(invalid("the file is shared by several processes, which is not supported")),
+        });
+        let Some(taken) = taken else { return Ok(Message::new(Kind::Busy, 0, 0)) };
+        let taken = taken?;
+        let memory = memory_for(taken.captured.len);
+        let pages = SharedPages::create("untorn-snapshot", memory, memory as usize);
+        let failed = |error| {
+            release(identity, &taken);
+            Error::io("make memory for a snapshot of", Path::new("the reader's file"), error)
+        };
+        self.held = Some(Held { identity, taken, pages: pages.map_err(failed)? });
+        Ok(Message { c: to_word(taken.since), ..Message::new(Kind::Taken, taken.captured.commit, taken.captured.len) })
+    }
+
+    fn fill(&self, offset: u64, len: u64) -> Result<Message> {
+        let Some(Held { identity, taken, pages }) = &self.held else { return Err(invalid("there is no snapshot")) };
+        let memory = pages.reserved() as u64;
+        let place = offset % memory;
+        let is_within = offset.checked_add(len).is_some_and(|end| end <= taken.captured.len);
+        if !is_within || len == 0 || len > MOST || !offset.is_multiple_of(CHUNK) || place + len > memory {
+            return Err(invalid("it asks for a range that is none of the snapshot's"));
+        }
+        let mut bytes = vec![0; len as usize];
+        let read = registry::with(*identity, |shared| match shared.engine.snapshots() {
+            Some(service) => service.read(taken, offset, &mut bytes),
+            None => Err(closed()),
+        });
+        read.unwrap_or_else(|| Err(closed()))?;
+        let path = Path::new("a snapshot");
+        pages.allocate(place, len).map_err(|error| Error::io("take memory for", path, error))?;
+        pages.copy_in(place as usize, &bytes);
+        Ok(Message::new(Kind::Filled, offset, len))
+    }
+}
+
+/// Whether a descriptor is one to read by, which only a process that may read the file has.
+fn may_be_read(file: &OwnedFd) -> bool {
+    let flags = rustix::fs::fcntl_getfl(file);
+    flags.is_ok_and(|flags| !flags.intersects(OFlags::PATH | OFlags::WRONLY))
+}
+
+fn invalid(what: &str) -> Error {
+    let path = Path::new("a request for a snapshot").to_owned();
+    Error::Invalid { path, what: what.to_owned() }
+}
+
+fn closed() -> Error {
+    Error::SnapshotEnded { path: Path::new("a snapshot").to_owned(), cause: "its file was closed".to_owned() }
+}
