@@ -124,7 +124,8 @@ pub(crate) enum Verb {
     Resize(Resize),
     /// Bring a file to its last committed state. The command is idempotent.
     #[command(after_help = "Exit codes: 0 the file is clean; 1 the file and its sidecar disagree, see --trust and \
-        --adopt; 2 corrupt; 64 usage; 74 I/O error\n\nExample:\n  untorn recover ledger")]
+        --adopt, or bytes of a file that was cut short are lost; 2 corrupt; 64 usage; 74 I/O error\n\n\
+        Example:\n  untorn recover ledger")]
     Recover(Recover),
     /// Make a file plain that a crash or --keep-sidecar left with a sidecar.
     ///

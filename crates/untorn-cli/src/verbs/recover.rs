@@ -29,6 +29,7 @@ pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
                 "replayed": done.replayed,
                 "discarded": done.discarded,
                 "dropped_commits": done.dropped_commits,
+                "lost_bytes": done.lost_bytes,
             }),
         );
     }
@@ -38,8 +39,16 @@ pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
             let dropped = output::count(done.dropped_commits, "commit", "commits");
             return format!("{path}: kept the file as it is; discarded {dropped} that only the sidecar held\n");
         }
+        let lost = match done.lost_bytes {
+            0 => String::new(),
+            bytes => {
+                let bytes = output::count(bytes, "byte", "bytes");
+                format!("{path}: up to {bytes} are lost: the file was cut short, and the sidecar does not hold them\n")
+            }
+        };
         if !done.was_needed {
-            return format!("{path}: nothing to recover\n");
+            let done = if lost.is_empty() { "nothing to recover" } else { "kept what the sidecar holds" };
+            return format!("{path}: {done}\n{lost}");
         }
         // The unit differs by engine: a commit's record, or one block's entry in an epoch.
         let (one, many) = match before.engine {
@@ -47,13 +56,16 @@ pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
             _ => ("record", "records"),
         };
         format!(
-            "{path}: recovered to commit {}; {} applied, {} of uncommitted writes discarded\n",
+            "{path}: recovered to commit {}; {} applied, {} of uncommitted writes discarded\n{lost}",
             before.commit,
             output::count(done.replayed, one, many),
             output::count(done.discarded, one, many)
         )
     })?;
-    Ok(info::verdict(&report))
+    Ok(match info::verdict(&report) {
+        Exit::Clean if done.lost_bytes > 0 => Exit::Attention,
+        verdict => verdict,
+    })
 }
 
 /// Deploys all committed data and removes the sidecar.

@@ -80,6 +80,21 @@ fn a_change_by_another_program_is_refused_with_the_way_out() {
 }
 
 #[test]
+fn bytes_of_a_file_cut_short_are_reported_as_lost() {
+    let place = reflected();
+    // Of the 200 bytes that only the sidecar holds the cut takes half.
+    fs::File::options().write(true).open(&place.file).expect("opens").set_len(4100).expect("cuts it");
+    untorn(&["recover", place.name()]).expect(1).names("--trust sidecar");
+    let run = untorn(&["recover", place.name(), "--trust", "sidecar", "--json"]).expect(1);
+    let lost = run.json()["recovery"]["lost_bytes"].as_u64().expect("a number");
+    // A slice has 64 bytes, and the sidecar has whole ones.
+    assert!((10_000 - 4100 - 256..=10_000 - 4200).contains(&lost), "{lost}");
+    let bytes = place.read();
+    assert_eq!((bytes.len(), &bytes[4000..4200]), (10_000, &[0xab; 200][..]));
+    untorn(&["check", place.name()]).expect(0);
+}
+
+#[test]
 fn a_marked_file_without_its_sidecar_is_refused() {
     let place = reflected();
     if !marks_are_kept(&place) {

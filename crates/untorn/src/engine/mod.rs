@@ -57,6 +57,10 @@ pub struct Recovery {
     /// Commits that [`recover`](crate::recover) gave up because the caller trusts the data file more
     /// ([`Prefer::File`]): at most so many had bytes that only the sidecar held. 0 at every other open.
     pub dropped_commits: u64,
+    /// Bytes of the last commit that are lost because the data file was cut short and the sidecar does not hold them.
+    /// They are zeros now, or those of an earlier commit. Bytes that were zeros before count too. Only an open that
+    /// trusts the sidecar more ([`Prefer::Sidecar`]) loses any; every other one refuses such a file.
+    pub lost_bytes: u64,
 }
 
 /// The state of an open file.

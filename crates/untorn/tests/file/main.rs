@@ -11,6 +11,7 @@ mod concurrent;
 mod copies;
 mod counts;
 mod crafted;
+mod cut_short;
 mod forged;
 mod full_disk_crash;
 mod golden;

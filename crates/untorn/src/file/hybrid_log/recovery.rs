@@ -40,6 +40,8 @@ pub(super) struct Found {
     revert: Vec<Entry>,
     /// Entries that count for nothing.
     dropped: u64,
+    /// Bytes of the file's last commit that neither the data file nor the log has any more.
+    lost: u64,
 }
 
 impl Found {
@@ -59,8 +61,10 @@ impl Found {
             replay: Vec::new(),
             revert: Vec::new(),
             dropped: 0,
+            lost: 0,
         };
         if left != Left::Open {
+            found.lost = found.lost_of(core.data.len());
             return Ok(found);
         }
         let records = core.read_records(retirement.checkpoint)?;
@@ -88,7 +92,24 @@ impl Found {
         let top = core.chunks.top_class();
         found.replay.sort_by_key(|entry| (entry.header.block >> top, entry.header.epoch));
         found.revert.sort_by_key(|entry| (entry.header.block >> top, Reverse(entry.header.epoch)));
+        found.lost = found.lost_of(core.data.len());
         Ok(found)
+    }
+
+    /// Bytes of the last commit that a data file of `has` bytes is too short for, and that are not in the log.
+    fn lost_of(&self, has: u64) -> u64 {
+        let within = |entry: &Entry| {
+            let start = entry.header.block * PAGE + u64::from(entry.header.offset);
+            (start.max(has), (start + u64::from(entry.header.len)).min(self.len))
+        };
+        let mut held: Vec<(u64, u64)> = self.replay.iter().map(within).filter(|(start, end)| start < end).collect();
+        held.sort_unstable();
+        let (mut at, mut lost) = (has.min(self.len), 0);
+        for (start, end) in held {
+            lost += start.saturating_sub(at);
+            at = at.max(end);
+        }
+        lost + self.len - at
     }
 
     /// The entries whose bytes recovery stores to the file, in their order.
@@ -102,6 +123,7 @@ impl Found {
             replayed: self.replay.len() as u64,
             discarded: self.dropped + self.revert.len() as u64,
             dropped_commits: 0,
+            lost_bytes: self.lost,
         }
     }
 }

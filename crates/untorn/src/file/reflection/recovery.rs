@@ -1,6 +1,15 @@
 //! Recovery: from the records that arrived to the one state they prove.
+//!
+//! # A data file that was cut short
+//! A caller who prefers the sidecar opens a data file that is shorter than its last commit made it:
+//! 1. Every slice that the last commit has in the sidecar comes back, also where the data file ends before it.
+//! 2. A slice that the last commit has at home, behind the cut, is lost and reads as zeros.
+//! 3. A record that only its checksum could prove, and that has slices at home behind the cut, can't be verified. It is
+//!    dropped whole, and its pages keep the commit before.
+//! 4. [`Recovery::lost_bytes`] counts the bytes of 2 and 3.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -164,6 +173,16 @@ fn proven(records: &[(u32, Record)]) -> Vec<bool> {
     proven
 }
 
+/// How many bytes of a range of the file these slices of a page have.
+fn bytes_of(page: u64, slices: u64, range: Range<u64>) -> u64 {
+    runs(slices)
+        .map(|(start, count)| {
+            let from = page * PAGE + start * SLICE;
+            (from + count * SLICE).min(range.end).saturating_sub(from.max(range.start))
+        })
+        .sum()
+}
+
 impl<M: Medium> Reflection<M> {
     /// Brings the state in memory to the last commit. Writes nothing.
     pub(super) fn replay(&mut self, records: Vec<(u32, Record)>) -> Result<()> {
@@ -202,10 +221,18 @@ impl<M: Medium> Reflection<M> {
         let highest = records.iter().map(|(_, record)| record.seq).fold(retirement.checkpoint, u64::max);
         let proven = proven(&records);
         let mut changed = Vec::new();
+        // Of dropped records that a cut of the data file keeps from being verified, by page: what they wrote.
+        let mut unverified = BTreeMap::new();
         let mut len = retirement.len;
         for (n, ((_, record), proven)) in records.iter().zip(proven).enumerate() {
             self.options.report("replaying records", n as u64, records.len() as u64);
-            if !(proven || record.certain || self.arrived(record)?) {
+            let is_certain = proven || record.certain;
+            if !is_certain && self.is_cut(record) {
+                unverified.extend(record.entries.iter().map(|entry| (entry.page, entry.mask)));
+                recovery.discarded += 1;
+                continue;
+            }
+            if !(is_certain || self.arrived(record)?) {
                 recovery.discarded += 1;
                 continue;
             }
@@ -224,6 +251,7 @@ impl<M: Medium> Reflection<M> {
         }
         head.len.store(len, Ordering::Relaxed);
         head.floor.store(highest, Ordering::Relaxed);
+        recovery.lost_bytes = self.lost(len, &reflected, &unverified);
         changed.sort_unstable();
         changed.dedup();
         self.recovery = recovery;
@@ -244,14 +272,41 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
+    /// Whether a record has slices at home that the data file is too short for.
+    fn is_cut(&self, record: &Record) -> bool {
+        let end = record.len.min(MAX_LEN);
+        self.data.len() < end
+            && record.entries.iter().any(|entry| {
+                let home = entry.mask & !entry.bitmap;
+                bytes_of(entry.page, home, self.data.len()..end) > 0
+            })
+    }
+
+    /// Bytes of the last commit that a data file shorter than that no longer has, and the sidecar neither.
+    fn lost(&self, len: u64, reflected: &BTreeSet<u64>, unverified: &BTreeMap<u64, u64>) -> u64 {
+        let has = self.data.len();
+        if has >= len {
+            return 0;
+        }
+        let dropped = |page: &u64| unverified.get(page).copied().unwrap_or(0);
+        let held = |page: &u64| {
+            let bitmap = self.state.pages[*page as usize].bitmap();
+            bytes_of(*page, bitmap & !dropped(page), has..len)
+        };
+        let held: u64 = reflected.range(has / PAGE..).map(held).sum();
+        let before: u64 = unverified.iter().map(|(page, mask)| bytes_of(*page, *mask, 0..has)).sum();
+        len - has - held + before
+    }
+
     /// Whether the data of a record is what its checksum says.
     fn arrived(&self, record: &Record) -> Result<bool> {
         let placed = |entry: &Entry| entry.bitmap & entry.mask == 0 || self.places.reflection(entry.page).is_some();
         if !record.entries.iter().all(placed) {
             return Ok(false);
         }
-        // Bytes beyond the file's end count as zeros, and the end is where this record says.
-        self.state.head().len.store(record.len.min(self.data.len()), Ordering::Relaxed);
+        // Bytes beyond the file's end count as zeros, and the end is where this record says. The data file may end
+        // before it: then the sidecar has all that this record needs from there.
+        self.state.head().len.store(record.len, Ordering::Relaxed);
         let mut sum = DataSum::default();
         let mut image = [0; PAGE as usize];
         for entry in &record.entries {

@@ -94,7 +94,7 @@ pub(super) fn of_info(info: &Info) -> Vec<u8> {
     let layout = info.layout.map_or("none", crate::options::Layout::as_str);
     let recovery = &info.recovery;
     let mut bytes = format!(
-        "{} {} {layout} {} {} {} {} {} {} {} {}\n",
+        "{} {} {layout} {} {} {} {} {} {} {} {} {}\n",
         info.engine,
         info.durability,
         info.len,
@@ -104,6 +104,7 @@ pub(super) fn of_info(info: &Info) -> Vec<u8> {
         u64::from(recovery.was_needed),
         recovery.replayed,
         recovery.discarded,
+        recovery.lost_bytes,
         u64::from(info.sidecar.is_some()),
     )
     .into_bytes();
@@ -127,6 +128,7 @@ pub(super) fn to_info(bytes: &[u8]) -> Option<Info> {
         discarded: number()?,
         // Only a recovery on demand gives any up.
         dropped_commits: 0,
+        lost_bytes: number()?,
     };
     let sidecar = (number()? != 0).then(|| PathBuf::from(OsStr::from_bytes(&bytes[end + 1..])));
     Some(Info { engine, len, commit, durability, layout, sidecar, reflected_pages, reflected_slices, recovery })
@@ -190,7 +192,7 @@ mod tests {
             sidecar: Some(PathBuf::from("/a b/c\nd")),
             reflected_pages: 3,
             reflected_slices: 4,
-            recovery: Recovery { was_needed: true, replayed: 5, discarded: 6, dropped_commits: 0 },
+            recovery: Recovery { was_needed: true, replayed: 5, discarded: 6, dropped_commits: 0, lost_bytes: 7 },
         };
         assert_eq!(format!("{:?}", to_info(&of_info(&info)).unwrap()), format!("{info:?}"));
         let plain = Info { layout: None, sidecar: None, ..info };
