@@ -33,6 +33,15 @@ fn the_canary_is_convicted_in_both_fault_models() {
     canary_is_convicted(Target::Files(EngineKind::Reflection), Breach::Content);
 }
 
+/// Cases that once found a violation.
+#[test]
+fn cases_that_found_violations_find_none_any_more() {
+    for token in ["block/cache-through/fsync:seed-51898462678087"] {
+        let violation = explore::replay(token).unwrap();
+        assert!(violation.is_none(), "{}", violation.unwrap());
+    }
+}
+
 #[test]
 fn a_token_that_names_nothing_is_refused() {
     for token in [

@@ -45,6 +45,7 @@ macro_rules! __forward {
 
     (@write $by:tt) => { $crate::__forward!(@writes $by write -> Result<()>); };
     (@store $by:tt) => { $crate::__forward!(@writes $by store -> Result<()>); };
+    (@write_unpromised $by:tt) => { $crate::__forward!(@writes $by write_unpromised -> Result<()>); };
     (@write_anew $by:tt) => { $crate::__forward!(@writes $by write_anew -> Result<()>); };
     (@write_anew_unless_bad $by:tt) => { $crate::__forward!(@writes $by write_anew_unless_bad -> Result<bool>); };
     (@write_parts $by:tt) => { $crate::__forward!(@fn $by write_parts(offset: u64, parts: &[&[u8]]) -> Result<()>); };

@@ -423,6 +423,14 @@ pub trait MediumFile: Send + Sync {
     /// the length, and on persistent memory within allocated space. Offset and length need not be aligned.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
 
+    /// [`write`](MediumFile::write) of what promises nothing, also after a failed flush: it says that there was one.
+    ///
+    /// # Errors
+    /// Those of writing.
+    fn write_unpromised(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.write(offset, src)
+    }
+
     /// [`write`](MediumFile::write) of several consecutive parts, the first at `offset`. It has the effect of several
     /// writes, with fewer system calls where each write is one.
     fn write_parts(&self, mut offset: u64, parts: &[&[u8]]) -> Result<()> {

@@ -20,8 +20,9 @@ use crate::error::{Error, Result};
 /// Any medium, with a latch for its first failed flush.
 ///
 /// The latch belongs to the medium and all its files, so one instance serves one data file and its sidecar. If either
-/// cannot be flushed, no commit over both can be promised. Reads go on; everything else fails with [`Error::Poisoned`]
-/// until the file is opened again through a new instance.
+/// cannot be flushed, no commit over both can be promised. Reads go on, and so does
+/// [`write_unpromised`](MediumFile::write_unpromised); everything else fails with [`Error::Poisoned`] until the file is
+/// opened again through a new instance.
 #[derive(Debug)]
 pub struct Latched<M> {
     inner: Arc<M>,
@@ -197,7 +198,7 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
     forward!(inner: len, identity, descriptor, changed_by_others, stamp, begin_own_changes, is_disturbed);
     forward!(inner: notes_stores, mark, try_lock);
     forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
-    forward!(inner: prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);
+    forward!(inner: write_unpromised, prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);
     forward!(inner after check: write_anew, write_anew_unless_bad, write, write_parts, write_lines, store);
     forward!(inner after check: set_len, allocate, punch, set_mark);
 

@@ -19,12 +19,18 @@
 //!    line has the modification time that the drain's last store left ([`own_stores`](super::own_stores)). The file is
 //!    changed if it has another time, and does not have what the entries leave.
 //!
+//! 7. A flush of the log that fails may lose entries that the files have got, and the machine goes on. From then on no
+//!    file's time is asked any more: every line says so ([`doubt_times`]), in the cache like what the flush lost, and
+//!    the next flush that succeeds makes it durable.
+//!
 //! A power cut of the files' device alone, under a running machine, is taken for a kill. If it took unsynced entries,
-//! the file may be called changed, and the user chooses.
+//! the file may be called changed, and the user chooses. The same goes for a kill between a failed flush and the stores
+//! of 7.
 //!
 //! Not noticed are: a change within [`SLACK`] of the last entry, one whose program sets the modification time back, one
-//! after a clock was set back, one after an interrupted replay, and, of a file that is not written through, one in the
-//! clock tick of the drain's last store, or if the drain was killed amid a store to the file.
+//! after a clock was set back, one after an interrupted replay or a failed flush of the log, and, of a file that is not
+//! written through, one in the clock tick of the drain's last store, or if the drain was killed amid a store to the
+//! file.
 
 use std::collections::BTreeMap;
 
@@ -32,6 +38,7 @@ use super::format::{HEADER, Kind, OwnStores, TableLine};
 use super::replay::{Keep, ReplayOutcome, Replayer};
 use super::scan::Operation;
 use crate::error::{Error, Result};
+use crate::format::record::ChecksumSeed;
 use crate::storage::{Medium, MediumFile};
 use crate::write_cache::backing::BackingFile;
 
@@ -45,6 +52,19 @@ pub(super) const CHANGED: &str = "another program changed it after the last writ
 
 /// Bytes that are compared at once.
 const PART: u64 = 1 << 16;
+
+/// Has the log say of all its files that their times tell nothing, after a flush of it failed. It does what it can: the
+/// caller has an error to report already.
+pub(super) fn doubt_times<F: MediumFile>(log: &F, checksum_seed: ChecksumSeed, files: u32) {
+    for slot in 0..files {
+        let Ok(Some((copy, mut line))) = TableLine::read(log, checksum_seed, slot) else { continue };
+        line.late = OwnStores::UnderWay.encode();
+        line.seq += 1;
+        if let Err(error) = line.write_unpromised(log, checksum_seed, slot, 1 - copy) {
+            tracing::debug!(slot, %error, "cannot note that a flush of the log failed");
+        }
+    }
+}
 
 impl<M: Medium> Replayer<'_, M> {
     /// Finds out which files were changed, before any file is stored to, and has the log say that the others may be

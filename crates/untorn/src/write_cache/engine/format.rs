@@ -313,6 +313,18 @@ impl TableLine {
         file.write(at, &self.encode(checksum_seed, at))
     }
 
+    /// The same after a flush of the log failed: it promises nothing.
+    pub(super) fn write_unpromised<F: MediumFile>(
+        &self,
+        file: &F,
+        checksum_seed: ChecksumSeed,
+        slot: u32,
+        copy: usize,
+    ) -> Result<()> {
+        let at = table_at(slot)[copy];
+        file.write_unpromised(at, &self.encode(checksum_seed, at))
+    }
+
     /// Its bytes for this place. The names fit, which is seen to when a file is attached or gets another.
     fn encode(&self, checksum_seed: ChecksumSeed, at: u64) -> [u8; PAGE as usize] {
         let path = self.path.as_os_str().as_bytes();

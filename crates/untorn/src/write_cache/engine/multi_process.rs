@@ -22,6 +22,7 @@ use untorn_ring::{
     Appender, Change, Entry, Flushed, Flusher, HEADER, Left, Locked, Outcome, Step, Way, Write, append, left, pieces,
 };
 
+use super::changed::doubt_times;
 use super::file::{Managed, exclusive, shared};
 use super::format::read_entry;
 use super::{Cache, barriers, locked};
@@ -29,9 +30,12 @@ use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumFile};
 
 impl<M: Medium> Cache<M> {
-    /// Has all later calls fail, and other processes ask for it.
+    /// Has all later calls fail, and other processes ask for it. The cause may be a flush, which may have lost entries.
     #[cold]
     pub(super) fn poison(&self, error: Error) -> Error {
+        if self.handle_state.writable().is_ok() {
+            doubt_times(&self.ring.file, self.ring.checksum_seed, self.ring.geometry.files);
+        }
         self.ring.shared_state().close();
         self.handle_state.poison(error)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use untorn_ring::Way;
 
-use super::changed::CHANGED;
+use super::changed::{CHANGED, doubt_times};
 use super::draining::Draining;
 use super::format::{self, Geometry, Superblock};
 use super::replay::{Replay, Replayer};
@@ -133,7 +133,11 @@ fn open_spill<M: Medium>(medium: &M, log: &Path, access: Access) -> Result<Optio
 pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
     let file = open(medium, path, Access::ReadWrite, LockKind::Exclusive)?;
     trust::keep_private(file.descriptor(), path)?;
-    file.sync(barriers::ATTACH_LOG)?;
+    file.sync(barriers::ATTACH_LOG).inspect_err(|_| {
+        if let Ok(superblock) = Superblock::read_whole(&file, path) {
+            doubt_times(&file, superblock.checksum_seed(), superblock.geometry.files);
+        }
+    })?;
     medium.sync_dir(barriers::ATTACH_NAME, &parent(path))?;
     file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
     if medium.class() == MediumClass::PersistentMemory {

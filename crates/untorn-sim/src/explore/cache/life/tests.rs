@@ -98,6 +98,27 @@ fn each_sync_makes_all_changes_since_the_last_one_durable() {
     }
 }
 
+/// A flush of the log fails when it is opened, or amid a drain, and takes entries that the file has got: nobody else
+/// changed the file for that.
+#[test]
+fn a_failed_flush_of_the_log_makes_no_stranger_of_it() {
+    let effort = Effort { cap: 8, samples: 8, minor_cap: 8, afterlife: 1, depth: 0 };
+    for (mode, seed) in [Mode::Through, Mode::Cached].into_iter().flat_map(|mode| (1..20).map(move |seed| (mode, seed)))
+    {
+        let config = Config { medium: MediumClass::Block, durability: Durability::PerCommit, mode };
+        let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
+        let model = Model::new(config.durability).like(&config);
+        must_live(Life::new(&context, SimMedium::new(config.medium), model, seed), |life| {
+            Config::create(life, false)?;
+            // Long enough for the times to differ by more than the slack.
+            let writes = (0..seed % 7 + 1).map(|n| Op::Write(0, 60 * (n % 4), 200, 3 + n as u8));
+            let first = [Op::Create(0, 70, 1), Op::Sync(0)].into_iter().chain(writes);
+            let fails = if seed % 2 == 0 { Op::ReopenFails(1) } else { Op::DrainFails(1) };
+            first.chain([fails, Op::Reopen]).try_for_each(|op| life.operation(&op))
+        });
+    }
+}
+
 #[test]
 fn a_name_is_kept_if_what_says_so_is_durable() {
     // The first new file needs a sync of its directory.
