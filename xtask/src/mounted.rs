@@ -18,6 +18,8 @@ pub(crate) struct Mount<'a> {
     pub(crate) log_size: &'a str,
     /// Treat the log's medium as persistent memory, although it is not.
     pub(crate) assumed: bool,
+    /// Locks meet on the mount alone.
+    pub(crate) local_locks: bool,
     pub(crate) source: &'a Path,
     pub(crate) at: &'a Path,
 }
@@ -37,7 +39,11 @@ impl Mount<'_> {
             command.env("UNTORN_ASSUME_PMEM", "1");
         }
         command.args(["mount", "--foreground", "--json", "--mode", self.mode, "--log-size", self.log_size, "--log"]);
-        command.arg(self.log).arg(self.source).arg(self.at);
+        command.arg(self.log);
+        if self.local_locks {
+            command.arg("--local-locks");
+        }
+        command.arg(self.source).arg(self.at);
         let bare = fs::metadata(self.at)?.dev();
         let server = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut mounted = Mounted { server: Some(server), tool: self.tool.to_owned(), at: self.at.to_owned() };

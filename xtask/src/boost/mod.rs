@@ -231,6 +231,7 @@ impl One<'_> {
             log: &log.path,
             log_size: "256M",
             assumed: log.assumed,
+            local_locks: self.arm.local_locks,
             source: &source,
             at: &at,
         };

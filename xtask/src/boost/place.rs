@@ -21,6 +21,8 @@ pub(super) struct Arm {
     pub(super) atomic: bool,
     /// Through `untorn mount` in this mode, and not under `untorn run`.
     pub(super) mount: Option<&'static str>,
+    /// Its locks meet on the mount alone.
+    pub(super) local_locks: bool,
 }
 
 #[derive(Clone)]
@@ -73,7 +75,7 @@ impl Ground {
         let same = Log { path: disk.join("log"), assumed: false };
         let arm = |name, directory: &Path, log: Option<&Log>| {
             let (directory, log) = (directory.to_owned(), log.cloned());
-            Arm { name, directory, log, atomic: false, mount: None }
+            Arm { name, directory, log, atomic: false, mount: None, local_locks: false }
         };
         ground.arms = vec![
             arm("bare", &disk, None),
@@ -84,6 +86,8 @@ impl Ground {
             Arm { mount: Some("boost"), ..arm("mount boost", &disk, Some(&fast)) },
             Arm { mount: Some("boost"), ..arm("mount boost, same disk", &disk, Some(&same)) },
             Arm { mount: Some("atomic"), ..arm("mount atomic", &disk, Some(&same)) },
+            Arm { mount: Some("boost"), local_locks: true, ..arm("mount boost, local locks", &disk, Some(&fast)) },
+            Arm { mount: Some("atomic"), local_locks: true, ..arm("mount atomic, local locks", &disk, Some(&same)) },
         ];
         Ok(ground)
     }

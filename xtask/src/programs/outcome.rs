@@ -142,6 +142,7 @@ fn mounted(
         log_size,
         // If temporary files are in memory, the log is too.
         assumed: !durable && rule == "boost",
+        local_locks: false,
         source,
         at,
     };

@@ -32,6 +32,10 @@ pub(crate) struct Mount {
     /// is an error of the write, but a small write costs a round trip. `--mode boost` always does so.
     #[arg(long)]
     pub(crate) write_through: bool,
+    /// Let the kernel keep fcntl locks, so that a lock is no request to untorn. Programs on the mount still meet each
+    /// other's locks, but not those of programs that use SOURCE past the mount.
+    #[arg(long)]
+    pub(crate) local_locks: bool,
     /// Serve the mount in this process until it is unmounted, and print a report at the end.
     #[arg(long, conflicts_with = "background")]
     pub(crate) foreground: bool,

@@ -100,6 +100,10 @@ pub(crate) struct Run {
     /// is an error of the write, but a small write costs a round trip. `--mode boost` always does so.
     #[arg(long)]
     pub(crate) write_through: bool,
+    /// Let the kernel keep fcntl locks, so that a lock is no request to untorn. Programs of the run still meet each
+    /// other's locks, but not those of programs outside the run.
+    #[arg(long)]
+    pub(crate) local_locks: bool,
     /// At exit, print to standard error how many files untorn served, and which files it left to the file system.
     #[arg(long)]
     pub(crate) stats: bool,

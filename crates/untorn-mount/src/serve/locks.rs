@@ -12,12 +12,16 @@
 //! 4. A waiting process with a signal to handle is answered EINTR. fuser does not pass INTERRUPT on, so the thread
 //!    looks at the process's pending signals.
 //!
+//! 5. With *local* locks, the kernel of the mount keeps them all, and no request comes. The first FLUSH is answered
+//!    ENOSYS, and then the kernel sends none.
+//!
 //! fuser does not say which of FUSE's lock requests come from flock(2). Those stay with the kernel of the mount.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -105,15 +109,18 @@ pub(super) struct Locks {
     locked: Mutex<HashSet<Key>>,
     queue: Mutex<Queue>,
     news: Condvar,
+    is_local: bool,
+    /// Requests about locks, and requests of closes.
+    requests: [AtomicU64; 2],
 }
 
 impl Locks {
-    /// The thread ends with [`finish`](Locks::finish).
+    /// `is_local`: the kernel of the mount keeps all locks. The thread ends with [`finish`](Locks::finish).
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub(super) fn start() -> io::Result<(Arc<Self>, JoinHandle<()>)> {
-        let locks = Arc::new(Locks::default());
+    pub(super) fn start(is_local: bool) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
+        let locks = Arc::new(Locks { is_local, ..Locks::default() });
         let own = locks.clone();
         let thread = thread::Builder::new().name("untorn-locks".to_owned()).spawn(move || own.try_again_and_again())?;
         Ok((locks, thread))
@@ -124,6 +131,22 @@ impl Locks {
         let mut queue = lock(&self.queue);
         queue.over = true;
         self.news.notify_one();
+    }
+
+    /// Whether the kernel of the mount keeps all locks.
+    pub(super) fn are_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// A request about a lock came.
+    pub(super) fn count_request(&self) {
+        self.requests[0].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests about locks, and requests of closes, so far.
+    pub(super) fn requests(&self) -> (u64, u64) {
+        let [locks, closes] = &self.requests;
+        (locks.load(Ordering::Relaxed), closes.load(Ordering::Relaxed))
     }
 
     /// Whether a program ever locked a file.
@@ -141,6 +164,7 @@ impl Locks {
 
     /// An owner closed a file.
     pub(super) fn closed(&self, key: Key, owner: u64) {
+        self.requests[1].fetch_add(1, Ordering::Relaxed);
         let gone = lock(&self.owners).remove(&(key, owner));
         if gone.is_some() {
             drop(gone);

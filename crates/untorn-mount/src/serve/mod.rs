@@ -123,6 +123,10 @@ pub struct ServeOptions {
     /// time may then see an old length. Either way the mount has to have a process that pulls
     /// ([`Serving::set_puller`]).
     pub write_through: bool,
+    /// Whether the kernel keeps the locks of `fcntl(2)`, as it keeps those of `flock(2)`. Programs on the mount meet
+    /// each other's locks, and none of programs that use the source past the mount. A lock is no request then, and
+    /// neither is a close.
+    pub local_locks: bool,
     /// Server threads, at least two.
     pub threads: usize,
 }
@@ -141,6 +145,7 @@ impl ServeOptions {
             lifetime: Duration::from_secs(1),
             ids: None,
             write_through: false,
+            local_locks: false,
             threads: 2,
         }
     }
@@ -209,7 +214,7 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     let threads = options.threads.max(if atomic { 3 } else { 2 });
     let (managing, rest) = Managing::start(cache, options.globs, (atomic, writeback, options.strict))
         .map_err(started("start a thread to serve"))?;
-    let (locks, wait) = Locks::start().map_err(started("start a thread to serve"))?;
+    let (locks, wait) = Locks::start(options.local_locks).map_err(started("start a thread to serve"))?;
     let server = Arc::new(Server {
         nodes: Nodes::new(source, most_nodes()).map_err(failed("examine"))?,
         handles: Handles::default(),
@@ -282,7 +287,8 @@ impl Serving {
             Ok(ended) => ended.map_err(failed)?,
             Err(_) => return Err(failed(io::Error::other("a server thread panicked"))),
         }
-        Ok(self.server.managing.report())
+        let (lock_requests, flush_requests) = self.server.locks.requests();
+        Ok(Report { lock_requests, flush_requests, ..self.server.managing.report() })
     }
 
     /// Connects the process that pulls ([`pull_for`]). Until then a sync in [`Mode::Atomic`] fails, if the kernel may

@@ -93,11 +93,13 @@ impl Filesystem for Requests {
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
-            | InitFlags::FUSE_POSIX_LOCKS
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_DONT_MASK
             | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
+        if !self.0.locks.are_local() {
+            wanted |= InitFlags::FUSE_POSIX_LOCKS;
+        }
         if self.0.writeback {
             wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
         } else if !self.0.pages.is_ours() {
@@ -321,7 +323,9 @@ impl Filesystem for Requests {
 
     fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         // A closing program gives its locks up.
-        answer(reply, self.node(number).map(|node| self.0.locks.closed(node.key, owner.0)));
+        let closed = self.node(number).map(|node| self.0.locks.closed(node.key, owner.0));
+        // The kernel asks no more after this answer, and takes it for a success.
+        answer(reply, if self.0.locks.are_local() { Err(Errno::NOSYS) } else { closed });
     }
 
     fn release(
@@ -455,6 +459,7 @@ impl Filesystem for Requests {
         _: u32,
         reply: ReplyLock,
     ) {
+        self.0.locks.count_request();
         let range = Range { start, end, kind };
         match self.node(number).and_then(|node| self.0.get_lock(&node, owner.0, range)) {
             Ok((found, process)) => reply.locked(found.start, found.end, found.kind, process),
@@ -475,6 +480,7 @@ impl Filesystem for Requests {
         sleep: bool,
         reply: ReplyEmpty,
     ) {
+        self.0.locks.count_request();
         match self.node(number) {
             Ok(node) => {
                 let range = Range { start, end, kind };

@@ -1,11 +1,12 @@
 //! Locks of programs in the mount and of programs outside meet.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use untorn_testing::needs;
 
-use crate::support::mount;
+use crate::support::{How, mount, mount_as};
 
 #[test]
 fn locks_meet_those_of_programs_outside() {
@@ -61,18 +62,14 @@ print('held', flush=True)
 sys.stdin.read()
 ";
 
-#[test]
-fn a_lock_is_waited_for_and_a_signal_ends_the_wait() {
-    needs!("python3");
-    let Some(mount) = mount(untorn_testing::test_name!(), "*.none") else { return };
-    let (inside, outside) = (mount.path().join("f"), mount.source().join("f"));
-    std::fs::write(&inside, "1").unwrap();
-    let start = |path: &std::path::Path| {
+/// Waits for locks that others have, pair by pair: the file of the holder, and that of those who wait.
+fn wait_for_locks(pairs: &[(&Path, &Path)]) {
+    let start = |path: &Path| {
         let mut command = Command::new("python3");
         command.arg("-c").arg(HOLDER).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.spawn().unwrap()
     };
-    for (holds, waits) in [(&inside, &outside), (&outside, &inside), (&inside, &inside)] {
+    for (holds, waits) in pairs {
         let said = |process: &mut std::process::Child| {
             let mut line = [0; 5];
             std::io::Read::read_exact(process.stdout.as_mut().unwrap(), &mut line).map(|()| line)
@@ -97,5 +94,67 @@ fn a_lock_is_waited_for_and_a_signal_ends_the_wait() {
         drop(waiter.stdin.take());
         assert!(waiter.wait().unwrap().success());
     }
-    mount.unmount();
+}
+
+#[test]
+fn a_lock_is_waited_for_and_a_signal_ends_the_wait() {
+    needs!("python3");
+    let Some(mount) = mount(untorn_testing::test_name!(), "*.none") else { return };
+    let (inside, outside) = (mount.path().join("f"), mount.source().join("f"));
+    std::fs::write(&inside, "1").unwrap();
+    wait_for_locks(&[(&inside, &outside), (&outside, &inside), (&inside, &inside)]);
+    let (locks, closes) = mount.unmount_counting();
+    assert!(locks > 0 && closes > 0, "{locks} requests about locks, {closes} of closes");
+}
+
+/// Locks and closes are no requests: the first FLUSH alone asks whether there is to be another.
+#[test]
+fn local_locks_meet_on_the_mount_alone_and_are_no_requests() {
+    needs!("python3");
+    let program = "
+import fcntl, os, struct, sys
+inside, outside = sys.argv[1:]
+ex, sh, now = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
+def child(act):
+    process = os.fork()
+    if process == 0:
+        try:
+            os._exit(0 if act() else 1)
+        except OSError:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+def is_free(path, lock, kind):
+    return child(lambda: lock(open(path, 'r+b'), kind | now) is None) == 0
+for lock in (fcntl.lockf, fcntl.flock):
+    mine = open(inside, 'r+b')
+    lock(mine, ex)
+    assert not is_free(inside, lock, ex) and not is_free(inside, lock, sh) and is_free(outside, lock, ex)
+    lock(mine, sh)
+    assert not is_free(inside, lock, ex) and is_free(inside, lock, sh)
+    mine.close()
+    assert is_free(inside, lock, ex)
+    theirs = open(outside, 'r+b')
+    lock(theirs, ex)
+    assert is_free(inside, lock, ex)
+    theirs.close()
+mine = open(inside, 'r+b')
+fcntl.lockf(mine, ex, 10, 5)
+def found():
+    asked = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
+    found = struct.unpack('hhqqi4x', fcntl.fcntl(open(inside, 'r+b'), fcntl.F_GETLK, asked))
+    return found == (fcntl.F_WRLCK, 0, 5, 10, os.getppid())
+assert child(found) == 0
+# Another descriptor of the file that is closed gives the process's locks up.
+open(inside, 'rb').close()
+assert is_free(inside, fcntl.lockf, ex)
+";
+    for how in [How::BoostLocalLocks, How::AtomicLocalLocks] {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let inside = mount.path().join("f");
+        std::fs::write(&inside, "0123456789012345").unwrap();
+        mount.python(program, &[&inside, &mount.source().join("f")]);
+        wait_for_locks(&[(&inside, &inside)]);
+        let (locks, closes) = mount.unmount_counting();
+        assert!(locks == 0 && closes <= 1, "{how:?}: {locks} requests about locks, {closes} of closes");
+    }
 }

@@ -45,6 +45,9 @@ pub(crate) enum How {
     /// The kernel caches writes.
     Atomic,
     AtomicWriteThrough,
+    /// The kernel keeps locks.
+    BoostLocalLocks,
+    AtomicLocalLocks,
 }
 
 /// The test's mount, in the process that runs the test. `chosen` is a glob for the managed files.
@@ -101,9 +104,10 @@ fn serve_here() {
     let data = std::ffi::CStr::from_bytes_with_nul(data.as_bytes()).unwrap();
     rustix::mount::mount("untorn", &at, "fuse", MountFlags::empty(), data).unwrap();
     let how = std::env::var(HOW).unwrap();
-    let mode = if how == "Boost" { When::Boost } else { When::Atomic };
+    let mode = if how.starts_with("Boost") { When::Boost } else { When::Atomic };
     let mut options = ServeOptions::new(mode, &ServeOptions::default_log(&source));
     options.write_through = how == "AtomicWriteThrough";
+    options.local_locks = how.ends_with("LocalLocks");
     options.log_options = CacheOptions::new().size(8 << 20).max_files(64).durability(Durability::PerWrite);
     options.allow_other = true;
     let chosen = std::env::var(CHOSEN).unwrap();
@@ -117,7 +121,8 @@ fn serve_here() {
     let report = serving.wait().unwrap();
     assert!(report.failed.is_empty(), "{report:?}");
     puller.wait().unwrap();
-    fs::write(place.join("report"), format!("{} {}", report.managed, report.plain.len())).unwrap();
+    let counted = [report.managed, report.plain.len() as u64, report.lock_requests, report.flush_requests];
+    fs::write(place.join("report"), counted.map(|count| count.to_string()).join(" ")).unwrap();
 }
 
 impl Mount {
@@ -157,7 +162,14 @@ impl Mount {
 
     /// Unmounts, and returns how many files were managed, and how many of those that should have been were not.
     pub(crate) fn unmount(mut self) -> (u64, u64) {
-        self.end()
+        let [managed, plain, ..] = self.end();
+        (managed, plain)
+    }
+
+    /// Unmounts, and returns how many requests about locks there were, and how many of closes.
+    pub(crate) fn unmount_counting(mut self) -> (u64, u64) {
+        let [.., locks, closes] = self.end();
+        (locks, closes)
     }
 
     /// Unmounts, and looks at the source.
@@ -166,7 +178,7 @@ impl Mount {
         look()
     }
 
-    fn end(&mut self) -> (u64, u64) {
+    fn end(&mut self) -> [u64; 4] {
         let begun = Instant::now();
         // The server closes its own openings a moment after the program's.
         while let Err(errno) = rustix::mount::unmount(self.path(), UnmountFlags::empty()) {
@@ -176,8 +188,8 @@ impl Mount {
         let status = self.wait();
         assert!(status.success(), "the server failed: {status}");
         let report = fs::read_to_string(self.place.path().join("report")).unwrap();
-        let (managed, plain) = report.split_once(' ').unwrap();
-        (managed.parse().unwrap(), plain.parse().unwrap())
+        let counted: Vec<u64> = report.split(' ').map(|count| count.parse().unwrap()).collect();
+        counted.try_into().unwrap()
     }
 
     fn wait(&mut self) -> ExitStatus {

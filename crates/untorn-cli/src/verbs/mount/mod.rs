@@ -102,6 +102,7 @@ fn options(args: &Mount, places: &Places) -> Result<ServeOptions> {
     let mut options = ServeOptions::new(mode, &places.log);
     options.globs = globs.map_err(|error| Failure::usage(error.to_string()))?;
     options.write_through = args.write_through;
+    options.local_locks = args.local_locks;
     options.log_options = boost::new_log(args.log_size);
     if let (Some(wanted), true) = (args.log_size, places.log.exists()) {
         boost::check_size(&places.log, wanted, ENTRY)?;

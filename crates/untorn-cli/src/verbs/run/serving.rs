@@ -160,6 +160,7 @@ fn options(args: &Run, chosen: &Chosen, log: &Log) -> Result<ServeOptions> {
     options.globs = globs(chosen)?;
     options.strict = args.strict;
     options.write_through = args.write_through;
+    options.local_locks = args.local_locks;
     Ok(options)
 }
 
@@ -279,6 +280,8 @@ fn add(sum: &mut Report, report: Report) {
     let all = |into: &mut BTreeMap<PathBuf, String>, from| into.extend(from);
     sum.managed += report.managed;
     sum.bytes += report.bytes;
+    sum.lock_requests += report.lock_requests;
+    sum.flush_requests += report.flush_requests;
     all(&mut sum.plain, report.plain);
     all(&mut sum.refused, report.refused);
     all(&mut sum.failed, report.failed);

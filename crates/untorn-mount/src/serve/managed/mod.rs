@@ -59,6 +59,10 @@ pub struct Report {
     pub refused: BTreeMap<PathBuf, String>,
     /// Files whose bytes could not be brought to them; they are in the log.
     pub failed: BTreeMap<PathBuf, String>,
+    /// Requests about locks (GETLK, SETLK and SETLKW).
+    pub lock_requests: u64,
+    /// Requests at the close of a descriptor (FLUSH), which give locks up.
+    pub flush_requests: u64,
 }
 
 /// All managed files.
