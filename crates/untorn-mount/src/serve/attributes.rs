@@ -70,7 +70,7 @@ impl Server {
     /// The attributes of a node as the kernel gets them, by those that the source had a moment ago.
     pub(super) fn attributes(&self, node: &Node, status: &Stat) -> FileAttr {
         let mut status = *status;
-        if self.managing.is_atomic() && node.is_regular() && !self.managing.adjust(&mut status) {
+        if self.managing.has_atomic() && node.is_regular() && !self.managing.adjust(&mut status) {
             // The log may have brought an epoch to the source meanwhile. Now the source has all.
             status = node.status().unwrap_or(status);
         }

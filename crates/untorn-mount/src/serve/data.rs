@@ -123,6 +123,16 @@ impl Server {
             return Err(Errno::NOSYS);
         }
         let from = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
+        if let Some(managed) = self.managing.atomic(open.node.key) {
+            // The log may hold writes back: all of the file is data.
+            let len = managed.len()?;
+            return match whence {
+                3 | 4 if from >= len => Err(Errno::NXIO),
+                3 => Ok(offset),
+                4 => Ok(len as i64),
+                _ => Err(Errno::INVAL),
+            };
+        }
         let from = match whence {
             3 => SeekFrom::Data(from),
             4 => SeekFrom::Hole(from),

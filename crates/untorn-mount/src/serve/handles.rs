@@ -188,6 +188,7 @@ impl Server {
         // It is new, so it has no mark, and no rights of its own.
         node.set_settled();
         node.set_lacks(Lack::Capability, true);
+        node.set_lacks(Lack::Mark, true);
         let opened = self.open_created(&node, Arc::new(descriptor), flags);
         if opened.is_err() {
             self.nodes.forget(node.number, 1);

@@ -49,9 +49,11 @@ pub(super) enum Lack {
     /// `system.posix_acl_default` of a directory: the server asks before it makes a file there. The kernel has the
     /// directory locked then, as when a program sets the attribute.
     DefaultAcl,
+    /// The mark of an atomic file ([`marks`](super::managed)): the server asks before the first writer.
+    Mark,
 }
 
-const LACKS: usize = 2;
+const LACKS: usize = 3;
 
 /// A file of the source that the kernel may ask for.
 pub(super) struct Node {

@@ -1,5 +1,7 @@
-//! Extended attributes. Those of untorn itself are hidden: for programs they do not exist, and none can be made. The
-//! name `user.untorn.sync` is a question that commits all files, because `sync` and `syncfs` send no request.
+//! Extended attributes. Those of untorn itself are hidden: for programs they do not exist, and none can be made. Two
+//! names mean something else. `user.untorn.sync` is a question that commits all files, because `sync` and `syncfs` send
+//! no request. `user.untorn.atomic` says of a file of a boost mount that it is atomic; no list has it, so no copy of a
+//! file gets it.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -12,6 +14,7 @@ use rustix::fs::{OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::Server;
+use super::managed::MARK;
 use super::names::DEFAULT_ACL;
 use super::nodes::{Lack, Node, ROOT, number};
 
@@ -53,6 +56,9 @@ impl Server {
     pub(super) fn attribute(&self, node: &Node, name: &OsStr, room: usize) -> Result<Vec<u8>, Errno> {
         if self.no_xattr {
             return Err(Errno::NOSYS);
+        }
+        if name == MARK {
+            return fitting(self.mark(node)?, room);
         }
         if is_hidden(name.as_bytes()) {
             return Err(Errno::NODATA);
@@ -107,6 +113,9 @@ impl Server {
         if self.no_xattr {
             return Err(Errno::NOSYS);
         }
+        if name == MARK {
+            return self.set_mark(node, value);
+        }
         if is_hidden(name.as_bytes()) {
             return Err(Errno::PERM);
         }
@@ -123,6 +132,10 @@ impl Server {
     pub(super) fn remove_attribute(&self, node: &Node, name: &OsStr) -> Result<(), Errno> {
         if self.no_xattr {
             return Err(Errno::NOSYS);
+        }
+        if name == MARK {
+            self.mark(node)?;
+            return self.set_mark(node, b"0");
         }
         if is_hidden(name.as_bytes()) {
             return Err(Errno::NODATA);

@@ -3,6 +3,7 @@
 mod atomic;
 mod boost;
 mod locks;
+mod marks;
 mod same;
 mod stress;
 mod support;

@@ -58,8 +58,8 @@ impl State {
 /// A file behind the log, shared by all who write to it.
 pub(in crate::serve) struct Managed {
     pub(super) key: Key,
-    /// Whether changes count in epochs.
-    atomic: bool,
+    /// Whether changes count in epochs. It changes while the state is held exclusively.
+    atomic: AtomicBool,
     /// Open for reading and writing.
     pub(super) descriptor: Arc<OwnedFd>,
     pub(super) modified: Arc<Modified>,
@@ -92,7 +92,7 @@ impl Managed {
         let served = if is_chosen { Served::Fresh } else { Served::Plain };
         Managed {
             key,
-            atomic,
+            atomic: AtomicBool::new(atomic),
             descriptor,
             modified,
             mapped: AtomicBool::new(false),
@@ -114,7 +114,7 @@ impl Managed {
             source,
         })?;
         let inner = Descriptor::new(copy, path)?;
-        if self.atomic {
+        if self.is_atomic() {
             let (descriptor, modified) = (self.descriptor.clone(), self.modified.clone());
             cache.attach_atomic(Arc::new(Timed { inner, descriptor, modified }), path)
         } else {
@@ -123,7 +123,12 @@ impl Managed {
     }
 
     pub(super) fn is_atomic(&self) -> bool {
-        self.atomic
+        self.atomic.load(Ordering::Acquire)
+    }
+
+    /// Changes count in epochs from now on, or do no more. The log has nothing of the file.
+    pub(super) fn set_atomic(&self, atomic: bool) {
+        self.atomic.store(atomic, Ordering::Release);
     }
 
     pub(super) fn shared(&self) -> RwLockReadGuard<'_, State> {
@@ -230,7 +235,7 @@ impl Managed {
             Served::Logged(file) if appends && self.len_of(file)? != offset => {
                 self.log(|| file.append(bytes)).map(|_| bytes.len())
             }
-            Served::Logged(file) if self.atomic => {
+            Served::Logged(file) if self.is_atomic() => {
                 self.modified.now();
                 self.write_all(file, bytes, offset)
             }
@@ -251,8 +256,8 @@ impl Managed {
         Ok(done)
     }
 
-    pub(super) fn len(&self) -> std::result::Result<u64, Errno> {
-        if self.atomic
+    pub(in crate::serve) fn len(&self) -> std::result::Result<u64, Errno> {
+        if self.is_atomic()
             && let Some(file) = self.shared().file()
         {
             return file.len().map_err(errno);
@@ -262,7 +267,11 @@ impl Managed {
 
     /// The length, for one who holds the state.
     fn len_of(&self, file: &CachedFile) -> std::result::Result<u64, Errno> {
-        if self.atomic { file.len().map_err(errno) } else { Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64) }
+        if self.is_atomic() {
+            file.len().map_err(errno)
+        } else {
+            Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64)
+        }
     }
 
     pub(super) fn set_len(&self, len: u64) -> std::result::Result<(), Errno> {
@@ -275,11 +284,11 @@ impl Managed {
                 rustix::fs::ftruncate(&self.descriptor, len)
             }
             // A file that is empty anyway needs no entry: programs truncate what they just created.
-            Served::Logged(file) if len == 0 && self.len_of(file)? == 0 && !self.atomic => {
+            Served::Logged(file) if len == 0 && self.len_of(file)? == 0 && !self.is_atomic() => {
                 rustix::fs::ftruncate(&self.descriptor, 0)
             }
             Served::Logged(file) => {
-                let same = self.atomic && self.len_of(file)? == len;
+                let same = self.is_atomic() && self.len_of(file)? == len;
                 self.modified.now();
                 if same { Ok(()) } else { self.log(|| file.set_len(len)) }
             }

@@ -14,6 +14,7 @@
 
 mod bytes;
 mod file;
+mod marks;
 mod moves;
 mod timed;
 
@@ -22,7 +23,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -34,6 +35,7 @@ use untorn::{Durability, Error};
 
 pub(super) use self::file::Managed;
 use self::file::{Served, State};
+pub(super) use self::marks::MARK;
 pub(super) use self::moves::Move;
 use super::nodes::{Key, Node, key_of};
 use super::{Globs, Server, lock};
@@ -68,8 +70,10 @@ pub struct Report {
 /// All managed files.
 pub(super) struct Managing {
     cache: WriteCache,
-    /// Whether changes count in epochs.
+    /// Whether changes of all files count in epochs.
     atomic: bool,
+    /// Whether a file was found marked, so that its changes do ([`marks`]).
+    marked: AtomicBool,
     /// Whether the kernel caches writes.
     writeback: bool,
     /// Whether a file is refused that the log cannot manage.
@@ -116,6 +120,7 @@ impl Managing {
             per_write: info.is_some_and(|info| info.durability == Durability::PerWrite),
             cache,
             atomic,
+            marked: AtomicBool::new(false),
             writeback,
             strict,
             globs,
@@ -145,13 +150,19 @@ impl Managing {
         self.per_write && !self.atomic
     }
 
+    /// Whether changes of all files count in epochs.
     pub(super) fn is_atomic(&self) -> bool {
         self.atomic
     }
 
+    /// Whether those of some files may.
+    pub(super) fn has_atomic(&self) -> bool {
+        self.atomic || self.marked.load(Ordering::Acquire)
+    }
+
     /// The managed file whose bytes and attributes the source may lack.
     pub(super) fn atomic(&self, key: Key) -> Option<Arc<Managed>> {
-        if self.atomic { self.find(key) } else { None }
+        if self.has_atomic() { self.find(key).filter(|managed| managed.is_atomic()) } else { None }
     }
 
     /// Shows attributes as the writers of an atomic file have made them. False if the source has them all.
@@ -281,7 +292,7 @@ impl Managing {
             Err(Errno::NFILE) => {}
             done => return done,
         }
-        if self.atomic || self.strict {
+        if managed.is_atomic() || self.strict {
             return Err(Errno::NFILE);
         }
         let path = managed.become_plain()?;
@@ -450,12 +461,13 @@ impl Server {
                 (Arc::new(self.descriptors.reopen(node, OFlags::WRONLY)?), None)
             }
         };
+        let atomic = managing.atomic || !is_new && self.is_marked(node)?;
         let mut table = lock(&managing.table);
         if let Some(known) = table.get(&node.key) {
             known.add_writer();
             return Ok(Some(known.clone()));
         }
-        let how = (managing.atomic, managing.writeback);
+        let how = (atomic, managing.writeback);
         let known_as = (path.as_deref().unwrap_or(Path::new("")), chosen.is_some());
         let managed = Arc::new(Managed::new(how, node.key, known_as, own));
         table.insert(node.key, managed.clone());
