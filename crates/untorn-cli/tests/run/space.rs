@@ -25,6 +25,54 @@ except OSError as error:
 print(told, synced, flush=True)
 ";
 
+/// Writes without a sync until it is told that there is no room.
+const FILL_UNSYNCED: &str = "
+import errno, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o644)
+told = 'nothing'
+try:
+    for _ in range(1 << 20): os.write(fd, bytes(1 << 16))
+except OSError as error:
+    told = errno.errorcode[error.errno]
+print(told)
+try: os.close(fd)
+except OSError: pass
+";
+
+/// A program that fills a disk never ends where writes are cached and told nothing: neither with a file that is passed
+/// through, nor with one whose epoch has no more room.
+#[test]
+fn a_program_that_writes_until_the_disk_is_full_ends() {
+    needs_mounts!("root", "unshare", "mount", "python3");
+    let script = "mount -t tmpfs -o size=6M none .; cd \"$PWD\"; \
+                  \"$0\" run --mode \"$1\" --log-size 1M --log \"$2\" --match '*.db' -- \
+                  python3 -c \"$3\" \"$4\" || true";
+    for (mode, name) in [("atomic", "plain"), ("boost", "plain"), ("boost", "f.db")] {
+        let place = Place::new();
+        let mut command = Command::new("timeout");
+        command.args([
+            "100",
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "--",
+            "sh",
+            "-ec",
+            script,
+            UNTORN,
+            mode,
+        ]);
+        command.arg(place.log()).args([FILL_UNSYNCED, name]).current_dir(place.files.path());
+        if !untorn::doctor(place.aside.path()).unwrap().durable {
+            command.env("UNTORN_ASSUME_PMEM", "1");
+        }
+        let output = command.output().unwrap();
+        let (said, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && said.trim_end() == "ENOSPC", "{mode}, {name}: {said}{err}");
+    }
+}
+
 /// Judges the file outside of the run.
 const JUDGE: &str = "
 import sys

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,8 @@ pub(super) struct Node {
     settled: AtomicBool,
     /// The stamp of the file when the pages that the kernel has of it were right.
     pub(super) left: Mutex<Stamp>,
+    /// The error of the last write of the kernel that failed, until a program is told; 0 without one.
+    unwritten: AtomicI32,
     /// Attributes that it did not have a moment ago.
     lacks: Mutex<[Option<Instant>; LACKS]>,
     /// The name by which it was found last, and the number of that name's directory. The descriptor only knows the name
@@ -84,6 +86,19 @@ impl Node {
 
     pub(super) fn set_settled(&self) {
         self.settled.store(true, Ordering::Release);
+    }
+
+    /// The kernel sent what a program had written, and it could not be written.
+    pub(super) fn failed_to_write(&self, errno: Errno) {
+        self.unwritten.store(errno.raw_os_error(), Ordering::Relaxed);
+    }
+
+    /// The error that the next write of a program is to be told.
+    pub(super) fn take_unwritten(&self) -> Result<(), Errno> {
+        match self.unwritten.swap(0, Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
     }
 
     /// Whether it lacked an attribute at most so long ago.
@@ -259,6 +274,7 @@ impl Nodes {
             descriptor,
             settled: AtomicBool::new(closed.is_settled),
             left: Mutex::default(),
+            unwritten: AtomicI32::new(0),
             lacks: Mutex::default(),
             found_as: Mutex::new(Some(closed.name.clone())),
         });
@@ -409,6 +425,7 @@ fn insert(
         descriptor,
         settled: AtomicBool::new(is_settled),
         left: Mutex::default(),
+        unwritten: AtomicI32::new(0),
         lacks: Mutex::default(),
         found_as: Mutex::default(),
     });

@@ -81,6 +81,15 @@ impl Requests {
         }
     }
 
+    /// A kernel that caches writes asks for attributes by the handle before a write, once they are old. A program that
+    /// writes until there is no room would never end if its writes were told nothing before a sync.
+    fn tell_unwritten(&self, handle: FileHandle) -> Result<(), Errno> {
+        match self.0.handles.file(handle.0) {
+            Ok(open) if self.0.writeback && open.writable => open.node.take_unwritten(),
+            _ => Ok(()),
+        }
+    }
+
     fn flags_for(&self, open: &Open) -> FopenFlags {
         let keep = if self.0.keeps_pages(open) { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
         if self.0.writeback || self.0.locks.has_seen(open.node.key) { keep } else { keep | FopenFlags::FOPEN_NOFLUSH }
@@ -134,8 +143,9 @@ impl Filesystem for Requests {
         self.0.nodes.forget(number.0, lookups);
     }
 
-    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.node(number).and_then(|node| Ok((node.status()?, node))) {
+    fn getattr(&self, _: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        let told = handle.map_or(Ok(()), |handle| self.tell_unwritten(handle));
+        match told.and_then(|()| self.node(number)).and_then(|node| Ok((node.status()?, node))) {
             Ok((status, node)) => reply.attr(&self.0.lifetime, &self.0.attributes(&node, &status)),
             Err(error) => reply.error(errno(error)),
         }
@@ -315,7 +325,8 @@ impl Filesystem for Requests {
         {
             managed.set_mapped();
         }
-        match open.and_then(|open| self.0.write_file(caller(request), &open, offset, data, (appends, drops))) {
+        let write = |open: &Arc<Open>| self.0.write_file(caller(request), open, offset, data, (appends, drops));
+        match open.and_then(|open| write(&open).inspect_err(|&error| open.node.failed_to_write(error))) {
             Ok(count) => reply.written(count as u32),
             Err(error) => reply.error(errno(error)),
         }
