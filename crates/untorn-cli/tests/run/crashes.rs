@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use untorn::write_cache::{BackingFile, Descriptor};
 use untorn_testing::programs::{TRANSACTIONS, Victim, kill, last_transaction, succeed};
 
 use crate::running::{MODES, Place, needs_mounts};
@@ -99,6 +100,42 @@ fn a_crash_keeps_every_write_of_a_boosted_file() {
     talk.crash();
     place.replay();
     assert_eq!(place.read("f"), "First second third");
+}
+
+/// A rename by `link` and `unlink` waits for no device: the log alone has the bytes, and the names. A power cut takes
+/// from the file what its device had not got, and may bring the first name back.
+#[test]
+fn a_crash_keeps_a_rename_by_link_and_unlink() {
+    needs_mounts!("python3");
+    let program = "
+fd = os.open('f', os.O_RDWR | os.O_CREAT, 0o644)
+os.write(fd, b'first'); os.fsync(fd)
+os.link('f', 'g'); os.unlink('f')
+os.write(fd, b' second'); os.fsync(fd)
+print('written', flush=True)
+sys.stdin.readline()
+";
+    for mode in MODES {
+        let place = Place::new();
+        let probe = fs::File::create_new(place.file("probe")).unwrap();
+        let identity = Descriptor::new(probe.into(), &place.file("probe")).and_then(|file| file.identity()).unwrap();
+        fs::remove_file(place.file("probe")).unwrap();
+        if identity.generation == 0 || identity.birth == 0 {
+            untorn_testing::skip!("files of this file system have no generation or no birth time");
+        }
+        let mut talk = Talk::start(&place, mode, program);
+        talk.hear("written");
+        talk.crash();
+        fs::hard_link(place.file("g"), place.file("f")).unwrap();
+        let file = fs::File::options().write(true).open(place.file("g")).unwrap();
+        // A power cut changes no file, so the file has no other time than before.
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.set_len(0).unwrap();
+        file.set_times(fs::FileTimes::new().set_modified(modified)).unwrap();
+        place.replay();
+        assert_eq!(place.read("g"), "first second", "{mode}");
+        assert!(!place.file("f").exists(), "{mode}: the name was removed");
+    }
 }
 
 /// As on any file system: only a crash of the run, or of the machine, takes changes back.

@@ -73,28 +73,71 @@ fn all_that_usual_commands_write_goes_through_the_log() {
 /// The program loses one of a file's two names while the file is open: the log can't follow that.
 const TWO_NAMES: &str = "
 import os
-fd = os.open('f', os.O_RDWR | os.O_CREAT, 0o644)
+fd = os.open('f', os.O_RDWR)
 os.write(fd, b'first')
 os.fsync(fd)
-os.link('f', 'g')
 try: os.unlink('f')
 except OSError as error: print(os.strerror(error.errno))
 os.write(fd, b' second')
 os.fsync(fd)
 ";
 
+/// A place with a file that has two names.
+fn two_names() -> Place {
+    let place = Place::new();
+    fs::write(place.file("f"), "").unwrap();
+    fs::hard_link(place.file("f"), place.file("g")).unwrap();
+    place
+}
+
 #[test]
 fn a_file_left_to_the_file_system_is_told_in_one_line() {
     needs_mounts!("python3");
     for mode in MODES {
-        let place = Place::new();
+        let place = two_names();
         let run = place.run(mode, &[], &["python3", "-c", TWO_NAMES]).expect(0);
         let path = place.file("f");
         assert_eq!(run.err.lines().count(), 1, "{mode}: {}", run.err);
         run.names("left to the file system, without untorn's promise").names(path.to_str().unwrap());
         assert_eq!(place.read("g"), "first second", "{mode}");
-        let (_, report) = Place::new().reported(mode, &[], &["python3", "-c", TWO_NAMES]);
+        let (_, report) = two_names().reported(mode, &[], &["python3", "-c", TWO_NAMES]);
         assert_eq!(report["plain"].as_array().unwrap().len(), 1, "{mode}: {report}");
+    }
+}
+
+/// `link` and `unlink`, as `git` and mail servers rename: the file stays behind the log, whether it is open or not.
+#[test]
+fn a_file_renamed_by_link_and_unlink_is_still_managed() {
+    needs_mounts!("python3");
+    let program = "
+import os
+for name, is_open in (('open', True), ('closed', False)):
+    fd = os.open('new', os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    os.write(fd, b'first')
+    if not is_open: os.close(fd)
+    os.link('new', name)
+    os.unlink('new')
+    if not is_open: fd = os.open(name, os.O_RDWR | os.O_APPEND)
+    os.write(fd, b' second')
+    os.fsync(fd)
+    # Once more, and back under the first name.
+    os.link(name, 'other')
+    os.unlink(name)
+    os.link('other', name)
+    os.unlink('other')
+    os.write(fd, b' third')
+    os.close(fd)
+";
+    for mode in MODES {
+        for options in [&[][..], &["--strict"]] {
+            let place = Place::new();
+            let (_, report) = place.reported(mode, options, &["python3", "-c", program]);
+            assert_eq!((&report["plain"], &report["refused"]), (&json!([]), &json!([])), "{mode}: {report}");
+            assert_eq!(fs::read_dir(place.files.path()).unwrap().count(), 2, "{mode}");
+            for name in ["open", "closed"] {
+                assert_eq!(place.read(name), "first second third", "{mode}: {name}");
+            }
+        }
     }
 }
 
@@ -102,7 +145,7 @@ fn a_file_left_to_the_file_system_is_told_in_one_line() {
 fn a_strict_run_refuses_what_the_log_cannot_follow() {
     needs_mounts!("python3");
     for mode in MODES {
-        let place = Place::new();
+        let place = two_names();
         let run = place.run(mode, &["--strict"], &["python3", "-c", TWO_NAMES]).expect(0);
         assert_eq!((run.text().as_str(), run.err.as_str()), ("Operation not supported\n", ""), "{mode}");
         assert_eq!((place.read("f"), place.read("g")), ("first second".to_owned(), "first second".to_owned()));

@@ -115,7 +115,8 @@ impl Server {
         allowed(name)?;
         // By the descriptor's own name, which needs no special right as an empty path does.
         let own = number(node.as_fd());
-        rustix::fs::linkat(&self.descriptors, own.as_str(), parent, name, AtFlags::SYMLINK_FOLLOW)?;
+        let link = || rustix::fs::linkat(&self.descriptors, own.as_str(), parent, name, AtFlags::SYMLINK_FOLLOW);
+        self.managing.link(node.key, || self.place_of(parent, name), link)?;
         self.find(parent, name)
     }
 

@@ -250,6 +250,10 @@ impl CachedFile {
     /// the file over that one again, and over no other. For this the call syncs the directory of `to`, if it does not
     /// know what a crash could leave there.
     ///
+    /// `to` may be a name that the file got by `link`. Then the caller removes the name from before instead of renaming
+    /// the file, and a replay does so again if a crash undoes that. A caller that links the file under the name from
+    /// before once more must demote it first.
+    ///
     /// Returns false if the file and the replaced file must be [demoted](CachedFile::demote) instead:
     ///
     /// - the log never had an entry of one of them, or one is already demoted;

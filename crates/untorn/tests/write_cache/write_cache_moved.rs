@@ -50,6 +50,69 @@ impl Machine {
     }
 }
 
+/// `link` and `unlink` instead of `rename`: a crash may undo either, and leave both names, the first, the last or none.
+#[test]
+fn a_rename_by_link_and_unlink_is_repeated() {
+    for to in ["one/b", "two/b"] {
+        for (first, last) in [(false, true), (true, true), (true, false), (false, false)] {
+            let Some(mut machine) = new_machine() else { return };
+            let file = machine.create_with("one/a", b"bytes");
+            fs::hard_link(machine.path("one/a"), machine.path(to)).unwrap();
+            assert!(file.begin_rename(&machine.path(to)).unwrap(), "{to}");
+            fs::remove_file(machine.path("one/a")).unwrap();
+            file.end_rename(true).unwrap();
+            file.append(b", more").unwrap();
+            assert_eq!(file.path(), machine.path(to));
+            drop(file);
+            let replay = machine.crash(|machine| {
+                fs::hard_link(machine.path(to), machine.path("one/a")).unwrap();
+                for (name, is_left) in [("one/a", first), (to, last)] {
+                    if !is_left {
+                        fs::remove_file(machine.path(name)).unwrap();
+                    }
+                }
+            });
+            assert!(replay.is_complete(), "{to} {first} {last}: {replay:?}");
+            machine.has(&[(to, "bytes, more")]);
+            assert_eq!(machine.replay().operations, 0, "nothing is left to do");
+        }
+    }
+}
+
+/// Nobody said that the first name was removed: the file keeps what it has, and every byte.
+#[test]
+fn a_link_whose_unlink_did_not_come_costs_no_byte() {
+    for told in [false, true] {
+        let Some(mut machine) = new_machine() else { return };
+        let file = machine.create_with("one/a", b"bytes");
+        fs::hard_link(machine.path("one/a"), machine.path("two/b")).unwrap();
+        assert!(file.begin_rename(&machine.path("two/b")).unwrap());
+        if told {
+            file.end_rename(false).unwrap();
+        }
+        file.append(b", more").unwrap();
+        drop(file);
+        let replay = machine.crash(|machine| fs::remove_file(machine.path("two/b")).unwrap());
+        assert!(replay.is_complete(), "{replay:?}");
+        machine.has(&[("one/a", "bytes, more")]);
+    }
+}
+
+/// The replay removes the name from before only where the renamed file has it.
+#[test]
+fn a_name_that_another_file_has_by_now_is_not_removed() {
+    let Some(mut machine) = new_machine() else { return };
+    let file = machine.create_with("one/a", b"bytes");
+    fs::hard_link(machine.path("one/a"), machine.path("two/b")).unwrap();
+    assert!(file.begin_rename(&machine.path("two/b")).unwrap());
+    fs::remove_file(machine.path("one/a")).unwrap();
+    file.end_rename(true).unwrap();
+    drop(file);
+    let replay = machine.crash(|machine| fs::write(machine.path("one/a"), "another").unwrap());
+    assert!(replay.is_complete(), "{replay:?}");
+    machine.has(&[("one/a", "another"), ("two/b", "bytes")]);
+}
+
 /// The file is found by either name, and has the one that it was given.
 #[test]
 fn a_rename_that_a_crash_undid_is_repeated() {

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use rustix::fs::{AtFlags, CWD};
 use rustix::io::Errno;
 use untorn::Result;
 use untorn::write_cache::{CachedFile, Descriptor, WriteCache};
@@ -24,7 +25,10 @@ use untorn::write_cache::{CachedFile, Descriptor, WriteCache};
 use super::errno;
 use super::timed::{Modified, Timed};
 use crate::serve::lock;
-use crate::serve::nodes::Key;
+use crate::serve::nodes::{Key, key_of};
+
+/// Further names of a file that are remembered.
+const MOST_OTHERS: usize = 8;
 
 /// The server of a file's bytes.
 #[derive(Debug)]
@@ -69,6 +73,10 @@ pub(in crate::serve) struct Managed {
     pub(super) pulled: AtomicBool,
     /// Whether its last name was removed in the mount.
     gone: AtomicBool,
+    /// Names that it got by `link`, the last one last. Each may be another file's by now.
+    others: Mutex<Vec<PathBuf>>,
+    /// The name that it lost last, if the log records that as a rename.
+    given_up: Mutex<Option<PathBuf>>,
     state: RwLock<State>,
     /// Whether the log has had an entry of it.
     logged: AtomicBool,
@@ -98,6 +106,8 @@ impl Managed {
             mapped: AtomicBool::new(false),
             pulled: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            others: Mutex::default(),
+            given_up: Mutex::default(),
             state: RwLock::new(State { served, path: path.to_owned() }),
             logged: AtomicBool::new(false),
             unsynced: AtomicBool::new(true),
@@ -164,6 +174,34 @@ impl Managed {
         if self.names() == Ok(0) {
             self.gone.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// It got one more name.
+    pub(super) fn has_name_too(&self, path: PathBuf) {
+        let mut others = lock(&self.others);
+        others.retain(|other| *other != path);
+        if others.len() == MOST_OTHERS {
+            others.remove(0);
+        }
+        others.push(path);
+    }
+
+    /// It lost a name, which the log takes for a rename.
+    pub(super) fn gives_up(&self, path: PathBuf) {
+        *lock(&self.given_up) = Some(path);
+    }
+
+    pub(super) fn gave_up(&self, path: &Path) -> bool {
+        lock(&self.given_up).as_deref() == Some(path)
+    }
+
+    /// The last of its other names that is still its own.
+    pub(super) fn other_name(&self) -> Option<PathBuf> {
+        let is_own = |path: &&PathBuf| {
+            let found = rustix::fs::statat(CWD, path.as_path(), AtFlags::SYMLINK_NOFOLLOW);
+            found.is_ok_and(|status| key_of(&status) == self.key)
+        };
+        lock(&self.others).iter().rev().find(is_own).cloned()
     }
 
     pub(super) fn add_writer(&self) {

@@ -6,7 +6,10 @@
 //!    path of each managed file is the one that the source has.
 //! 2. A replay looks for a file by its path. If the log cannot record a new one, everything that it has of the file is
 //!    brought to the source first, and the log is put in front of it again under the new path.
-//! 3. A directory that moves takes the paths of all files below it along: each is brought to the source first.
+//! 3. `link` and then `unlink` of the first name are a rename in two steps. A managed file goes on under the name that
+//!    it got by `link`: the log records that as a rename, if it can. A file that got its other name otherwise is left
+//!    plain until it is opened again.
+//! 4. A directory that moves takes the paths of all files below it along: each is brought to the source first.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLockWriteGuard};
@@ -17,7 +20,7 @@ use rustix::io::Errno;
 use super::file::{Managed, Served, State};
 use super::{Managing, errno};
 use crate::serve::lock;
-use crate::serve::nodes::key_of;
+use crate::serve::nodes::{Key, key_of};
 
 /// A file that gets another name.
 pub(in crate::serve) struct Move {
@@ -78,6 +81,12 @@ impl Managing {
             // It keeps the name that a replay looks for.
             return remove();
         }
+        if matches!(held.state.served, Served::Fresh | Served::Logged(_))
+            && held.file.names()? > 1
+            && let Some(other) = managed.other_name()
+        {
+            return self.go_on_as(held, other, remove);
+        }
         let announced = match held.state.file() {
             Some(file) if held.file.names()? == 1 => file.prepare_unlink().map_err(errno)?,
             _ => false,
@@ -107,6 +116,63 @@ impl Managing {
             }
         }
         removed
+    }
+
+    /// The name of a file that the log counts is removed, and the file goes on under another one.
+    fn go_on_as(
+        &self,
+        mut held: Held<'_>,
+        other: PathBuf,
+        remove: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let from = held.state.path.clone();
+        if matches!(held.state.served, Served::Fresh) {
+            remove()?;
+            held.state.path = other;
+            return Ok(());
+        }
+        let announced = match held.state.file() {
+            Some(file) if held.file.is_logged() => file.begin_rename(&other).map_err(errno)?,
+            _ => false,
+        };
+        if !announced {
+            held.settle()?;
+        }
+        let removed = remove();
+        let path = if removed.is_ok() { other } else { from.clone() };
+        if announced && let Some(file) = held.state.file() {
+            let ended = file.end_rename(removed.is_ok()).map_err(errno);
+            if removed.is_ok() {
+                held.file.gives_up(from);
+            }
+            held.state.path = path;
+            ended?;
+        } else {
+            self.serve_again(&mut held, &path);
+        }
+        removed
+    }
+
+    /// A file gets one more name, and `path` tells which; `link` gives it.
+    pub(in crate::serve) fn link(
+        &self,
+        key: Key,
+        path: impl FnOnce() -> Result<PathBuf, Errno>,
+        link: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let _still = self.moves.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(managed) = self.find(key) else { return link() };
+        let path = path()?;
+        if managed.gave_up(&path) {
+            // A replay would take it for the name that was removed.
+            let mut held = Held::new(&managed);
+            let counts = held.state.path.clone();
+            held.settle()?;
+            self.serve_again(&mut held, &counts);
+        }
+        link()?;
+        managed.has_name_too(path);
+        Ok(())
     }
 
     /// A name of the source becomes another one; `look` tells which.

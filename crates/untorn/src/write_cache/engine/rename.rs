@@ -1,6 +1,9 @@
 //! Renames. The log has both names before the rename, and an entry of it afterwards, so that a replay repeats a rename
 //! that the file system lost. The tail passes that entry when the rename is durable.
 //!
+//! A file that has the new name already, by `link`, loses the old one by `unlink` instead. The log then says that the
+//! file is put over itself: so a replay knows that it is to remove the old name where a crash left both.
+//!
 //! The replaced file, if there was one, is *leaving*, like a file that is about to be removed. The log names it even if
 //! it knows nothing else of it: a replay puts the renamed file over that one, and over no other.
 
@@ -106,7 +109,7 @@ impl<M: Medium> Cache<M> {
     fn look_at_target(&self, file: &Managed, to: &Path) -> Result<Option<(Target, [u64; PARENTS])>> {
         let Some(target) = self.target(file, to)? else { return Ok(None) };
         let parents = self.parents(to)?;
-        if parents[0] == 0 || !self.is_certain(to, &target)? {
+        if parents[0] == 0 || !self.is_certain(file, to, &target)? {
             return Ok(None);
         }
         Ok(Some((target, parents)))
@@ -119,6 +122,9 @@ impl<M: Medium> Cache<M> {
             Named::File(found) => found,
             Named::Other => return Ok(None),
         };
+        if file.identity.device == found.device && is_named(&file.identity, &found) {
+            return Ok(Some(Target { identity: Some(file.identity), known: None }));
+        }
         let is_it = |known: &Arc<Managed>| known.identity.device == found.device && is_named(&known.identity, &found);
         let known = locked(&self.registry).find(is_it);
         let Some(known) = known.filter(|known| !known.is_demoted()) else {
@@ -137,18 +143,20 @@ impl<M: Medium> Cache<M> {
 
     /// Sees to it that no crash leaves anything at a name but what has it now, unless the log knows of it. False if
     /// somebody is changing that.
-    fn is_certain(&self, to: &Path, target: &Target) -> Result<bool> {
+    fn is_certain(&self, file: &Managed, to: &Path, target: &Target) -> Result<bool> {
         if target.known.is_some() {
             // When it got its line, or this name, that was seen to.
             return Ok(true);
         }
         let (dir, name) = (parent(to), to.file_name().unwrap_or_default());
         let found = self.place.directory(dir)?;
-        let holder = target.identity.as_ref();
+        // The name that a file got by `link`, perhaps not durably, is free but for the file itself.
+        let is_own = target.identity == Some(file.identity);
+        let holder = target.identity.as_ref().filter(|_| !is_own);
         if locked(&self.registry).synced_dirs.is_held(dir, found, name, holder) {
             return Ok(true);
         }
-        self.look_at_names(dir, None, barriers::TARGET)?;
+        self.look_at_names(dir, is_own.then_some(name), barriers::TARGET)?;
         if let Some(holder) = holder {
             if !matches!(self.place.named(to)?, Named::File(now) if is_named(holder, &now)) {
                 return Ok(false);

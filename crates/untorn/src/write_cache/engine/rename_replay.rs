@@ -4,6 +4,8 @@
 //! One of these shows that a rename was done: an entry in the log; the file itself, under the new name; or a later file
 //! that could not otherwise have the old name, or replace this one. Otherwise the file has its old name.
 //!
+//! A file that got its new name by `link` and lost the other by `unlink` may have both: the other one is removed.
+//!
 //! A file is renamed when it durably has all its operations in the log, because the file that it replaces goes last.
 
 use std::collections::{BTreeMap, HashSet};
@@ -88,6 +90,7 @@ impl<M: Medium> Replayer<'_, M> {
             self.know_again(&made)?;
         }
         self.put_in_place();
+        self.remove_given_up();
         let replayed: Vec<u64> = self.replayed().collect();
         let line = |uid: &u64| self.scan.table.get(uid).map(|(_, _, line)| line);
         let is_new = |uid: &u64| line(uid).is_some_and(|line| line.new.is_some());
@@ -146,6 +149,28 @@ impl<M: Medium> Replayer<'_, M> {
                 }
                 Ok(Err(fate)) => target.fate = fate,
                 Err(error) => target.fate = ReplayOutcome::Failed(error.to_string()),
+            }
+        }
+    }
+
+    /// Removes names that were given up for another one that the file has, too. The syncs of the renamed come next.
+    fn remove_given_up(&mut self) {
+        let given_up = |uid: u64| {
+            let (_, _, line) = self.scan.table.get(&uid)?;
+            let before = line.before.as_ref()?;
+            let is_own = before.over.is_some_and(|over| is_same(&over, &line.identity));
+            is_own.then(|| (uid, line.identity, line.path.clone(), before.path.clone()))
+        };
+        let names: Vec<_> = self.replayed().filter_map(given_up).collect();
+        for (uid, identity, path, before) in names {
+            let has = |path: &Path| self.at(path, &identity).map(|found| found.is_some());
+            let removed = match (has(&path), has(&before)) {
+                (Ok(true), Ok(true)) => self.place.remove(&before),
+                (Ok(_), Ok(_)) => Ok(()),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
+            if let Err(error) = removed {
+                self.fail(uid, &error);
             }
         }
     }
