@@ -4,6 +4,7 @@
 mod common;
 
 mod behaviour;
+mod coverage;
 mod crashes;
 mod lives;
 mod logs;
