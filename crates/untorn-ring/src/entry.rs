@@ -98,12 +98,15 @@ pub enum Kind {
     StagedLen,
     /// The same as a staged write, but the data says where in the spill file the bytes are.
     StagedSpill,
+    /// Changes of the file's open epoch, in order, which are together in the spill file: the data says where.
+    StagedPack,
     /// The file's open epoch, whose first change has the place `value` in the order, is committed.
     Commit,
 }
 
 impl Kind {
-    fn number(self) -> u16 {
+    /// The number that stands for it.
+    pub fn number(self) -> u16 {
         match self {
             Kind::Write => 1,
             Kind::SetLen => 2,
@@ -112,10 +115,12 @@ impl Kind {
             Kind::StagedLen => 5,
             Kind::Commit => 6,
             Kind::StagedSpill => 7,
+            Kind::StagedPack => 8,
         }
     }
 
-    fn of(number: u16) -> Option<Self> {
+    /// The meaning of a number.
+    pub fn of(number: u16) -> Option<Self> {
         Some(match number {
             1 => Kind::Write,
             2 => Kind::SetLen,
@@ -124,6 +129,7 @@ impl Kind {
             5 => Kind::StagedLen,
             6 => Kind::Commit,
             7 => Kind::StagedSpill,
+            8 => Kind::StagedPack,
             _ => return None,
         })
     }
@@ -135,7 +141,7 @@ impl Kind {
 
     /// Whether the change counts only with a commit of its epoch.
     pub fn is_staged(self) -> bool {
-        matches!(self, Kind::StagedWrite | Kind::StagedSpill | Kind::StagedLen)
+        matches!(self, Kind::StagedWrite | Kind::StagedSpill | Kind::StagedLen | Kind::StagedPack)
     }
 
     /// Whether only a log that says that it may have epochs can have the entry.

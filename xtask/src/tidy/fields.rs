@@ -97,11 +97,13 @@ const SPREAD: &[Spread] = &[
         "crates/untorn/src/write_cache/engine/mod.rs",
         "Cache",
         &[
+            "deliver.rs",
             "drain.rs",
             "epoch.rs",
             "file.rs",
             "multi_process.rs",
             "names.rs",
+            "packing.rs",
             "rename.rs",
             "restage.rs",
             "spill.rs",

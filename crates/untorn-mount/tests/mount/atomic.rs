@@ -7,6 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
 use untorn_testing::{cases, needs};
 
 use crate::support::{How, Mount, mount_as};
@@ -127,16 +128,55 @@ fn an_epoch_larger_than_the_log_is_committed_whole() {
     }
 }
 
+/// Changes of less than what goes to the spill file at once: four times what the log has room for, in one file, and
+/// then in several files together.
+#[test]
+fn epochs_of_small_writes_are_committed_whole() {
+    for how in BOTH {
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let at = |number: u64| number * 7919 % 6000 * 8192;
+        let file = create(&mount.path().join("f"));
+        for byte in 1..=2_u8 {
+            for number in 0..6000 {
+                let len = if number % 4 == 0 { 100 } else { 4096 };
+                file.write_all_at(&[byte; 4096][..len], at(number)).unwrap();
+            }
+            if byte == 1 {
+                file.sync_all().unwrap();
+            }
+        }
+        let files: Vec<File> = (0..8).map(|name| create(&mount.path().join(name.to_string()))).collect();
+        for number in 0..400 {
+            files.iter().for_each(|file| file.write_all_at(&[3; 3000], number * 5000).unwrap());
+        }
+        files.iter().for_each(|file| file.sync_all().unwrap());
+        let found = crash(&mut mount, "f");
+        assert!(found.iter().all(|&byte| byte <= 1), "{how:?}: the source has something else than the last commit");
+        let written: usize = found.iter().map(|&byte| usize::from(byte)).sum();
+        assert_eq!(written, 1500 * 100 + 4500 * 4096, "{how:?}");
+        for name in 0..8 {
+            let found = fs::read(mount.source().join(name.to_string())).unwrap();
+            let written = found.iter().filter(|&&byte| byte == 3).count();
+            assert_eq!((found.len(), written), (399 * 5000 + 3000, 400 * 3000), "{how:?} {name}");
+        }
+    }
+}
+
 #[test]
 fn an_epoch_without_room_fails_every_sync_until_the_last_close() {
     for how in BOTH {
-        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        mount.kill();
+        // Room for the log, and for little more.
+        let of_log = mount.log().parent().unwrap().to_owned();
+        rustix::mount::mount("small", &of_log, "tmpfs", MountFlags::empty(), c"size=11m").unwrap();
+        mount.mount_again();
         let path = mount.path().join("f");
         let file = create(&path);
         file.write_all_at(b"committed", 0).unwrap();
         file.sync_all().unwrap();
-        // More than the log takes, in pieces that are too small for its spill file.
-        let written = (0..3000).try_for_each(|number| file.write_all_at(&[7; 4096], number << 13));
+        // In pieces that are too small for the spill file, at first.
+        let written = (0..6000).try_for_each(|number| file.write_all_at(&[7; 4096], number << 13));
         assert_eq!(written.is_ok(), how == How::Atomic, "{how:?}: {written:?}");
         for _ in 0..3 {
             let failed = file.sync_all().unwrap_err();
@@ -144,7 +184,10 @@ fn an_epoch_without_room_fails_every_sync_until_the_last_close() {
         }
         drop(file);
         let source = mount.source().join("f");
-        let found = mount.unmount_keeping(|| fs::read(source).unwrap());
+        let found = mount.unmount_keeping(|| {
+            rustix::mount::unmount(&of_log, UnmountFlags::DETACH).unwrap();
+            fs::read(source).unwrap()
+        });
         assert_eq!(found, b"committed", "{how:?}");
     }
 }

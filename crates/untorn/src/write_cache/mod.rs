@@ -153,8 +153,9 @@ impl WriteCache {
     /// [`sync`](CachedFile::sync) commits, and so does [`WriteCache::sync`]. Uncommitted changes are dropped by
     /// [`abandon`](CachedFile::abandon), and with the last handle of the file. A change for which the log has no room
     /// fails with ENOSPC, and from then on every commit of the file does, until the epoch is abandoned or the last
-    /// handle is dropped. A log has room for uncommitted changes of about three eighths of its entries. A large write
-    /// ([`CacheOptions::spill_from`]) takes one entry for many megabytes: its bytes wait in a file beside the log.
+    /// handle is dropped. The bytes of a large write ([`CacheOptions::spill_from`]) wait in a file beside the log.
+    /// Smaller changes go there too when uncommitted ones take much of the log, so only the disk limits an epoch. Each
+    /// file with uncommitted changes takes three entries of the log at least.
     ///
     /// An empty file is *new*, as a file that is [written through](WriteCache::attach_write_through). Others must not
     /// write to the file. The log of an older untorn takes no atomic files' commits for its own: it refuses the log

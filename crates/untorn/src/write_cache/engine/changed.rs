@@ -32,11 +32,15 @@
 //! written through, one in the clock tick of the drain's last store, or if the drain was killed amid a store to the
 //! file.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::format::{HEADER, Kind, OwnStores, TableLine};
+use super::pack::Packed;
 use super::replay::{Keep, ReplayOutcome, Replayer};
 use super::scan::Operation;
+use super::spill::Spilled;
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
 use crate::storage::{Medium, MediumFile};
@@ -129,29 +133,31 @@ impl<M: Medium> Replayer<'_, M> {
     fn has_all(&self, line: &TableLine, file: &dyn BackingFile, operations: &[&Operation]) -> Result<bool> {
         let has = file.len()?;
         let is_new = line.new.is_some();
-        let len = operations.iter().fold(if is_new { 0 } else { has }, |len, operation| match operation.kind {
-            Kind::SetLen => operation.value,
-            _ => len.max(operation.value.saturating_add(operation.len)),
+        let changes = self.changes(operations)?;
+        let len = changes.iter().fold(if is_new { 0 } else { has }, |len, change| match change.bytes {
+            None => change.offset,
+            Some(_) => len.max(change.offset.saturating_add(change.len)),
         });
         if has != len {
             return Ok(false);
         }
         // Backwards: what a later operation left an earlier one does not. Beyond the least later length are zeros.
         let (mut later, mut limit) = (Ranges::default(), len);
-        for operation in operations.iter().rev() {
-            let left = match operation.kind {
-                Kind::SetLen => {
+        let last = RefCell::new(LastChunk::default());
+        for change in changes.iter().rev() {
+            let left = match &change.bytes {
+                None => {
                     let before = limit;
-                    limit = limit.min(operation.value);
+                    limit = limit.min(change.offset);
                     later
                         .without(limit..before)
                         .into_iter()
                         .try_fold(true, |all, (at, end)| Ok::<_, Error>(all && has_bytes(file, at, end, zeros)?))?
                 }
-                _ => {
-                    let end = operation.value.saturating_add(operation.len).min(limit);
-                    later.take(operation.value..end).into_iter().try_fold(true, |all, (at, end)| {
-                        let read = |at, bytes: &mut [u8]| self.read_data(operation, at - operation.value, bytes);
+                Some(bytes) => {
+                    let end = change.offset.saturating_add(change.len).min(limit);
+                    later.take(change.offset..end).into_iter().try_fold(true, |all, (at, end)| {
+                        let read = |at, dst: &mut [u8]| self.read_data(bytes, at - change.offset, dst, &last);
                         Ok::<_, Error>(all && has_bytes(file, at, end, read)?)
                     })?
                 }
@@ -164,24 +170,104 @@ impl<M: Medium> Replayer<'_, M> {
         before.into_iter().try_fold(true, |all, (at, end)| Ok(all && has_bytes(file, at, end, zeros)?))
     }
 
-    /// Reads bytes of a write, from its byte `skip` on.
-    fn read_data(&self, operation: &Operation, skip: u64, dst: &mut [u8]) -> Result<()> {
-        if let Some(write) = operation.spilled.and_then(|write| self.scan.spilled.get(write)) {
-            let bytes = self.spilled(write, skip..skip + dst.len() as u64)?;
-            dst.copy_from_slice(&bytes);
-            return Ok(());
+    /// All changes that operations are, with those of packs.
+    fn changes(&self, operations: &[&Operation]) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        for operation in operations {
+            let (offset, len) = (operation.value, operation.len);
+            let write = operation.spilled.and_then(|write| self.scan.spilled.get(write));
+            match (operation.kind, write) {
+                _ if operation.is_packed => self.unpack(operation, |change| {
+                    changes.push(match change {
+                        Packed::SetLen(len) => Change { offset: len, len: 0, bytes: None },
+                        Packed::Spilled { offset, spilled } => Change::spilled(offset, Arc::new(spilled)),
+                        Packed::Write { offset, bytes, pack, at } => {
+                            let (len, bytes) = (bytes.len() as u64, Some(Bytes::Packed(Arc::clone(pack), at)));
+                            Change { offset, len, bytes }
+                        }
+                    });
+                    Ok(())
+                })?,
+                (Kind::SetLen, _) => changes.push(Change { offset, len: 0, bytes: None }),
+                (_, Some(write)) => changes.push(Change::spilled(offset, Arc::new(write.clone()))),
+                (_, None) => changes.push(Change { offset, len, bytes: Some(Bytes::Log(operation.position)) }),
+            }
         }
+        Ok(changes)
+    }
+
+    /// Reads bytes of a write, from its byte `skip` on.
+    fn read_data(&self, bytes: &Bytes, skip: u64, dst: &mut [u8], last: &RefCell<LastChunk>) -> Result<()> {
+        let position = match bytes {
+            Bytes::Log(position) => *position,
+            Bytes::Spilled(write) => {
+                dst.copy_from_slice(&self.spilled(write, skip..skip + dst.len() as u64)?);
+                return Ok(());
+            }
+            Bytes::Packed(pack, at) => return self.read_packed(pack, at + skip, dst, &mut last.borrow_mut()),
+        };
         let entry = u64::from(self.scan.geometry.entry);
         let mut done = 0;
         while done < dst.len() {
             let at = skip + done as u64;
             let bytes = (dst.len() - done).min((entry - at % entry) as usize);
-            let from = self.scan.geometry.entry_at(operation.position + at / entry) + HEADER + at % entry;
+            let from = self.scan.geometry.entry_at(position + at / entry) + HEADER + at % entry;
             self.log.read(from, &mut dst[done..done + bytes])?;
             done += bytes;
         }
         Ok(())
     }
+
+    /// Reads bytes of a pack, from this one on.
+    fn read_packed(&self, pack: &Arc<Spilled>, mut at: u64, dst: &mut [u8], last: &mut LastChunk) -> Result<()> {
+        let mut done = 0;
+        while done < dst.len() {
+            let start = at - at % pack.chunk();
+            if last.start != start || last.pack.as_ref().is_none_or(|other| !Arc::ptr_eq(other, pack)) {
+                let bytes = self.spilled(pack, start..(start + pack.chunk()).min(pack.len))?;
+                *last = LastChunk { pack: Some(Arc::clone(pack)), start, bytes };
+            }
+            let there = &last.bytes[((at - start) as usize).min(last.bytes.len())..];
+            let count = there.len().min(dst.len() - done);
+            if count == 0 {
+                return Err(self.lacks_bytes());
+            }
+            dst[done..done + count].copy_from_slice(&there[..count]);
+            (done, at) = (done + count, at + count as u64);
+        }
+        Ok(())
+    }
+}
+
+/// A change of a file.
+struct Change {
+    /// Where it writes, or the new length.
+    offset: u64,
+    len: u64,
+    /// `None` for a new length.
+    bytes: Option<Bytes>,
+}
+
+impl Change {
+    fn spilled(offset: u64, write: Arc<Spilled>) -> Self {
+        Change { offset, len: write.len, bytes: Some(Bytes::Spilled(write)) }
+    }
+}
+
+/// The place of a write's bytes.
+enum Bytes {
+    Log(u64),
+    Spilled(Arc<Spilled>),
+    /// From a byte of a pack on.
+    Packed(Arc<Spilled>, u64),
+}
+
+/// The chunk of a pack that was read last: many changes are in one.
+#[derive(Default)]
+struct LastChunk {
+    pack: Option<Arc<Spilled>>,
+    start: u64,
+    bytes: Vec<u8>,
 }
 
 /// When the file got the last of its operations; `None` if that is not known of all.

@@ -93,7 +93,9 @@ pub(super) fn resolve(
     let left = open.values().filter(|staged| !staged.is_empty()).count() as u64;
     operations.retain_mut(|operation| {
         operation.kind = match operation.kind {
-            Kind::StagedWrite | Kind::StagedSpill if committed.contains(&operation.order) => Kind::Write,
+            Kind::StagedWrite | Kind::StagedSpill | Kind::StagedPack if committed.contains(&operation.order) => {
+                Kind::Write
+            }
             Kind::StagedLen if committed.contains(&operation.order) => Kind::SetLen,
             kind => kind,
         };
@@ -107,7 +109,8 @@ mod tests {
     use super::*;
 
     fn operation(order: u64, kind: Kind, value: u64) -> Operation {
-        Operation { position: order, order, uid: 1, kind, value, len: 0, parts: 1, time: 0, spilled: None }
+        let (position, uid, len, parts, time) = (order, 1, 0, 1, 0);
+        Operation { position, order, uid, kind, value, len, parts, time, spilled: None, is_packed: false }
     }
 
     /// The places of the changes that count.

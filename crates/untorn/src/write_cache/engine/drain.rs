@@ -12,18 +12,14 @@ use std::sync::atomic::Ordering;
 
 use untorn_ring::SharedState;
 
-use super::coalesce::{self, Run};
 use super::file::{Managed, shared};
 use super::format::{self, Kind};
 use super::overlay::pages;
 use super::ring::Operation;
-use super::spill::Spilled;
+use super::spill::{Chunks, Spilled};
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::storage::Medium;
-
-/// The longest write to a slow file, in bytes.
-const LONGEST: u64 = 1 << 20;
 
 /// An operation on its way.
 #[derive(Clone, Debug)]
@@ -252,7 +248,7 @@ impl<M: Medium> Cache<M> {
                 len += u64::from(entry.len);
             }
             let spilled = match first.kind {
-                Kind::StagedSpill => {
+                Kind::StagedSpill | Kind::StagedPack => {
                     let spilled = Spilled::decode(&data).ok_or_else(|| self.poison(ring.odd(at)))?;
                     len = spilled.len;
                     Some(Arc::new(spilled))
@@ -327,67 +323,6 @@ impl<M: Medium> Cache<M> {
         })
     }
 
-    /// Gives the kernel operations on one file.
-    fn deliver_to(&self, file: &Managed, items: &[Item]) -> Result<()> {
-        // A rename the kernel did before the log had it, and a Commit is none of its business.
-        let changes: Vec<&Item> =
-            items.iter().filter(|item| !matches!(item.operation.kind, Kind::Move | Kind::Commit)).collect();
-        let is_write = |item: &Item| item.operation.kind.is_write();
-        for group in changes.chunk_by(|one, other| is_write(one) && is_write(other)) {
-            match group {
-                [item] if !is_write(item) => file.slow.set_len(item.operation.value)?,
-                writes => self.deliver_writes(file, writes)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn deliver_writes(&self, file: &Managed, items: &[&Item]) -> Result<()> {
-        let writes: Vec<(u64, u64)> = items.iter().map(|item| (item.operation.value, item.len)).collect();
-        let mut buffer = Vec::new();
-        let runs = coalesce::visible(&writes);
-        let adjacent = |one: &Run, other: &Run| one.offset + one.len == other.offset;
-        for stretch in runs.chunk_by(adjacent) {
-            let mut at = stretch[0].offset;
-            for run in stretch {
-                let mut done = 0;
-                while done < run.len {
-                    let bytes = (run.len - done).min(LONGEST - buffer.len() as u64);
-                    self.read_run(items[run.write], run.skip + done, bytes, &mut buffer)?;
-                    done += bytes;
-                    if buffer.len() as u64 == LONGEST {
-                        file.slow.write(at, &buffer)?;
-                        at += LONGEST;
-                        buffer.clear();
-                    }
-                }
-            }
-            if !buffer.is_empty() {
-                file.slow.write(at, &buffer)?;
-                buffer.clear();
-            }
-        }
-        Ok(())
-    }
-
-    /// Appends bytes of a write to a buffer.
-    fn read_run(&self, item: &Item, skip: u64, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
-        if let Some(spilled) = &item.spilled {
-            return self.spill.read_run(self.ring.checksum_seed, spilled, skip, len, buffer);
-        }
-        let entry = u64::from(self.ring.geometry.entry);
-        let mut done = 0;
-        while done < len {
-            let at = skip + done;
-            let bytes = (len - done).min(entry - at % entry);
-            let from = buffer.len();
-            buffer.resize(from + bytes as usize, 0);
-            self.ring.read(item.position + at / entry, at % entry, &mut buffer[from..])?;
-            done += bytes;
-        }
-        Ok(())
-    }
-
     /// Syncs what was delivered, and frees it. With `all`, also what is stuck is moved out of the way.
     fn settle(&self, drain: &mut Drain, all: bool) -> Result<()> {
         let dirty = std::mem::take(&mut drain.dirty);
@@ -398,9 +333,16 @@ impl<M: Medium> Cache<M> {
         drain.stuck.sort_by_key(|item| item.position);
         // The overlay goes before any tail passes its entries, which others then write over, and after the files have
         // what it shows.
+        let mut packed: BTreeMap<u64, Chunks> = BTreeMap::new();
         for item in &settled {
             if let Some(file) = dirty.get(&item.operation.uid).filter(|file| !file.write_through) {
                 match item.operation.kind {
+                    Kind::StagedPack => {
+                        file.forget_changes(item.position + 1);
+                        if let Some(pack) = &item.spilled {
+                            self.spill.add_chunks(pack, packed.entry(item.operation.uid).or_default());
+                        }
+                    }
                     Kind::Write | Kind::StagedWrite | Kind::StagedSpill => {
                         file.forget_changes(item.position);
                         let (pages, positions) = (pages(item.operation.value, item.len), item.positions());
@@ -412,6 +354,11 @@ impl<M: Medium> Cache<M> {
                     Kind::SetLen | Kind::StagedLen => file.forget_changes(item.position + 1),
                     Kind::Move | Kind::Commit => {}
                 }
+            }
+        }
+        for (uid, chunks) in packed {
+            if let Some(file) = dirty.get(&uid) {
+                file.overlay.remove_all(|position| chunks.has(position));
             }
         }
         self.spill.settle(&settled);

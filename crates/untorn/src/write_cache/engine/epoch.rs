@@ -21,6 +21,7 @@
 //!    whole.
 //! 4. An open epoch does not stop the tail: all its changes are staged again, at the head. From then on the epoch
 //!    begins there, and the copies before are *void*, because no Commit will ever name them.
+//!    An epoch that takes much of the log is [packed](super::packing): the same, with its bytes in the spill file.
 //! 5. A staged change claims its entries twice, and the first one claims an entry for the Commit. So staging again and
 //!    committing never wait for room. Once the copies before are void, their claims stay with the epoch until the tail
 //!    passes them, and are then good for the next time.
@@ -40,7 +41,7 @@ use rustix::io::Errno;
 use super::commits::Commit;
 use super::drain::Item;
 use super::file::{At, Claim, Managed, exclusive, shared};
-use super::format::Kind;
+use super::format::{Kind, Superblock};
 use super::overlay::pages;
 use super::ring::Operation;
 use super::spill::Spilled;
@@ -66,6 +67,8 @@ pub(super) struct Epoch {
     number: u64,
     /// The last handle is gone, and the epoch with it.
     closing: bool,
+    /// It could not be packed.
+    pub(super) unpackable: bool,
 }
 
 /// A write that is to be staged.
@@ -151,11 +154,19 @@ impl Managed {
 impl<M: Medium> Cache<M> {
     /// Has the superblock say that the log may have epochs, before it does.
     pub(super) fn allow_epochs(&self) -> Result<()> {
+        self.allow(|superblock| &mut superblock.epochs)
+    }
+
+    /// The same for packs.
+    pub(super) fn allow_packs(&self) -> Result<()> {
+        self.allow(|superblock| &mut superblock.packs)
+    }
+
+    fn allow(&self, of: impl Fn(&mut Superblock) -> &mut bool) -> Result<()> {
         let mut superblock = locked(&self.superblock);
-        if superblock.epochs {
+        if std::mem::replace(of(&mut superblock), true) {
             return Ok(());
         }
-        superblock.epochs = true;
         // One copy is whole at any time: the session began with one of which nothing made sure yet. The second copy is
         // durable with the first Commit, at the latest, and what is staged before that counts for nobody.
         let file = &self.ring.file;
@@ -170,18 +181,29 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Claims the entries of a staged change twice, and one for the Commit.
-    fn claim_staged(&self, file: &Managed, epoch: &Mutex<Epoch>, parts: u64) -> Result<Claim<'_, M>> {
+    /// Open epochs are packed for that. `None` if there is no room all the same.
+    fn claim_staged(&self, file: &Managed, epoch: &Mutex<Epoch>, parts: u64) -> Result<Option<Claim<'_, M>>> {
         let refused = locked(epoch).refused;
         if let Some(errno) = refused {
             return Err(refusal(file, errno));
         }
         let claims = 2 * parts + 1;
-        if self.claim(claims)? {
-            return Ok(Claim::new(self, claims));
+        self.relieve(file, epoch, claims);
+        loop {
+            if self.claim(claims)? {
+                return Ok(Some(Claim::new(self, claims)));
+            }
+            if !self.pack_all().inspect_err(|error| refuse(epoch, error))? {
+                return Ok(None);
+            }
         }
+    }
+
+    /// The log has no room for a change, and the disk none for what would make some.
+    fn refuse_for_room(file: &Managed, epoch: &Mutex<Epoch>) -> Error {
         let error = refusal(file, Errno::NOSPC.raw_os_error());
         refuse(epoch, &error);
-        Err(error)
+        error
     }
 
     /// The number for the entries of a file that is about to be changed.
@@ -201,10 +223,16 @@ impl<M: Medium> Cache<M> {
         let geometry = self.ring.geometry;
         // So that even an empty log of the least size has room for it twice.
         let most = geometry.most().min((self.ring.for_writers() - 1) / 2) * u64::from(geometry.entry);
-        let takes = self.spill.takes(src.len(), geometry.entry);
+        let mut takes = self.spill.takes(src.len(), geometry.entry);
+        let parts = if takes.is_some() { 1 } else { geometry.parts(src.len().min(most as usize)) };
+        let mut claim = self.claim_staged(file, epoch, parts)?;
+        if claim.is_none() && parts > 1 {
+            // The spill file has room for it.
+            takes = Some(self.spill.capacity(geometry.entry));
+            claim = self.claim_staged(file, epoch, 1)?;
+        }
+        let claim = claim.ok_or_else(|| Self::refuse_for_room(file, epoch))?;
         let src = &src[..src.len().min(takes.unwrap_or(most) as usize)];
-        let parts = if takes.is_some() { 1 } else { geometry.parts(src.len()) };
-        let claim = self.claim_staged(file, epoch, parts)?;
         let _gate = shared(&file.gate);
         if file.is_demoted() {
             return Ok(None);
@@ -244,7 +272,7 @@ impl<M: Medium> Cache<M> {
 
     /// Stages a new length. False if the file goes past the log by now.
     pub(super) fn set_len_staged(&self, file: &Managed, epoch: &Mutex<Epoch>, len: u64) -> Result<bool> {
-        let claim = self.claim_staged(file, epoch, 1)?;
+        let claim = self.claim_staged(file, epoch, 1)?.ok_or_else(|| Self::refuse_for_room(file, epoch))?;
         let _gate = shared(&file.gate);
         if file.is_demoted() {
             return Ok(false);
@@ -319,6 +347,7 @@ impl<M: Medium> Cache<M> {
         let (parts, reserved) = (epoch.parts(), std::mem::take(&mut epoch.reserved));
         epoch.items.clear();
         epoch.owed.clear();
+        epoch.unpackable = false;
         self.open_claims.fetch_sub(2 * parts + 1, Ordering::AcqRel);
         self.ring.unclaim(reserved.saturating_sub(1));
         file.last.fetch_max(position + 1, Ordering::AcqRel);
@@ -396,7 +425,7 @@ impl<M: Medium> Cache<M> {
     fn drop_epoch(&self, file: &Managed, epoch: &Mutex<Epoch>) -> Result<()> {
         let is_empty = {
             let mut epoch = locked(epoch);
-            epoch.refused = None;
+            (epoch.refused, epoch.unpackable) = (None, false);
             epoch.items.is_empty()
         };
         if is_empty {

@@ -23,6 +23,8 @@ const SECTOR: u64 = 512;
 /// The bit of `incompat` that says that the log may have entries of epochs. A reader without knowledge of them would
 /// take them for entries that did not arrive, and drop what was committed.
 const EPOCHS: u32 = 1;
+/// The bit that says that the log may have packs, for the same reason.
+const PACKS: u32 = 2;
 /// Bytes of a line for paths, and for a number behind them.
 const PATHS: usize = 3912;
 /// The longest path that the file table can hold, in bytes; where a file has two, both together.
@@ -44,6 +46,8 @@ pub(super) struct Superblock {
     pub(super) per_write: bool,
     /// Whether the log may have entries of epochs, in this session.
     pub(super) epochs: bool,
+    /// Whether it may have packs, in this session.
+    pub(super) packs: bool,
     pub(super) geometry: Geometry,
 }
 
@@ -138,7 +142,7 @@ impl DualCopy for Superblock {
     const FILE: &'static str = "write-cache log";
     const NEITHER: &'static str = "neither superblock is valid, or this is not a write-cache log";
     const EITHER_REFUSES: bool = false;
-    const KNOWN_INCOMPAT: u64 = EPOCHS as u64;
+    const KNOWN_INCOMPAT: u64 = (EPOCHS | PACKS) as u64;
 
     fn seq(&mut self) -> &mut u64 {
         &mut self.seq
@@ -152,7 +156,7 @@ impl DualCopy for Superblock {
         RawSuperblock {
             magic: Self::MAGIC,
             version: Self::VERSION.into(),
-            incompat: if self.epochs { EPOCHS } else { 0 }.into(),
+            incompat: (u32::from(self.epochs) * EPOCHS | u32::from(self.packs) * PACKS).into(),
             uuid: self.uuid,
             seq: self.seq.into(),
             session: self.session.into(),
@@ -171,8 +175,8 @@ impl DualCopy for Superblock {
             let what = format!("the superblock has impossible values: number {seq}, session {session}, {geometry:?}");
             return Err(Refusal::Corrupt(what));
         }
-        let (per_write, epochs) = (raw.per_write.get() != 0, raw.incompat.get() & EPOCHS != 0);
-        Ok(Superblock { uuid: raw.uuid, seq, session, per_write, epochs, geometry })
+        let (per_write, has) = (raw.per_write.get() != 0, |bit| raw.incompat.get() & bit != 0);
+        Ok(Superblock { uuid: raw.uuid, seq, session, per_write, epochs: has(EPOCHS), packs: has(PACKS), geometry })
     }
 }
 

@@ -71,6 +71,7 @@
 mod changed;
 mod coalesce;
 mod commits;
+mod deliver;
 mod drain;
 mod draining;
 mod epoch;
@@ -81,6 +82,8 @@ mod names;
 mod open;
 mod overlay;
 mod own_stores;
+mod pack;
+mod packing;
 mod recreate;
 mod rename;
 mod rename_replay;
@@ -165,7 +168,7 @@ pub(crate) mod barriers {
         SYNC = "cache.sync";
         /// With durability per sync: the log's names are durable before they replace a sync of the directory.
         NAMES = "cache.names";
-        /// The superblock is whole in one copy while it comes to say that the log may have epochs.
+        /// The superblock is whole in one copy while it comes to say that the log may have epochs, or packs.
         EPOCHS = "cache.epochs";
         /// An epoch and its Commit are durable when the commit returns.
         COMMIT = "cache.commit";

@@ -48,8 +48,15 @@ pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> 
                 at += bytes;
             }
         }
-        let mut superblock =
-            Superblock { uuid: medium.unique()?, seq: 0, session: 0, per_write: true, epochs: false, geometry };
+        let mut superblock = Superblock {
+            uuid: medium.unique()?,
+            seq: 0,
+            session: 0,
+            per_write: true,
+            epochs: false,
+            packs: false,
+            geometry,
+        };
         superblock.write(file)?;
         superblock.write(file)?;
         file.sync(barriers::CREATE)
@@ -153,7 +160,7 @@ impl Superblock {
     /// Begins a session: nothing that the log has counts any more.
     pub(super) fn begin<M: Medium>(&mut self, medium: &M, file: &M::File) -> Result<()> {
         self.session += 1;
-        self.epochs = false;
+        (self.epochs, self.packs) = (false, false);
         self.write(file)?;
         medium.fence(barriers::SESSION, &[file])?;
         // The other copy is there for the day when this one is damaged; it may become durable whenever it does.

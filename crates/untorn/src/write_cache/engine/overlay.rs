@@ -25,6 +25,16 @@ pub(super) struct Piece {
     pub(super) end: u16,
 }
 
+/// Bytes that are now elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) position: u64,
+    /// Where in the data there.
+    pub(super) from: u32,
+    /// How many bytes follow there at most.
+    pub(super) most: u64,
+}
+
 /// The pieces of each page, oldest first.
 pub(super) type Pages = HashMap<u64, Vec<Piece>>;
 
@@ -118,6 +128,45 @@ impl Overlay {
         }
     }
 
+    /// The same for data that is now elsewhere, perhaps in several places: `place` tells where a byte of it is. `entry`
+    /// is the bytes of data in each of the entries.
+    pub(super) fn relocate_bytes(
+        &self,
+        pages: Range<u64>,
+        from: &Range<u64>,
+        entry: u64,
+        place: impl Fn(u64) -> Place,
+    ) {
+        for page in pages {
+            let mut stripe = self.stripes[stripe(page)].write().unwrap_or_else(PoisonError::into_inner);
+            let Some(pieces) = stripe.get_mut(&page) else { continue };
+            if !pieces.iter().any(|piece| from.contains(&piece.position)) {
+                continue;
+            }
+            let mut moved = Vec::with_capacity(pieces.len());
+            for piece in pieces.drain(..) {
+                if !from.contains(&piece.position) {
+                    moved.push(piece);
+                    continue;
+                }
+                let first = (piece.position - from.start) * entry + u64::from(piece.from);
+                let mut start = piece.start;
+                while start < piece.end {
+                    let Place { position, from, most } = place(first + u64::from(start - piece.start));
+                    let end = start + most.min(u64::from(piece.end - start)) as u16;
+                    moved.push(Piece { position, from, start, end });
+                    start = end;
+                }
+            }
+            *pieces = moved;
+        }
+    }
+
+    /// Takes away the pieces of chunks that are in the file, wherever they are.
+    pub(super) fn remove_all(&self, is_of: impl Fn(u64) -> bool) {
+        self.each(|_, pieces| pieces.retain(|piece| !is_of(piece.position)));
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         let len = |stripe: &RwLock<Pages>| stripe.read().unwrap().values().map(Vec::len).sum::<usize>();
@@ -201,6 +250,15 @@ mod tests {
         overlay.relocate(1..2, &(9..10), 20);
         overlay.remove(0..3, |position| (7..9).contains(&position));
         assert_eq!(overlay.len(), 1);
+        // In chunks of 16 bytes from byte 90 of the first on: the data of the write begins at byte 88 of its entry.
+        let place = |at: u64| Place { position: 30 + (at + 88) / 16, from: ((at + 88) % 16) as u32, most: 8 };
+        overlay.exclusive(&(1..2)).add(4096 + 4, 20, 40, 64);
+        overlay.relocate_bytes(1..2, &(20..21), 4096, |at| Place { most: 16 - (at + 88) % 16, ..place(at) });
+        let expected = [piece(35, 8, 0, 8), piece(36, 0, 8, 10), piece(40, 0, 4, 24)];
+        assert_eq!(overlay.shared(&(1..2)).of(1), expected);
+        overlay.remove_all(|position| position == 35 || position == 40);
+        overlay.relocate(1..2, &(36..37), 20);
+        assert_eq!(overlay.shared(&(1..2)).of(1), [piece(20, 0, 8, 10)]);
         overlay.remove(1..2, |position| position == 20);
         assert_eq!(overlay.len(), 0);
     }

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use super::barriers;
 use super::format::{HEADER, Kind, TableLine};
 use super::names::parent;
+use super::pack::Packed;
 use super::recreate::{self, ANOTHER, InTheWay, NO_DIRECTORY};
-use super::scan::{Operation, Scan, read_spilled};
+use super::scan::{Operation, Scan, read_spilled, unpack_spilled};
 use super::spill::Spilled;
 use crate::error::{Error, Result};
 use crate::options::{Progress, ProgressFn};
@@ -422,6 +423,9 @@ impl<'a, M: Medium> Replayer<'a, M> {
     fn operate(&mut self, operation: &Operation) -> Result<()> {
         let Some(target) = self.targets.get_mut(&operation.uid) else { return Ok(()) };
         target.operations += 1;
+        if operation.is_packed {
+            return self.operate_packed(operation);
+        }
         if operation.kind == Kind::Write {
             target.bytes += operation.len;
         }
@@ -432,8 +436,49 @@ impl<'a, M: Medium> Replayer<'a, M> {
             Kind::Write => self.write(operation),
             Kind::SetLen => target.slow.as_ref().map_or(Ok(()), |file| file.set_len(operation.value)),
             // Names come last, and of epochs the scan has left what counts.
-            Kind::Move | Kind::StagedWrite | Kind::StagedSpill | Kind::StagedLen | Kind::Commit => Ok(()),
+            Kind::Move | Kind::StagedWrite | Kind::StagedSpill | Kind::StagedPack | Kind::StagedLen | Kind::Commit => {
+                Ok(())
+            }
         }
+    }
+
+    /// Does all changes of a pack, or counts their bytes.
+    fn operate_packed(&mut self, operation: &Operation) -> Result<()> {
+        let Some(target) = self.targets.get(&operation.uid) else { return Ok(()) };
+        let is_done = self.dry || target.fate != ReplayOutcome::Replayed;
+        let slow = target.slow.clone().filter(|_| !is_done);
+        let mut written = 0;
+        self.unpack(operation, |change| match (change, &slow) {
+            (Packed::Write { offset, bytes, .. }, slow) => {
+                written += bytes.len() as u64;
+                slow.as_ref().map_or(Ok(()), |file| file.write(offset, bytes))
+            }
+            (Packed::Spilled { offset, spilled }, slow) => {
+                written += spilled.len;
+                slow.as_ref().map_or(Ok(()), |file| self.write_spilled(&**file, offset, &spilled))
+            }
+            (Packed::SetLen(len), slow) => slow.as_ref().map_or(Ok(()), |file| file.set_len(len)),
+        })?;
+        if let Some(target) = self.targets.get_mut(&operation.uid) {
+            target.bytes += written;
+        }
+        Ok(())
+    }
+
+    /// Gives each change of a pack to `each`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the spill file lacks any of it, and those of `each`.
+    pub(super) fn unpack(&self, operation: &Operation, mut each: impl FnMut(Packed<'_>) -> Result<()>) -> Result<()> {
+        let Some(pack) = operation.spilled.and_then(|write| self.scan.spilled.get(write)) else { return Ok(()) };
+        let spill = self.scan.spill.as_ref();
+        let whole = unpack_spilled(spill, self.scan.checksum_seed, pack, |change| each(change).map(|()| true))?;
+        if whole { Ok(()) } else { Err(self.lacks_bytes()) }
+    }
+
+    pub(super) fn lacks_bytes(&self) -> Error {
+        let what = "its spill file is missing, or lacks bytes of a committed write".to_owned();
+        Error::Corrupt { path: self.path.to_owned(), offset: None, what }
     }
 
     /// Bytes of a spilled write.
@@ -443,20 +488,19 @@ impl<'a, M: Medium> Replayer<'a, M> {
         if read_spilled(spill, self.scan.checksum_seed, write, range, &mut bytes)? {
             return Ok(bytes);
         }
-        let what = "its spill file is missing, or lacks bytes of a committed write".to_owned();
-        Err(Error::Corrupt { path: self.path.to_owned(), offset: None, what })
+        Err(self.lacks_bytes())
     }
 
-    fn write_spilled(&self, file: &dyn BackingFile, operation: &Operation, write: &Spilled) -> Result<()> {
-        let end = operation.value.checked_add(write.len).filter(|&end| end <= i64::MAX as u64);
+    fn write_spilled(&self, file: &dyn BackingFile, offset: u64, write: &Spilled) -> Result<()> {
+        let end = offset.checked_add(write.len).filter(|&end| end <= i64::MAX as u64);
         if end.is_none() {
-            let what = format!("a log entry has offset {}, beyond the largest file offset", operation.value);
+            let what = format!("a log entry has offset {offset}, beyond the largest file offset");
             return Err(Error::Corrupt { path: self.path.to_owned(), offset: None, what });
         }
         let mut at = 0;
         while at < write.len {
             let end = (at + write.chunk()).min(write.len);
-            file.write(operation.value + at, &self.spilled(write, at..end)?)?;
+            file.write(offset + at, &self.spilled(write, at..end)?)?;
             at = end;
         }
         Ok(())
@@ -465,7 +509,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
     fn write(&self, operation: &Operation) -> Result<()> {
         let Some(Target { slow: Some(file), .. }) = self.targets.get(&operation.uid) else { return Ok(()) };
         if let Some(write) = operation.spilled.and_then(|write| self.scan.spilled.get(write)) {
-            return self.write_spilled(&**file, operation, write);
+            return self.write_spilled(&**file, operation.value, write);
         }
         let entry = u64::from(self.scan.geometry.entry);
         let mut data = vec![0; operation.len.min(entry) as usize];

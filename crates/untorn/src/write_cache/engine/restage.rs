@@ -13,9 +13,9 @@ use crate::error::Result;
 use crate::storage::Medium;
 
 /// A change that was staged again: as it was, and its position now.
-struct Moved {
-    item: Item,
-    to: u64,
+pub(super) struct Moved {
+    pub(super) item: Item,
+    pub(super) to: u64,
 }
 
 impl Drain {
@@ -88,19 +88,7 @@ impl<M: Medium> Cache<M> {
         if epoch.items.first().is_none_or(|item| item.position != first) || !epoch.owed.is_empty() {
             return Ok(None);
         }
-        let (mut moved, mut data) = (Vec::new(), Vec::new());
-        for item in &mut epoch.items {
-            let mut all = Vec::new();
-            for position in item.positions() {
-                ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
-                all.append(&mut data);
-            }
-            // Claimed when it was staged.
-            let to = ring.place(item.parts);
-            ring.put(to, to, item.operation, &all).map_err(|error| self.poison(error))?;
-            moved.push(Moved { item: item.clone(), to });
-            (item.position, item.order) = (to, to);
-        }
+        let moved = self.copy_to_head(&mut epoch.items)?;
         ring.medium.order();
         // Only with all of them stored: what is complete may be drained.
         for Moved { item, to } in &moved {
@@ -113,9 +101,29 @@ impl<M: Medium> Cache<M> {
         Ok(Some(moved))
     }
 
+    /// Stores changes of an open epoch again, at the head. They are not complete there yet.
+    pub(super) fn copy_to_head(&self, items: &mut [Item]) -> Result<Vec<Moved>> {
+        let ring = &self.ring;
+        let (mut moved, mut data) = (Vec::new(), Vec::new());
+        for item in items {
+            let mut all = Vec::new();
+            for position in item.positions() {
+                ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
+                all.append(&mut data);
+            }
+            // Claimed when it was staged.
+            let to = ring.place(item.parts);
+            ring.put(to, to, item.operation, &all).map_err(|error| self.poison(error))?;
+            moved.push(Moved { item: item.clone(), to });
+            (item.position, item.order) = (to, to);
+        }
+        Ok(moved)
+    }
+
     /// Has reads find an epoch where it is now. The drain is held, so nobody writes over the copies before.
-    fn show_again(&self, file: &Managed, moved: &[Moved]) {
-        let lengths = moved.iter().filter(|moved| moved.item.operation.kind == Kind::StagedLen);
+    pub(super) fn show_again(&self, file: &Managed, moved: &[Moved]) {
+        let changes_it = |moved: &&Moved| matches!(moved.item.operation.kind, Kind::StagedLen | Kind::StagedPack);
+        let lengths = moved.iter().filter(changes_it);
         let lengths: std::collections::HashMap<u64, u64> =
             lengths.map(|moved| (moved.item.position, moved.to)).collect();
         exclusive(&file.length).relocate(|position| lengths.get(&position).copied());

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::commits::{self, Commit};
 use super::format::{Entry, Geometry, HEADER, Kind, Superblock, TableLine, read_entry, read_tail};
+use super::pack::{Packed, unpack};
 use super::spill::Spilled;
 use crate::error::{Error, Result};
 use crate::format::record::ChecksumSeed;
@@ -24,6 +25,8 @@ pub(super) struct Operation {
     pub(super) time: u64,
     /// Which of the [spilled writes](Scan::spilled) it is.
     pub(super) spilled: Option<usize>,
+    /// Whether that is a [pack](super::pack) of changes, and not the bytes of one.
+    pub(super) is_packed: bool,
 }
 
 /// What is in a log.
@@ -80,6 +83,17 @@ pub(super) fn read_spilled<F: MediumFile>(
     spilled.read(seed, range.start, range.end - range.start, buffer, read)
 }
 
+/// Gives each change of a pack to `each`, in order. False if the pack is not whole.
+pub(super) fn unpack_spilled<F: MediumFile>(
+    spill: Option<&F>,
+    seed: ChecksumSeed,
+    pack: &Spilled,
+    each: impl FnMut(Packed<'_>) -> Result<bool>,
+) -> Result<bool> {
+    let most = spill.map_or(0, MediumFile::len);
+    unpack(pack, most, |pack, range, buffer| read_spilled(spill, seed, pack, range, buffer), each)
+}
+
 /// Reads a log through. `open_spill` opens its spill file.
 pub(super) fn scan<F: MediumFile>(
     file: &F,
@@ -103,8 +117,9 @@ pub(super) fn scan<F: MediumFile>(
         if let Some(entry) = read_entry(file, checksum_seed, geometry, geometry.entry_at(slot), &mut data)?
             && (tail..tail + geometry.slots).contains(&entry.position)
             && (superblock.epochs || !entry.kind.is_of_epochs())
+            && (superblock.packs || entry.kind != Kind::StagedPack)
         {
-            if entry.kind == Kind::StagedSpill {
+            if matches!(entry.kind, Kind::StagedSpill | Kind::StagedPack) {
                 let Some(write) = Spilled::decode(&data) else { continue };
                 spilled_at.insert(entry.position, spilled.len());
                 spilled.push(write);
@@ -137,7 +152,8 @@ pub(super) fn scan<F: MediumFile>(
             let Entry { position, order, uid, value, kind, time, .. } = *first;
             let write = spilled_at.get(&position).copied();
             let len = write.and_then(|write| spilled.get(write)).map_or(len, |write| write.len);
-            operations.push(Operation { position, order, uid, kind, value, len, parts, time, spilled: write });
+            let (spilled, is_packed) = (write, kind == Kind::StagedPack);
+            operations.push(Operation { position, order, uid, kind, value, len, parts, time, spilled, is_packed });
             whole += parts;
         }
     }
@@ -166,8 +182,16 @@ pub(super) fn scan<F: MediumFile>(
         return Err(Error::Corrupt { path: path.to_owned(), offset, what });
     }
     let spill = if spilled.is_empty() { None } else { open_spill()? };
+    let is_spilled_whole =
+        |write: &Spilled| read_spilled(spill.as_ref(), checksum_seed, write, 0..write.len, &mut Vec::new());
     let is_whole = |operation: &Operation| match operation.spilled.and_then(|write| spilled.get(write)) {
-        Some(write) => read_spilled(spill.as_ref(), checksum_seed, write, 0..write.len, &mut Vec::new()),
+        Some(pack) if operation.is_packed => {
+            unpack_spilled(spill.as_ref(), checksum_seed, pack, |change| match change {
+                Packed::Spilled { spilled, .. } => is_spilled_whole(&spilled),
+                Packed::Write { .. } | Packed::SetLen(_) => Ok(true),
+            })
+        }
+        Some(write) => is_spilled_whole(write),
         None => Ok(true),
     };
     let open_epochs = commits::resolve(&mut operations, &committed, tail, is_whole)?;

@@ -10,12 +10,13 @@
 //! 1. An entry has a checksum over each chunk, seeded with the log, the session and the place. So chunks and entry need
 //!    no order between them. A replay takes the entry for whole if all its chunks are.
 //! 2. What makes a Commit durable flushes the spill file too. Its name is durable before anything is in it.
-//! 3. A chunk is free when the tail has durably passed its entry, however often that was staged again, or when its
-//!    epoch was abandoned and nobody reads it any more: then no Commit names it.
+//! 3. A chunk belongs to one change, or to one [pack](super::pack), which has those of all changes in it. It is free
+//!    when the tail has durably passed the entry, however often that was staged again, or when its epoch was abandoned
+//!    and nobody reads it any more: then no Commit names it.
 //! 4. A session stores only to a spill file that it made itself, for its owner alone. One that is there is removed: it
 //!    may be anything. A replay only reads it, and believes what the log's checksums say.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -35,7 +36,7 @@ use crate::write_cache::backing::{BackingDir, BackingFile};
 const CHUNK: u64 = 1 << 63;
 /// Chunks have lower numbers than this, and are no longer.
 const MOST_CHUNKS: u64 = 1 << 32;
-const LONGEST: u64 = 1 << 24;
+pub(super) const LONGEST: u64 = 1 << 24;
 
 /// The place of a write's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +92,27 @@ impl Spilled {
         sound.then_some(Spilled { len, chunk, chunks })
     }
 
+    /// Nothing yet, for chunks of this length.
+    pub(super) fn empty(chunk: u64) -> Self {
+        Spilled { len: 0, chunk, chunks: Vec::new() }
+    }
+
+    /// Adds what follows its bytes, which fill their chunks.
+    pub(super) fn append(&mut self, next: Spilled) {
+        self.len += next.len;
+        self.chunks.extend(next.chunks);
+    }
+
+    /// The numbers of its chunks.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> + '_ {
+        self.chunks.iter().map(|(number, _)| *number)
+    }
+
+    /// Bytes of the data of its entry.
+    pub(super) fn data_len(&self) -> u64 {
+        (size_of::<RawHead>() + self.chunks.len() * size_of::<RawChunk>()) as u64
+    }
+
     /// Bytes of the write that a chunk has.
     fn bytes(&self, index: usize) -> u64 {
         (self.len - index as u64 * self.chunk).min(self.chunk)
@@ -140,6 +162,17 @@ impl Spilled {
     pub(super) fn chunk(&self) -> u64 {
         self.chunk
     }
+
+    #[cfg(test)]
+    pub(super) fn of(len: u64, chunk: u64, chunks: Vec<(u64, u64)>) -> Self {
+        Spilled { len, chunk, chunks }
+    }
+
+    /// The offset in the spill file of a byte of the write.
+    #[cfg(test)]
+    pub(super) fn place(&self, at: u64) -> u64 {
+        self.chunks[(at / self.chunk) as usize].0 * self.chunk + at % self.chunk
+    }
 }
 
 /// The name of a log's spill file.
@@ -154,6 +187,17 @@ pub(super) fn remove(place: &dyn BackingDir, path: &Path) {
     let removed = place.exists(path).and_then(|there| if there { place.remove(path) } else { Ok(()) });
     if let Err(error) = removed {
         tracing::warn!(path = %path.display(), %error, "cannot remove the spill file of an earlier session");
+    }
+}
+
+/// Chunks of changes that are in their files.
+#[derive(Default)]
+pub(super) struct Chunks(HashSet<u64>);
+
+impl Chunks {
+    /// Whether a position in the overlay is one of them.
+    pub(super) fn has(&self, position: u64) -> bool {
+        position & CHUNK != 0 && self.0.contains(&(position & !CHUNK))
     }
 }
 
@@ -176,6 +220,16 @@ struct Space {
     end: u64,
     /// By the positions of their entries: chunks of changes that are in their files, which the tail has not passed.
     settled: BTreeMap<u64, Arc<Spilled>>,
+    /// By the first chunk of a pack: those of the changes in it.
+    inner: HashMap<u64, Vec<u64>>,
+}
+
+impl Space {
+    /// The chunks of a change, with those of the changes in it, which it no longer has from now on.
+    fn take(&mut self, spilled: &Spilled) -> Vec<u64> {
+        let inner = spilled.numbers().next().and_then(|first| self.inner.remove(&first));
+        spilled.numbers().chain(inner.into_iter().flatten()).collect()
+    }
 }
 
 impl Spill {
@@ -190,10 +244,44 @@ impl Spill {
         }
     }
 
-    /// Bytes of a write that one entry can have there; `None` for one that stays in the log.
-    pub(super) fn takes(&self, len: usize, entry: u32) -> Option<u64> {
+    /// Bytes that one entry can have there.
+    pub(super) fn capacity(&self, entry: u32) -> u64 {
         let chunks = u64::from(entry).saturating_sub(size_of::<RawHead>() as u64) / size_of::<RawChunk>() as u64;
-        (len as u64 >= self.chunk).then_some(chunks * self.chunk)
+        chunks * self.chunk
+    }
+
+    /// The same for a write; `None` for one that stays in the log.
+    pub(super) fn takes(&self, len: usize, entry: u32) -> Option<u64> {
+        (len as u64 >= self.chunk).then(|| self.capacity(entry))
+    }
+
+    pub(super) fn chunk(&self) -> u64 {
+        self.chunk
+    }
+
+    /// A pack has all that these changes have there.
+    pub(super) fn put_into<'a>(&self, pack: &Spilled, changes: impl Iterator<Item = &'a Arc<Spilled>>) {
+        let mut space = locked(&self.space);
+        let mut inner = Vec::new();
+        for change in changes {
+            inner.extend(space.take(change));
+        }
+        if let Some(first) = pack.numbers().next().filter(|_| !inner.is_empty()) {
+            space.inner.insert(first, inner);
+        }
+    }
+
+    /// Adds the chunks of a pack to a set, with those of everything in it.
+    pub(super) fn add_chunks(&self, pack: &Spilled, to: &mut Chunks) {
+        let space = locked(&self.space);
+        to.0.extend(pack.numbers());
+        let inner = pack.numbers().next().and_then(|first| space.inner.get(&first));
+        to.0.extend(inner.into_iter().flatten());
+    }
+
+    /// The length of the spill file.
+    pub(super) fn len(&self) -> Result<u64> {
+        self.file.get().map_or(Ok(0), |file| file.len())
     }
 
     fn take(&self, count: u64) -> Vec<u64> {
@@ -225,7 +313,8 @@ impl Spill {
     pub(super) fn drop_chunks(&self, spilled: impl Iterator<Item = Arc<Spilled>>) {
         let mut space = locked(&self.space);
         for spilled in spilled {
-            self.free(&mut space, spilled.chunks.iter().map(|(number, _)| *number));
+            let chunks = space.take(&spilled);
+            self.free(&mut space, chunks.into_iter());
         }
     }
 
@@ -246,7 +335,8 @@ impl Spill {
         }
         let beyond = space.settled.split_off(&tail);
         for spilled in std::mem::replace(&mut space.settled, beyond).into_values() {
-            self.free(&mut space, spilled.chunks.iter().map(|(number, _)| *number));
+            let chunks = space.take(&spilled);
+            self.free(&mut space, chunks.into_iter());
         }
     }
 
@@ -276,13 +366,14 @@ impl Spill {
         buffer: &mut Vec<u8>,
     ) -> Result<()> {
         let read = |at: u64, dst: &mut [u8]| self.file.get().map_or(Ok(0), |file| file.read(at, dst));
-        match spilled.read(seed, skip, len, buffer, read)? {
-            true => Ok(()),
-            false => {
-                let what = "a chunk of the spill file does not match its checksum".to_owned();
-                Err(Error::Corrupt { path: self.path.clone(), offset: None, what })
-            }
-        }
+        if spilled.read(seed, skip, len, buffer, read)? { Ok(()) } else { Err(self.odd()) }
+    }
+
+    /// Bytes that are not what was written.
+    #[cold]
+    pub(super) fn odd(&self) -> Error {
+        let what = "the spill file does not have what was written to it".to_owned();
+        Error::Corrupt { path: self.path.clone(), offset: None, what }
     }
 }
 

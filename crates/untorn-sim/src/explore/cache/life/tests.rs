@@ -220,3 +220,26 @@ fn a_chunk_is_used_again_only_when_the_tail_is_beyond_it() {
     let expected = [&[6; 300][..], &[5; 100]].concat();
     assert_eq!(lived(Durability::PerCommit, Mode::Atomic, &ops).0[&0], expected);
 }
+
+/// Small writes, of which the log has room for a few: the epoch is packed, and its packs are packed again.
+#[test]
+fn a_packed_epoch_is_there_whole_or_not_at_all() {
+    let mut ops = vec![Op::Create(1, 1, 9), Op::Make(0, 70, 1), Op::Sync(0), Op::Write(1, 0, 70, 3)];
+    let mut content = vec![1; 70];
+    for tag in 10..30 {
+        let at = u64::from(tag) * 13 % 150;
+        ops.push(Op::Write(0, at, 64, tag));
+        content.resize(content.len().max(at as usize + 64), 0);
+        content[at as usize..at as usize + 64].fill(tag);
+        if tag == 20 {
+            ops.extend([Op::SetLen(0, 90), Op::DrainSome]);
+            content.truncate(90);
+        }
+    }
+    ops.extend([Op::Sync(0), Op::DrainSome, Op::Write(0, 0, 300, 40), Op::Abandon(0), Op::Drain, Op::Sync(1)]);
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        let (state, _) = lived(durability, Mode::Atomic, &ops);
+        assert_eq!(state[&0], content);
+        assert_eq!(state[&1][..70], [3; 70]);
+    }
+}
