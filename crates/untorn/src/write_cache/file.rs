@@ -145,6 +145,16 @@ impl CachedFile {
         self.cache.commit(&self.file, false)
     }
 
+    /// Gives the file a line of the log's file table, which its first change takes otherwise. An atomic file refuses
+    /// its epoch if that change finds no line; this call leaves the epoch as it is.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENFILE if the log has entries of [`max_files`](super::CacheOptions::max_files) files; those of
+    /// making the file's name and contents durable.
+    pub fn take_line(&self) -> Result<()> {
+        self.cache.take_line(&self.file)
+    }
+
     /// Whether the file has changes that no commit covers.
     pub fn has_open_epoch(&self) -> bool {
         self.file.has_open_epoch()

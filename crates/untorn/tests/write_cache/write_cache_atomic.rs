@@ -135,6 +135,9 @@ fn a_change_without_a_line_in_the_file_table_is_refused() {
     let mut files = paths.map(|path| Some(setup.attach_atomic(&cache, path)));
     let file = |files: &[Option<CachedFile>; 5], n: usize| files[n].as_ref().unwrap().write_at(b"one", 0);
     (0..4).for_each(|n| file(&files, n).unwrap());
+    let last = files[4].as_ref().unwrap();
+    assert_eq!(last.take_line().unwrap_err().errno(), ENFILE);
+    last.commit().unwrap();
     assert_eq!(file(&files, 4).unwrap_err().errno(), ENFILE);
     files[0] = None;
     let last = files[4].as_ref().unwrap();

@@ -258,6 +258,14 @@ impl Managed {
         }
     }
 
+    /// Has the log know the file before its first change.
+    pub(super) fn take_line(&self) -> std::result::Result<(), Errno> {
+        match self.shared().file() {
+            Some(file) if !self.is_logged() => self.log(|| file.take_line()),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes to a file that is not fresh; at the end if the file grew outside and the writer appends.
     pub(super) fn write(&self, bytes: &[u8], offset: u64, appends: bool) -> std::result::Result<usize, Errno> {
         let state = self.shared();

@@ -282,21 +282,30 @@ impl Managing {
     /// Does what makes an entry of the log. The log has room for so many files at a time: those at rest make way, and
     /// if that is not enough the file becomes plain.
     fn with_room<T>(&self, managed: &Managed, act: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        if managed.is_atomic() {
+            // A change that finds no room is refused, and its epoch with it. So room is made before.
+            match self.or_with_room(|| managed.take_line()) {
+                Ok(()) | Err(Errno::NFILE) => return act(),
+                Err(errno) => return Err(errno),
+            }
+        }
+        match self.or_with_room(&act) {
+            Err(Errno::NFILE) if !self.strict => {}
+            done => return done,
+        }
+        let path = managed.become_plain()?;
+        self.is_plain(&path, "the log has writes of as many files as it can; create a larger log".to_owned());
+        act()
+    }
+
+    /// Tries once more after files at rest have made way, if there was no room.
+    fn or_with_room<T>(&self, act: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         match act() {
             Err(Errno::NFILE) => {}
             done => return done,
         }
         self.cache.drain().map_err(errno)?;
         self.look_after_resting();
-        match act() {
-            Err(Errno::NFILE) => {}
-            done => return done,
-        }
-        if managed.is_atomic() || self.strict {
-            return Err(Errno::NFILE);
-        }
-        let path = managed.become_plain()?;
-        self.is_plain(&path, "the log has writes of as many files as it can; create a larger log".to_owned());
         act()
     }
 
@@ -480,5 +489,46 @@ impl Server {
             return Err(errno);
         }
         Ok(Some(managed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::OFlags;
+    use untorn::write_cache::CacheOptions;
+
+    use super::*;
+
+    /// The log has lines for four files, and those of the first four rest when a fifth is written to.
+    #[test]
+    fn a_write_waits_for_the_line_of_a_file_at_rest() {
+        for atomic in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let dir = dir.path().canonicalize().unwrap();
+            let options = CacheOptions::new().size(1 << 20).max_files(4).background(false);
+            let cache = options.create(dir.join("log")).unwrap();
+            let (managing, rest) = Managing::start(cache, Globs::default(), (atomic, false, false)).unwrap();
+            let files: Vec<Arc<Managed>> = (0..5)
+                .map(|number| {
+                    let path = dir.join(number.to_string());
+                    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+                    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).unwrap();
+                    let key = key_of(&rustix::fs::fstat(&file).unwrap());
+                    let managed = Arc::new(Managed::new((atomic, false), key, (&path, true), Arc::new(file)));
+                    lock(&managing.table).insert(key, managed.clone());
+                    managed
+                })
+                .collect();
+            for (number, file) in files.into_iter().enumerate() {
+                assert_eq!(managing.write(&file, b"bytes", 0, false), Ok(5), "atomic {atomic}, file {number}");
+                managing.released(&file);
+            }
+            managing.finish();
+            rest.join().unwrap();
+            assert!(managing.report().plain.is_empty());
+            for number in 0..5 {
+                assert_eq!(std::fs::read(dir.join(number.to_string())).unwrap(), b"bytes");
+            }
+        }
     }
 }

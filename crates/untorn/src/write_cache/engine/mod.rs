@@ -304,6 +304,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn sync(&self, file: &Managed) -> Result<()>;
     fn commit(&self, file: &Managed, durable: bool) -> Result<()>;
     fn abandon(&self, file: &Managed) -> Result<()>;
+    fn take_line(&self, file: &Managed) -> Result<()>;
     fn own_change(&self, file: &Managed, change: &mut dyn FnMut()) -> Result<()>;
     fn write_to_kernel(&self, file: &Managed) -> Result<()>;
     fn sync_file(&self, file: &Managed) -> Result<()>;
@@ -368,6 +369,10 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn abandon(&self, file: &Managed) -> Result<()> {
         self.0.abandon(file)
+    }
+
+    fn take_line(&self, file: &Managed) -> Result<()> {
+        self.0.take_line(file)
     }
 
     fn own_change(&self, file: &Managed, change: &mut dyn FnMut()) -> Result<()> {

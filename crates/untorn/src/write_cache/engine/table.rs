@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::file::{Managed, Mode, exclusive};
+use super::file::{Managed, Mode, exclusive, shared};
 use super::format::{MAX_PATH, OwnStores, PARENTS, TableLine};
 use super::names::{Said, parent};
 use super::rename::is_named;
@@ -208,6 +208,14 @@ impl<M: Medium> Cache<M> {
             // Without a handle nobody else asks for the line.
             registry.free.extend(locked(&file.line).take());
         }
+    }
+
+    /// Gives a file its number before its first change, for a caller that can make room in the table if it must.
+    pub(crate) fn take_line(&self, file: &Managed) -> Result<()> {
+        self.handle_state.writable()?;
+        file.check_usable()?;
+        let _gate = shared(&file.gate);
+        if file.is_demoted() { Ok(()) } else { self.number(file).map(drop) }
     }
 
     /// The number for a file's entries; the first time, after its line is durable.
