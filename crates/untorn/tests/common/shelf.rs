@@ -30,6 +30,9 @@ pub(crate) struct Book {
     pub(crate) room: AtomicUsize,
     /// What is written goes to the end, wherever it is to go, as by a description with `O_APPEND`.
     pub(crate) appends: AtomicBool,
+    /// When its last flush was begun ahead, and when it was made; 0: never. One clock counts for all books.
+    pub(crate) begun: AtomicUsize,
+    pub(crate) flushed: AtomicUsize,
     /// What happens before each flush.
     pub(crate) before_sync: Mutex<Option<Before>>,
 }
@@ -63,6 +66,11 @@ impl Book {
             false => Ok(()),
         }
     }
+}
+
+fn tick() -> usize {
+    static CLOCK: AtomicUsize = AtomicUsize::new(0);
+    CLOCK.fetch_add(1, Ordering::SeqCst) + 1
 }
 
 fn full() -> Error {
@@ -118,7 +126,12 @@ impl BackingFile for Reader {
     fn sync(&self, _: Barrier) -> Result<()> {
         let before = self.0.before_sync.lock().unwrap().clone();
         before.inspect(|before| before());
+        self.0.flushed.store(tick(), Ordering::SeqCst);
         self.0.check()
+    }
+
+    fn begin_sync(&self) {
+        self.0.begun.store(tick(), Ordering::SeqCst);
     }
 }
 

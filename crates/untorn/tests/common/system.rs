@@ -17,6 +17,7 @@ pub(crate) struct CountingAlloc;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Allocations this thread has made so far.
@@ -24,16 +25,24 @@ pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
 
-fn count() {
+/// Bytes of the largest allocation that this thread makes meanwhile.
+pub(crate) fn largest_allocation(act: impl FnOnce()) -> usize {
+    LARGEST.with(|largest| largest.set(0));
+    act();
+    LARGEST.with(Cell::get)
+}
+
+fn count(bytes: usize) {
     // A thread that is ending may have no thread-local state any more; nobody counts there.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(bytes)));
 }
 
 // SAFETY: every call goes to the system's allocator as it came; counting allocates nothing, for the cell is constant
 // from the start and needs no destructor.
 unsafe impl GlobalAlloc for CountingAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
@@ -44,13 +53,13 @@ unsafe impl GlobalAlloc for CountingAlloc {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size);
         // SAFETY: as above.
         unsafe { System.realloc(at, layout, size) }
     }

@@ -4,18 +4,57 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::counting::{Counting, Counts};
-use crate::common::shelf::{Setup, Shelf, attach, contents, pmem, small};
-use crate::common::system::allocations;
+use crate::common::shelf::{Book, Setup, Shelf, attach, contents, pmem, small};
+use crate::common::system::{allocations, largest_allocation};
 use crate::common::{memory_dir, scratch};
 use untorn::write_cache::CacheOptions;
 use untorn::write_cache::Kernel;
 use untorn::{Durability, Error};
 use untorn_testing::{again, sibling};
+
+/// The kernel writes back all files of a batch at once. For a file alone that would be one more system call.
+#[test]
+fn the_flushes_of_a_batch_begin_before_the_first_is_waited_for() {
+    let paths = ["/slow/a", "/slow/b", "/slow/c"];
+    let (setup, cache, books) = Setup::create(small(64), paths);
+    let files = paths.map(|path| setup.attach(&cache, path));
+    files.iter().for_each(|file| file.write_at(b"bytes", 0).unwrap());
+    cache.drain().unwrap();
+    let stamps = |of: fn(&Book) -> &AtomicUsize| books.each_ref().map(|book| of(book).load(Ordering::SeqCst));
+    let (begun, flushed) = (stamps(|book| &book.begun), stamps(|book| &book.flushed));
+    assert!(begun.iter().all(|begun| *begun > 0 && flushed.iter().all(|flushed| begun < flushed)), "{begun:?}");
+    files[1].write_at(b"alone", 0).unwrap();
+    cache.drain().unwrap();
+    assert_eq!(stamps(|book| &book.begun), begun);
+    assert!(stamps(|book| &book.flushed)[1] > flushed[1]);
+}
+
+/// The log knows thousands of files, and a rename looks for two of them.
+#[test]
+fn a_rename_copies_no_list_of_all_files() {
+    let many: Vec<String> = (0..3000).map(|number| format!("/many/{number}")).collect();
+    let (setup, cache, _) = Setup::create(small(64), ["/slow/a", "/slow/b"]);
+    let all: Vec<_> = (100..)
+        .zip(&many)
+        .map(|(inode, path)| {
+            setup.shelf.put(path, inode);
+            setup.attach(&cache, path)
+        })
+        .collect();
+    let [a, b] = ["/slow/a", "/slow/b"].map(|path| setup.attach(&cache, path));
+    a.write_at(b"bytes", 0).unwrap();
+    b.write_at(b"over", 0).unwrap();
+    let largest = largest_allocation(|| {
+        assert!(a.begin_rename(Path::new("/slow/b")).unwrap());
+        a.end_rename(false).unwrap();
+    });
+    assert!(largest < 8 * all.len(), "{largest} bytes at once for {} files", all.len());
+}
 
 #[test]
 fn a_write_is_its_bytes_a_header_for_each_entry_and_one_fence() {
