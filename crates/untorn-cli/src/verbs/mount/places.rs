@@ -93,7 +93,8 @@ pub(in crate::verbs) fn is_shown(file: &Path, source: &Path) -> bool {
     file.strip_prefix(source).is_ok_and(shown)
 }
 
-/// The default log. Its directory is made if it is not there, for the owner of the source.
+/// The default log. Its directory is made if it is not there, for the owner of the source. Another user's directory is
+/// refused: that user could remove the log, and with it acknowledged bytes.
 pub(in crate::verbs) fn hidden_log(source: &Path) -> Result<PathBuf> {
     let hidden = source.join(HIDDEN);
     match fs::DirBuilder::new().mode(0o755).create(&hidden) {
@@ -104,7 +105,7 @@ pub(in crate::verbs) fn hidden_log(source: &Path) -> Result<PathBuf> {
                     .map_err(|error| Failure::io_at("set the owner of", &hidden, &error))?;
             }
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_trusted(&hidden, source)?,
         Err(error) => {
             let mut failure = Failure::io_at("create the directory of the log", &hidden, &error);
             failure.message.push_str("; --log PATH puts the log elsewhere");
@@ -114,8 +115,31 @@ pub(in crate::verbs) fn hidden_log(source: &Path) -> Result<PathBuf> {
     Ok(hidden.join(LOG))
 }
 
+/// Refuses a directory for the log that another user than the source's owner, the caller or root may change.
+fn check_trusted(hidden: &Path, source: &Path) -> Result<()> {
+    let refused = |why: &str| {
+        let what = format!("another user may have planted this directory ({why}); remove it, or give another --log");
+        Err(Failure::usage_at(hidden, what))
+    };
+    let found = fs::symlink_metadata(hidden).map_err(|error| Failure::io_at("examine", hidden, &error))?;
+    if !found.is_dir() {
+        return refused("it is no directory");
+    }
+    let owner = fs::metadata(source).map_err(|error| Failure::io_at("examine", source, &error))?.uid();
+    if ![0, owner, rustix::process::geteuid().as_raw()].contains(&found.uid()) {
+        return refused(&format!("its owner is user {}", found.uid()));
+    }
+    // In a sticky directory nobody removes the files of others.
+    if found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0 {
+        return refused("others may write to it");
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -142,5 +166,29 @@ mod tests {
         assert_eq!(check(&root.join("log")).unwrap(), root.join("log"));
         assert_eq!(hidden_log(&source).unwrap(), source.join(".untorn/mount.log"));
         assert!(source.join(".untorn").is_dir());
+    }
+
+    #[test]
+    fn a_directory_for_the_log_that_others_made_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().canonicalize().unwrap();
+        let hidden = source.join(".untorn");
+        let check = || hidden_log(&source).map_err(|failure| failure.to_string());
+        assert_eq!(check(), Ok(hidden.join("mount.log")));
+        for (mode, trusted) in [(0o755, true), (0o775, false), (0o777, false), (0o1777, true)] {
+            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(check().is_ok(), trusted, "{mode:o}");
+        }
+        fs::rename(&hidden, source.join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(source.join("elsewhere"), &hidden).unwrap();
+        assert!(check().unwrap_err().contains("no directory"));
+        fs::remove_file(&hidden).unwrap();
+        fs::create_dir(&hidden).unwrap();
+        untorn_testing::needs!("root");
+        std::os::unix::fs::lchown(&hidden, Some(65_534), None).unwrap();
+        assert!(check().unwrap_err().contains("user 65534"));
+        // The owner of the source may remove its files in any case.
+        std::os::unix::fs::lchown(&source, Some(65_534), None).unwrap();
+        assert!(check().is_ok());
     }
 }
