@@ -25,8 +25,10 @@ impl<M: Medium> Redundancy<M> {
             self.note_failure(inner, begun)?;
         }
         let pages = self.geometry.pages_of(&bytes);
-        // Before anything is changed: without it nothing may be stored.
-        self.make_room(inner, self.geometry.stripes_of(pages.clone()).into_iter().flatten())?;
+        if !self.has_engine {
+            // Before anything is changed: without it nothing may be stored. An engine has claimed it.
+            self.claim_stripes(inner, &self.geometry.stripes_of(pages.clone()))?;
+        }
         let before = match self.mode {
             Mode::Synchronous => self.remember(inner, &bytes)?,
             _ => {

@@ -102,7 +102,16 @@ pub(crate) fn open<M: Medium>(
         Err(error) if (is_bad(&error) || error.is_page_lost()) && sidecar.mend()? => engine(watched)?,
         opened => opened?,
     };
+    // What goes home without a write by a program has been claimed before, and is again: this handle takes note of it.
+    let held: Vec<u64> = match engine.info().reflected_pages {
+        0 => Vec::new(),
+        _ => (0..engine.len().div_ceil(PAGE)).filter(|page| engine.in_sidecar_page(*page).is_some()).collect(),
+    };
     if !is_protected {
+        if !held.is_empty() {
+            // All or nothing: a file that is refused for want of space is not protected.
+            data.give_all_room();
+        }
         data.bind()?;
     }
     data.with(Redundancy::start)?;
@@ -111,6 +120,7 @@ pub(crate) fn open<M: Medium>(
     sidecar.begin(like_data.unwrap_or(redundancy.settings))?;
     let engine: Arc<dyn Engine> = Arc::from(engine);
     let kept = Arc::new(FileRedundancy::new(data, sidecar, Some(Arc::clone(&engine))));
+    held.into_iter().try_for_each(|page| kept.claim(&(page * PAGE..(page + 1) * PAGE)))?;
     let service: Arc<dyn RedundancyService> = kept.clone();
     let threads = Mutex::new(Threads::start(&service, &redundancy)?);
     let (verify, deploys_reads) = (options.verify_reads, options.read_policy == ReadPolicy::Deploy);
@@ -227,6 +237,12 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        // In a forked child locks may be held for ever.
+        self.engine.writable()?;
+        for piece in pieces {
+            let end = self.engine.len().min(piece.offset.saturating_add(piece.bytes.len() as u64));
+            self.kept.claim(&(piece.offset.min(end)..end))?;
+        }
         self.engine.write(pieces)
     }
 

@@ -50,6 +50,16 @@ impl<M: Medium> FileRedundancy<M> {
         self.engine.as_ref().map_or(Ok(()), |engine| engine.writable())
     }
 
+    /// Makes sure, durably, that parity has its space for a write of these bytes of the file, before anything of it is
+    /// stored: see [`holes`](super::holes).
+    ///
+    /// # Errors
+    /// ENOSPC, with nothing changed; those of flushing.
+    pub(super) fn claim(&self, bytes: &Range<u64>) -> Result<()> {
+        self.data.claim(bytes)?;
+        self.sidecar.claim(bytes)
+    }
+
     fn cover_with(&self, cover: impl Fn(&Redundancy<M>) -> Result<u64>) -> Result<u64> {
         self.usable()?;
         let home = self.bring_home();

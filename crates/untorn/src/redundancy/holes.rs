@@ -10,22 +10,29 @@
 //!    comes after a read.
 //! 2. The file system tells of a hole only what is one for programs. Whatever a crash brings back instead, a pass
 //!    makes durable what programs see before it clears the marks.
-//! 3. Parity is stored only where the redundancy file has space, and the side that stores to the file guarantees it:
-//!    - **An engine** has space for all parity before its first store, since an acknowledged commit must need no more
-//!      ([`Room::All`]). Each redundancy file that it makes for another length has it too.
-//!    - **A plain file** has space for the parity of what exists when it is protected ([`Room::OfData`]). An
-//!      announcement allocates the rest before the store, so a full disk is an error of that call, and nothing is
+//! 3. Parity is stored only where the redundancy file has space. It has space from the beginning for the parity of
+//!    what exists then ([`Room::OfData`]). The rest it gets before the store that needs it:
+//!    - **An engine** claims it when a program writes, before it stores anything ([`Redundancy::claim`]). So a full
+//!      disk is an error of that write, and nothing has changed. Whatever comes later (the commit, bringing home, a
+//!      checkpoint, recovery) stores only to pages that were claimed, or that existed, so it needs no more space.
+//!    - **A plain file** gets it when a store is announced, so a full disk is an error of that call, and nothing is
 //!      marked or stored.
 //!    - Stores that **page tables** find were not announced: the pass that covers them allocates the space.
 //!    - A **repair** allocates it before it rebuilds parity.
-//! 4. Space needs no barrier of its own. The flush that makes parity durable makes its space durable; an allocation
-//!    that a crash loses is made again, for no process remembers it.
+//!    - A range that is **punched** needs none: its stripes are holes, or have had space before.
+//! 4. A claim is durable before the write that it is for ([`ROOM`](super::sidecar_barriers::ROOM)): whatever fills the
+//!    disk after a crash, recovery finds the space. It stays claimed in a redundancy file for another length.
+//! 5. What an engine has in its sidecar when it opens a file is claimed too, since it goes home without a write. If
+//!    there is any when the file gets its redundancy file, that has space for all parity at once ([`Room::All`]), and
+//!    so has one that is made anew after a crash amid a change of the length.
+//! 6. The space of a plain file's parity needs no barrier. The flush that makes parity durable makes its space durable;
+//!    an allocation that a crash loses is made again, for no process remembers it.
 
 use std::iter;
 use std::ops::Range;
 
 use super::layout::Geometry;
-use super::{Inner, Redundancy};
+use super::{Inner, Redundancy, sidecar_barriers};
 use crate::error::Result;
 use crate::format::sidecar::PAGE;
 use crate::storage::{Medium, MediumFile};
@@ -41,8 +48,11 @@ const KEPT: usize = 64;
 pub(super) enum Room {
     /// All that it can ever need.
     All,
-    /// For its tables, and for the parity of stripes with data. The pages are a whole file.
-    OfData,
+    /// For its tables, and for the parity of stripes with data.
+    OfData {
+        /// Where the pages begin in the file that has them.
+        from: u64,
+    },
 }
 
 impl Room {
@@ -53,8 +63,8 @@ impl Room {
     pub(super) fn allocate<F: MediumFile>(self, side: &F, geometry: &Geometry, data: &F) -> Result<()> {
         match self {
             Room::All => side.allocate(0, geometry.side_len()),
-            Room::OfData => {
-                let parts = occupied(geometry, data)?;
+            Room::OfData { from } => {
+                let parts = occupied(geometry, data, from)?;
                 parts.into_iter().try_for_each(|part| side.allocate(part.start, part.end - part.start))
             }
         }
@@ -62,11 +72,13 @@ impl Room {
 }
 
 /// Tables, and the parity of stripes with data.
-fn occupied<F: MediumFile>(geometry: &Geometry, data: &F) -> Result<Vec<Range<u64>>> {
+fn occupied<F: MediumFile>(geometry: &Geometry, data: &F, from: u64) -> Result<Vec<Range<u64>>> {
     let mut parts: Vec<Range<u64>> = iter::once(0..geometry.parity_at(0)).collect();
+    let within = |found: Range<u64>| found.start.saturating_sub(from)..found.end.saturating_sub(from);
     let mut at = 0;
     while at < geometry.len {
-        let Some(found) = data.data_from(at)?.filter(|found| found.start < geometry.len) else { break };
+        let found = data.data_from(from + at)?.map(within);
+        let Some(found) = found.filter(|found| found.start < geometry.len) else { break };
         let pages = found.start.max(at) / PAGE..found.end.min(geometry.len).div_ceil(PAGE);
         let stripes = geometry.stripes_of(pages);
         parts.extend(stripes.into_iter().map(|run| geometry.parity_at(run.start)..geometry.parity_at(run.end)));
@@ -131,24 +143,131 @@ impl<M: Medium> Redundancy<M> {
         holes.has(&(at..at + PAGE), |offset| self.side.data_from(offset))
     }
 
-    /// Makes sure that there is space for the parity of stripes.
+    /// Makes sure that there is space for the parity of these stripes, ascending, which is about to be stored. That of
+    /// data that existed, or of an engine, has it.
     ///
     /// # Errors
-    /// Those of allocating it: nothing was changed.
+    /// Those of allocating it.
     pub(super) fn make_room(&self, inner: &mut Inner, stripes: impl Iterator<Item = u64>) -> Result<()> {
-        if self.has_all_room {
+        if matches!(self.room, Room::All) {
             return Ok(());
         }
+        let (mut lacking, mut last): (Vec<Range<u64>>, _) = (Vec::new(), (u64::MAX, false));
         for stripe in stripes {
             let chunk = stripe / CHUNK;
-            if !inner.room.contains(&chunk) {
-                let end = ((chunk + 1) * CHUNK).min(self.geometry.stripes());
-                let (from, to) = (self.geometry.parity_at(chunk * CHUNK), self.geometry.parity_at(end));
-                self.side.allocate(from, to - from)?;
-                inner.room.insert(chunk);
+            if last.0 != chunk {
+                last = (chunk, self.has_room(inner, chunk));
+            }
+            match lacking.last_mut() {
+                _ if last.1 => {}
+                Some(run) if run.end == stripe => run.end += 1,
+                _ => lacking.push(stripe..stripe + 1),
+            }
+        }
+        lacking.into_iter().try_for_each(|run| self.allocate_parity(&run))
+    }
+
+    /// Whether these stripes are known to have space for their parity.
+    fn has_parity_space(&self, stripes: &Range<u64>) -> bool {
+        let (at, end) = (self.geometry.parity_at(stripes.start), self.geometry.parity_at(stripes.end));
+        self.side.own_space(at, end - at) >= end - at
+    }
+
+    fn allocate_parity(&self, stripes: &Range<u64>) -> Result<()> {
+        if self.has_parity_space(stripes) {
+            return Ok(());
+        }
+        let (at, end) = (self.geometry.parity_at(stripes.start), self.geometry.parity_at(stripes.end));
+        self.side.allocate(at, end - at)
+    }
+
+    /// Makes sure that there is space for the parity of stripes before anything is stored to their pages; for an
+    /// engine, durably. If there is room, their neighbours get theirs too.
+    ///
+    /// # Errors
+    /// Those of allocating it: nothing was changed. Those of the flush, which poisons.
+    pub(super) fn claim_stripes(&self, inner: &mut Inner, ranges: &[Range<u64>]) -> Result<()> {
+        if matches!(self.room, Room::All) {
+            return Ok(());
+        }
+        let (mut chunks, mut stripes, mut is_given) = (Vec::new(), Vec::new(), false);
+        let per_chunk = |range: &Range<u64>| {
+            let range = range.clone();
+            (range.start / CHUNK..range.end.div_ceil(CHUNK))
+                .map(move |chunk| (chunk, range.start.max(chunk * CHUNK)..range.end.min((chunk + 1) * CHUNK)))
+        };
+        let claimed = ranges.iter().flat_map(per_chunk).try_for_each(|(chunk, wanted)| {
+            if self.has_room(inner, chunk) || wanted.clone().all(|stripe| inner.claimed.contains(&stripe)) {
+                return Ok(());
+            }
+            // Data that existed has its own, however full the disk is.
+            if !self.has_parity_space(&wanted) {
+                // Whatever comes of it, a part may have been given.
+                is_given = true;
+                if self.allocate_parity(&self.chunk(chunk)).is_ok() {
+                    chunks.push(chunk);
+                    return Ok(());
+                }
+                self.allocate_parity(&wanted)?;
+            }
+            stripes.extend(wanted);
+            Ok(())
+        });
+        if self.has_engine && is_given {
+            let durable = self.side.sync(sidecar_barriers::ROOM);
+            self.note_failure(inner, durable)?;
+        }
+        inner.room.extend(chunks);
+        inner.claimed.extend(stripes);
+        claimed
+    }
+
+    /// Makes sure, durably, that there is space for the parity of these bytes. What lies behind the end has none.
+    ///
+    /// # Errors
+    /// As for [`claim_stripes`](Redundancy::claim_stripes).
+    pub(super) fn claim(&self, bytes: &Range<u64>) -> Result<()> {
+        if matches!(self.room, Room::All) {
+            return Ok(());
+        }
+        let bytes = bytes.start.min(self.len())..bytes.end.min(self.len());
+        let stripes = self.geometry.stripes_of(self.geometry.pages_of(&bytes));
+        self.claim_stripes(&mut *self.usable()?, &stripes)
+    }
+
+    /// Gives the parity of all pages that were claimed its space in a redundancy file for another length.
+    ///
+    /// # Errors
+    /// Those of allocating.
+    pub(super) fn carry_room(&self, inner: &Inner, to: Geometry, side: &M::File) -> Result<()> {
+        let chunks = inner.room.iter().map(|&chunk| self.chunk(chunk));
+        for stripes in chunks.chain(inner.claimed.iter().map(|&stripe| stripe..stripe + 1)) {
+            for run in self.geometry.runs(stripes) {
+                for stripes in to.stripes_of(run.start.min(to.pages())..run.end.min(to.pages())) {
+                    let (at, end) = (to.parity_at(stripes.start), to.parity_at(stripes.end));
+                    side.allocate(at, end - at)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// The stripes of a chunk.
+    fn chunk(&self, chunk: u64) -> Range<u64> {
+        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.geometry.stripes())
+    }
+
+    /// Whether there is space, which what made it has made durable.
+    fn has_room(&self, inner: &mut Inner, chunk: u64) -> bool {
+        if inner.room.contains(&chunk) {
+            return true;
+        }
+        // It had it when the redundancy file was opened, and was synced: what is given from then on is noted.
+        let has = self.has_engine && self.has_parity_space(&self.chunk(chunk));
+        if has {
+            inner.room.insert(chunk);
+        }
+        has
     }
 }
 

@@ -81,6 +81,7 @@ use std::time::Duration;
 
 use bits::Bits;
 use format::Superblock;
+use holes::Room;
 use layout::Geometry;
 use table::Tables;
 use uncovered_since::UncoveredSince;
@@ -166,6 +167,9 @@ pub(crate) mod sidecar_barriers {
     barriers! {
         /// Pages of the sidecar are marked uncovered before they are stored to.
         ANNOUNCE = "redundancy.sidecar.announce";
+        /// With an engine, of the data file too: the space for parity is durable before the write that it is for.
+        /// Whatever fills the disk after a crash, covering what was committed needs no space.
+        ROOM = "redundancy.room";
     }
 }
 
@@ -238,8 +242,8 @@ pub(crate) struct Redundancy<M: Medium> {
     /// What is protected are pages of a sidecar. Nobody but its engine stores to that, and to parts of it that are not
     /// protected all the time: as long as it is open, its time says nothing.
     of_sidecar: bool,
-    /// All parity has its space, see [`holes`].
-    has_all_room: bool,
+    /// The parity that has its space from the beginning, see [`holes`].
+    room: Room,
     /// Passes and scrubs under way are to end.
     leaving: AtomicBool,
     /// Where damage is noted that is come upon by the way.
@@ -269,8 +273,10 @@ struct Inner {
     storing: BTreeMap<u64, u32>,
     /// How many do what changes the file's time and none of its bytes.
     touching: u32,
-    /// Rows of stripes whose parity is known to have its space, see [`holes`].
+    /// Chunks of stripes whose parity is known to have its space, see [`holes`].
     room: BTreeSet<u64>,
+    /// The same of single stripes.
+    claimed: BTreeSet<u64>,
     /// Pages that were damaged, could not be given back, and were stored to in part all the same.
     spoilt: BTreeSet<u64>,
     /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are

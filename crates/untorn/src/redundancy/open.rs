@@ -16,7 +16,7 @@ use super::premark::STRIDE;
 use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables, tables_exist};
 use super::uncovered_since::UncoveredSince;
-use super::{Inner, Mode, Redundancy, barriers};
+use super::{Inner, Mode, Redundancy, barriers, sidecar_barriers};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::{MAX_LEN, PAGE, path as sidecar_path};
 use crate::options::Settings;
@@ -30,6 +30,8 @@ pub(super) struct Beside<F> {
     /// The redundancy file, if it was made just now, locked.
     pub(super) made: Option<F>,
     pub(super) sidecar: Option<InSidecar>,
+    /// Whether all parity has its space from the beginning.
+    pub(super) has_all_room: bool,
 }
 
 /// The pages of a sidecar.
@@ -61,6 +63,7 @@ impl Inner {
             storing: BTreeMap::new(),
             touching: 0,
             room: BTreeSet::new(),
+            claimed: BTreeSet::new(),
             spoilt: BTreeSet::new(),
             before: BTreeMap::new(),
             unknown: BTreeSet::new(),
@@ -112,7 +115,8 @@ impl<M: Medium> Redundancy<M> {
         beside: Option<Beside<M::File>>,
     ) -> Result<Self> {
         let is_beside = beside.is_some();
-        let Beside { trusted, made, sidecar } = beside.unwrap_or(Beside { trusted: false, made: None, sidecar: None });
+        let plain = Beside { trusted: false, made: None, sidecar: None, has_all_room: false };
+        let Beside { trusted, made, sidecar, has_all_room } = beside.unwrap_or(plain);
         let of_sidecar = sidecar.is_some();
         let data = medium.open(path, mode.access_to_data(), 0)?;
         let has_engine = check_engine(&*medium, path, &data, &mode, is_beside)?;
@@ -120,9 +124,7 @@ impl<M: Medium> Redundancy<M> {
             Some(InSidecar { place, from }) => (place, from),
             None => (redundancy_file(path, data.identity()?.inode), 0),
         };
-        // An engine's commit has its space, and that of its parity, before it is acknowledged.
-        let has_all_room = is_beside && mode.is_announced();
-        let room = if is_beside { Room::All } else { Room::OfData };
+        let mut room = if has_all_room { Room::All } else { Room::OfData { from } };
         let (mut side, mut created) = match made {
             Some(made) => (made, true),
             None => attach(&*medium, path, &place, &data, &mode, &settings, room)?,
@@ -139,7 +141,8 @@ impl<M: Medium> Redundancy<M> {
         let mut troubles = None;
         if is_beside && !is_as_long && is_of(&superblock, &data)? {
             // A crash while its length was being changed. Another may have changed it too, of which the time tells
-            // only where nobody stored.
+            // only where nobody stored. No process remembers what was claimed, and recovery may need it.
+            room = Room::All;
             // And anybody may have written the length, which nothing bounds but what there is of the companion.
             let is_there = superblock.geometry.side_len() <= side.len()
                 && tables_exist(&side, &place, &superblock.geometry).is_ok();
@@ -173,9 +176,10 @@ impl<M: Medium> Redundancy<M> {
             tables_exist(&side, &place, &geometry)?;
             side.set_len(geometry.side_len())?;
             room.allocate(&side, &geometry, &data)?;
-        } else if has_all_room && !created {
-            // A plain file was protected, and has an engine now.
+        } else if is_beside && mode.is_announced() && !created {
+            // A plain file was protected, and has an engine now. What others wrote to it since has to be covered too.
             room.allocate(&side, &geometry, &data)?;
+            side.sync(sidecar_barriers::ROOM)?;
         }
         // What the next line writes again is not a write that nobody told of.
         let seen = data.stamp()?;
@@ -194,7 +198,7 @@ impl<M: Medium> Redundancy<M> {
         let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
         let batch = settings.batch.max(1);
         let opened = Self::assembled(medium, path, place, pages, side, mode, inner);
-        let opened = Redundancy { batch, has_engine, of_sidecar, has_all_room, ..opened };
+        let opened = Redundancy { batch, has_engine, of_sidecar, room, ..opened };
         if !created {
             opened.judge(&read, untouched, trusted)?;
         }
@@ -246,7 +250,7 @@ impl<M: Medium> Redundancy<M> {
             batch: 1,
             has_engine: true,
             of_sidecar: false,
-            has_all_room: false,
+            room: Room::All,
             leaving: AtomicBool::new(false),
             notifier: Arc::default(),
             scrubs: Scrubs::default(),

@@ -26,12 +26,12 @@ use std::ops::Range;
 use super::ScrubFindings;
 use super::file::{Fill, Filling, create};
 use super::format::Left;
-use super::holes::Room;
+use super::holes::{Holes, Room};
 use super::layout::Geometry;
 use super::table::Tables;
 use super::uncovered_since::UncoveredSince;
 use super::{Inner, Redundancy};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::simd::xor;
 use crate::storage::{Access, Medium, MediumFile};
@@ -64,13 +64,28 @@ impl<M: Medium> Redundancy<M> {
         }
         let to = Geometry { len, ..self.geometry };
         let fill: Fill<'_, M::File> = &mut |side, tables| self.carry(inner, to, side, tables);
-        make(Filling { left: Left::Storing, room: Room::All, fill: Some(fill) })
+        make(Filling { left: Left::Storing, room: self.room, fill: Some(fill) })
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.
     fn carry(&self, inner: &mut Inner, to: Geometry, side: &M::File, tables: &mut Tables) -> Result<()> {
+        self.carry_room(inner, to, side)?;
         let from = self.geometry;
         let zeros = vec![0; PAGE as usize];
+        let mut holes = Holes::default();
+        let mut store = |stripe: u64, parity: &[u8]| -> Result<()> {
+            if parity == zeros {
+                return Ok(());
+            }
+            // The parity of data has its space by now; that of what was punched may have none.
+            let mut members = to.members(stripe).map(|page| to.bytes_of(page));
+            if members.try_fold(true, |all, bytes| {
+                Ok::<_, Error>(all && holes.has(&bytes, |offset| self.pages.data_from(offset))?)
+            })? {
+                side.allocate(to.parity_at(stripe), PAGE)?;
+            }
+            side.write(to.parity_at(stripe), parity)
+        };
         let of_zeros = self.checksum.of(&zeros);
         // A sidecar may be longer than what was spoken of, and have there what it was once used for. Nobody says so
         // of a data file.
@@ -95,10 +110,8 @@ impl<M: Medium> Redundancy<M> {
                 && !stay.iter().any(is_cut)
             {
                 tables.set_parity_sum(stripe, inner.tables.parity_sum(stripe));
-                if let Some((parity, _)) = self.read_parity(stripe, false)?
-                    && parity != zeros
-                {
-                    side.write(to.parity_at(stripe), &parity)?;
+                if let Some((parity, _)) = self.read_parity(stripe, false)? {
+                    store(stripe, &parity)?;
                 }
             } else {
                 let mut parity = zeros.clone();
@@ -125,7 +138,7 @@ impl<M: Medium> Redundancy<M> {
                 }
                 let sum = self.checksum.of(&parity);
                 tables.set_parity_sum(stripe, if is_known { sum } else { !sum });
-                side.write(to.parity_at(stripe), &parity)?;
+                store(stripe, &parity)?;
             }
         }
         Ok(())

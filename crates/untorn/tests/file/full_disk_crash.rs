@@ -5,7 +5,9 @@ use std::path::Path;
 
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::system::in_forked_child;
-use crate::common::{PAGE, killed, memory_dir, names, pattern, pmem, read, run_alone, scratch, sidecar_of, tree};
+use crate::common::{
+    PAGE, killed, memory_dir, names, pattern, pmem, read, run_alone, scratch, sidecar_of, tree, truncate,
+};
 use rustix::process::{Signal, getpid, kill_process};
 use untorn::options::LogPolicy;
 use untorn::redundancy::ProtectOptions;
@@ -310,14 +312,18 @@ fn a_disk_that_fills_up_anywhere_keeps_what_was_acknowledged() {
 #[test]
 fn protecting_on_a_disk_that_fills_up_anywhere_harms_nothing() {
     run_alone(test_name!(), 1800, "protecting files on disks with little room", || {
-        with_every_room(97, |disk, kind, engine, room| {
-            disk.empty();
-            std::fs::write(disk.path("data"), pattern(1 << 20, 99)).unwrap();
-            disk.fill(room);
-            let found_room = protecting_with_room(disk, kind, engine, room);
-            std::fs::remove_file(disk.path("data")).unwrap();
-            found_room
-        });
+        // A file with all its pages, and one that is a hole for the most part: writes of the script fill it.
+        for data in [256, 16] {
+            with_every_room(97, |disk, kind, engine, room| {
+                disk.empty();
+                std::fs::write(disk.path("data"), pattern(data * PAGE, 99)).unwrap();
+                truncate(&disk.path("data"), 1 << 20);
+                disk.fill(room);
+                let found_room = protecting_with_room(disk, kind, engine, room);
+                std::fs::remove_file(disk.path("data")).unwrap();
+                found_room
+            });
+        }
     });
 }
 

@@ -100,21 +100,85 @@ fn a_full_disk_refuses_the_announcement_of_a_store_to_a_hole() {
     assert_eq!(place.repair().repaired, [page(6_000)]);
 }
 
-/// A commit that an engine acknowledged needs no more space, nor does recovery.
 #[test]
-fn an_engine_has_the_space_of_all_parity_from_the_beginning() {
+fn holes_of_a_file_with_an_engine_take_no_space_either() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for was_protected in [false, true] {
+            let what = format!("{engine}, protected before: {was_protected}");
+            let place = sparse();
+            if was_protected {
+                by_hand().stripe(4).open(&place.path).unwrap().close().unwrap();
+            }
+            let file = Options::new().engine(engine).redundancy(by_hand().stripe(4)).open(&place.path).unwrap();
+            let of_sidecar = place.companion().with_extension("sidecar-redundancy");
+            // A page of parity for each page with data, or 64 where a store came, and what a file system adds.
+            let most = 2 * space_of_tables(4) + (1 << 20);
+            let takes = |path: &Path| if path.exists() { space(path) } else { 0 };
+            let total = || takes(&place.companion()) + takes(&of_sidecar);
+            assert!(total() < most, "{what}: {} of {most} bytes", total());
+            file.write_at(&[7; 3 * PAGE], 2_000 * PAGE_LEN).unwrap();
+            file.sync().unwrap();
+            file.sync_redundancy().unwrap();
+            assert!(total() < most + (1 << 20), "{what}: {} of {most} bytes, after a store", total());
+            file.resize(2 * LEN).unwrap();
+            file.sync().unwrap();
+            file.write_at(&[8; PAGE], LEN + 5_000 * PAGE_LEN).unwrap();
+            file.sync().unwrap();
+            file.sync_redundancy().unwrap();
+            assert!(total() < 2 * most + (2 << 20), "{what}: {} of {most} bytes, of another length", total());
+            file.close().unwrap();
+            assert_eq!(place.damage(), [], "{what}");
+            place.rot(2_001 * PAGE + 5, &[1]);
+            assert_eq!(place.repair().repaired, [page(2_001)], "{what}");
+        }
+    }
+}
+
+/// The write that first fills a hole fails before it changes anything, and nothing else does. What an engine commits
+/// needs no more space for its parity, through another length, a close that keeps the sidecar, and the next open.
+#[test]
+fn a_full_disk_is_an_error_of_the_write_that_fills_a_hole() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
         let place = sparse();
-        by_hand().stripe(4).open(&place.path).unwrap().close().unwrap();
-        let all = fs::metadata(place.companion()).unwrap().len();
-        assert!(space(&place.companion()) < all / 2);
-        let file = Options::new().engine(engine).open(&place.path).unwrap();
-        assert!(space(&place.companion()) >= all, "{engine}: of a file that was protected before");
-        file.resize(2 * LEN).unwrap();
-        let longer = fs::metadata(place.companion()).unwrap().len();
-        assert!(longer > all && space(&place.companion()) >= longer, "{engine}: of another length");
+        let medium = Counting::new(PageCache::new());
+        let options = Options::new().engine(engine).redundancy(by_hand().stripe(4)).keep_sidecar(true);
+        let file = options.open_on(medium.clone(), &place.path).unwrap();
+        file.sync_redundancy().unwrap();
+        let companion = fs::canonicalize(place.companion()).unwrap();
+        let is_full = |full: bool| medium.refuse_space_to(Some(companion.as_path()).filter(|_| full));
+        is_full(true);
+        let refused = file.write_at(&[9; PAGE], 6_000 * PAGE_LEN).unwrap_err();
+        assert_eq!(refused.errno(), 28, "{engine}: {refused}");
+        let mut bytes = [1; PAGE];
+        file.read_at(&mut bytes, 6_000 * PAGE_LEN).unwrap();
+        assert!(bytes == [0; PAGE], "{engine}: the refused write is there");
+        // The handle goes on.
+        file.write_at(&[4; 100], 3_000 * PAGE_LEN).unwrap();
+        file.sync().unwrap();
+        is_full(false);
+        file.write_at(&[9; PAGE], 6_000 * PAGE_LEN).unwrap();
+        file.sync().unwrap();
+        is_full(true);
+        file.sync_redundancy().unwrap();
+        is_full(false);
+        // To a redundancy file for another length the space comes along.
+        file.resize(LEN + PAGE_LEN).unwrap();
+        file.sync().unwrap();
+        is_full(true);
+        file.write_at(&[8; PAGE], 6_000 * PAGE_LEN).unwrap();
+        file.sync().unwrap();
         file.close().unwrap();
-        assert_eq!(place.damage(), [], "{engine}");
+        // The medium also refuses to allocate what has its space: so space is compared.
+        is_full(false);
+        let claimed = space(&companion);
+        let file = options.keep_sidecar(false).open_on(medium.clone(), &place.path).unwrap();
+        file.deploy(0, LEN).unwrap();
+        file.sync().unwrap();
+        file.sync_redundancy().unwrap();
+        file.close().unwrap();
+        assert_eq!(space(&companion), claimed, "{engine}: bringing home takes space");
+        place.rot(6_000 * PAGE, &[1]);
+        assert_eq!(place.repair().repaired, [page(6_000)], "{engine}");
     }
 }
 

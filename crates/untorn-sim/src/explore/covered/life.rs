@@ -144,12 +144,25 @@ impl Subject for Config {
         if seed.is_multiple_of(4) && expected.adopts.is_none() {
             deceive(medium, &mut Rng::new(mix(seed)))?;
         }
-        let file = open(life.config(), medium, expected, seed.is_multiple_of(3))?;
+        // Whatever filled the disk meanwhile, except in the middle of what makes new files.
+        if expected.adopts.is_none() && !expected.resizing && !expected.unprotected {
+            medium.leave_room(Some(0));
+        }
+        let keeps = seed.is_multiple_of(3);
+        let file = match open(life.config(), medium, expected, keeps) {
+            // A file that nobody has written to yet has no sidecar, or half of one.
+            Err(_) if medium.refused_new() => {
+                medium.leave_room(None);
+                open(life.config(), medium, expected, keeps)?
+            }
+            opened => opened?,
+        };
         if file.is_empty() {
             return Ok(());
         }
         let held = read(&file)?;
         cover(&file)?;
+        medium.leave_room(None);
         mend(medium, &file, &mut Rng::new(seed))?;
         if read(&file)? == held { Ok(()) } else { wrong("covering or repair changed the file's bytes") }
     }

@@ -24,6 +24,7 @@ mod storage;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::notifier::DamageNotifier;
@@ -45,6 +46,8 @@ pub(crate) struct TrackedPages<M: Medium> {
     of: Of,
     mode: Mode,
     settings: Settings,
+    /// Whether a redundancy file that is made has space for all parity from the beginning.
+    has_all_room: AtomicBool,
     /// It outlives each redundancy of the pages.
     notifier: Arc<DamageNotifier>,
     kept: RwLock<Kept<M>>,
@@ -78,7 +81,8 @@ impl<M: Medium> TrackedPages<M> {
     /// Nothing is kept of the pages until they are [bound](TrackedPages::bind).
     fn new(medium: Arc<M>, path: PathBuf, of: Of, mode: Mode, settings: Settings) -> Arc<Self> {
         let (notifier, kept) = (Arc::default(), RwLock::new(Kept::Nothing));
-        Arc::new(TrackedPages { medium, path, of, mode, settings, notifier, kept })
+        let has_all_room = AtomicBool::new(false);
+        Arc::new(TrackedPages { medium, path, of, mode, settings, has_all_room, notifier, kept })
     }
 
     /// The pages of a plain file, with their redundancy open.
@@ -227,6 +231,27 @@ impl<M: Medium> TrackedPages<M> {
         }
     }
 
+    /// Makes sure, durably, that the parity of these bytes of the data file, or of what a sidecar may hold of them, has
+    /// its space, before an engine stores anything of a write to them.
+    ///
+    /// # Errors
+    /// ENOSPC, with nothing changed; those of flushing.
+    pub(crate) fn claim(&self, bytes: &Range<u64>) -> Result<()> {
+        match &self.of {
+            Of::Data { .. } => match &*self.fresh()? {
+                Kept::Open(redundancy) => redundancy.claim(bytes),
+                // The engine's first store says what is wrong.
+                _ => Ok(()),
+            },
+            Of::Sidecar(sidecar) => self.claim_sidecar(sidecar, bytes),
+        }
+    }
+
+    /// Has a redundancy file that is made from now on have space for all parity from the beginning.
+    pub(crate) fn give_all_room(&self) {
+        self.has_all_room.store(true, Ordering::Relaxed);
+    }
+
     /// Punches these bytes of the file, and tells. The other pages of a data file's stripes are whole by then, see
     /// invariant 5 of [`resize`](super::resize): what an engine punches there is the end of the file. In a sidecar it
     /// punches what counts no more, all the time, and that is a store like any other.
@@ -259,10 +284,12 @@ impl<M: Medium> TrackedPages<M> {
 
     /// Opens the redundancy file, or the one that was made just now. It notes damage where that of these pages is told.
     fn open(&self, made: Option<M::File>) -> Result<Redundancy<M>> {
-        let beside = match &self.of {
-            Of::Data { trusted } => Beside { trusted: *trusted, made, sidecar: None },
-            Of::Sidecar(sidecar) => Beside { trusted: false, made, sidecar: Some(sidecar.pages()) },
+        let has_all_room = self.has_all_room.load(Ordering::Relaxed);
+        let (trusted, sidecar) = match &self.of {
+            Of::Data { trusted } => (*trusted, None),
+            Of::Sidecar(sidecar) => (false, Some(sidecar.pages())),
         };
+        let beside = Beside { trusted, made, sidecar, has_all_room };
         let (medium, mode) = (Arc::clone(&self.medium), self.mode.clone());
         let mut opened = Redundancy::attach(medium, &self.path, mode, self.settings, Some(beside))?;
         opened.notify_through(&self.notifier);

@@ -22,6 +22,7 @@
 //! The hybrid log's sidecar is not covered: committed bytes there are checkpointed before each pass, see
 //! `redundancy::engine`.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLockReadGuard};
@@ -145,6 +146,10 @@ impl<M: Medium> TrackedPages<M> {
 
     /// Opens the redundancy of a sidecar that says this of itself, which has its pages announced from now on.
     fn open_from(&self, sidecar: &Sidecar, of: &Superblock, made: Option<M::File>) -> Result<Redundancy<M>> {
+        // It has no page but for what is stored, so little is to be saved.
+        if of.layout == Layout::Sparse {
+            self.give_all_room();
+        }
         sidecar.every.store(chunk_pages(of.layout), Ordering::Relaxed);
         sidecar.from.store(of.geometry.chunks_at(), Ordering::Release);
         self.open(made)
@@ -179,7 +184,8 @@ impl<M: Medium> TrackedPages<M> {
             _ => data.max(1) + data.max(1).div_ceil(chunk - 1),
         };
         let (len, history) = (pages * PAGE, History::default());
-        let filling = Filling::marked(Room::All);
+        let room = if superblock.layout == Layout::Sparse { Room::All } else { Room::OfData { from } };
+        let filling = Filling::marked(room);
         let made = create(&*self.medium, &self.path, &sidecar.place, &side, len, &settings, history, filling)?;
         let redundancy = self.open_from(sidecar, &superblock, Some(made))?;
         redundancy.begin()?;
@@ -221,6 +227,27 @@ impl<M: Medium> TrackedPages<M> {
         // nobody.
         let made = redundancy.renew(len).inspect_err(|_| redundancy.stay())?;
         self.exchange(&mut kept, Some(made))
+    }
+
+    /// Claims the space of parity for the pages of a dense sidecar that these bytes of the file have: their meta pages,
+    /// and the pages behind them. A sparse one has all space from the beginning.
+    pub(super) fn claim_sidecar(&self, sidecar: &Sidecar, bytes: &Range<u64>) -> Result<()> {
+        let from = sidecar.begins_at();
+        if bytes.is_empty() || from == NOWHERE || self.has_all_room.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let every = sidecar.every.load(Ordering::Relaxed);
+        let chunk = |page: u64| page / (every - 1);
+        let (first, last) = (bytes.start / PAGE, (bytes.end - 1) / PAGE);
+        let meta = chunk(first) * every;
+        let pages = first + chunk(first) + 1..last + chunk(last) + 2;
+        match &*self.room(pages.end * PAGE)? {
+            Kept::Open(redundancy) => {
+                redundancy.claim(&(meta * PAGE..(meta + 1) * PAGE))?;
+                redundancy.claim(&(pages.start * PAGE..pages.end * PAGE))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn resize_sidecar(&self, file: &M::File, len: u64) -> Result<()> {
