@@ -8,9 +8,13 @@
 //! 1. A place that cannot be read costs no other page its verdict: the pages of such a read are read again one by one.
 //! 2. A hole is not read. It holds zeros, so its pages are judged like any others.
 //! 3. What is read ahead accuses nothing. A stripe that seems wrong is read again under the lock.
+//! 4. While the scrub judges what is in memory, a thread reads what comes next, into the buffers of the time before
+//!    last. So the device does not wait for the checksums. The thread takes no lock that the scrub holds. A scrub with
+//!    a rate, which sleeps, and one of a simulated file, whose reads have an order, read by themselves.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::thread::{Scope, ScopedJoinHandle};
 
 use super::Redundancy;
 use super::layout::Geometry;
@@ -29,6 +33,58 @@ const RUN: u64 = 64;
 
 /// How much of a second's worth a scrub with a rate reads at once, as a divisor.
 const SHARE: u64 = 8;
+
+/// What a scrub has in memory, and what a thread reads for it meanwhile.
+pub(super) struct Reader<'scope, 'env, M: Medium> {
+    redundancy: &'env Redundancy<M>,
+    rate: Option<u64>,
+    scope: &'scope Scope<'scope, 'env>,
+    now: Ahead,
+    next: Option<ScopedJoinHandle<'scope, (Ahead, Result<()>)>>,
+    spare: Ahead,
+}
+
+impl<'scope, 'env, M: Medium> Reader<'scope, 'env, M> {
+    pub(super) fn new(redundancy: &'env Redundancy<M>, rate: Option<u64>, scope: &'scope Scope<'scope, 'env>) -> Self {
+        Reader { redundancy, rate, scope, now: Ahead::default(), next: None, spare: Ahead::default() }
+    }
+
+    /// Has a stripe in memory, with some that follow.
+    ///
+    /// # Errors
+    /// Those of reading that are not about a place.
+    pub(super) fn stripe(&mut self, stripe: u64) -> Result<&Ahead> {
+        if self.now.stripes.contains(&stripe) {
+            return Ok(&self.now);
+        }
+        if let Some(next) = self.next.take() {
+            let (ahead, read) = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            self.spare = std::mem::replace(&mut self.now, ahead);
+            // Where it does not begin with what is needed, an error was about something else.
+            if self.now.stripes.contains(&stripe) {
+                read?;
+            }
+        }
+        self.redundancy.read_ahead(&mut self.now, stripe, self.rate)?;
+        self.begin_next();
+        Ok(&self.now)
+    }
+
+    /// Has a thread read what follows. Without a thread the scrub reads it when it comes by.
+    fn begin_next(&mut self) {
+        let (redundancy, from) = (self.redundancy, self.now.stripes.end);
+        let is_real = redundancy.pages.is_on_device();
+        if self.rate.is_some() || !is_real || from >= redundancy.geometry.stripes() {
+            return;
+        }
+        let mut ahead = std::mem::take(&mut self.spare);
+        let read = move || {
+            let read = redundancy.read_ahead(&mut ahead, from, None);
+            (ahead, read)
+        };
+        self.next = std::thread::Builder::new().spawn_scoped(self.scope, read).ok();
+    }
+}
 
 /// Consecutive stripes that are in memory.
 #[derive(Default)]

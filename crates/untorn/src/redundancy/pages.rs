@@ -54,6 +54,11 @@ impl<M: Medium> Pages<M> {
         self.with(|file| file.write_anew_unless_bad(self.from + offset, bytes))
     }
 
+    /// Whether the pages are those of a file of the system.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.with(|file| Ok(file.descriptor().is_some())).unwrap_or(false)
+    }
+
     /// Makes all that programs see durable, whoever stored it.
     pub(super) fn sync(&self, barrier: Barrier) -> Result<()> {
         self.with(|file| file.sync(barrier))

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, Reader};
 use super::bits::Bits;
 use super::holes::Holes;
 use super::layout::Geometry;
@@ -135,7 +135,8 @@ impl<M: Medium> Redundancy<M> {
     /// # Errors
     /// Those of reading. What is wrong with the file is in the report.
     pub(super) fn go_on(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
-        let end = self.go_on_telling(how, looked);
+        // A thread that reads ahead ends with the scrub.
+        let end = std::thread::scope(|scope| self.go_on_telling(how, looked, Reader::new(self, how.rate, scope)));
         self.scrubs.note(None);
         if matches!(end, Ok(End::Whole)) {
             self.scrubs.set_found(Some(ScrubFindings::of(&looked.damage)));
@@ -143,12 +144,11 @@ impl<M: Medium> Redundancy<M> {
         end
     }
 
-    fn go_on_telling(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
+    fn go_on_telling(&self, how: &mut Scrub<'_>, looked: &mut Looked, mut reader: Reader<'_, '_, M>) -> Result<End> {
         looked.follow(self.geometry);
         let total = self.geometry.len;
         let mut done = looked.looked.count() * PAGE;
         let mut notified: Option<u64> = None;
-        let mut ahead = Ahead::default();
         let (mut holes, mut parity_holes) = (Holes::default(), Holes::default());
         let of_zeros = self.checksum.of(&[0; PAGE as usize]);
         for stripe in 0..self.geometry.stripes() {
@@ -166,8 +166,8 @@ impl<M: Medium> Redundancy<M> {
             let found = if is_hole {
                 self.look_at_hole(stripe, of_zeros)?
             } else {
-                self.read_ahead(&mut ahead, stripe, how.rate)?;
-                self.look_at(stripe, &ahead)?
+                let ahead = reader.stripe(stripe)?;
+                self.look_at(stripe, ahead)?
             };
             // Of a stripe that has others than before, some pages were looked at already, and nothing was wrong with
             // them.
