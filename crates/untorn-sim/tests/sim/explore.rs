@@ -34,9 +34,11 @@ fn the_canary_is_convicted_in_both_fault_models() {
 }
 
 /// Cases that once found a violation.
+const FOUND_BEFORE: &[&str] = &["block/cache-through/fsync:seed-51898462678087"];
+
 #[test]
 fn cases_that_found_violations_find_none_any_more() {
-    for token in ["block/cache-through/fsync:seed-51898462678087"] {
+    for token in FOUND_BEFORE {
         let violation = explore::replay(token).unwrap();
         assert!(violation.is_none(), "{}", violation.unwrap());
     }
