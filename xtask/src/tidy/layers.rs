@@ -41,7 +41,7 @@ const ROOMS: &[(&str, &[&[&str]])] = &[
     ("shared", &[&["negotiated"], &["file", "map"]]),
     ("ipc", &[&["rendezvous"], &["message"], &["connection"], &["listener"], &["membership"], &["rpc", "memory"]]),
     ("format", &[&["magic", "checksum"], &["record"], &["lane", "sidecar"]]),
-    ("sync", &[&["word_lock", "page_seqlock", "wake_flag"], &["slots", "group_commit", "clean_bits"]]),
+    ("sync", &[&["word_lock", "page_seqlock", "wake_flag"], &["slots", "group_commit", "clean_bits", "writer_gate"]]),
 ];
 
 /// Permitted upward paths: from, to, and the reason. An entry that is no longer needed is a finding.

@@ -1,15 +1,17 @@
 //! Snapshots of one process: threads that write while others read, what ends a snapshot, and what holds a file open.
 //! `model` has snapshots among its random operations, and the crash explorer holds them across crashes.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::system::{Child, in_forked_child};
 use crate::common::{PAGE, alone, on_disk, pmem, scratch};
+use crate::planted::as_user;
 use crate::threads::together;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, Snapshot};
-use untorn_testing::cases;
+use untorn_testing::{cases, needs};
 
 const PAGES: u64 = 24;
 
@@ -300,4 +302,29 @@ fn a_process_that_serves_no_snapshots_is_named() {
         _ => 2,
     });
     assert_eq!(child.wait(), Some(0));
+}
+
+/// A process of another user gets nothing, although it may read the data file.
+#[test]
+fn another_user_gets_no_snapshot() {
+    alone!(120, "a reader of another user");
+    needs!("root");
+    let path = scratch("data");
+    readable_by_all(path.dir(), 0o755);
+    let file = AtomicFile::create(&*path, PAGE as u64).unwrap();
+    readable_by_all(&path, 0o644);
+    file.write_at(b"secret", 0).unwrap();
+    file.sync().unwrap();
+    let child = in_forked_child(|| {
+        as_user(65_534, 65_534, || {
+            let readable = std::fs::read(&*path).is_ok();
+            i32::from(!readable || Snapshot::open(&*path).is_ok())
+        })
+    });
+    assert_eq!(child.wait(), Some(0));
+    assert!(file.snapshots().snapshots.is_empty());
+}
+
+fn readable_by_all(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }

@@ -6,15 +6,15 @@
 //!
 //! # Invariants
 //!
-//! 1. A write takes a slot of the gate before it looks whether a snapshot is held, and keeps it until its last store. A
-//!    snapshot is taken under all slots. So each write has ended before, or finds the snapshot.
+//! 1. A write enters the gate before it looks whether a snapshot is held, and is inside until its last store. A snapshot
+//!    is taken while the gate is closed. So each write has ended before, or finds the snapshot.
 //! 2. A page that the open epoch has changed when a snapshot is taken gets its pre-image then, from the engine, which
 //!    knows what the last commit has there. Any other page is at that commit, until a write changes it.
 //! 3. A write adds the pre-images of its pages before its first store. A reader that finds no pre-image reads the page
 //!    and looks again: if there is none still, no store came before the end of its read.
 //! 4. A pre-image that can't be kept ends the snapshots that need it, before the write goes on; never the write. A
 //!    reader looks after its last copy whether its snapshot has ended.
-//! 5. While no snapshot is held, a write pays for one slot and one load.
+//! 5. While no snapshot is held, a write pays for entering the gate and for one load.
 //!
 //! In a forked child every call fails before it takes a lock, which a thread of the parent may have held at the fork.
 //!
@@ -38,10 +38,8 @@ use super::{Close, Engine, Info, Piece};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::storage::{Identity, Medium};
-use crate::sync::slots::{ThreadSlotState, ThreadSlots};
-use crate::sync::word_lock::WordLock;
+use crate::sync::writer_gate::{Closed, WriterGate};
 use crate::sys::incarnation;
-use crate::sys::sync::Zeroed;
 
 /// The checks that a crash explorer or a test leaves out, as mutants.
 pub(crate) mod barriers {
@@ -54,7 +52,7 @@ pub(crate) mod barriers {
     }
 }
 
-/// Slots of the gate: more threads than this share some.
+/// Slots of the gate: a further thread passes it more slowly.
 const SLOTS: usize = 16;
 
 /// The commit that an engine was at.
@@ -107,16 +105,6 @@ pub(crate) trait SnapshotService: Send + Sync {
     fn held(&self) -> (Vec<Taken>, u64);
 }
 
-#[derive(Zeroed)]
-#[repr(C, align(64))]
-struct Slot(WordLock);
-
-impl ThreadSlotState for Slot {
-    fn word_lock(&self) -> &WordLock {
-        &self.0
-    }
-}
-
 #[derive(Default)]
 struct Holding {
     /// `None` while it is being taken.
@@ -148,7 +136,7 @@ pub(crate) struct WithSnapshots<E, M> {
     engine: E,
     medium: Arc<M>,
     path: PathBuf,
-    gate: ThreadSlots<Slot>,
+    gate: WriterGate,
     images: PreImages,
     held: Mutex<Held>,
     /// The longest length of a held snapshot.
@@ -162,13 +150,13 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
     /// [`Error::Io`] if there is no memory.
     pub(crate) fn new(engine: E, medium: Arc<M>, options: &Options) -> Result<Self> {
         let path = engine.path().to_owned();
-        let gate = ThreadSlots::new(SLOTS).map_err(|error| Error::io("reserve memory for", &path, error))?;
+        let gate = WriterGate::new(SLOTS).map_err(|error| Error::io("reserve memory for", &path, error))?;
         let images = PreImages::new(&path, options.snapshot_memory);
         let (held, longest) = (Mutex::default(), AtomicU64::new(0));
         Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, process: incarnation() })
     }
 
-    /// Keeps the pre-images of pages that are about to change. The caller has a slot.
+    /// Keeps the pre-images of pages that are about to change. The caller is inside the gate.
     #[cold]
     fn keep(&self, pages: impl Iterator<Item = u64>) {
         let newest = self.images.newest();
@@ -212,6 +200,12 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         self.images.sweep(&numbers);
     }
 
+    /// Keeps writes and changes of the length out.
+    fn close_gate(&self) -> Result<Closed<'_>> {
+        let closed = self.gate.close(|round| self.medium.relax(round));
+        closed.map_err(|error| Error::io("wait for the writers of", &self.path, error))
+    }
+
     /// # Errors
     /// [`Error::Forked`] in a child of the process that opened the file.
     fn ours(&self) -> Result<()> {
@@ -248,7 +242,7 @@ fn pages_of<'a>(pieces: &'a [Piece<'_>]) -> impl Iterator<Item = u64> + 'a {
 impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
     fn take(&self) -> Result<Taken> {
         self.ours()?;
-        let _all = self.gate.acquire_all(|round| self.medium.relax(round));
+        let _closed = self.close_gate()?;
         let mut held = lock(&self.held);
         let snapshot = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on pre-images count for it, those of the open epoch first.
@@ -339,7 +333,7 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
 
     #[inline]
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        let _slot = self.gate.acquire(|round| self.medium.relax(round));
+        let _inside = self.gate.enter(|round| self.medium.relax(round));
         if self.images.newest() != 0 {
             self.engine.writable()?;
             self.keep(pages_of(pieces));
@@ -360,8 +354,8 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
     }
 
     fn resize(&self, len: u64) -> Result<()> {
-        // All slots: of two changes of the length, neither may take away what the other is about to keep.
-        let _all = self.gate.acquire_all(|round| self.medium.relax(round));
+        // Alone: of two changes of the length, neither may take away what the other is about to keep.
+        let _closed = self.close_gate()?;
         let old = self.engine.len();
         if self.images.newest() != 0 && len < old {
             self.engine.writable()?;
