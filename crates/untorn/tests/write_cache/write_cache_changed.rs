@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::machine::Machine;
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
 use untorn::testing::storage::{Barrier, Identity};
@@ -78,6 +79,23 @@ impl Killed {
 fn attach(cache: &WriteCache, path: &Path) -> CachedFile {
     let plain = fs::File::options().read(true).write(true).open(path).unwrap();
     cache.attach_write_through(Arc::new(Descriptor::new(plain.into(), path).unwrap()), path).unwrap()
+}
+
+/// Its name is durable by then, and its line written anew: that still says what the last own store left.
+#[test]
+fn a_change_of_a_file_that_was_new_is_noticed() {
+    let Some(mut machine) = Machine::new("changes of new files", 64, &["one"]) else { return };
+    let path = machine.path("one/f");
+    let file = machine.cache().attach_atomic(Arc::new(machine.open_new("one/f")), &path).unwrap();
+    for bytes in [b"first", b"LATER"] {
+        machine.cache().drain().unwrap();
+        file.write_at(bytes, 0).unwrap();
+        file.commit().unwrap();
+    }
+    drop(file);
+    let replay = machine.crash(|_| fs::write(&path, "of another program").unwrap());
+    assert!(matches!(replay.files[0].fate, ReplayOutcome::Changed(_)), "{replay:?}");
+    assert_eq!(fs::read(&path).unwrap(), b"of another program");
 }
 
 const LATER: Duration = Duration::from_secs(10);

@@ -365,7 +365,7 @@ impl<M: Medium> Cache<M> {
         for file in &named {
             let own = locked(&file.line);
             if let Some(line) = *own {
-                self.put_line(file, line, file.uid.load(Ordering::Acquire), line.seq + 1)?;
+                self.put_second(file, line, file.uid.load(Ordering::Acquire))?;
             }
         }
         self.ring.medium.order();
@@ -422,14 +422,18 @@ impl<M: Medium> Cache<M> {
     ) -> Result<()> {
         self.put_line(file, line, uid, line.seq)?;
         whole().map_err(|error| self.poison(error))?;
-        let late = file.late.load(Ordering::Acquire);
-        match OwnStores::decode(late) {
-            // Only the copy that nothing makes sure of may say it: see `own_stores`.
-            OwnStores::Left(_) => self.put_line_of(file, line.next(), uid, line.seq + 1, late)?,
-            _ => self.put_line(file, line, uid, line.seq + 1)?,
-        }
+        self.put_second(file, line, uid)?;
         self.ring.medium.order();
         Ok(())
+    }
+
+    /// Stores the copy that nothing makes sure of. Only that one may say what own stores left: see `own_stores`.
+    fn put_second(&self, file: &Managed, line: Line, uid: u64) -> Result<()> {
+        let late = file.late.load(Ordering::Acquire);
+        match OwnStores::decode(late) {
+            OwnStores::Left(_) => self.put_line_of(file, line.next(), uid, line.seq + 1, late),
+            _ => self.put_line(file, line, uid, line.seq + 1),
+        }
     }
 
     /// Stores one copy of a line: what is known of its file now, of which nothing changes but under the lock of its
