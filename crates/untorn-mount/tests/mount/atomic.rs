@@ -8,6 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
+use untorn::write_cache::{Keep, ReplayOutcome};
 use untorn_testing::{cases, needs};
 
 use crate::support::{How, Mount, mount_as};
@@ -45,6 +46,110 @@ fn a_crash_leaves_the_last_commit_and_nothing_later() {
         expected[50_000..].fill(2);
         assert_eq!(fs::read(mount.path().join("f")).unwrap(), [vec![1; 5_000], vec![3; 2_000]].concat());
         assert!(crash(&mut mount, "f") == expected, "{how:?}");
+    }
+}
+
+/// Writes to a file in the source, so that it gets another modification time.
+fn write_outside(path: &Path, bytes: &[u8]) {
+    let modified = || fs::metadata(path).unwrap().modified().unwrap();
+    let before = modified();
+    while modified() == before {
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Neither version is lost: the source has that of the other program, and the log the commit, until the user chooses.
+#[test]
+fn a_commit_over_another_programs_change_is_refused() {
+    for how in BOTH {
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let outside = mount.source().join("f");
+        let file = create(&mount.path().join("f"));
+        file.write_all_at(b"first", 0).unwrap();
+        file.sync_all().unwrap();
+        wait_until("the first commit is brought to the source", || fs::read(&outside).unwrap() == b"first");
+        file.write_all_at(b"INSIDE", 0).unwrap();
+        write_outside(&outside, b"of another program");
+        let stale = Errno::STALE.raw_os_error();
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(stale), "{how:?}");
+        for _ in 0..3 {
+            assert!(file.sync_all().is_err(), "{how:?}: a refused sync never succeeds later");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(fs::read(&outside).unwrap(), b"of another program", "{how:?}");
+        mount.kill();
+        drop(file);
+        let replay = untorn::write_cache::replay(mount.log(), None).unwrap();
+        assert!(matches!(replay.files[0].fate, ReplayOutcome::Changed(_)), "{how:?}: {replay:?}");
+        assert_eq!(fs::read(&outside).unwrap(), b"of another program", "{how:?}");
+        let replay = untorn::write_cache::replay_keeping(mount.log(), Keep::Log, None).unwrap();
+        assert!(replay.is_complete(), "{how:?}: {replay:?}");
+        assert!(fs::read(&outside).unwrap().starts_with(b"INSIDE"), "{how:?}");
+    }
+}
+
+/// The commit was acknowledged before the other program's change, and the log has not brought it to the source.
+#[test]
+fn nothing_is_stored_over_another_programs_change() {
+    let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", How::AtomicWriteThrough) else { return };
+    let (inside, outside) = (mount.path().join("f"), mount.source().join("f"));
+    let file = create(&inside);
+    file.write_all_at(b"first", 0).unwrap();
+    file.sync_all().unwrap();
+    wait_until("the first commit is brought to the source", || fs::read(&outside).unwrap() == b"first");
+    file.write_all_at(b"INSIDE", 0).unwrap();
+    write_outside(&outside, b"of another program");
+    // The last close commits, and no sync is told.
+    drop(file);
+    let again = || File::options().write(true).open(&inside).and_then(|file| file.write_all_at(b"!", 0));
+    wait_until("the server meets the change", || again().is_err());
+    assert_eq!(fs::read(&outside).unwrap(), b"of another program");
+    mount.kill();
+    let replay = untorn::write_cache::replay(mount.log(), None).unwrap();
+    assert!(matches!(replay.files[0].fate, ReplayOutcome::Changed(_)), "{replay:?}");
+    assert_eq!(fs::read(&outside).unwrap(), b"of another program");
+}
+
+#[test]
+fn what_the_mount_itself_changes_in_the_source_is_no_conflict() {
+    for how in BOTH {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", how) else { return };
+        let inside = mount.path().join("f");
+        let mut number = 0;
+        let mut commit = |file: &File| {
+            number += 1;
+            file.write_all_at(&[number; 5000], u64::from(number) * 100).unwrap();
+            file.sync_all().unwrap();
+        };
+        for round in 0..cases(3, 30) {
+            let file = create(&inside);
+            commit(&file);
+            file.set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
+            commit(&file);
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 100_000).unwrap();
+            commit(&file);
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, 200_000).unwrap();
+            file.set_len(3000).unwrap();
+            commit(&file);
+            fs::rename(&inside, mount.path().join("g")).unwrap();
+            fs::hard_link(mount.path().join("g"), &inside).unwrap();
+            commit(&file);
+            fs::remove_file(mount.path().join("g")).unwrap();
+            commit(&file);
+            if round % 2 == 0 {
+                std::thread::sleep(Duration::from_millis(60));
+                commit(&file);
+            }
+        }
+        mount.unmount();
     }
 }
 

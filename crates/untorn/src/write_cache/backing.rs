@@ -64,6 +64,14 @@ pub trait BackingFile: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Whether the log may bring changes to the file. The file fails if not, and the log keeps them.
+    ///
+    /// # Errors
+    /// [`ChangedOutside`](crate::Error::ChangedOutside) from a file that knows that another program changed it.
+    fn check_unchanged(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Fills `dst` from `offset` up to the end of the file. Returns the number of bytes read.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ impl Managed {
 
     /// The kernel tells when the writes were made that it cached.
     pub(in crate::serve) fn was_modified(&self, time: Timespec) {
-        self.modified.set(time, || ());
+        self.modified.set(&self.descriptor, time, || ());
     }
 
     /// A program sets the times; `set` does so in the source.
@@ -64,8 +64,8 @@ impl Managed {
     ) -> Result<(), Errno> {
         let state = self.shared();
         match state.file() {
-            Some(file) => file.own_change(|| self.modified.set(modified, set)).map_err(errno)?,
-            None => self.modified.set(modified, set),
+            Some(file) => file.own_change(|| self.modified.set(&self.descriptor, modified, set)).map_err(errno)?,
+            None => self.modified.set(&self.descriptor, modified, set),
         }
     }
 
@@ -109,13 +109,14 @@ impl Managed {
         }
         {
             let state = self.shared();
-            let take = || rustix::fs::fallocate(&self.descriptor, FallocateFlags::KEEP_SIZE, offset, len);
+            let room = || rustix::fs::fallocate(&self.descriptor, FallocateFlags::KEEP_SIZE, offset, len);
+            let take = || self.modified.changing(&self.descriptor, room);
             match state.file() {
                 Some(file) => file.own_change(take).map_err(errno)??,
                 None => take()?,
             }
         }
-        self.modified.is_stored_to();
+        self.modified.has_other_time();
         self.attributes_were_set();
         if end > before && !mode.contains(FallocateFlags::KEEP_SIZE) { self.set_len(end) } else { Ok(()) }
     }

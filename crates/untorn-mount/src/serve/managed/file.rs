@@ -126,7 +126,8 @@ impl Managed {
         let inner = Descriptor::new(copy, path)?;
         if self.is_atomic() {
             let (descriptor, modified) = (self.descriptor.clone(), self.modified.clone());
-            cache.attach_atomic(Arc::new(Timed { inner, descriptor, modified }), path)
+            modified.begin_anew(&descriptor);
+            cache.attach_atomic(Arc::new(Timed { inner, descriptor, modified, path: path.to_owned() }), path)
         } else {
             cache.attach_write_through(Arc::new(inner), path)
         }
@@ -227,10 +228,11 @@ impl Managed {
         }
     }
 
-    pub(super) fn failure(&self) -> Option<Errno> {
+    /// Why its bytes are not in the source, if they cannot be.
+    pub(super) fn failure(&self) -> Option<String> {
         match &self.shared().served {
-            Served::Failed(errno) => Some(*errno),
-            Served::Logged(file) => file.check_usable().err().map(errno),
+            Served::Failed(errno) => Some(std::io::Error::from(*errno).to_string()),
+            Served::Logged(file) => file.check_usable().err().map(|error| error.to_string()),
             Served::Plain | Served::Fresh => None,
         }
     }
@@ -282,10 +284,18 @@ impl Managed {
                 self.log(|| file.append(bytes)).map(|_| bytes.len())
             }
             Served::Logged(file) if self.is_atomic() => {
+                self.begin_change(file);
                 self.modified.now();
                 self.write_all(file, bytes, offset)
             }
             Served::Logged(file) => self.log(|| file.write_some(bytes, offset)),
+        }
+    }
+
+    /// A program is about to change it: what another program changed before is nobody's conflict.
+    fn begin_change(&self, file: &CachedFile) {
+        if self.is_atomic() && file.is_settled() {
+            self.modified.begin(&self.descriptor);
         }
     }
 
@@ -335,6 +345,7 @@ impl Managed {
             }
             Served::Logged(file) => {
                 let same = self.is_atomic() && self.len_of(file)? == len;
+                self.begin_change(file);
                 self.modified.now();
                 if same { Ok(()) } else { self.log(|| file.set_len(len)) }
             }
@@ -357,8 +368,17 @@ impl Managed {
                     return Err(errno(error));
                 }
                 drop(syncing);
+                let is_open = file.has_open_epoch();
                 // It closes the epoch of an atomic file.
-                file.commit().map_err(errno)
+                file.commit().map_err(errno)?;
+                if !self.is_atomic() {
+                    return Ok(());
+                }
+                // The log keeps the commit, and it is not stored over what another program wrote.
+                self.modified.check_unchanged(&self.descriptor, is_open).inspect_err(|_| {
+                    let path = state.path.display();
+                    tracing::error!(%path, "another program changed a file past the mount; the log keeps its commit");
+                })
             }
         }
     }

@@ -342,8 +342,7 @@ impl Managing {
             self.news.notify_one();
         }
         for managed in self.all() {
-            if let Some(errno) = managed.failure() {
-                let reason = io::Error::from(errno).to_string();
+            if let Some(reason) = managed.failure() {
                 lock(&self.report).failed.insert(managed.path(), reason);
             }
         }
