@@ -156,7 +156,7 @@ impl DualCopy for Superblock {
         RawSuperblock {
             magic: Self::MAGIC,
             version: Self::VERSION.into(),
-            incompat: (u32::from(self.epochs) * EPOCHS | u32::from(self.packs) * PACKS).into(),
+            incompat: ((u32::from(self.epochs) * EPOCHS) | (u32::from(self.packs) * PACKS)).into(),
             uuid: self.uuid,
             seq: self.seq.into(),
             session: self.session.into(),

@@ -86,9 +86,9 @@ impl Epoch {
         parts(&self.items[self.packs()..])
     }
 
-    /// From which change on it is to be packed, if that makes room. Packs are packed too where they are most of it, so
+    /// The first change that is to be packed, if that makes room. Packs are packed too where they are most of it, so
     /// that there are never many.
-    fn from_which(&self, capacity: u64) -> Option<usize> {
+    fn first_to_pack(&self, capacity: u64) -> Option<usize> {
         let packs = self.packs();
         let both = if packs as u64 >= self.unpacked() { [0, packs] } else { [packs, 0] };
         both.into_iter().find(|&from| {
@@ -201,7 +201,7 @@ impl<M: Medium> Cache<M> {
     /// Those of the spill file, and of the log.
     fn pack(&self, file: &Managed, epoch: &Mutex<Epoch>) -> Result<bool> {
         let capacity = self.spill.capacity(self.ring.geometry.entry);
-        if file.has_failed() || locked(epoch).from_which(capacity).is_none() {
+        if file.has_failed() || locked(epoch).first_to_pack(capacity).is_none() {
             return Ok(false);
         }
         self.allow_packs()?;
@@ -211,7 +211,7 @@ impl<M: Medium> Cache<M> {
         let found = locked(&self.registry).of(file.uid.load(Ordering::Acquire));
         let Some(whose) = found.filter(|found| std::ptr::eq(&**found, file)) else { return Ok(false) };
         let mut epoch = locked(epoch);
-        let Some(from) = epoch.from_which(capacity).filter(|_| !file.has_failed()) else { return Ok(false) };
+        let Some(from) = epoch.first_to_pack(capacity).filter(|_| !file.has_failed()) else { return Ok(false) };
         let mut packer = Packer { cache: self, capacity, buffer: Vec::new(), packs: Vec::new() };
         let copied = self.copy_out(&mut packer, &epoch.items[from..]);
         let within = match copied.and_then(|within| packer.flush(true).map(|()| within)) {
