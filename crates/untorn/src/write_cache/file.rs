@@ -149,8 +149,8 @@ impl CachedFile {
     /// its epoch if that change finds no line; this call leaves the epoch as it is.
     ///
     /// # Errors
-    /// [`Error::Io`] with ENFILE if the log has entries of [`max_files`](super::CacheOptions::max_files) files; those of
-    /// making the file's name and contents durable.
+    /// [`Error::Io`] with ENFILE if the log has entries of as many files as it has lines
+    /// ([`max_files`](super::CacheOptions::max_files)); the errors of making the file's name and contents durable.
     pub fn take_line(&self) -> Result<()> {
         self.cache.take_line(&self.file)
     }
