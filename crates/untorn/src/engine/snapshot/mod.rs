@@ -6,8 +6,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A write enters the gate before it looks whether a snapshot is held, and is inside until its last store. A snapshot
-//!    is taken while the gate is closed. So each write has ended before, or finds the snapshot.
+//! 1. A write enters the gate before it looks whether a snapshot is held, and is inside until its last store. A
+//!    snapshot is taken while the gate is closed. So each write has ended before, or finds the snapshot.
 //! 2. A page that the open epoch has changed when a snapshot is taken gets its pre-image then, from the engine, which
 //!    knows what the last commit has there. Any other page is at that commit, until a write changes it.
 //! 3. A write adds the pre-images of its pages before its first store. A reader that finds no pre-image reads the page

@@ -138,12 +138,13 @@ impl WriterGate {
     pub(crate) fn close(&self, mut relax: impl FnMut(u32)) -> io::Result<Closed<'_>> {
         self.notice.closing.acquire(&mut relax);
         self.notice.closed.store(1, Ordering::SeqCst);
-        let ordered = if self.asymmetric { barrier_of_all_threads::execute() } else { Ok(fence(Ordering::SeqCst)) };
-        if ordered.is_err() {
-            self.notice.closed.store(0, Ordering::Release);
-            self.notice.closing.release();
+        fence(Ordering::SeqCst);
+        if self.asymmetric {
+            barrier_of_all_threads::execute().inspect_err(|_| {
+                self.notice.closed.store(0, Ordering::Release);
+                self.notice.closing.release();
+            })?;
         }
-        ordered?;
         for slot in self.slots.iter() {
             let mut round = 0;
             while slot.busy.load(Ordering::Acquire) != 0 {
