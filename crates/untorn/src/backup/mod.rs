@@ -1,6 +1,6 @@
 //! Backups of a file while programs use it, and restoring them.
 //!
-//! A backup is two files: the bytes of one commit, as a plain file, and a [manifest](manifest) with their checksums. It
+//! A backup is two files: the bytes of one commit, as a plain file, and a manifest with their checksums. It
 //! is made from a [`Snapshot`], so writers go on.
 //!
 //! # Invariants
