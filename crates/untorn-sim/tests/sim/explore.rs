@@ -34,7 +34,11 @@ fn the_canary_is_convicted_in_both_fault_models() {
 }
 
 /// Cases that once found a violation.
-const FOUND_BEFORE: &[&str] = &["block/cache-through/fsync:seed-51898462678087"];
+const FOUND_BEFORE: &[&str] = &[
+    "block/cache-through/fsync:seed-51898462678087",
+    // A replay that was cut short had the log forget an undone rename, and not that a file was to leave for it.
+    "block/cache-through/write:seed-257566063972973",
+];
 
 #[test]
 fn cases_that_found_violations_find_none_any_more() {

@@ -187,6 +187,25 @@ fn a_rename_that_was_not_done_leaves_both_files() {
     }
 }
 
+/// A replay that brings the renamed file its bytes, and not the other, has the log say that the other stays.
+#[test]
+fn a_file_that_was_not_replaced_waits_for_its_directory() {
+    let Some(mut machine) = new_machine() else { return };
+    let (file, other) = (machine.create_with("one/a", b"renamed"), machine.create_with("two/b", b"stays"));
+    assert!(file.begin_rename(&machine.path("two/b")).unwrap());
+    drop((file, other));
+    let replay = machine.crash(|machine| {
+        fs::remove_file(machine.path("two/b")).unwrap();
+        fs::rename(machine.path("two"), machine.path("elsewhere")).unwrap();
+    });
+    let fates: Vec<&ReplayOutcome> = replay.files.iter().map(|file| &file.fate).collect();
+    assert!(matches!(fates[..], [ReplayOutcome::Replayed, ReplayOutcome::Missing(_)]), "{replay:?}");
+    fs::rename(machine.path("elsewhere"), machine.path("two")).unwrap();
+    let replay = machine.replay();
+    assert!(replay.is_complete(), "{replay:?}");
+    machine.has(&[("one/a", "renamed"), ("two/b", "stays")]);
+}
+
 /// The process died in between: the file is where it is.
 #[test]
 fn a_rename_of_which_nobody_said_that_it_was_done_is_not_undone() {

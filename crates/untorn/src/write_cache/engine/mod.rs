@@ -206,7 +206,8 @@ pub(crate) mod barriers {
         /// A file that was created again is durably whole and findable before the log accepts it in place of the lost
         /// file.
         AGAIN = "cache.replay.again";
-        /// The log accepts it in place of the lost file before it gets its name.
+        /// The log accepts it in place of the lost file before it gets its name, and first says of files that were not
+        /// replaced that they stay: it forgets the renames now.
         KNOWN_AGAIN = "cache.replay.known-again";
         /// Its name is durable before the log drops the entries.
         NAMED_AGAIN = "cache.replay.named-again";
@@ -214,7 +215,8 @@ pub(crate) mod barriers {
         RENAMED_AGAIN = "cache.replay.renamed-again";
         /// The removal of a file is durable before the log drops the file's last entry.
         GONE = "cache.replay.gone";
-        /// A kept log durably says which files have their entries before those entries are reused.
+        /// A kept log durably says which files have their entries before those entries are reused, and first which
+        /// files stay that were not replaced.
         KEPT = "cache.replay.kept";
     }
 }

@@ -7,6 +7,15 @@
 //! A file that got its new name by `link` and lost the other by `unlink` may have both: the other one is removed.
 //!
 //! A file is renamed when it durably has all its operations in the log, because the file that it replaces goes last.
+//!
+//! # Invariants
+//! A replay that is cut short decides nothing that the next one decides in another way:
+//!
+//! 1. The line of a file has both names until the file is whole. So [`judge`](super::changed) stores its lines before
+//!    names are settled.
+//! 2. A rename that was not done replaces nothing, and its line alone says that the file at the new name stays. The log
+//!    durably says so in the line of that file, in both copies, before it forgets the rename. Otherwise the next replay
+//!    takes a file that a crash took for a removed one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -21,26 +30,27 @@ use crate::error::Result;
 use crate::storage::{Barrier, Identity, Medium};
 
 impl<M: Medium> Replayer<'_, M> {
+    /// Notes of each file with two names the one from before, by which it may be found, too.
+    pub(super) fn note_names(&mut self) {
+        let before = |line: &TableLine| line.before.as_ref().map(|before| (line.uid, before.path.clone()));
+        self.others = self.lines().filter_map(before).collect();
+    }
+
     /// Decides of each file with two names which one it is to have.
     pub(super) fn settle_renames(&mut self, operations: &[Operation]) {
         let moves = operations.iter().filter(|operation| operation.kind == Kind::Move);
         let done: HashSet<(u64, u64)> = moves.map(|operation| (operation.uid, operation.value)).collect();
-        let renamed = |line: &&TableLine| line.before.is_some();
-        let uids: Vec<u64> = self.lines().filter(renamed).map(|line| line.uid).collect();
-        for uid in &uids {
-            if let Some((_, _, TableLine { before: Some(before), .. })) = self.scan.table.get(uid) {
-                self.others.insert(*uid, before.path.clone());
-            }
-        }
         let is_done = |uid: &u64| {
             let Some((_, _, line)) = self.scan.table.get(uid) else { return false };
             line.replayed || done.contains(&(*uid, line.named)) || self.must_be_renamed(line) || self.is_renamed(line)
         };
-        let not_done: Vec<u64> = uids.iter().filter(|uid| !is_done(uid)).copied().collect();
+        let renamed = self.lines().filter(|line| line.before.is_some()).map(|line| line.uid);
+        let not_done: Vec<u64> = renamed.filter(|uid| !is_done(uid)).collect();
         for uid in not_done {
-            if let Some((_, _, line)) = self.scan.table.get_mut(&uid)
-                && let Some(before) = line.before.take()
-            {
+            if let Some((_, _, line)) = self.scan.table.get_mut(&uid) {
+                let said = line.clone();
+                let Some(before) = line.before.take() else { continue };
+                self.undone.insert(uid, said);
                 (line.parents, line.named) = (before.parents, before.named);
                 let to = std::mem::replace(&mut line.path, before.path);
                 if let Some(over) = before.over {
@@ -54,10 +64,35 @@ impl<M: Medium> Replayer<'_, M> {
     /// A file that was to be replaced was not, and does not leave: if a crash took it, it was not for that.
     fn not_replaced(&mut self, path: &Path, over: &Identity) {
         for (_, _, line) in self.scan.table.values_mut() {
-            if line.path == path && is_same(&line.identity, over) {
+            if line.path == path && is_same(&line.identity, over) && line.leaving {
                 line.leaving = false;
+                self.stay.push(line.uid);
             }
         }
+    }
+
+    /// Has the log say durably of files that were not replaced that they stay (2), and of their names what it said.
+    pub(super) fn keep_not_replaced(&mut self, barrier: Barrier) -> Result<()> {
+        let mut stay = std::mem::take(&mut self.stay);
+        if stay.is_empty() {
+            return Ok(());
+        }
+        stay.sort_unstable();
+        // In both copies, the first before the second.
+        for _ in 0..2 {
+            for uid in &stay {
+                let Some((slot, copy, line)) = self.scan.table.get_mut(uid) else { continue };
+                line.seq += 1;
+                *copy = 1 - *copy;
+                let mut said = line.clone();
+                if let Some(TableLine { path, parents, named, before, .. }) = self.undone.get(uid).cloned() {
+                    (said.path, said.parents, said.named, said.before) = (path, parents, named, before);
+                }
+                said.write(self.log, self.scan.checksum_seed, *slot, *copy)?;
+            }
+            self.medium.fence(barrier, &[self.log])?;
+        }
+        Ok(())
     }
 
     /// Whether a later file has the name from before, or was to be put over this one where this one has its new name.
@@ -110,6 +145,7 @@ impl<M: Medium> Replayer<'_, M> {
     /// Has the log take files that were made again, and are synced, for those that are gone.
     fn know_again(&mut self, made: &[u64]) -> Result<()> {
         self.sync_dirs_of(made, barriers::AGAIN);
+        self.keep_not_replaced(barriers::KNOWN_AGAIN)?;
         for uid in made {
             let slow = self.targets.get(uid).and_then(|target| target.slow.clone());
             if let (Some(slow), Some((_, _, line))) = (slow, self.scan.table.get_mut(uid)) {

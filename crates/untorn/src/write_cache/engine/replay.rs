@@ -179,6 +179,10 @@ pub(super) struct Replayer<'a, M: Medium> {
     pub(super) targets: BTreeMap<u64, Target>,
     /// The other name of each file that has two, by which a crash may have left it.
     pub(super) others: HashMap<u64, PathBuf>,
+    /// What the log said of each file whose rename was not done.
+    pub(super) undone: HashMap<u64, TableLine>,
+    /// Files that were to leave for such a rename and stay, of which the log does not say so yet.
+    pub(super) stay: Vec<u64>,
 }
 
 impl<'a, M: Medium> Replayer<'a, M> {
@@ -191,7 +195,8 @@ impl<'a, M: Medium> Replayer<'a, M> {
         dry: bool,
     ) -> Self {
         let (keep, judged, targets, others) = (None, HashMap::new(), BTreeMap::new(), HashMap::new());
-        Replayer { medium, log, path, place, scan, dry, keep, judged, targets, others }
+        let (undone, stay) = (HashMap::new(), Vec::new());
+        Replayer { medium, log, path, place, scan, dry, keep, judged, targets, others, undone, stay }
     }
 
     /// The same by a user who has chosen.
@@ -208,8 +213,10 @@ impl<'a, M: Medium> Replayer<'a, M> {
     pub(super) fn run(mut self, progress: Option<&ProgressFn>) -> Result<Replay> {
         let operations = std::mem::take(&mut self.scan.operations);
         let total = operations.len() as u64;
-        self.settle_renames(&operations);
+        self.note_names();
+        // Before names are settled: a line that it stores says of them what it said.
         self.judge(&operations)?;
+        self.settle_renames(&operations);
         for (done, operation) in (0..).zip(&operations) {
             if let Some(progress) = progress {
                 progress(Progress { phase: "replaying", done, total });
@@ -543,6 +550,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
         let is_done = |fate: &ReplayOutcome| matches!(fate, ReplayOutcome::Replayed | ReplayOutcome::Dropped);
         let done = |(&uid, target): (&u64, &Target)| is_done(&target.fate).then_some(uid);
         let done: Vec<u64> = self.targets.iter().filter_map(done).collect();
+        self.keep_not_replaced(barriers::KEPT)?;
         // Twice: in the second copy for the day when the first is damaged.
         for _ in 0..2 {
             for &uid in &done {
