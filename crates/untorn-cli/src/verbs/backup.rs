@@ -75,7 +75,8 @@ fn force_helps(error: Error, force: bool) -> Failure {
 }
 
 fn lengths(made: &Backup) -> String {
-    format!("{}, of which {} are no holes", size::show(made.len), made.bytes)
+    let holes = if made.bytes < made.len { ", the rest holes" } else { "" };
+    format!("{}, {} of data{holes}", size::show(made.len), output::count(made.bytes, "byte", "bytes"))
 }
 
 fn object(path: &Path, made: &Backup) -> Value {
