@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Read) -> Result<Exit> {
     Ok(Exit::Clean)
 }
 
-/// What is read.
+/// The source of the bytes.
 enum Source {
     Commit(Snapshot),
     Shared(AtomicFile),

@@ -82,7 +82,7 @@ fn a_change_by_another_program_is_refused_with_the_way_out() {
 #[test]
 fn bytes_of_a_file_cut_short_are_reported_as_lost() {
     let place = reflected();
-    // Of the 200 bytes that only the sidecar holds the cut takes half.
+    // The cut takes half of the 200 bytes that only the sidecar holds.
     fs::File::options().write(true).open(&place.file).expect("opens").set_len(4100).expect("cuts it");
     untorn(&["recover", place.name()]).expect(1).names("--trust sidecar");
     let run = untorn(&["recover", place.name(), "--trust", "sidecar", "--json"]).expect(1);

@@ -353,7 +353,7 @@ fn a_file_in_use_is_read_backed_up_and_restored() {
     assert_eq!(&streamed[4094..4099], b"first", "the open epoch is not in it");
     file.sync().unwrap();
     assert_eq!(read(), "other");
-    // What is there stays.
+    // A file that is there stays.
     untorn(&["backup", &data, &dest]).expect(74).names("--force replaces it");
     assert!(untorn(&["backup", &data, &dest, "--force"]).expect(0).text().contains("backed up commit"));
     untorn(&["restore", &dest, &data]).expect(74).names("use");

@@ -121,7 +121,8 @@ impl Manifest {
         let commit = number("commit")?.parse().ok()?;
         let taken = number("taken")?;
         let (seconds, nanoseconds) = taken.split_once('.')?;
-        let taken = UNIX_EPOCH.checked_add(Duration::new(seconds.parse().ok()?, nanoseconds.parse().ok()?))?;
+        let nanoseconds = nanoseconds.parse().ok().filter(|count| *count < 1_000_000_000)?;
+        let taken = UNIX_EPOCH.checked_add(Duration::new(seconds.parse().ok()?, nanoseconds))?;
         let len = number("length")?.parse().ok()?;
         let bytes = number("stored")?.parse().ok()?;
         let chunk = number("chunk")?.strip_suffix(" crc64-nvme")?.parse().ok()?;
@@ -163,6 +164,14 @@ mod tests {
             let cut = String::from_utf8_lossy(&text.as_bytes()[..at]);
             assert!(Manifest::parse(path, &cut).is_err(), "cut at {at}");
         }
+        // One that somebody made by hand, with the right checksum.
+        let lines = text[..text.rfind("end ").unwrap()].replace("1764381234.", "18446744073709551615.9999999999");
+        let forged = format!("{lines}end {:016x}\n", sum_of(lines.as_bytes()));
+        assert!(matches!(Manifest::parse(path, &forged), Err(Error::Corrupt { .. })));
+        let lines = lines.replace("9999999999000000005", "4294967295");
+        let forged = format!("{lines}end {:016x}\n", sum_of(lines.as_bytes()));
+        assert!(lines.contains("18446744073709551615.4294967295"));
+        assert!(matches!(Manifest::parse(path, &forged), Err(Error::Corrupt { .. })));
         let newer = text.replace("backup 1", "backup 2");
         assert!(matches!(Manifest::parse(path, &newer), Err(Error::Unsupported { .. })));
     }

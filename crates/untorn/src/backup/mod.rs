@@ -131,10 +131,11 @@ pub fn manifest_of(backup: &Path) -> PathBuf {
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`], with EEXIST if `dest` is there and is not to be [replaced](BackupOptions::replace);
-/// [`Error::SnapshotEnded`]; [`Error::Corrupt`] if the new file does not read back as it was written.
+/// [`Error::Io`], with EEXIST if `dest` or its manifest is there and is not to be
+/// [replaced](BackupOptions::replace); [`Error::SnapshotEnded`]; [`Error::Corrupt`] if the new file does not read back as it was written.
 pub fn create(snapshot: &Snapshot, dest: &Path, options: &BackupOptions) -> Result<Backup> {
     let manifest_path = manifest_of(dest);
+    is_free(&manifest_path, options)?;
     let manifest = make(dest, options, |file| {
         let manifest =
             copy(&|offset, bytes: &mut [u8]| snapshot.read_at(bytes, offset), snapshot, file, dest, options)?;
@@ -143,8 +144,7 @@ pub fn create(snapshot: &Snapshot, dest: &Path, options: &BackupOptions) -> Resu
         }
         // The manifest first, so that no backup is without one.
         let text = manifest.to_text();
-        let replaces = options.clone().replace(true);
-        make(&manifest_path, &replaces, |file| {
+        make(&manifest_path, options, |file| {
             file.write_all_at(text.as_bytes(), 0).map_err(|error| Error::io("write", &manifest_path, error))
         })?;
         Ok(manifest)
@@ -276,11 +276,10 @@ fn is_zero(bytes: &[u8]) -> bool {
 /// Makes a file that has its name only once it is filled and durable.
 fn make<T>(path: &Path, options: &BackupOptions, fill: impl Fn(&File) -> Result<T>) -> Result<T> {
     let new = if options.replace { storage::unfinished(path) } else { path.to_owned() };
+    is_free(path, options)?;
     if options.replace {
-        // What a crash left.
+        // A crash may have left it.
         let _ = std::fs::remove_file(&new);
-    } else if path.symlink_metadata().is_ok() {
-        return Err(Error::io("create", path, Errno::EXIST));
     }
     let mut filled = None;
     create_filled(&new, |file: OwnedFd| {
@@ -293,6 +292,13 @@ fn make<T>(path: &Path, options: &BackupOptions, fill: impl Fn(&File) -> Result<
     }
     sync_parent(path)?;
     filled.ok_or_else(|| Error::io("create", path, Errno::IO))
+}
+
+/// # Errors
+/// EEXIST if the name is taken, and its file is not to be replaced.
+fn is_free(path: &Path, options: &BackupOptions) -> Result<()> {
+    let taken = !options.replace && path.symlink_metadata().is_ok();
+    if taken { Err(Error::io("create", path, Errno::EXIST)) } else { Ok(()) }
 }
 
 /// # Errors

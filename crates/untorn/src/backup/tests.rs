@@ -53,6 +53,11 @@ fn nothing_is_replaced_unless_asked_for() {
     assert_eq!(errno(&create(&snapshot, &dest, &BackupOptions::new()).unwrap_err()), exists);
     assert_eq!(std::fs::read(&dest).unwrap(), b"precious");
     assert!(!manifest_of(&dest).exists());
+    // Another program's file may have the name of the manifest.
+    let other = dir.path().join("other");
+    std::fs::write(manifest_of(&other), "precious").unwrap();
+    assert_eq!(errno(&create(&snapshot, &other, &BackupOptions::new()).unwrap_err()), exists);
+    assert!(!other.exists() && std::fs::read(manifest_of(&other)).unwrap() == b"precious");
     create(&snapshot, &dest, &BackupOptions::new().replace(true)).unwrap();
     create(&snapshot, &dest, &BackupOptions::new().replace(true)).unwrap();
     std::fs::write(&again, "precious").unwrap();

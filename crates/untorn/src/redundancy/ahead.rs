@@ -34,7 +34,7 @@ const RUN: u64 = 64;
 /// How much of a second's worth a scrub with a rate reads at once, as a divisor.
 const SHARE: u64 = 8;
 
-/// What a scrub has in memory, and what a thread reads for it meanwhile.
+/// The part that a scrub has in memory, and the one that a thread reads for it meanwhile.
 pub(super) struct Reader<'scope, 'env, M: Medium> {
     redundancy: &'env Redundancy<M>,
     rate: Option<u64>,

@@ -50,7 +50,7 @@ pub(super) enum Room {
     All,
     /// For its tables, and for the parity of stripes with data.
     OfData {
-        /// Where the pages begin in the file that has them.
+        /// The offset of the pages in the file that has them.
         from: u64,
     },
 }

@@ -25,7 +25,7 @@ use untorn::{Error, Result};
 
 use crate::serve::lock;
 
-/// What a program is told that syncs a file which another program changed.
+/// A program that syncs a file which another program changed is told.
 const BOTH: &str = "it was changed in the source, past the mount; both versions are kept: after the end of the mount, \
                     `untorn replay --trust file LOG` drops the log's, and `--trust log` writes it over the file";
 
@@ -45,7 +45,7 @@ struct Seen {
     time: Option<Timespec>,
     /// Whether the source may have another one.
     differs: bool,
-    /// What the source is like as far as the log knows.
+    /// The state of the source, as far as the log knows.
     stamp: Stamp,
     /// A sync was refused, because another program changed the source.
     refused: bool,

@@ -102,8 +102,8 @@ pub(crate) fn find(identity: Identity) -> Option<Arc<Shared>> {
     lock(&shared_entry).shared.upgrade()
 }
 
-/// Does something with the open state of a file, if this process has it open. Nobody opens or closes the file
-/// meanwhile.
+/// Does something with the open state of a file, if this process has it open. No thread opens or closes the
+/// file meanwhile.
 pub(crate) fn with<R>(identity: Identity, act: impl FnOnce(&Shared) -> R) -> Option<R> {
     let shared_entry = registry().known_entry(identity)?;
     let entry = lock(&shared_entry);

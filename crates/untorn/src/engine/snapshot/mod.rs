@@ -87,7 +87,7 @@ pub(crate) struct Taken {
     pub(crate) since: SystemTime,
 }
 
-/// What a handle needs for snapshots.
+/// The operations of a handle on snapshots.
 pub(crate) trait SnapshotService: Send + Sync {
     /// Takes a snapshot of the last commit.
     ///

@@ -1,4 +1,4 @@
-//! What held snapshots need of pages that have changed since: their *pre-images*.
+//! Pages as held snapshots have them, kept once they change: their *pre-images*.
 //!
 //! # Invariants
 //!

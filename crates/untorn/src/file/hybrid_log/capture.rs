@@ -1,4 +1,4 @@
-//! What the last commit has, for a snapshot.
+//! Finds what the last commit has, for a snapshot.
 //!
 //! A block with an entry of the open epoch has its committed bytes at home: under redo, a committed entry goes there
 //! before another takes its place; under undo, the entry holds them, and is laid over what is at home now. Bytes that
@@ -79,7 +79,7 @@ impl<M: Medium> Core<M> {
     fn read_committed(&self, page: u64, dst: &mut [u8]) -> Result<()> {
         let home = |dst: &mut [u8]| self.data.read(page * BYTES, dst);
         let Some(slot) = self.index.get(page) else { return home(dst) };
-        // Nobody changes the link: that takes a lane.
+        // The link stays: to change it takes a lane.
         let read_guard = slot.read_locked();
         let link = Link(read_guard.bitmap);
         let head = link.head(page);

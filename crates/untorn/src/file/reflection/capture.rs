@@ -1,4 +1,4 @@
-//! What the last commit has, for a snapshot.
+//! Finds what the last commit has, for a snapshot.
 
 use std::sync::atomic::Ordering;
 

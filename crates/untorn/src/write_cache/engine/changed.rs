@@ -241,7 +241,7 @@ impl<M: Medium> Replayer<'_, M> {
 
 /// A change of a file.
 struct Change {
-    /// Where it writes, or the new length.
+    /// The offset of the write, or the new length.
     offset: u64,
     len: u64,
     /// `None` for a new length.

@@ -172,7 +172,7 @@ mod tests {
             Spilled::of(bytes.len() as u64, 16, chunks)
         }
 
-        /// What a pack has, as text; `None` if it is not whole.
+        /// The contents of a pack, as text; `None` if it is not whole.
         fn read(&self, pack: &Spilled) -> Option<Vec<String>> {
             let mut found = Vec::new();
             let read = |spilled: &Spilled, range: Range<u64>, buffer: &mut Vec<u8>| {

@@ -158,7 +158,7 @@ impl<M: Medium> Packer<'_, M> {
         Ok(())
     }
 
-    /// Nobody needs what was written.
+    /// The written bytes are not needed.
     fn give_up(self) {
         self.cache.spill.drop_chunks(self.packs.into_iter().map(Arc::new));
     }

@@ -179,7 +179,7 @@ pub(super) struct Replayer<'a, M: Medium> {
     pub(super) targets: BTreeMap<u64, Target>,
     /// The other name of each file that has two, by which a crash may have left it.
     pub(super) others: HashMap<u64, PathBuf>,
-    /// What the log said of each file whose rename was not done.
+    /// The line of each file whose rename was not done, as the log had it.
     pub(super) undone: HashMap<u64, TableLine>,
     /// Files that were to leave for such a rename and stay, of which the log does not say so yet.
     pub(super) stay: Vec<u64>,

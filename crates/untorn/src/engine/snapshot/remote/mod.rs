@@ -53,10 +53,10 @@ fn name_of(process: u32) -> String {
 
 /// The memory for pages of a file with this length.
 fn memory_for(len: u64) -> u64 {
-    len.next_multiple_of(CHUNK).clamp(CHUNK, MEMORY)
+    len.clamp(CHUNK, MEMORY).next_multiple_of(CHUNK)
 }
 
-/// What a message asks for, or answers.
+/// The kind of a message: a question or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// A snapshot of the file whose descriptor comes with it.
@@ -116,7 +116,7 @@ impl Message {
     }
 }
 
-/// What was found on a connection.
+/// The next thing on a connection.
 enum Incoming {
     Message(Message, Vec<OwnedFd>),
     Nothing,
@@ -147,6 +147,12 @@ fn from_word(word: u64) -> SystemTime {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_suits_any_length_that_a_message_gives() {
+        let all = [0, 1, CHUNK, CHUNK + 1, MEMORY - 1, MEMORY + 1, u64::MAX].map(memory_for);
+        assert_eq!(all, [CHUNK, CHUNK, CHUNK, 2 * CHUNK, MEMORY, MEMORY, MEMORY]);
+    }
 
     #[test]
     fn messages_come_back_and_others_are_refused() {
