@@ -132,7 +132,8 @@ pub fn manifest_of(backup: &Path) -> PathBuf {
 ///
 /// # Errors
 /// [`Error::Io`], with EEXIST if `dest` or its manifest is there and is not to be
-/// [replaced](BackupOptions::replace); [`Error::SnapshotEnded`]; [`Error::Corrupt`] if the new file does not read back as it was written.
+/// [replaced](BackupOptions::replace); [`Error::SnapshotEnded`]; [`Error::Corrupt`] if the new file does not read back
+/// as it was written.
 pub fn create(snapshot: &Snapshot, dest: &Path, options: &BackupOptions) -> Result<Backup> {
     let manifest_path = manifest_of(dest);
     is_free(&manifest_path, options)?;
