@@ -315,3 +315,10 @@ pub(crate) fn counting_in_mappings(path: &Path, work: impl FnOnce()) -> u64 {
     assert_eq!(unsafe { libc::munmap(start as *mut libc::c_void, len) }, 0);
     lost
 }
+
+/// Words of a map that outlives their use, for threads that store beside what the map does.
+pub(crate) fn words(memory: *mut u8, count: usize) -> &'static [AtomicU64] {
+    assert!(memory.cast::<AtomicU64>().is_aligned());
+    // SAFETY: the caller's map has so many words and outlives the test's threads; all of them use atomic stores.
+    unsafe { std::slice::from_raw_parts(memory.cast(), count) }
+}

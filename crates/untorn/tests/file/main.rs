@@ -33,6 +33,7 @@ mod limits;
 mod log_size;
 mod looks;
 mod map;
+mod map_beside_stores;
 mod map_misuse;
 mod map_sparse;
 mod media;

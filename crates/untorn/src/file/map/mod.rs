@@ -39,6 +39,13 @@ use crate::sys::tracking::{KEPT, Tracking};
 /// Address space of a map that sets no maximum, unless twice its length is more.
 const RESERVE: u64 = 64 << 20;
 
+/// Whether other threads may store through a pointer while a commit runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stores {
+    Excluded,
+    Running,
+}
+
 /// A file as plain memory: the program loads and stores freely, then calls [`commit`](AtomicMap::commit).
 ///
 /// A commit makes every store since the last one durable together. After a crash at any instant the file holds exactly
@@ -203,7 +210,8 @@ impl AtomicMap {
     }
 
     /// A pointer to the first byte, for stores. No store through it may run while a method that takes `&mut self` runs:
-    /// the log could then hold bytes that do not match their checksum, and recovery could drop the commit.
+    /// the log could then hold bytes that do not match their checksum, and recovery could drop the commit. The one
+    /// method beside which stores may run is [`commit_beside_stores`](AtomicMap::commit_beside_stores).
     ///
     /// Every commit from then on looks for stores in all of the map, at 3 ns for each of its pages in memory: 0.8 ms
     /// where 1 GiB is in memory, and [26 ns](DirtyTracking::PageTable) without userfaultfd. A page that the program
@@ -231,18 +239,65 @@ impl AtomicMap {
     /// log has no space on the disk: nothing is committed, and the call may be repeated. After a failed flush or a lost
     /// page, only reopening the file tells whether this commit is durable: all of it or nothing.
     pub fn commit(&mut self) -> Result<u64> {
-        self.note_stores()?;
+        self.commit_stores(Stores::Excluded)
+    }
+
+    /// Commits as [`commit`](AtomicMap::commit) does, while other threads may store through
+    /// [`as_mut_ptr`](AtomicMap::as_mut_ptr). Every store that ended before the call is in the commit. A store that
+    /// runs meanwhile is in it whole, in part or not at all, and whole in the next commit.
+    ///
+    /// It copies each stored page before it writes it to the log. It gives no committed page back to the file, so each
+    /// page that was ever stored to stays in memory until a [`commit`](AtomicMap::commit) or
+    /// [`rollback`](AtomicMap::rollback). Under [`DirtyTracking::PageTable`] it also compares all of these pages with
+    /// the last commit.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// let mut map = untorn::AtomicMap::create(dir.path().join("counts"), 8192)?;
+    /// let counter = map.as_mut_ptr() as usize; // an address that another thread may use
+    /// std::thread::scope(|threads| {
+    ///     threads.spawn(move || {
+    ///         // SAFETY: the map outlives the thread, and nothing else stores here.
+    ///         let counter = unsafe { AtomicU64::from_ptr(counter as *mut u64) };
+    ///         (0..1000).for_each(|_| _ = counter.fetch_add(1, Ordering::Relaxed));
+    ///     });
+    ///     map.commit_beside_stores() // some count up to 1000
+    /// })?;
+    /// map.close()?; // 1000
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`commit`](AtomicMap::commit).
+    pub fn commit_beside_stores(&mut self) -> Result<u64> {
+        self.commit_stores(Stores::Running)
+    }
+
+    fn commit_stores(&mut self, stores: Stores) -> Result<u64> {
+        self.note_stores_beside(stores)?;
         let engine = &*self.shared.engine;
         if self.stored.is_empty() && self.len == self.committed_len {
             return Ok(self.commit);
         }
-        let memory: &[u8] = self;
         let within = self.stored.iter().map(|run| run.start..run.end.min(self.len)).filter(|run| !run.is_empty());
-        let pieces: Vec<Piece<'_>> = within
-            .map(|run| Piece { offset: run.start, bytes: &memory[run.start as usize..run.end as usize] })
-            .collect();
-        engine.write(&pieces)?;
-        drop(pieces);
+        match stores {
+            Stores::Excluded => {
+                let memory: &[u8] = self;
+                let pieces: Vec<Piece<'_>> = within
+                    .map(|run| Piece { offset: run.start, bytes: &memory[run.start as usize..run.end as usize] })
+                    .collect();
+                engine.write(&pieces)?;
+            }
+            // The log's checksum is over the copy, so that a store meanwhile can't make it wrong.
+            Stores::Running => {
+                let copies: Vec<(u64, Vec<u8>)> = within.map(|run| (run.start, self.copy_of(&run))).collect();
+                let pieces: Vec<Piece<'_>> =
+                    copies.iter().map(|(offset, bytes)| Piece { offset: *offset, bytes }).collect();
+                engine.write(&pieces)?;
+            }
+        }
         // A page that was lost while it was copied into the log went there as zeros.
         self.check_memory()?;
         if engine.len() != self.len {
@@ -255,6 +310,10 @@ impl AtomicMap {
         self.committed_len = self.len;
         let stored = std::mem::take(&mut self.stored);
         self.kept.add(&stored);
+        if stores == Stores::Running {
+            // A store between its copy and its page's release would be lost.
+            return Ok(self.commit);
+        }
         if let Err(error) = self.give_back(&stored) {
             // The commit is durable. What could not be given back stays in memory.
             tracing::warn!(path = %self.path().display(), %error, "cannot release committed pages; they stay in \
@@ -407,6 +466,10 @@ impl AtomicMap {
 impl AtomicMap {
     /// Asks the page tables for stores, and notes them: they tell each only once.
     fn note_stores(&mut self) -> Result<()> {
+        self.note_stores_beside(Stores::Excluded)
+    }
+
+    fn note_stores_beside(&mut self, stores: Stores) -> Result<()> {
         // First of all: in a forked child these are the parent's page tables.
         self.engine().writable()?;
         self.check_memory()?;
@@ -416,7 +479,9 @@ impl AtomicMap {
         }
         let own = self.kept.within(&lent).union(&self.stored.within(&lent));
         let (seen, all) = self.tracking.take_stored(&lent, &own);
-        let seen = if self.suspects_reads { self.sift(&seen) } else { seen };
+        // Pages that stay in memory after their commit count as stored under `PageTable`.
+        let stay = stores == Stores::Running && self.tracking.method() == DirtyTracking::PageTable;
+        let seen = if self.suspects_reads || stay { self.sift(&seen, stores) } else { seen };
         self.stored.add(&seen);
         all.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))?;
         // Only now: what an error kept from being asked about is asked about the next time.
@@ -424,9 +489,9 @@ impl AtomicMap {
         Ok(())
     }
 
-    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told. The
-    /// others become the file's again, and are not seen the next time unless they are touched.
-    fn sift(&self, seen: &Runs) -> Runs {
+    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told. If no store
+    /// can run, the others become the file's again, and are not seen the next time unless they are touched.
+    fn sift(&self, seen: &Runs, stores: Stores) -> Runs {
         let page = page_size() as u64;
         let (engine, mut home) = (self.engine(), vec![0; page as usize]);
         let (mut changed, mut same) = (Runs::new(), Runs::new());
@@ -434,8 +499,15 @@ impl AtomicMap {
             let end = (start + page).min(self.len);
             let home = &mut home[..end.saturating_sub(start) as usize];
             let is_same = !home.is_empty() && engine.read(start, home).is_ok();
-            let is_same = is_same && *home == self[start as usize..end as usize];
+            let is_same = is_same
+                && match stores {
+                    Stores::Excluded => *home == self[start as usize..end as usize],
+                    Stores::Running => *home == self.copy_of(&(start..end))[..],
+                };
             if is_same { &mut same } else { &mut changed }.push(start..start + page);
+        }
+        if stores == Stores::Running {
+            return changed;
         }
         // What a commit that failed has in the engine is no commit yet; and of a page that the length cuts only a
         // part was looked at.
@@ -489,6 +561,18 @@ impl AtomicMap {
         }
         let released = self.memory.release(run.start, run.end - run.start);
         released.map_err(|error| Error::io("release memory of", self.path(), error))
+    }
+
+    /// A copy of a range within the length, for which other threads may store there meanwhile.
+    fn copy_of(&self, range: &Range<u64>) -> Vec<u8> {
+        let len = (range.end - range.start) as usize;
+        let mut copy: Vec<u8> = Vec::with_capacity(len);
+        // SAFETY: the range is within the mapping, and the new memory overlaps nothing. No reference to the range is
+        // made, and any bytes are a valid copy: the caller of `as_mut_ptr` answers for stores that run meanwhile.
+        unsafe { ptr::copy_nonoverlapping(self.memory.address(range.start), copy.as_mut_ptr(), len) };
+        // SAFETY: the copy has initialized `len` bytes.
+        unsafe { copy.set_len(len) };
+        copy
     }
 
     /// Makes a range zeros, touching only pages that are not.
