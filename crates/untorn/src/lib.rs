@@ -86,7 +86,7 @@ pub mod testing;
 pub mod write_cache;
 
 pub use doctor::doctor;
-pub use engine::snapshot::Snapshot;
+pub use engine::snapshot::{Snapshot, SnapshotMap};
 pub use error::{Error, Result};
 pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
 #[cfg(feature = "redundancy")]

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
-use self::snapshot::SnapshotService;
+use self::snapshot::{HeldSnapshots, SnapshotService};
 use crate::error::Result;
 pub(crate) use crate::options::EngineKind;
 #[cfg(doc)]
@@ -145,6 +145,9 @@ pub struct Report {
     pub holder: Option<String>,
     /// Whether a commit to it survives a power cut.
     pub durable: bool,
+    /// The snapshots that are held of it, as the process that has it open tells; `None` if no process has it open for
+    /// writing, or if that one does not tell ([`findings`](Report::findings) says why).
+    pub snapshots: Option<HeldSnapshots>,
     /// Its sidecar.
     pub sidecar: Option<SidecarReport>,
     /// What is wrong or worth knowing, in sentences.
@@ -170,6 +173,8 @@ pub(crate) struct Shared {
     exclusive: bool,
     /// Other processes may have it open too.
     several: bool,
+    /// It belongs to a product that ends it while others may hold it ([`end`](Shared::end)).
+    may_end: bool,
     /// Goes after the engine has let go of everything; the registry waits for that before it opens the file anew.
     lease: registry::Lease,
 }
@@ -177,7 +182,24 @@ pub(crate) struct Shared {
 impl Shared {
     /// A state that the registry does not know: no other handle of this process finds it.
     pub(crate) fn unregistered(engine: Box<dyn Engine>, exclusive: bool) -> Self {
-        Shared { engine, exclusive, several: false, lease: registry::Lease::default() }
+        Shared { engine, exclusive, several: false, may_end: false, lease: registry::Lease::default() }
+    }
+
+    /// Whether its product may [`end`](Shared::end) it: nobody may hold it for long.
+    pub(crate) fn may_end(&self) -> bool {
+        self.may_end
+    }
+
+    /// Closes the file, whoever holds the state. Nobody finds it from then on, and who found it before has let go or is
+    /// done with it: readers of snapshots look for it at each request.
+    ///
+    /// # Errors
+    /// Those of closing.
+    pub(crate) fn end(&self, how: Close) -> Result<()> {
+        let shared_entry = self.lease.shared_entry();
+        let mut entry = shared_entry.as_ref().map(|shared_entry| registry::lock(shared_entry));
+        entry.iter_mut().for_each(|entry| entry.forget());
+        self.engine.close(how)
     }
 
     /// The state itself if this is the last handle of it. Of several handles given up at once, one is the last.

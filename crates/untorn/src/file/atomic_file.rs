@@ -148,7 +148,7 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`Error::Io`] from reading what the open epoch has changed, or from the flush of the last commit;
-    /// [`Error::Invalid`] for a file that is [shared](crate::Options::shared) with other processes.
+    /// [`Error::InUse`] if another process serves a [shared](crate::Options::shared) file and gives no snapshot.
     pub fn snapshot(&self) -> Result<Snapshot> {
         Snapshot::take(&self.shared)
     }

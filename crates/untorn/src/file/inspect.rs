@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{hybrid_log, reflection};
+use crate::engine::snapshot::remote::client;
 use crate::engine::{EngineKind, Report, Seen, SidecarReport, State};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
@@ -36,7 +37,17 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
     // through it whatever the medium.
     let path = resolve(path.as_ref())?;
     let report = inspect_on(&Arc::new(PageCache::reading_by_call()), &path)?;
-    Ok(Report { durable: is_durable(&path)?, ..report })
+    let report = Report { durable: is_durable(&path)?, ..report };
+    Ok(if report.state == State::InUse { with_holders(report) } else { report })
+}
+
+/// The report with the snapshots that are held, which the process that has the file open is asked for.
+fn with_holders(mut report: Report) -> Report {
+    match client::report(&report.path) {
+        Ok(told) => report.snapshots = Some(told.held),
+        Err(why) => report.findings.push(format!("its snapshots are not known: {why}")),
+    }
+    report
 }
 
 fn inspect_on<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Report> {
@@ -62,6 +73,7 @@ fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
         commit: 0,
         state: State::Clean,
         holder: None,
+        snapshots: None,
         durable: true,
         sidecar: None,
         findings: Vec::new(),

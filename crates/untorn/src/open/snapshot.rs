@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use super::open;
 use crate::engine::registry;
 use crate::engine::snapshot::Snapshot;
-use crate::engine::snapshot::remote::client::{Asked, take};
+use crate::engine::snapshot::remote::client::{Asked, process_with, take};
 use crate::error::{Error, Result};
-use crate::format::sidecar;
 use crate::options::Options;
 use crate::storage;
 use crate::sys::locks::{flock_holder, process_name};
@@ -47,7 +46,8 @@ impl Snapshot {
         let since = Instant::now();
         loop {
             let identity = storage::detect(path)?.identity;
-            if let Some(shared) = registry::find(identity) {
+            // One that may end is asked as by another process.
+            if let Some(shared) = registry::find(identity).filter(|shared| !shared.may_end()) {
                 return Snapshot::take(&shared);
             }
             let asked = match ask_holder(path, identity.inode) {
@@ -76,8 +76,7 @@ fn ask_holder(path: &Path, inode: u64) -> Result<Option<Snapshot>> {
         let holder = format!("{}, which locks the file itself", process_name(process));
         return Err(Error::InUse { path: path.to_owned(), holder });
     }
-    let Ok(lock) = File::open(sidecar::path(path, inode)) else { return Ok(None) };
-    let Ok(Some(process)) = flock_holder(lock.as_fd()) else { return Ok(None) };
+    let Some(process) = process_with(path, inode) else { return Ok(None) };
     match take(path, &file, process)? {
         Asked::Taken(snapshot) => Ok(Some(Snapshot::remote(snapshot))),
         Asked::Busy => Ok(None),

@@ -10,6 +10,7 @@ pub(crate) mod direct;
 pub(crate) mod extents;
 pub(crate) mod fault;
 pub(crate) mod file;
+pub(crate) mod filled;
 mod first_use;
 pub(crate) mod growing;
 pub(crate) mod locks;

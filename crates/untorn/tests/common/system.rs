@@ -90,6 +90,11 @@ pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Child {
 }
 
 impl Child {
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.as_raw_nonzero().get() as u32
+    }
+
     /// Kills it, wherever it is.
     pub(crate) fn kill(&self) {
         rustix::process::kill_process(self.0, rustix::process::Signal::KILL).unwrap();

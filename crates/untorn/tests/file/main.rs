@@ -44,6 +44,7 @@ mod planted_owners;
 mod refusals;
 mod sigbus;
 mod snapshot;
+mod snapshot_map;
 mod space;
 mod strangers;
 mod threads;

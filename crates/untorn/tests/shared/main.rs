@@ -8,3 +8,4 @@ mod shared_file_kill;
 mod shared_map;
 mod shared_map_model;
 mod shared_region_model;
+mod snapshots;

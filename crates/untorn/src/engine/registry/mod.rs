@@ -41,6 +41,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Has nobody find the state any more.
+    pub(super) fn forget(&mut self) {
+        self.shared = Weak::default();
+    }
+
     /// Whether the engine of the file, if there was one, has let go of everything.
     fn is_let_go(&self) -> bool {
         let let_go = Arc::strong_count(&self.held) == 1;
@@ -163,7 +168,13 @@ impl Registry {
         let engine = open()?;
         let lease =
             Lease { _held: entry.held.clone(), shared_entry: Arc::downgrade(&shared_entry), process: self.process };
-        let shared = Arc::new(Shared { engine, exclusive: options.exclusive, several: options.shared, lease });
+        let shared = Arc::new(Shared {
+            engine,
+            exclusive: options.exclusive,
+            several: options.shared,
+            may_end: options.exclusion.is_some(),
+            lease,
+        });
         entry.shared = Arc::downgrade(&shared);
         Ok(shared)
     }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::Taken;
-use super::remote::client::RemoteSnapshot;
+use super::remote::client::{self, RemoteSnapshot};
+use super::{SnapshotService, Taken};
 use crate::engine::{Shared, check_range};
 use crate::error::{Error, Result};
 use crate::sys::sync::Arc;
@@ -24,6 +24,10 @@ use crate::sys::sync::Arc;
 /// file. One in another process does not; it ends when the file is closed. No snapshot outlives a crash of the process
 /// that has the file open.
 ///
+/// If several processes share the file ([`Options::shared`](crate::Options::shared),
+/// [`SharedMap`](crate::shared::SharedMap)), the one that serves the others keeps all snapshots. When it leaves or
+/// dies, they end, and the next one gives new ones.
+///
 /// ```
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
@@ -40,10 +44,10 @@ use crate::sys::sync::Arc;
 /// assert_eq!(&bytes, b"first");
 /// # Ok(()) }
 /// ```
-pub struct Snapshot(Kept);
+pub struct Snapshot(pub(super) std::sync::Arc<Kept>);
 
-/// Which process keeps it.
-enum Kept {
+/// Which process keeps it. It is held until the last that shares it goes.
+pub(super) enum Kept {
     Here { shared: Arc<Shared>, taken: Taken },
     Elsewhere(RemoteSnapshot),
 }
@@ -58,6 +62,10 @@ pub struct SnapshotInfo {
     pub len: u64,
     /// When it was taken.
     pub since: SystemTime,
+    /// The number of the process that reads it; 0 for one of another container, which has none here.
+    pub process: u32,
+    /// Bytes kept for it. A page that is kept for several snapshots counts for each of them.
+    pub bytes: u64,
 }
 
 /// The held snapshots of one open file.
@@ -78,41 +86,38 @@ impl fmt::Debug for Snapshot {
 }
 
 impl Snapshot {
-    /// Takes one of the last commit.
+    /// Takes one of the last commit. If another process serves the file, that one keeps the snapshot.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the engine keeps none; those of reading what the open epoch has changed.
+    /// Those of reading what the open epoch has changed; [`Error::InUse`] if the process that serves gives none.
     pub(crate) fn take(shared: &Arc<Shared>) -> Result<Self> {
-        let Some(service) = shared.engine.snapshots() else {
-            let what = "the file is shared with other processes, and a snapshot of such a file is not supported; open \
-                        it without `Options::shared`";
-            return Err(Error::Invalid { path: shared.engine.path().to_owned(), what: what.to_owned() });
+        let engine = &*shared.engine;
+        let keeps_it = || engine.snapshots().is_some();
+        let Some(service) = engine.snapshots() else {
+            engine.writable()?;
+            let taken = client::take_elsewhere(engine.path(), engine.identity()?, keeps_it)?;
+            // If it came to serve meanwhile, it keeps the snapshot.
+            return taken.map_or_else(|| Snapshot::take(shared), Ok);
         };
-        let taken = service.take()?;
-        let snapshot = Snapshot(Kept::Here { shared: Arc::clone(shared), taken });
+        let taken = service.take(std::process::id())?;
+        let snapshot = Snapshot(std::sync::Arc::new(Kept::Here { shared: Arc::clone(shared), taken }));
         tracing::debug!(path = %snapshot.path().display(), commit = snapshot.commit(), "took a snapshot");
         Ok(snapshot)
     }
 
     /// Those that are held of a file.
     pub(crate) fn held(shared: &Shared) -> HeldSnapshots {
-        let Some(service) = shared.engine.snapshots() else { return HeldSnapshots::default() };
-        let (taken, bytes) = service.held();
-        let info = |taken: &Taken| {
-            let Taken { captured, since, .. } = *taken;
-            SnapshotInfo { commit: captured.commit, len: captured.len, since }
-        };
-        HeldSnapshots { snapshots: taken.iter().map(info).collect(), bytes }
+        shared.engine.snapshots().map(SnapshotService::held).unwrap_or_default()
     }
 
     /// One that another process keeps.
     pub(crate) fn remote(snapshot: RemoteSnapshot) -> Self {
-        Snapshot(Kept::Elsewhere(snapshot))
+        Snapshot(std::sync::Arc::new(Kept::Elsewhere(snapshot)))
     }
 
     /// The path of the data file.
     pub fn path(&self) -> &Path {
-        match &self.0 {
+        match &*self.0 {
             Kept::Here { shared, .. } => shared.engine.path(),
             Kept::Elsewhere(snapshot) => snapshot.path(),
         }
@@ -120,7 +125,7 @@ impl Snapshot {
 
     /// The number of the commit that it shows.
     pub fn commit(&self) -> u64 {
-        match &self.0 {
+        match &*self.0 {
             Kept::Here { taken, .. } => taken.captured.commit,
             Kept::Elsewhere(snapshot) => snapshot.commit,
         }
@@ -128,7 +133,7 @@ impl Snapshot {
 
     /// When it was taken.
     pub fn since(&self) -> SystemTime {
-        match &self.0 {
+        match &*self.0 {
             Kept::Here { taken, .. } => taken.since,
             Kept::Elsewhere(snapshot) => snapshot.since,
         }
@@ -136,7 +141,7 @@ impl Snapshot {
 
     /// The length at that commit, in bytes.
     pub fn len(&self) -> u64 {
-        match &self.0 {
+        match &*self.0 {
             Kept::Here { taken, .. } => taken.captured.len,
             Kept::Elsewhere(snapshot) => snapshot.len,
         }
@@ -155,21 +160,23 @@ impl Snapshot {
     /// from reading, and [`Error::Forked`] in a forked child.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         check_range(self.path(), offset, buf.len() as u64, self.len())?;
-        match &self.0 {
+        match &*self.0 {
             Kept::Elsewhere(snapshot) => snapshot.read(offset, buf),
             Kept::Here { shared, taken } => match shared.engine.snapshots() {
                 Some(service) => service.read(taken, offset, buf),
                 None => {
-                    Err(Error::SnapshotEnded { path: self.path().to_owned(), cause: "the file is closed".to_owned() })
+                    // A file that is shared, whose open epoch was lost.
+                    let cause = "the handles of its file are of no further use".to_owned();
+                    Err(Error::SnapshotEnded { path: self.path().to_owned(), cause })
                 }
             },
         }
     }
 }
 
-impl Drop for Snapshot {
+impl Drop for Kept {
     fn drop(&mut self) {
-        if let Kept::Here { shared, taken } = &self.0
+        if let Kept::Here { shared, taken } = self
             && let Some(service) = shared.engine.snapshots()
         {
             service.release(taken.snapshot);

@@ -21,6 +21,7 @@
 //! Lock order: the gate, then the engine's own locks, then those of the pre-images.
 
 mod handle;
+mod map;
 mod preimages;
 pub(crate) mod remote;
 mod spill;
@@ -32,6 +33,7 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 pub use self::handle::{HeldSnapshots, Snapshot, SnapshotInfo};
+pub use self::map::SnapshotMap;
 pub(crate) use self::preimages::PAGE;
 use self::preimages::{PreImages, lock};
 use super::{Close, Engine, Info, Piece};
@@ -85,15 +87,17 @@ pub(crate) struct Taken {
     pub(crate) snapshot: u64,
     pub(crate) captured: Captured,
     pub(crate) since: SystemTime,
+    /// The process that reads it.
+    pub(crate) process: u32,
 }
 
 /// The operations of a handle on snapshots.
 pub(crate) trait SnapshotService: Send + Sync {
-    /// Takes a snapshot of the last commit.
+    /// Takes a snapshot of the last commit, for a process.
     ///
     /// # Errors
     /// Those of reading what the open epoch has changed.
-    fn take(&self) -> Result<Taken>;
+    fn take(&self, process: u32) -> Result<Taken>;
     /// Fills `dst` from `offset` of a held snapshot. The range is within its length.
     ///
     /// # Errors
@@ -101,8 +105,8 @@ pub(crate) trait SnapshotService: Send + Sync {
     fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()>;
     /// Gives a snapshot up.
     fn release(&self, snapshot: u64);
-    /// The held snapshots, oldest first, and the bytes of all pre-images.
-    fn held(&self) -> (Vec<Taken>, u64);
+    /// The held snapshots, the oldest first.
+    fn held(&self) -> HeldSnapshots;
 }
 
 #[derive(Default)]
@@ -240,7 +244,7 @@ fn pages_of<'a>(pieces: &'a [Piece<'_>]) -> impl Iterator<Item = u64> + 'a {
 }
 
 impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
-    fn take(&self) -> Result<Taken> {
+    fn take(&self, process: u32) -> Result<Taken> {
         self.ours()?;
         let _closed = self.close_gate()?;
         let mut held = lock(&self.held);
@@ -257,7 +261,7 @@ impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
         };
         let captured = self.engine.capture(&mut keep).and_then(|captured| kept.map(|()| captured));
         let mut held = lock(&self.held);
-        let taken = captured.map(|captured| Taken { snapshot, captured, since: SystemTime::now() });
+        let taken = captured.map(|captured| Taken { snapshot, captured, since: SystemTime::now(), process });
         match (&taken, held.snapshots.get_mut(&snapshot)) {
             (Ok(taken), Some(holding)) => holding.taken = Some(*taken),
             _ => drop(held.snapshots.remove(&snapshot)),
@@ -291,12 +295,24 @@ impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
         }
     }
 
-    fn held(&self) -> (Vec<Taken>, u64) {
+    fn held(&self) -> HeldSnapshots {
         if self.ours().is_err() {
-            return (Vec::new(), 0);
+            return HeldSnapshots::default();
         }
-        let held = lock(&self.held);
-        (held.snapshots.values().filter_map(|holding| holding.taken).collect(), self.images.bytes())
+        // Not under the lock: counting takes time, and nothing is to wait for it.
+        let (numbers, taken): (_, Vec<Taken>) = {
+            let held = lock(&self.held);
+            (held.numbers(), held.snapshots.values().filter_map(|holding| holding.taken).collect())
+        };
+        let bytes = self.images.bytes_for(&numbers);
+        let info = |taken: Taken| SnapshotInfo {
+            commit: taken.captured.commit,
+            len: taken.captured.len,
+            since: taken.since,
+            process: taken.process,
+            bytes: bytes.get(&taken.snapshot).copied().unwrap_or(0),
+        };
+        HeldSnapshots { snapshots: taken.into_iter().map(info).collect(), bytes: self.images.bytes() }
     }
 }
 

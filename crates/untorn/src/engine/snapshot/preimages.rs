@@ -9,7 +9,7 @@
 //! 4. Memory has at most the limit's bytes of them. The others are in a file without a name, whose space the kernel
 //!    frees when the process ends.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -84,6 +84,25 @@ impl PreImages {
     /// Bytes that pre-images take, in memory and in the spill file.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of pre-images that count for each of these snapshots. One that counts for several is in the sum of
+    /// each.
+    pub(super) fn bytes_for(&self, snapshots: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
+        let mut sums = BTreeMap::new();
+        for shard in &self.shards {
+            for list in lock(shard).values() {
+                let mut before = 0;
+                for kept in list {
+                    let bytes = if matches!(kept.image, Image::Zeros) { 0 } else { PAGE as u64 };
+                    for snapshot in snapshots.range(before + 1..=kept.upto) {
+                        *sums.entry(*snapshot).or_default() += bytes;
+                    }
+                    before = kept.upto;
+                }
+            }
+        }
+        sums
     }
 
     fn shard(&self, page: u64) -> MutexGuard<'_, Shard> {
@@ -222,13 +241,18 @@ mod tests {
             }
             let all = |images: &PreImages| [1, 2, 3, 4].map(|snapshot| byte(images, 5, snapshot));
             assert_eq!(all(&images), [Some(10), Some(0), Some(30), None]);
-            assert_eq!(byte(&images, 6, 1), None);
+            assert_eq!(byte(&images, 7, 1), None);
             assert_eq!(images.bytes(), 2 * PAGE as u64, "zeros take none");
+            images.add(6, 3, &page(7)).unwrap();
+            let bytes = |held: &[u64]| images.bytes_for(&held.iter().copied().collect());
+            let page_of = |count: u64| count * PAGE as u64;
+            assert_eq!(bytes(&[1, 2, 3]), [(1, page_of(2)), (2, page_of(1)), (3, page_of(2))].into());
+            assert_eq!(bytes(&[3]), [(3, page_of(2))].into());
             images.sweep(&BTreeSet::from([1, 3]));
             assert_eq!([1, 3].map(|snapshot| byte(&images, 5, snapshot)), [Some(10), Some(30)]);
             images.sweep(&BTreeSet::from([3]));
             assert_eq!(byte(&images, 5, 3), Some(30));
-            assert_eq!(images.bytes(), PAGE as u64);
+            assert_eq!(images.bytes(), 2 * PAGE as u64);
             images.set_newest(0);
             images.sweep(&BTreeSet::new());
             assert_eq!((images.bytes(), images.in_memory.load(Ordering::Relaxed)), (0, 0));

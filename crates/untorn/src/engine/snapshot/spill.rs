@@ -8,6 +8,11 @@ use super::preimages::{PAGE, Page};
 use crate::error::{Error, Result};
 use crate::storage::create_unnamed;
 
+/// The directory of a file.
+pub(super) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// The file. Nothing in it has to survive anything, so nothing is flushed.
 pub(super) struct Spill {
     file: File,
@@ -24,7 +29,7 @@ impl Spill {
     /// # Errors
     /// [`Error::Io`] from creating a file there.
     pub(super) fn beside(path: &Path) -> Result<Self> {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = directory_of(path);
         let file = File::from(create_unnamed(dir)?);
         Ok(Spill { file, dir: dir.to_owned(), pages: 0, free: Vec::new() })
     }

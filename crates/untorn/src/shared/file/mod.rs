@@ -57,6 +57,7 @@ use self::call::Kind;
 use self::member::Member;
 use self::service::{Service, why_new_generation};
 use super::negotiated;
+use crate::engine::snapshot::SnapshotService;
 use crate::engine::{Close, Engine, Info, Piece, Recovery};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
@@ -318,6 +319,11 @@ impl Engine for RemoteFile {
 
     fn reclaim(&self) -> Result<u64> {
         self.ask((Kind::Reclaim, "reclaim"), (0, 0), Service::reclaim)
+    }
+
+    /// Those of the open file, if this process serves it: the process that serves keeps the snapshots of all.
+    fn snapshots(&self) -> Option<&dyn SnapshotService> {
+        self.here().ok().flatten()?.engine().snapshots()
     }
 
     fn info(&self) -> Info {

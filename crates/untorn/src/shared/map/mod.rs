@@ -9,6 +9,8 @@ use std::sync::atomic::AtomicU64;
 
 use super::negotiated;
 use crate::engine::exclusion::NotShared;
+use crate::engine::snapshot::Snapshot;
+use crate::engine::snapshot::remote::client;
 use crate::engine::{self, Close, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
@@ -73,6 +75,7 @@ const RESERVE: u64 = 1 << 30;
 pub struct SharedMap {
     copy: SharedMemory,
     path: PathBuf,
+    identity: Identity,
 }
 
 impl fmt::Debug for SharedMap {
@@ -211,6 +214,43 @@ impl SharedMap {
         self.copy.roll_back().map(drop)
     }
 
+    /// Takes a snapshot of the last commit: reads of it give the same bytes for as long as it is held, while all
+    /// processes store and commit. Stores since that commit are not in it.
+    ///
+    /// The process that serves the others keeps it. It ends with [`Error::SnapshotEnded`] when that process leaves or
+    /// dies; the process that takes over gives a new one.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("stock");
+    /// # untorn::AtomicFile::create(&path, 4096)?.settle()?;
+    /// # let map = match untorn::shared::SharedMap::open(&path) {
+    /// #     Err(error) if error.errno() == 1 => return Ok(()),
+    /// #     map => map?,
+    /// # };
+    /// map.write_at(b"7 left", 0)?;
+    /// map.commit()?;
+    /// map.write_at(b"6 left", 0)?;
+    /// let snapshot = map.snapshot()?;
+    /// let mut bytes = [0; 6];
+    /// snapshot.read_at(&mut bytes, 0)?;
+    /// assert_eq!(&bytes, b"7 left");
+    /// # drop(snapshot);
+    /// # map.close()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if the process that serves gives none ([`Options::serve_snapshots`]), or if none serves within
+    /// five seconds; [`Error::Io`]; otherwise as for [`words`](SharedMap::words).
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        self.copy.check()?;
+        let taken = client::take_elsewhere(&self.path, self.identity, || false)?;
+        let holder = || "another process, which is taking over".to_owned();
+        taken.ok_or_else(|| Error::InUse { path: self.path.clone(), holder: holder() })
+    }
+
     /// Grows the file to `len` bytes for all processes, and commits. New bytes are zeros. A shared file cannot shrink.
     /// All processes see the new length when it is durable. If it fails, none sees it, and later commits go on without
     /// it.
@@ -275,7 +315,7 @@ pub(crate) fn open(
     let opener = Committed { path: path.clone(), identity, options, open };
     let place = sidecar::meeting_place(identity, sidecar::SHARE);
     let copy = in_directory(&path, &dir, || SharedMemory::open(&path, &dir, &place, with(opener), reserve))?;
-    Ok(SharedMap { copy, path })
+    Ok(SharedMap { copy, path, identity })
 }
 
 /// Opens the file for whoever serves.
@@ -389,12 +429,11 @@ impl Backing for Logged {
     }
 
     fn leave(&self, last: bool) {
-        let engine = &*self.shared.engine;
         let how = if last && !self.keeps_sidecar { Close::Plain } else { Close::KeepSidecar };
-        if let Err(error) = engine.close(how) {
+        if let Err(error) = self.shared.end(how) {
             // Nobody is left to return it to.
-            tracing::warn!(path = %engine.path().display(), %error, "cannot close the file cleanly; the next open \
-                                                                     recovers it");
+            let path = self.shared.engine.path().display();
+            tracing::warn!(%path, %error, "cannot close the file cleanly; the next open recovers it");
         }
     }
 

@@ -9,14 +9,22 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::report::{Told, from_file};
 use super::{CHUNK, Incoming, Kind, MOST, Message, from_word, memory_for, name_of, receive};
+use crate::engine::registry;
+use crate::engine::snapshot::handle::Snapshot;
 use crate::engine::snapshot::preimages::lock;
 use crate::error::{Error, Result};
+use crate::format::sidecar;
+use crate::storage::{Identity, identity_of};
 use crate::sys::shared::SharedPages;
 use crate::sys::{incarnation, locks, socket};
 
 /// How long a process may take to answer: one that was stopped does not.
 const ANSWER: Duration = Duration::from_secs(30);
+
+/// The same for a report, which is told of as unknown then.
+const REPORT: Duration = Duration::from_secs(2);
 
 /// A snapshot in another process.
 pub(crate) struct RemoteSnapshot {
@@ -44,6 +52,98 @@ pub(crate) enum Asked {
     Busy,
 }
 
+/// Asks a process a question about a file. Returns the connection, the answer, and what came with it.
+///
+/// # Errors
+/// In words, why it gives none.
+fn ask(
+    file: &File,
+    process: u32,
+    kind: Kind,
+    patience: Duration,
+) -> std::result::Result<(OwnedFd, Message, Vec<OwnedFd>), String> {
+    let socket = match socket::connect_abstract(&name_of(process)) {
+        Ok(socket) => socket,
+        Err(error) if error.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
+            return Err("it does not serve any, or runs in another container".to_owned());
+        }
+        Err(error) => return Err(error.to_string()),
+    };
+    let peer = socket::peer(socket.as_fd()).map_err(|error| error.to_string())?;
+    if !is_trusted(peer, process, file) {
+        return Err("another process answers in its name".to_owned());
+    }
+    Message::new(kind, 0, 0).send(socket.as_fd(), &[file.as_fd()]).map_err(|error| error.to_string())?;
+    match answer(&socket, patience)? {
+        Incoming::Message(message, fds) => Ok((socket, message, fds)),
+        _ => Err("it ended the connection; only its user and root may ask".to_owned()),
+    }
+}
+
+/// The process that has a file open for writing, if the kernel tells: it has the lock of the sidecar.
+pub(crate) fn process_with(path: &Path, inode: u64) -> Option<u32> {
+    let lock = File::open(sidecar::path(path, inode)).ok()?;
+    locks::flock_holder(lock.as_fd()).ok().flatten()
+}
+
+/// Asks the process that has a file open, this one or another, what it keeps for snapshots.
+///
+/// # Errors
+/// In words, why that is not known.
+pub(crate) fn report(path: &Path) -> std::result::Result<Told, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let identity = identity_of(file.as_fd(), path).map_err(|error| error.to_string())?;
+    if let Some(held) = registry::with(identity, Snapshot::held) {
+        return Ok(Told { held });
+    }
+    let Some(process) = process_with(path, identity.inode) else {
+        return Err("the kernel does not tell which process has it open".to_owned());
+    };
+    let why = |why: String| format!("{} gives no answer: {why}", locks::process_name(process));
+    let since = Instant::now();
+    while since.elapsed() < REPORT {
+        let (_, message, fds) = ask(&file, process, Kind::Report, REPORT).map_err(why)?;
+        match (message.kind, <[OwnedFd; 1]>::try_from(fds)) {
+            (Kind::Reported, Ok([text])) => return from_file(text).map_err(|error| why(error.to_string())),
+            (Kind::Busy, _) => std::thread::sleep(Duration::from_millis(10)),
+            _ => return Err(why(message.text)),
+        }
+    }
+    Err(why("it is opening or closing the file".to_owned()))
+}
+
+/// How long to look for the process that serves a shared file, while one takes the place of another.
+const TAKEOVER: Duration = Duration::from_secs(5);
+
+/// Takes a snapshot of a file that processes share, from the one that serves it, whichever that is. `None` once
+/// `is_here` says that this process serves it.
+///
+/// # Errors
+/// As for [`take`]; [`Error::InUse`] if no process comes to serve it, or if another file has replaced it.
+pub(crate) fn take_elsewhere(path: &Path, identity: Identity, is_here: impl Fn() -> bool) -> Result<Option<Snapshot>> {
+    let in_use = |holder: &str| Error::InUse { path: path.to_owned(), holder: holder.to_owned() };
+    let since = Instant::now();
+    while !is_here() {
+        let file = File::open(path).map_err(|error| Error::io("open", path, error))?;
+        if identity_of(file.as_fd(), path)? != identity {
+            return Err(in_use("a file that has replaced the shared one"));
+        }
+        let asked = process_with(path, identity.inode).map(|process| take(path, &file, process)).transpose();
+        let refused = match asked {
+            Ok(Some(Asked::Taken(snapshot))) => return Ok(Some(Snapshot::remote(snapshot))),
+            Ok(_) => in_use("another process, which is opening or closing it"),
+            // It may have ended a moment ago.
+            Err(refused @ Error::InUse { .. }) => refused,
+            Err(error) => return Err(error),
+        };
+        if since.elapsed() >= TAKEOVER {
+            return Err(refused);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(None)
+}
+
 /// Asks the process that has the file open for a snapshot.
 ///
 /// # Errors
@@ -53,24 +153,7 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
         let holder = format!("{}, which gives no snapshot: {why}", locks::process_name(process));
         Error::InUse { path: path.to_owned(), holder }
     };
-    let socket = match socket::connect_abstract(&name_of(process)) {
-        Ok(socket) => socket,
-        Err(error) if error.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
-            return Err(refused("it does not serve any, or runs in another container"));
-        }
-        Err(error) => return Err(refused(&error.to_string())),
-    };
-    let peer = socket::peer(socket.as_fd()).map_err(|error| refused(&error.to_string()))?;
-    if !is_trusted(peer, process, file) {
-        return Err(refused("another process answers in its name"));
-    }
-    let asked = Message::new(Kind::Take, 0, 0).send(socket.as_fd(), &[file.as_fd()]);
-    asked.map_err(|error| refused(&error.to_string()))?;
-    let (message, fds) = match answer(&socket) {
-        Ok(Incoming::Message(message, fds)) => (message, fds),
-        Ok(_) => return Err(refused("it ended the connection; only its user and root may ask")),
-        Err(why) => return Err(refused(&why)),
-    };
+    let (socket, message, fds) = ask(file, process, Kind::Take, ANSWER).map_err(|why| refused(&why))?;
     match message.kind {
         Kind::Busy => return Ok(Asked::Busy),
         Kind::Taken => {}
@@ -100,15 +183,15 @@ fn is_trusted((user, number): (u32, i32), process: u32, file: &File) -> bool {
 }
 
 /// Waits for the answer.
-fn answer(socket: &OwnedFd) -> std::result::Result<Incoming, String> {
+fn answer(socket: &OwnedFd, patience: Duration) -> std::result::Result<Incoming, String> {
     let since = Instant::now();
     loop {
         match receive(socket.as_fd()) {
             Incoming::Nothing => {}
             found => return Ok(found),
         }
-        if since.elapsed() > ANSWER {
-            return Err(format!("it has not answered for {} seconds", ANSWER.as_secs()));
+        if since.elapsed() > patience {
+            return Err(format!("it has not answered for {} seconds", patience.as_secs()));
         }
         let pause = Timespec { tv_sec: 1, tv_nsec: 0 };
         // An error or an interruption is a turn of the loop.
@@ -162,7 +245,7 @@ impl RemoteSnapshot {
         let count = len.div_ceil(CHUNK) as usize;
         connection.chunks[place..place + count].fill(None);
         let sent = Message::new(Kind::Fill, chunk * CHUNK, len).send(connection.socket.as_fd(), &[]);
-        let outcome = match sent.map_err(|error| error.to_string()).and_then(|()| answer(&connection.socket)) {
+        let outcome = match sent.map_err(|error| error.to_string()).and_then(|()| answer(&connection.socket, ANSWER)) {
             Ok(Incoming::Message(message, _)) if message.kind == Kind::Filled => Ok(()),
             Ok(Incoming::Message(message, _)) if message.kind == Kind::Failed && message.b == 0 => {
                 let source = std::io::Error::other(message.text);

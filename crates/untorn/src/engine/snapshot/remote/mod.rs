@@ -6,6 +6,8 @@
 //!          ◄───────────── commit, length + memory for pages ──────┘
 //!          FILL a chunk ─────────────────────────────────────────► copies it into the memory
 //!  reader: copies out of the memory, as long as the chunk is there
+//!
+//!  info:   REPORT + a descriptor of the data file ───────────────► who holds which snapshot, as text
 //! ```
 //!
 //! A process has one socket and one thread for all its open files ([`server`]); a reader has one connection for each
@@ -23,6 +25,7 @@
 //!    which chunk is at each place.
 
 pub(crate) mod client;
+mod report;
 pub(crate) mod server;
 
 use std::io;
@@ -71,12 +74,16 @@ enum Kind {
     Failed = 5,
     /// The answer: the file is being opened or closed; asking again may help.
     Busy = 6,
+    /// What is kept for snapshots of the file whose descriptor comes with it.
+    Report = 7,
+    /// The answer: `a` bytes of [text](report), in the file that comes with it.
+    Reported = 8,
 }
 
 impl Kind {
     fn from_word(word: u64) -> Option<Self> {
-        let all = [Kind::Take, Kind::Taken, Kind::Fill, Kind::Filled, Kind::Failed, Kind::Busy];
-        all.into_iter().find(|kind| *kind as u64 == word)
+        let to_snapshot = [Kind::Take, Kind::Taken, Kind::Fill, Kind::Filled, Kind::Failed, Kind::Busy];
+        to_snapshot.into_iter().chain([Kind::Report, Kind::Reported]).find(|kind| *kind as u64 == word)
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::{CHUNK, Incoming, Kind, MOST, Message, memory_for, name_of, receive, to_word};
+use super::{CHUNK, Incoming, Kind, MOST, Message, memory_for, name_of, receive, report, to_word};
 use crate::engine::registry;
 use crate::engine::snapshot::Taken;
 use crate::error::{Error, Result};
@@ -50,6 +50,8 @@ struct Held {
 
 struct Reader {
     socket: OwnedFd,
+    /// Its number; 0 if it has none here.
+    process: u32,
     held: Option<Held>,
 }
 
@@ -98,10 +100,11 @@ impl Server {
 
     fn accept(&mut self) {
         match socket::accept(self.listener.as_fd()) {
-            Ok(Some(socket)) if self.readers.len() < MOST_READERS && is_trusted(socket.as_fd()) => {
-                self.readers.push(Reader { socket, held: None });
+            // Without a reader the connection ends.
+            Ok(Some(socket)) if self.readers.len() < MOST_READERS => {
+                let process = trusted_peer(socket.as_fd());
+                self.readers.extend(process.map(|process| Reader { socket, process, held: None }));
             }
-            // The connection ends.
             Ok(_) => {}
             // As for want of descriptors: the next try may find one.
             Err(_) => thread::sleep(std::time::Duration::from_millis(10)),
@@ -109,27 +112,32 @@ impl Server {
     }
 }
 
-/// Whether the other end is a process of this user or of root.
-fn is_trusted(socket: BorrowedFd<'_>) -> bool {
-    socket::peer(socket).is_ok_and(|(user, _)| user == 0 || user == rustix::process::geteuid().as_raw())
+/// The number of the process at the other end, if it is one of this user or of root.
+fn trusted_peer(socket: BorrowedFd<'_>) -> Option<u32> {
+    let (user, process) = socket::peer(socket).ok()?;
+    let is_trusted = user == 0 || user == rustix::process::geteuid().as_raw();
+    is_trusted.then(|| u32::try_from(process).unwrap_or(0))
 }
 
 impl Reader {
     /// Answers its next message, if there is one. False if the connection has ended.
     fn answer_next(&mut self) -> bool {
+        let mut text = None;
         let answer = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return true,
             Incoming::End => return false,
-            Incoming::Message(message, fds) => self.answer(&message, fds),
+            Incoming::Message(message, fds) => self.answer(&message, fds, &mut text),
         };
         let memory = self.held.as_ref().filter(|_| answer.kind == Kind::Taken).map(|held| held.pages.file());
-        answer.send(self.socket.as_fd(), memory.as_slice()).is_ok()
+        let with = memory.or(text.as_ref().map(OwnedFd::as_fd));
+        answer.send(self.socket.as_fd(), with.as_slice()).is_ok()
     }
 
-    fn answer(&mut self, message: &Message, fds: Vec<OwnedFd>) -> Message {
+    fn answer(&mut self, message: &Message, fds: Vec<OwnedFd>, text: &mut Option<OwnedFd>) -> Message {
         let answered = match message.kind {
             Kind::Take => self.take(fds),
             Kind::Fill => self.fill(message.a, message.b),
+            Kind::Report => report(fds, text),
             _ => Err(invalid("an answer came as a question")),
         };
         answered.unwrap_or_else(|error| {
@@ -143,14 +151,17 @@ impl Reader {
     }
 
     fn take(&mut self, fds: Vec<OwnedFd>) -> Result<Message> {
-        let [file] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| invalid("it came without a file"))?;
-        if self.held.is_some() || !may_be_read(&file) {
-            return Err(invalid("it came with a file that its sender may not read"));
+        if self.held.is_some() {
+            return Err(invalid("there is one on this connection"));
         }
-        let identity = identity_of(file.as_fd(), Path::new("the reader's file"))?;
+        let identity = identity_shown(fds)?;
         let taken = registry::try_with(identity, |shared| match shared.engine.snapshots() {
-            Some(service) => service.take(),
-            None => Err(invalid("the file is shared by several processes, which is not supported")),
+            Some(service) => service.take(self.process),
+            // Another process serves it by now; asking again finds that one.
+            None => Err(Error::InUse {
+                path: shared.engine.path().to_owned(),
+                holder: "another process, which serves it now".to_owned(),
+            }),
         });
         let Some(taken) = taken else { return Ok(Message::new(Kind::Busy, 0, 0)) };
         let taken = taken?;
@@ -183,6 +194,24 @@ impl Reader {
         pages.copy_in(place as usize, &bytes);
         Ok(Message::new(Kind::Filled, offset, len))
     }
+}
+
+/// Answers a question for what is kept, in a file of its own.
+fn report(fds: Vec<OwnedFd>, text: &mut Option<OwnedFd>) -> Result<Message> {
+    let identity = identity_shown(fds)?;
+    let Some(words) = registry::try_with(identity, report::text) else { return Ok(Message::new(Kind::Busy, 0, 0)) };
+    let failed = |error| Error::io("write", Path::new("a report on snapshots"), error);
+    *text = Some(report::to_file(&words).map_err(failed)?);
+    Ok(Message::new(Kind::Reported, words.len() as u64, 0))
+}
+
+/// The file of which a request shows a descriptor.
+fn identity_shown(fds: Vec<OwnedFd>) -> Result<Identity> {
+    let [file] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| invalid("it came without a file"))?;
+    if !may_be_read(&file) {
+        return Err(invalid("it came with a file that its sender may not read"));
+    }
+    identity_of(file.as_fd(), Path::new("the reader's file"))
 }
 
 /// Whether a descriptor is one to read by, which only a process that may read the file has.
