@@ -157,6 +157,8 @@ impl WriterGate {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod litmus;
 #[cfg(all(test, loom))]
 mod models;
 

@@ -1,5 +1,7 @@
 //! Every interleaving of threads that pass the gate and one that closes it. Without `membarrier(2)`, which no model
 //! has, both sides have a fence of their own.
+//!
+//! They check owner, slot and closer. The order of the writer's store before its load is convicted by `litmus.rs`.
 
 use loom::thread;
 
