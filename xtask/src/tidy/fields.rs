@@ -104,6 +104,7 @@ const SPREAD: &[Spread] = &[
             "multi_process.rs",
             "names.rs",
             "packing.rs",
+            "remove.rs",
             "rename.rs",
             "restage.rs",
             "spill.rs",

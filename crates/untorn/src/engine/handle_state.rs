@@ -109,6 +109,13 @@ impl HandleState {
         error
     }
 
+    /// The file's life under this handle is over: from now on every write is refused, for this reason.
+    pub(crate) fn retire(&self, reason: &str) {
+        // A cause from before is the one to report.
+        let _ = self.poison.set(reason.to_owned());
+        self.words.accepts_writes.store(0, Ordering::Relaxed);
+    }
+
     /// The error of a call, which ends all promises if it comes from a lost page.
     #[cold]
     pub(crate) fn unless_lost(&self, error: Error) -> Error {

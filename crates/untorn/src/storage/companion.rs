@@ -383,6 +383,12 @@ pub(crate) fn create_directory(dir: &Path, data: &Principal<'_>) -> Result<()> {
     Directory::of(dir, data).map(drop)
 }
 
+/// The error of a companion whose directory is something else.
+pub(super) fn no_directory(path: &Path) -> Error {
+    let what = "its directory is a symbolic link or no directory".to_owned();
+    Error::Untrusted { path: path.to_owned(), companion: path.to_owned(), what }
+}
+
 /// Opens a companion without knowing its data file: for a second look at one that was believed before. It is no
 /// symbolic link, has one name, and belongs to root, this user, or the owner of its directory or of the one around it.
 ///
@@ -393,7 +399,7 @@ pub(super) fn open_again(path: &Path, dir: &Path, name: &OsStr, access: Access) 
         |what: &str| Err(Error::Untrusted { path: path.to_owned(), companion: path.to_owned(), what: what.to_owned() });
     let failed = |errno| Error::io("open", path, errno);
     let directory = match Directory::open(dir) {
-        Err(Errno::NOTDIR | Errno::LOOP) => return refuse("its directory is a symbolic link or no directory"),
+        Err(Errno::NOTDIR | Errno::LOOP) => return Err(no_directory(path)),
         opened => opened.map_err(failed)?,
     };
     let around = rustix::fs::fstat(&directory).map_err(failed)?;

@@ -33,6 +33,7 @@ mod page_cache;
 mod whole;
 
 pub use barrier::Barrier;
+pub(crate) use companion::is_directory as is_companion_directory;
 pub use dax::{Dax, DaxFile};
 pub use detect::{Detected, Explained, MediumKind, detect, explain, is_durable};
 pub use forward::forward;

@@ -172,15 +172,21 @@ pub(crate) fn create_again(path: &Path, like: &CreateAttrs) -> Result<OwnedFd> {
 }
 
 /// A file has its name only once `finish` is through with it, so nobody opens it before. A file system without
-/// `O_TMPFILE`, such as FUSE, gives it the name first.
+/// `O_TMPFILE`, such as FUSE, gives it the name first. In a directory of companions it is made without following a
+/// symbolic link that has the directory's name.
 fn create_with(path: &Path, mode: u32, finish: impl Fn(BorrowedFd<'_>) -> Result<()>) -> Result<OwnedFd> {
     let failed = |errno| Error::io("create", path, errno);
     let mode = Mode::from_raw_mode(mode);
+    let (own, name) = match directory_of_name(path) {
+        Err(Errno::NOTDIR | Errno::LOOP) => return Err(companion::no_directory(path)),
+        found => found.map_err(failed)?,
+    };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if let Ok(file) = rustix::fs::open(dir, OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
+    let (around, dir) = own.as_ref().map_or((CWD, dir), |own| (own.as_fd(), Path::new(".")));
+    if let Ok(file) = rustix::fs::openat(around, dir, OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
         finish(file.as_fd())?;
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-        match rustix::fs::linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW) {
+        match rustix::fs::linkat(CWD, itself, around, name, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => return Ok(file),
             Err(Errno::EXIST) => return Err(failed(Errno::EXIST)),
             // Without /proc it cannot be named, and a security module may permit a creation and no link.
@@ -188,7 +194,7 @@ fn create_with(path: &Path, mode: u32, finish: impl Fn(BorrowedFd<'_>) -> Result
         }
     }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, mode).map_err(failed)?;
+    let file = rustix::fs::openat(around, name, flags, mode).map_err(failed)?;
     // The first error is the one that helps, whether or not the name can be removed again.
     finish(file.as_fd()).inspect_err(|_| drop(unlink(path)))?;
     Ok(file)

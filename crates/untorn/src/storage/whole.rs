@@ -104,8 +104,15 @@ fn claim<M: Medium>(medium: &M, path: &Path, unfinished: &Path, reserve: u64, cr
     for _ in 0..16 {
         match create(medium, unfinished, 0, reserve) {
             Ok(file) if !file.try_lock(LockKind::Exclusive)? => return in_use(),
-            Ok(file) if holds(&file)? => return Ok(file),
-            Ok(_) => continue,
+            Ok(file) => match holds(&file) {
+                Ok(true) => return Ok(file),
+                Ok(false) => continue,
+                // A file that cannot be opened again is of no use to anybody, and it is this call's.
+                Err(error) => {
+                    let _ = medium.unlink(unfinished);
+                    return Err(error);
+                }
+            },
             Err(error) if is(&error, ErrorKind::AlreadyExists) => {}
             Err(error) => return Err(error),
         }

@@ -242,6 +242,28 @@ impl WriteCache {
         self.cache.drain_some()
     }
 
+    /// Removes the log and its spill file, and the directory `.untorn` around them if it is empty then. Returns false
+    /// if the log is still needed, and leaves it as it was: a file is attached or has entries, or other processes may
+    /// append to it. After a removal every call that would change a file fails.
+    ///
+    /// A process that opens the log meanwhile finds no log, or a new one.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let log = dir.path().join("log");
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// cache.drain()?;
+    /// assert!(cache.remove()? && !log.exists());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] after a failed flush, and after a removal; those of `unlink(2)` and `rmdir(2)`.
+    pub fn remove(&self) -> Result<bool> {
+        self.cache.remove()
+    }
+
     /// The current state of the log.
     ///
     /// # Errors

@@ -73,6 +73,18 @@ pub(super) fn check(file: Option<BorrowedFd<'_>>, path: &Path) -> Result<()> {
     Err(Error::UntrustedLog { path: path.to_owned(), what })
 }
 
+/// Whether a name stands for an open log. A medium that has no files of the kernel has no other programs.
+pub(super) fn is_named(file: Option<BorrowedFd<'_>>, path: &Path) -> bool {
+    let Some(file) = file else { return true };
+    let same = |named: Stat, found: Stat| (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino);
+    matches!((rustix::fs::lstat(path), rustix::fs::fstat(file)), (Ok(named), Ok(found)) if same(named, found))
+}
+
+/// Whether an open log has no name any more, because its owner removed it. Another log may have the name by now.
+pub(super) fn is_removed(file: Option<BorrowedFd<'_>>) -> bool {
+    file.and_then(|file| rustix::fs::fstat(file).ok()).is_some_and(|found| found.st_nlink == 0)
+}
+
 /// Takes the permissions of everybody but the owner away, as a log has none when it is created.
 ///
 /// # Errors

@@ -85,6 +85,7 @@ mod own_stores;
 mod pack;
 mod packing;
 mod recreate;
+mod remove;
 mod rename;
 mod rename_replay;
 mod replay;
@@ -102,7 +103,7 @@ mod write_through;
 use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -260,6 +261,8 @@ pub(crate) struct Cache<M: Medium> {
     spill: Spill,
     /// Entries that open epochs have, and have claimed for their next copies and their Commits.
     open_claims: AtomicU64,
+    /// The log has no name any more.
+    removed: AtomicBool,
     /// Commits that were put into the log in this session, and how many of the first of them are durable.
     commits: AtomicU64,
     durable_commits: AtomicU64,
@@ -329,6 +332,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn drain(&self) -> Result<()>;
     fn drain_some(&self) -> Result<()>;
     fn sync_all(&self) -> Result<()>;
+    fn remove(&self) -> Result<bool>;
     fn info(&self) -> Result<CacheInfo>;
 }
 
@@ -471,6 +475,10 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.sync_all()
     }
 
+    fn remove(&self) -> Result<bool> {
+        self.0.remove()
+    }
+
     fn info(&self) -> Result<CacheInfo> {
         self.0.info()
     }
@@ -481,8 +489,10 @@ impl<M: Medium> Drop for Open<M> {
         if self.0.handle_state.ours().is_ok() {
             Wakeup::stop(&self.0);
             self.0.worker.stop();
-            self.0.wipe_settled();
-            self.0.close_spill();
+            if !self.0.is_removed() {
+                self.0.wipe_settled();
+                self.0.close_spill();
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Creating a log and opening one; each open begins with a replay.
 
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -87,16 +87,28 @@ pub(super) struct Found<M: Medium> {
     pub(super) scan: Scan<M::File>,
 }
 
+/// How often an open begins anew because the log was removed under its hands.
+const TRIES: usize = 16;
+
 /// Opens a log that is one, is [trusted](trust), and that nobody else has open. Nothing is stored to the file, and
 /// nothing in it believed, before all of this is known: any file may have the name.
+///
+/// An owner may [remove](super::remove) its log, under its lock. A log that has lost its name by the time that it is
+/// locked is nobody's, so the open begins anew; a locked one keeps its name.
 fn open<M: Medium>(medium: &M, path: &Path, access: Access, lock: LockKind) -> Result<M::File> {
-    let file = medium.open(path, access, 0)?;
-    Superblock::read(&file, path).map_err(|error| not_damaged(&file, path, error))?;
-    trust::check(file.descriptor(), path)?;
-    if !file.try_lock(lock)? {
-        return Err(Error::InUse { path: path.to_owned(), holder: storage::lock_holder(&file) });
+    let mut holder = String::new();
+    for _ in 0..TRIES {
+        let file = medium.open(path, access, 0)?;
+        let locked = Superblock::read(&file, path)
+            .map_err(|error| not_damaged(&file, path, error))
+            .and_then(|_| trust::check(file.descriptor(), path))
+            .and_then(|()| file.try_lock(lock));
+        holder = storage::lock_holder(&file);
+        if !trust::is_removed(file.descriptor()) {
+            return if locked? { Ok(file) } else { Err(Error::InUse { path: path.to_owned(), holder }) };
+        }
     }
-    Ok(file)
+    Err(Error::InUse { path: path.to_owned(), holder })
 }
 
 /// The error of a file without a valid superblock. A damaged log begins as one in one of its two copies at least; any
@@ -145,7 +157,12 @@ pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
             doubt_times(&file, superblock.checksum_seed(), superblock.geometry.files);
         }
     })?;
-    medium.sync_dir(barriers::ATTACH_NAME, &parent(path))?;
+    let directory = parent(path);
+    medium.sync_dir(barriers::ATTACH_NAME, &directory)?;
+    if storage::is_companion_directory(&directory) {
+        // This one comes and goes with the log.
+        medium.sync_dir(barriers::ATTACH_NAME, &parent(&directory))?;
+    }
     file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
     if medium.class() == MediumClass::PersistentMemory {
         // A copy that left out zeros has holes, where a store could be lost.
@@ -244,6 +261,7 @@ impl<M: Medium> Cache<M> {
             superblock: Mutex::new(superblock),
             spill,
             open_claims: AtomicU64::new(0),
+            removed: AtomicBool::new(false),
             commits: AtomicU64::new(0),
             durable_commits: AtomicU64::new(0),
             ring,
