@@ -30,6 +30,24 @@ pub enum Error {
     Covered(PathBuf),
     /// The log would be a file of the mount, so programs could write to it.
     LogInSource(PathBuf),
+    /// Another user may have made the directory of the log.
+    Planted {
+        /// The directory.
+        path: PathBuf,
+        /// What says so.
+        why: String,
+    },
+    /// Bytes of the source's files may be in another log alone.
+    LogLeft {
+        /// The source.
+        source: PathBuf,
+        /// The log, in the source or in a directory above.
+        log: PathBuf,
+        /// Whether another process has it.
+        in_use: bool,
+        /// What was found.
+        why: String,
+    },
 }
 
 impl Error {
@@ -59,6 +77,24 @@ impl fmt::Display for Error {
                 "programs could write to the log {} through the mount; put it outside of the source, or omit it",
                 log.display()
             ),
+            Error::Planted { path, why } => write!(
+                f,
+                "{}: another user may have planted this directory ({why}); remove it, or give another --log",
+                path.display()
+            ),
+            Error::LogLeft { source, log, in_use: true, why } => write!(
+                f,
+                "bytes of files in {} may be in the log {} alone, and {why}: wait for the end of that run or mount",
+                source.display(),
+                log.display()
+            ),
+            Error::LogLeft { source, log, in_use: false, why } => write!(
+                f,
+                "bytes of files in {} may be in the log {} alone: {why}; run `untorn replay '{}'` first",
+                source.display(),
+                log.display(),
+                log.display()
+            ),
         }
     }
 }
@@ -69,6 +105,7 @@ impl std::error::Error for Error {
             Error::Io { source, .. } => Some(source),
             Error::Library(error) => Some(error),
             Error::Glob(_) | Error::Covered(_) | Error::LogInSource(_) => None,
+            Error::Planted { .. } | Error::LogLeft { .. } => None,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Running the real binary, and what every test asks of its answers.
 #![allow(dead_code, unreachable_pub)] // Each test file is a crate of its own and uses a part.
 
+pub mod records;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};

@@ -11,6 +11,7 @@ use std::time::Duration;
 use untorn::write_cache::{BackingFile, Descriptor};
 use untorn_testing::programs::{TRANSACTIONS, Victim, kill, last_transaction, succeed};
 
+use crate::common::records::{self, Before};
 use crate::running::{MODES, Place, needs_mounts};
 
 /// How often each test kills: `UNTORN_KILLS`, or once in each of its ways.
@@ -365,6 +366,38 @@ fn sqlite_loses_no_transaction_to_a_kill() {
                 found == acknowledged || found == acknowledged + 1,
                 "{mode}, {journal}: {found}, and {acknowledged} was said"
             );
+        }
+    }
+}
+
+/// Kills a run again and again, with the program that it serves. The next run, over the same directory, has what was
+/// acknowledged, and its clean end removes the default log.
+#[test]
+fn a_run_that_is_killed_often_loses_nothing_acknowledged() {
+    needs_mounts!("python3");
+    for mode in MODES {
+        let place = Place::new();
+        let under = |program: &[&OsStr]| {
+            let mut command = place.tool();
+            command.args(["run", "--mode", mode, "--log-size", "1M"]);
+            if mode == "boost" {
+                command.args(["--durability", "write", "--log"]).arg(place.log());
+            }
+            command.arg("--").args(program);
+            command
+        };
+        let mut number = 0;
+        for round in 0..untorn_testing::cases(3, 500) {
+            let before = Before::of(place.files.path(), number);
+            let mut victim = Victim::start(&[records::WRITER, &number.to_string()], under);
+            victim.await_lines(1 + round % 23);
+            wait_a_little(8 * round);
+            let (server, process) = (victim.server(), victim.process.clone());
+            let (acknowledged, _) = victim.killed(&[&server, &process]);
+            succeed(&mut under(&["true".as_ref()]));
+            before.check(place.files.path(), acknowledged, mode == "atomic");
+            assert!(!place.file(".untorn").exists());
+            number = acknowledged + 1;
         }
     }
 }

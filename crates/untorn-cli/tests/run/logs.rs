@@ -92,8 +92,42 @@ fn the_default_log_is_hidden_in_the_directory() {
     let report: Value = serde_json::from_str(report).unwrap();
     assert_eq!(report["logs"][0]["path"], place.file(".untorn/mount.log").to_str().unwrap());
     assert_eq!(place.read("f"), "text\n");
-    let log = place.file(".untorn/mount.log");
-    untorn(&["log", "info", log.to_str().unwrap()]).expect(0);
+    // It goes at a clean end, and with a program that was not started.
+    assert!(!place.file(".untorn").exists());
+    let text = place.aside.path().join("text");
+    fs::write(&text, "no program").unwrap();
+    let mut command = place.tool();
+    command.args(["run", "--"]).arg(&text);
+    Run::of(command.output().unwrap(), &["run"]).expect(64).names("cannot start");
+    assert!(!place.file(".untorn").exists());
+}
+
+#[test]
+fn a_log_of_a_killed_run_is_found_from_above_and_below() {
+    needs_mounts!();
+    let place = Place::new();
+    if !untorn::doctor(place.files.path()).unwrap().durable {
+        untorn_testing::skip!("the temporary directory is on a medium that a log may not be on");
+    }
+    fs::create_dir_all(place.file("d/.untorn")).unwrap();
+    fs::create_dir(place.file("d/e")).unwrap();
+    let log = place.file("d/.untorn/mount.log");
+    leave(&log, &place.file("d/f"), b"left behind");
+    let run = |glob: &str, script: &str| {
+        let mut command = place.tool();
+        command.args(["run", "--match", glob, "--", "sh", "-c", script]);
+        Run::of(command.output().unwrap(), &["run", glob])
+    };
+    let replay = format!("untorn replay '{}'", log.display());
+    run("d/e/**", "touch d/e/ran").expect(1).names(&replay);
+    assert!(!place.file("d/e/ran").exists() && !place.file("d/e/.untorn").exists());
+    let sealed = run("./**", "cat d/f || touch ran").expect(0);
+    assert!(sealed.err.contains("Structure needs cleaning") && sealed.err.contains(&replay), "{}", sealed.err);
+    assert!(place.file("ran").exists() && sealed.out.is_empty());
+    untorn(&["replay", log.to_str().unwrap()]).expect(0);
+    assert_eq!(run("./**", "cat d/f").expect(0).text(), "left behind");
+    run("d/e/**", "touch d/e/ran").expect(0);
+    assert!(place.file("d/e/ran").exists());
 }
 
 #[test]

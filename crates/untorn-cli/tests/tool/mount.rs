@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use untorn_testing::{isolated, needs, skip, test_name};
 
+use crate::common::records::{self, Before};
 use crate::common::{UNTORN, at_a_terminal, run, untorn};
 
 /// Skips a test where root cannot mount, or where a log would not be durable.
@@ -54,7 +55,8 @@ impl Tree {
     /// Serves in the foreground, and returns when the mount answers.
     fn serve(&self, mode: &str) -> Child {
         let mut command = Command::new(UNTORN);
-        command.args(self.arguments(&["--foreground", "--json", "--mode", mode]));
+        // A new log is written whole, and a small one is as good.
+        command.args(self.arguments(&["--foreground", "--json", "--log-size=1M", "--mode", mode]));
         let child = at_a_terminal(&command)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -197,9 +199,8 @@ fn round_trip(tree: &Tree, mode: &str) {
         assert_eq!(fs::read_to_string(&below).unwrap(), format!("round{round}"));
         assert_eq!(fs::read(tree.source.join(format!("new{round}"))).unwrap(), b"new");
     }
-    // The servers are gone, or about to go, and leave an empty log.
-    let log = tree.source.join(".untorn/mount.log");
-    untorn(&["replay", text(&log)]).expect(0);
+    // `unmount` waits for the server, which has removed its log.
+    assert!(!tree.source.join(".untorn").exists());
 }
 
 #[test]
@@ -268,7 +269,10 @@ fn a_second_signal_ends_a_mount_that_is_in_use() {
     held.write_all(b"lost").and_then(|()| held.sync_all()).unwrap_err();
     drop(held);
     // The write that was answered is there, at the latest after a replay.
-    untorn(&["replay", text(&tree.source.join(".untorn/mount.log"))]).expect(0);
+    let log = tree.source.join(".untorn/mount.log");
+    if log.exists() {
+        untorn(&["replay", text(&log)]).expect(0);
+    }
     assert_eq!(fs::read_to_string(tree.source.join("file")).unwrap(), "before and more");
 }
 
@@ -340,9 +344,130 @@ fn a_killed_server_leaves_each_file_at_its_last_commit() {
 fn options_that_an_existing_log_does_not_have_are_refused() {
     needs_mounts!();
     let tree = Tree::new();
-    untorn(&tree.arguments(&["--log-size=1M"])).expect(0);
+    let log = format!("--log={}", tree.dir.path().join("log").display());
+    let sized = |size: &'static str| untorn(&tree.arguments(&[&log, size]));
+    sized("--log-size=1M").expect(0);
     untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
-    untorn(&tree.arguments(&["--log-size=2M"])).expect(64).names("--log-size differs");
-    untorn(&tree.arguments(&["--log-size=1M"])).expect(0);
+    sized("--log-size=2M").expect(64).names("--log-size differs");
+    sized("--log-size=1M").expect(0);
     untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    // One that was named stays.
+    assert!(tree.dir.path().join("log").exists());
+}
+
+/// The answer of a question that is to have one within a minute.
+fn in_time<T>(question: impl Fn() -> Option<T>) -> T {
+    let begun = std::time::Instant::now();
+    loop {
+        if let Some(answer) = question() {
+            return answer;
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "no answer in a minute");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// Kills a server with a commit that SOURCE lacks, and returns the log's path.
+fn killed_with_a_commit(tree: &Tree) -> PathBuf {
+    let mut child = tree.serve("atomic");
+    let mut file = fs::File::options().write(true).open(tree.mountpoint.join("file")).unwrap();
+    file.write_all(b"commit").unwrap();
+    file.sync_all().unwrap();
+    crate::common::kill(&mut child);
+    drop(file);
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    tree.source.join(".untorn/mount.log")
+}
+
+#[test]
+fn a_log_that_a_killed_server_left_above_or_below_is_found() {
+    needs_mounts!();
+    let mut tree = Tree::new();
+    let outer = tree.dir.path().canonicalize().unwrap().join("outer");
+    let inner = outer.join("source");
+    fs::create_dir(&outer).unwrap();
+    fs::rename(&tree.source, &inner).unwrap();
+    tree.source = inner.clone();
+    let log = killed_with_a_commit(&tree);
+    assert_eq!(fs::read_to_string(inner.join("file")).unwrap(), "before", "the server was killed too late");
+    // Over the directory above: the one below shows nothing until its log is empty.
+    untorn(&["mount", text(&outer), text(&tree.mountpoint)]).expect(0);
+    let below = tree.mountpoint.join("source");
+    assert!(below.is_dir() && tree.mountpoint.read_dir().unwrap().count() == 1);
+    for refused in [fs::read(below.join("file")).map(drop), fs::write(below.join("new"), "")] {
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(117), "EUCLEAN");
+    }
+    untorn(&["replay", text(&log)]).expect(0);
+    // An answer holds for a second.
+    assert_eq!(in_time(|| fs::read_to_string(below.join("file")).ok()), "commit");
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    // Over one below: refused, with the way out.
+    fs::remove_file(&log).unwrap();
+    fs::write(inner.join("file"), "before").unwrap();
+    let log = killed_with_a_commit(&tree);
+    let sub = inner.join("sub/deep");
+    fs::create_dir_all(&sub).unwrap();
+    let below = || untorn(&["mount", text(&sub), text(&tree.mountpoint)]);
+    below().expect(1).names(&format!("run `untorn replay '{}'` first", log.display()));
+    // So is the directory itself with another log.
+    let other = format!("--log={}", tree.dir.path().join("other").display());
+    untorn(&tree.arguments(&[&other])).expect(1).names("untorn replay");
+    untorn(&["replay", text(&log)]).expect(0);
+    below().expect(0);
+    assert_eq!(fs::read_to_string(inner.join("file")).unwrap(), "commit");
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    assert!(!sub.join(".untorn").exists());
+}
+
+#[test]
+fn a_log_that_a_live_server_has_above_or_below_is_found() {
+    needs_mounts!();
+    let tree = Tree::new();
+    let sub = tree.source.join("sub");
+    fs::create_dir(&sub).unwrap();
+    let other = tree.dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let child = tree.serve("boost");
+    untorn(&["mount", text(&sub), text(&other)]).expect(74).names("wait for the end of that run or mount");
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    crate::common::Run::of(child.wait_with_output().unwrap(), &["mount"]).expect(0);
+    untorn(&["mount", text(&sub), text(&other)]).expect(0);
+    let child = tree.serve("boost");
+    let busy = fs::write(tree.mountpoint.join("sub/file"), "").unwrap_err();
+    assert_eq!(busy.raw_os_error(), Some(16), "EBUSY");
+    untorn(&["unmount", text(&other)]).expect(0);
+    in_time(|| fs::write(tree.mountpoint.join("sub/file"), "text").ok());
+    untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+    let ended = crate::common::Run::of(child.wait_with_output().unwrap(), &["mount"]).expect(0).json();
+    assert_eq!(ended["sealed"][0]["path"], text(&sub.join(".untorn/mount.log")), "{ended}");
+}
+
+/// Kills the server of a mount again and again. The next mount, with the same log, has what was acknowledged.
+#[test]
+fn a_server_that_is_killed_often_loses_nothing_acknowledged() {
+    needs_mounts!();
+    needs!("python3");
+    for mode in MODES {
+        let tree = Tree::new();
+        let mut number = 0;
+        let mut server = tree.serve(mode);
+        for round in 0..untorn_testing::cases(3, 500) {
+            let before = Before::of(&tree.mountpoint, number);
+            let mut writer = Command::new("python3");
+            writer.args(["-c", records::WRITER, &number.to_string()]).current_dir(&tree.mountpoint);
+            let mut writer = writer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+            let mut said = BufReader::new(writer.stdout.take().unwrap()).lines().map(Result::unwrap);
+            let heard = said.nth(round % 23).expect("the writer ended by itself");
+            crate::common::kill(&mut server);
+            let acknowledged: u64 = said.last().unwrap_or(heard).parse().unwrap();
+            writer.wait().unwrap();
+            untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+            server = tree.serve(mode);
+            before.check(&tree.mountpoint, acknowledged, mode == "atomic");
+            number = acknowledged + 1;
+        }
+        untorn(&["unmount", text(&tree.mountpoint)]).expect(0);
+        crate::common::Run::of(server.wait_with_output().unwrap(), &["mount"]).expect(0);
+        assert!(!tree.source.join(".untorn").exists());
+    }
 }

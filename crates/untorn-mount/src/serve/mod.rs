@@ -19,6 +19,7 @@ mod directories;
 mod globs;
 mod handles;
 mod locks;
+mod log;
 mod managed;
 mod names;
 mod nodes;
@@ -49,6 +50,8 @@ use self::dir_syncs::DirSyncs;
 pub use self::globs::Globs;
 use self::handles::Handles;
 use self::locks::Locks;
+use self::log::Sealing;
+pub use self::log::make_log_directory;
 use self::managed::Managing;
 pub use self::managed::Report;
 use self::nodes::{Descriptors, Node, Nodes};
@@ -149,11 +152,6 @@ impl ServeOptions {
             threads: 2,
         }
     }
-
-    /// The log of a source if none is named: it is hidden in the mount.
-    pub fn default_log(source: &Path) -> PathBuf {
-        source.join(OsStr::from_bytes(HIDDEN)).join("mount.log")
-    }
 }
 
 /// The state that all threads share.
@@ -178,6 +176,8 @@ struct Server {
     dir_syncs: Mutex<DirSyncs>,
     pages: Pages,
     workers: Workers,
+    /// Directories below that were not served, by their logs.
+    sealing: Mutex<Sealing>,
 }
 
 /// A directory that is being served.
@@ -202,6 +202,7 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     check_not_covered(&source, source_path)?;
     raise_limit();
     check_log_is_hidden(&options.log, source_path)?;
+    log::check_no_log_left(source_path, &options.log)?;
     let cache = match options.cache.clone() {
         Some(cache) => cache,
         None => open_log(&options, source_path)?,
@@ -232,6 +233,7 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
         dir_syncs: Mutex::default(),
         pages: Pages::new(!atomic),
         workers: Workers::default(),
+        sealing: Mutex::default(),
     });
     let mut config = Config::default();
     // The kernel decides who may use the mount. A kernel thread that writes back comes as root.
@@ -288,13 +290,19 @@ impl Serving {
             Err(_) => return Err(failed(io::Error::other("a server thread panicked"))),
         }
         let (lock_requests, flush_requests) = self.server.locks.requests();
-        Ok(Report { lock_requests, flush_requests, ..self.server.managing.report() })
+        let sealed = lock(&self.server.sealing).clone();
+        Ok(Report { lock_requests, flush_requests, sealed, ..self.server.managing.report() })
     }
 
     /// Connects the process that pulls ([`pull_for`]). Until then a sync in [`Mode::Atomic`] fails, if the kernel may
     /// have a part of the file.
     pub fn set_puller(&self, puller: UnixStream) {
         self.server.pulls.set_puller(puller);
+    }
+
+    /// The log.
+    pub fn log(&self) -> WriteCache {
+        self.server.managing.log()
     }
 
     /// Counts the open files, also while somebody waits for the end.
@@ -358,22 +366,20 @@ fn raise_limit() {
 }
 
 fn open_log(options: &ServeOptions, source: &Path) -> Result<WriteCache> {
-    if options.log == ServeOptions::default_log(source)
-        && let Some(directory) = options.log.parent()
-    {
-        match rustix::fs::mkdir(directory, Bits::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(Error::io("create", directory, errno)),
-        }
-    }
+    let is_default = options.log == ServeOptions::default_log(source);
     let is = |error: &untorn::Error, errno: Errno| error.errno() == errno.raw_os_error();
     let begun = Instant::now();
     loop {
+        if is_default {
+            make_log_directory(source)?;
+        }
         let opened = match options.log_options.open(&options.log) {
             Err(error) if is(&error, Errno::NOENT) => options.log_options.create(&options.log),
             opened => opened,
         };
         match opened {
+            // A server at its end removed the directory with its log.
+            Err(error) if is_default && is(&error, Errno::NOENT) && begun.elapsed() < LOG_PATIENCE => {}
             // A process that a killed server was about to start may have it for a moment.
             Err(untorn::Error::InUse { .. }) if begun.elapsed() < LOG_PATIENCE => {
                 thread::sleep(Duration::from_millis(5));

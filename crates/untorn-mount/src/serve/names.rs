@@ -31,6 +31,9 @@ impl Server {
         if is_hidden(name) {
             return Err(Errno::NOENT);
         }
+        if parent.is_sealed() {
+            self.check_seal(parent)?;
+        }
         let status = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if let Some(node) = self.nodes.count(key_of(&status)) {
             node.was_found_as(parent.number, name);
@@ -41,6 +44,9 @@ impl Server {
         let status = rustix::fs::fstat(&descriptor)?;
         let node = self.nodes.remember(descriptor, &status);
         node.was_found_as(parent.number, name);
+        if node.kind == FileType::Directory {
+            self.seal_if_left(&node);
+        }
         Ok((node, status))
     }
 

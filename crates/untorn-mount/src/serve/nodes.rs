@@ -62,6 +62,10 @@ pub(super) struct Node {
     pub(super) key: Key,
     pub(super) kind: FileType,
     descriptor: OwnedFd,
+    /// A directory in which no name is found: see [`log`](super::log).
+    sealed: AtomicBool,
+    /// When its seal was looked at last, and the answer.
+    pub(super) refusal: Mutex<Option<(Instant, Errno)>>,
     /// No mark of a sidecar was found on it, or the library settled the file.
     settled: AtomicBool,
     /// The stamp of the file when the pages that the kernel has of it were right.
@@ -78,6 +82,14 @@ pub(super) struct Node {
 impl Node {
     pub(super) fn is_regular(&self) -> bool {
         self.kind == FileType::RegularFile
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_sealed(&self, sealed: bool) {
+        self.sealed.store(sealed, Ordering::Release);
     }
 
     pub(super) fn is_settled(&self) -> bool {
@@ -272,6 +284,8 @@ impl Nodes {
             key: entry.key,
             kind: FileType::from_raw_mode(status.st_mode),
             descriptor,
+            sealed: AtomicBool::new(false),
+            refusal: Mutex::default(),
             settled: AtomicBool::new(closed.is_settled),
             left: Mutex::default(),
             unwritten: AtomicI32::new(0),
@@ -423,6 +437,8 @@ fn insert(
         key: key_of(status),
         kind: FileType::from_raw_mode(status.st_mode),
         descriptor,
+        sealed: AtomicBool::new(false),
+        refusal: Mutex::default(),
         settled: AtomicBool::new(is_settled),
         left: Mutex::default(),
         unwritten: AtomicI32::new(0),

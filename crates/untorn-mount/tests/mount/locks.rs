@@ -53,6 +53,52 @@ print('met')
     assert_eq!(said.trim(), "met");
 }
 
+/// The kernel of the mount keeps locks of `flock(2)`, and a holder on the mount has no process number, whatever its
+/// lock is: docs/mount.md.
+#[test]
+fn flock_stays_on_the_mount_and_getlk_names_no_process() {
+    needs!("python3");
+    let Some(mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+    let program = "
+import fcntl, os, struct, sys
+inside, outside = sys.argv[1:]
+def child(act):
+    process = os.fork()
+    if process == 0:
+        try:
+            os._exit(0 if act() else 1)
+        except OSError:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+def is_free(path, kind):
+    return child(lambda: fcntl.flock(open(path, 'r+b'), kind | fcntl.LOCK_NB) is None)
+for mine, other in ((inside, outside), (outside, inside)):
+    held = open(mine, 'r+b')
+    fcntl.flock(held, fcntl.LOCK_EX)
+    assert not is_free(mine, fcntl.LOCK_SH) and is_free(other, fcntl.LOCK_EX)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    assert not is_free(mine, fcntl.LOCK_EX) and is_free(mine, fcntl.LOCK_SH)
+    held.close()
+    assert is_free(mine, fcntl.LOCK_EX)
+def found(path):
+    asked = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
+    kind, _, start, length, process = struct.unpack('hhqqi4x', fcntl.fcntl(open(path, 'r+b'), fcntl.F_GETLK, asked))
+    return kind, start, length, process
+held = open(inside, 'r+b')
+for lock, kind in ((fcntl.LOCK_EX, fcntl.F_WRLCK), (fcntl.LOCK_SH, fcntl.F_RDLCK)):
+    fcntl.lockf(held, lock, 4, 2)
+    assert child(lambda: found(inside) == (kind, 2, 4, 0)), kind
+held.close()
+held = open(outside, 'r+b')
+fcntl.lockf(held, fcntl.LOCK_SH, 4, 2)
+assert child(lambda: found(inside) == (fcntl.F_RDLCK, 2, 4, os.getppid()))
+print('kept apart')
+";
+    std::fs::write(mount.path().join("f"), "0123456789").unwrap();
+    let said = mount.python(program, &[&mount.path().join("f"), &mount.source().join("f")]);
+    assert_eq!(said.trim(), "kept apart");
+}
+
 /// Takes a lock, says so, and waits for its standard input to end.
 const HOLDER: &str = "
 import fcntl, sys

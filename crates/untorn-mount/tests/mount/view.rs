@@ -46,6 +46,28 @@ fn what_is_untorns_own_does_not_exist_in_the_mount() {
     assert_eq!(rustix::fs::setxattr(&path, "user.untorn", b"1", XattrFlags::empty()), Err(Errno::PERM));
 }
 
+/// The kernel's request for it is one that the server does not know. Programs make a file and remove its name then.
+#[test]
+fn a_file_without_a_name_is_refused() {
+    needs!("python3");
+    let Some(mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+    for links in [OFlags::empty(), OFlags::EXCL] {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | links;
+        let refused = rustix::fs::open(mount.path(), flags, Mode::RUSR | Mode::WUSR).map(drop);
+        assert_eq!(refused, Err(Errno::OPNOTSUPP));
+    }
+    let program = "
+import os, sys, tempfile
+file = tempfile.TemporaryFile(dir=sys.argv[1])
+file.write(b'some bytes')
+file.flush()
+os.fsync(file.fileno())
+file.seek(0)
+print(file.read().decode(), os.listdir(sys.argv[1]))
+";
+    assert_eq!(mount.python(program, &[&mount.path()]).trim(), "some bytes []");
+}
+
 #[test]
 fn a_long_listing_is_complete_while_names_come_and_go() {
     let Some(mount) = mount(untorn_testing::test_name!(), "*.none") else { return };

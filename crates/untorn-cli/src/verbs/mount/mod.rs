@@ -19,7 +19,7 @@ use untorn_mount::{Globs, Mode, OpenFiles, ServeOptions};
 
 use self::background::Half;
 use self::places::Places;
-pub(super) use self::places::{hidden_log, is_shown};
+pub(super) use self::places::{OwnLog, hidden_log, is_shown};
 use super::boost;
 use super::unmount::{failure, puller_of_this_program, refuse_more_rights};
 use crate::cli::{Mount, RunMode};
@@ -54,6 +54,10 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
     options.allow_other = attaching.allow_other;
     // An earlier server on this directory may still be at its end, and have the log.
     let claim = Claim::take(&places.mountpoint, PATIENCE);
+    if args.log.is_none() {
+        // That one has removed its log, and the directory with it.
+        hidden_log(&places.source)?;
+    }
     let attached = attach::attach(&places.mountpoint, &attaching).map_err(failure)?;
     let (mountpoint, way) = (attached.mountpoint, attached.way);
     let served = untorn_mount::serve(attached.device, places.directory, &places.source, options);
@@ -61,6 +65,7 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
         remove(&mountpoint);
         failed_to_serve(&places.log, "mount", error)
     })?;
+    let log = args.log.is_none().then(|| OwnLog(serving.log()));
     let (puller, socket) = Puller::start(&puller_of_this_program(), &attached.root).map_err(|error| {
         remove(&mountpoint);
         failure(error)
@@ -84,6 +89,7 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
         return Err(failure);
     }
     let report = serving.wait();
+    drop(log);
     drop(claim);
     handle.close();
     let _ = watcher.join();
@@ -188,7 +194,13 @@ pub(super) fn failed_to_serve(log: &Path, user: &str, error: untorn_mount::Error
             boost::in_use(log, error, user)
         }
         untorn_mount::Error::Library(error) => error.into(),
-        error @ (untorn_mount::Error::Glob(_) | untorn_mount::Error::Covered(_)) => Failure::usage(error.to_string()),
+        error @ (untorn_mount::Error::Glob(_)
+        | untorn_mount::Error::Covered(_)
+        | untorn_mount::Error::Planted { .. }) => Failure::usage(error.to_string()),
+        // The bytes are there, and the user is to bring them to their files.
+        error @ untorn_mount::Error::LogLeft { in_use: false, .. } => {
+            Failure { exit: Exit::Attention, path: None, message: error.to_string() }
+        }
         error => Failure { exit: Exit::Io, path: None, message: error.to_string() },
     }
 }

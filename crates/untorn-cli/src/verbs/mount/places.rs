@@ -1,24 +1,20 @@
 //! The directories and the log of a mount, checked before anything is made.
 
-use std::fs;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
+use untorn::write_cache::WriteCache;
 use untorn_mount::attach::{self, Unmount};
 
 use super::super::boost;
 use super::super::unmount::failure;
 use super::say;
 use crate::cli::Mount;
-use crate::exit::{Failure, Result};
+use crate::exit::{Exit, Failure, Result};
 
 /// The directory of untorn's own files, which a mount hides.
 const HIDDEN: &str = ".untorn";
-/// The default log's name.
-const LOG: &str = "mount.log";
 
 /// Checked paths, without symbolic links.
 #[derive(Debug)]
@@ -93,51 +89,33 @@ pub(in crate::verbs) fn is_shown(file: &Path, source: &Path) -> bool {
     file.strip_prefix(source).is_ok_and(shown)
 }
 
-/// The default log. Its directory is made if it is not there, for the owner of the source. Another user's directory is
-/// refused: that user could remove the log, and with it acknowledged bytes.
+/// The default log, in a directory that is made if it is not there.
 pub(in crate::verbs) fn hidden_log(source: &Path) -> Result<PathBuf> {
-    let hidden = source.join(HIDDEN);
-    match fs::DirBuilder::new().mode(0o755).create(&hidden) {
-        Ok(()) => {
-            let owner = fs::metadata(source).map_err(|error| Failure::io_at("examine", source, &error))?;
-            if rustix::process::geteuid().is_root() {
-                std::os::unix::fs::lchown(&hidden, Some(owner.uid()), Some(owner.gid()))
-                    .map_err(|error| Failure::io_at("set the owner of", &hidden, &error))?;
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_trusted(&hidden, source)?,
-        Err(error) => {
-            let mut failure = Failure::io_at("create the directory of the log", &hidden, &error);
-            failure.message.push_str("; --log PATH puts the log elsewhere");
-            return Err(failure);
-        }
-    }
-    Ok(hidden.join(LOG))
+    untorn_mount::make_log_directory(source).map_err(|error| {
+        let exit = if matches!(error, untorn_mount::Error::Planted { .. }) { Exit::Usage } else { Exit::Io };
+        let elsewhere = if exit == Exit::Io { "; --log PATH puts the log elsewhere" } else { "" };
+        Failure { exit, path: None, message: format!("{error}{elsewhere}") }
+    })
 }
 
-/// Refuses a directory for the log that another user than the source's owner, the caller or root may change.
-fn check_trusted(hidden: &Path, source: &Path) -> Result<()> {
-    let refused = |why: &str| {
-        let what = format!("another user may have planted this directory ({why}); remove it, or give another --log");
-        Err(Failure::usage_at(hidden, what))
-    };
-    let found = fs::symlink_metadata(hidden).map_err(|error| Failure::io_at("examine", hidden, &error))?;
-    if !found.is_dir() {
-        return refused("it is no directory");
+/// A default log of this process. It goes with its owner if nothing needs it then, since what nobody named nobody
+/// removes.
+#[derive(Debug)]
+pub(in crate::verbs) struct OwnLog(pub(in crate::verbs) WriteCache);
+
+impl Drop for OwnLog {
+    fn drop(&mut self) {
+        match self.0.remove() {
+            // The report of a log that failed says what to do with it.
+            Ok(_) | Err(untorn::Error::Poisoned { .. }) => {}
+            Err(error) => say(&format!("untorn: the empty log {} stays: {error}\n", self.0.path().display())),
+        }
     }
-    let owner = fs::metadata(source).map_err(|error| Failure::io_at("examine", source, &error))?.uid();
-    if ![0, owner, rustix::process::geteuid().as_raw()].contains(&found.uid()) {
-        return refused(&format!("its owner is user {}", found.uid()));
-    }
-    // In a sticky directory nobody removes the files of others.
-    if found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0 {
-        return refused("others may write to it");
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;

@@ -22,6 +22,7 @@ pub(super) fn end(args: &Mount, report: &Report) -> Result<Exit> {
         "bytes": report.bytes,
         "plain": list(&report.plain),
         "failed": list(&report.failed),
+        "sealed": list(&report.sealed),
     });
     output::report(args.form.json, &object, || words(report))?;
     Ok(if report.failed.is_empty() { Exit::Clean } else { Exit::Io })
@@ -35,6 +36,7 @@ fn words(report: &Report) -> String {
     let mut text = format!("served {} with the log\n", output::count(report.managed, "file", "files"));
     name(&mut text, &report.plain, "left to the file system");
     name(&mut text, &report.failed, "not written, its bytes are in the log");
+    name(&mut text, &report.sealed, "a log that kept its directory from being served");
     text
 }
 

@@ -26,6 +26,7 @@ pub(super) fn object(mode: RunMode, exit: u8, logs: &[Facts], report: &Report) -
         "plain": list(&report.plain),
         "refused": list(&report.refused),
         "failed": list(&report.failed),
+        "sealed": list(&report.sealed),
     })
 }
 
@@ -77,6 +78,15 @@ pub(super) fn failures(account: &Account) -> String {
     for (path, why) in &account.report.failed {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "untorn: cannot write {}: {why}; its bytes are in the log", path.display());
+    }
+    for (log, why) in &account.report.sealed {
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "untorn: the directory of the log {} was not served: {why}; run `untorn replay {}` first",
+            log.display(),
+            quoted(log)
+        );
     }
     for log in &account.logs_left {
         let _ = writeln!(text, "untorn: run `untorn replay {}` once the cause is removed", quoted(log));

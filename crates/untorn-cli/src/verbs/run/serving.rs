@@ -32,7 +32,7 @@ use super::directories::Chosen;
 use crate::cli::{Run, RunMode};
 use crate::exit::{Exit, Failure, Result};
 use crate::verbs::boost::{self, Facts, Log};
-use crate::verbs::mount::{failed_to_serve, hidden_log, is_shown};
+use crate::verbs::mount::{OwnLog, failed_to_serve, hidden_log, is_shown};
 use crate::verbs::unmount::{failure, puller_of_this_program, stage_of_this_program};
 
 /// Between two looks at the open files of a run that ends.
@@ -96,6 +96,8 @@ pub(super) struct Mounts {
     served: Vec<Served>,
     logs: Vec<Facts>,
     pullers: Pullers,
+    /// Default logs: they go last.
+    own_logs: Vec<OwnLog>,
 }
 
 /// The mounts, and a program that waits for them.
@@ -118,10 +120,12 @@ impl Ready {
         let (attached, held) =
             attach::attach_private(&coverings, &stage, &program).map_err(|error| not_mounted(error, &stage))?;
         let mut logs: Vec<Log> = log.map(|log| boost::open(&args.log, log)).into_iter().collect::<Result<_>>()?;
-        let (mut served, mut roots) = (Vec::new(), Vec::new());
+        let (mut own_logs, mut served, mut roots) = (Vec::new(), Vec::new(), Vec::new());
         for (attached, place) in attached.into_iter().zip(places) {
             if log.is_none() {
-                logs.push(boost::open(&args.log, &hidden_log(&place.path)?)?);
+                let log = own_log(args, &place.path)?;
+                own_logs.push(OwnLog(log.cache.clone()));
+                logs.push(log);
             }
             let number = logs.len() - 1;
             let mut options = options(args, chosen, &logs[number])?;
@@ -136,7 +140,7 @@ impl Ready {
             served.serving.set_puller(socket);
         }
         let logs = logs.into_iter().map(|log| log.facts).collect();
-        Ok(Ready { mounts: Mounts { served, logs, pullers }, held })
+        Ok(Ready { mounts: Mounts { served, logs, pullers, own_logs }, held })
     }
 
     /// Starts the program.
@@ -146,6 +150,22 @@ impl Ready {
             error => failure(error),
         })?;
         Ok((self.mounts, child))
+    }
+}
+
+/// How often a run makes the directory of its default log.
+const TRIES: u32 = 16;
+
+/// The default log of a directory. A run at its end removes its log, and the directory of the log with it, perhaps
+/// just when this one is about to create its own there.
+fn own_log(args: &Run, directory: &Path) -> Result<Log> {
+    let mut tries = 1;
+    loop {
+        let log = hidden_log(directory)?;
+        match boost::open(&args.log, &log) {
+            Err(_) if tries < TRIES && !log.parent().is_some_and(Path::exists) => tries += 1,
+            opened => return opened,
+        }
     }
 }
 
@@ -269,6 +289,7 @@ impl Mounts {
                 Err(error) => failed = Some(failed_to_serve(log, "run", error)),
             }
         }
+        drop(self.own_logs);
         match failed {
             Some(failed) => Err(failed),
             None => Ok((account, self.logs)),
@@ -285,4 +306,5 @@ fn add(sum: &mut Report, report: Report) {
     all(&mut sum.plain, report.plain);
     all(&mut sum.refused, report.refused);
     all(&mut sum.failed, report.failed);
+    all(&mut sum.sealed, report.sealed);
 }

@@ -61,6 +61,9 @@ pub struct Report {
     pub refused: BTreeMap<PathBuf, String>,
     /// Files whose bytes could not be brought to them; they are in the log.
     pub failed: BTreeMap<PathBuf, String>,
+    /// Logs of directories below that were not served, because a killed server left bytes in them or another one has
+    /// them, with the reason. The list has an end.
+    pub sealed: BTreeMap<PathBuf, String>,
     /// Requests about locks (GETLK, SETLK and SETLKW).
     pub lock_requests: u64,
     /// Requests at the close of a descriptor (FLUSH), which give locks up.
@@ -134,6 +137,10 @@ impl Managing {
         let watched = managing.clone();
         let thread = thread::Builder::new().name("untorn-rest".to_owned()).spawn(move || watched.look_after())?;
         Ok((managing, thread))
+    }
+
+    pub(super) fn log(&self) -> WriteCache {
+        self.cache.clone()
     }
 
     pub(super) fn find(&self, key: Key) -> Option<Arc<Managed>> {
