@@ -74,8 +74,10 @@ impl Table {
             "operations per second; medians of {} measurements of {} s, in turns; ratios to bare\n{:26}",
             self.rounds, self.seconds, ""
         );
+        // Two names that are as wide as their columns would run together.
+        let width = self.arms.iter().map(|name| name.len() + 2).max().unwrap_or(0).max(24);
         for name in &self.arms {
-            let _ = write!(text, "{name:>24}");
+            let _ = write!(text, "{name:>width$}");
         }
         text.push('\n');
         for row in &self.rows {
@@ -90,7 +92,7 @@ impl Table {
                     (Some(rate), _) => format!("{rate:.0}"),
                     (None, _) => "-".to_owned(),
                 };
-                let _ = write!(text, "{cell:>24}");
+                let _ = write!(text, "{cell:>width$}");
             }
             text.push('\n');
         }
@@ -126,6 +128,17 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_names_stay_apart_and_above_their_columns() {
+        let long = "a run with its log on the disk of the files";
+        let mut table = Table { rows: Vec::new(), arms: vec!["bare", long, long], rounds: 1, seconds: 1.0 };
+        let empty = vec![Vec::new(); 3];
+        table.rows.push(Row { name: "write", rates: vec![vec![1.0]; 3], demoted: empty, missing: false });
+        let text = table.text();
+        let (header, row) = (text.lines().nth(1).unwrap(), text.lines().nth(2).unwrap());
+        assert!(header.contains(&format!("  {long}  {long}")) && header.len() == row.len(), "{text}");
+    }
 
     #[test]
     fn ratios_are_of_the_same_round_and_medians_of_the_middle() {
