@@ -1,0 +1,36 @@
+//! Words of Python's arguments as the library's options.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use untorn::report::State;
+use untorn::{Durability, EngineKind, Options};
+
+/// The options that `engine` and `durability` ask for.
+pub(crate) fn parse(engine: Option<&str>, durability: &str) -> PyResult<Options> {
+    let mut options = Options::new();
+    if let Some(word) = engine {
+        let known = [EngineKind::Auto, EngineKind::Reflection, EngineKind::HybridLog];
+        let found = known.into_iter().find(|engine| engine.as_str() == word);
+        let refused = || {
+            let words: Vec<&str> = known.iter().map(|engine| engine.as_str()).collect();
+            PyValueError::new_err(format!("engine is {word:?}; it may be one of {}", words.join(", ")))
+        };
+        options = options.engine(found.ok_or_else(refused)?);
+    }
+    let known = [Durability::PerCommit, Durability::PerWrite];
+    match known.into_iter().find(|known| known.as_str() == durability) {
+        Some(durability) => Ok(options.durability(durability)),
+        None => Err(PyValueError::new_err(format!("durability is {durability:?}; it may be \"commit\" or \"write\""))),
+    }
+}
+
+/// The word for a state, as `untorn info --json` has it.
+pub(crate) fn state(state: State) -> &'static str {
+    match state {
+        State::Clean => "clean",
+        State::InUse => "in-use",
+        State::NeedsRecovery => "needs-recovery",
+        State::Refused => "refused",
+        State::Corrupt => "corrupt",
+    }
+}
