@@ -103,7 +103,8 @@ impl File {
         shared: bool,
     ) -> PyResult<Self> {
         let options = parse(engine, durability)?.read_only(read_only).shared(shared);
-        let opened = py.detach(|| open(&options, &path, how, size, engine.is_none())).map_err(|error| raise(py, error))?;
+        let opened =
+            py.detach(|| open(&options, &path, how, size, engine.is_none())).map_err(|error| raise(py, error))?;
         Ok(File { path, file: RwLock::new(Some(opened)) })
     }
 
@@ -263,12 +264,15 @@ fn open(options: &Options, path: &Path, how: &str, size: Option<u64>, any_engine
     Ok(file)
 }
 
+/// Offsets, and what to write there.
+type Writes = Vec<(u64, Vec<u8>)>;
+
 /// Writes that commit together.
 #[pyclass(frozen, module = "untorn._untorn")]
 pub(crate) struct Transaction {
     file: Py<File>,
     /// `None` once it has ended.
-    writes: Mutex<Option<Vec<(u64, Vec<u8>)>>>,
+    writes: Mutex<Option<Writes>>,
 }
 
 fn ended() -> PyErr {

@@ -110,11 +110,7 @@ impl Drop for Paused<'_> {
 
 impl Map {
     /// Calls `act` with the open map, without the interpreter's lock.
-    fn with<T: Send>(
-        &self,
-        py: Python<'_>,
-        act: impl FnOnce(&mut Memory) -> untorn::Result<T> + Send,
-    ) -> PyResult<T> {
+    fn with<T: Send>(&self, py: Python<'_>, act: impl FnOnce(&mut Memory) -> untorn::Result<T> + Send) -> PyResult<T> {
         let done = py.detach(|| lock(&self.memory).as_mut().map(act));
         done.ok_or_else(closed)?.map_err(|error| raise(py, error))
     }

@@ -4,6 +4,7 @@
 //! - [`runner`] runs steps, and reports which passed, failed or were skipped, and why.
 //! - [`checks`] has the steps that are more than commands.
 //! - [`packages`] has those that look at the crates as others get them.
+//! - [`python`] has that of the Python package.
 //! - [`touched`] finds the engines that a change touches, for `quick`.
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use clap::Args;
 
 mod checks;
 mod packages;
+mod python;
 mod runner;
 mod steps;
 mod touched;

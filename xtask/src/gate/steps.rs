@@ -4,6 +4,7 @@ use std::io;
 
 use super::checks;
 use super::packages;
+use super::python;
 use super::runner::{Context, Outcome};
 
 /// A loop of checks.
@@ -215,6 +216,13 @@ pub(super) const STEPS: &[Step] = &[
             "all",
             &["test", "--release", "--package", "untorn-sim", "--test", "sim", "faults::", "--", "--nocapture"],
         )],
+    },
+    Step {
+        name: "python",
+        does: "the Python package: its types, and its tests with numpy, zarr and joblib",
+        loops: &[Ci],
+        needs: &[("python3", "apt-get install python3 python3-venv")],
+        work: &[Call(python::package)],
     },
     Step {
         name: "damage",

@@ -17,7 +17,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 def _size(dtype: Any, shape: Tuple[int, ...]) -> int:
-    size = dtype.itemsize
+    size = int(dtype.itemsize)
     for extent in shape:
         if extent < 0:
             raise ValueError(f"the shape {shape} has a negative extent")

@@ -68,7 +68,7 @@ class Container:
         elif len(head) != _HEAD or not head.startswith(_MAGIC):
             self._file.close()
             raise ValueError(f"{self.path}: not a zarr store of untorn")
-        self._buckets: List[Place] = list(_PLACE.iter_unpack(head[len(_MAGIC) :]))  # type: ignore[arg-type]
+        self._buckets: List[Place] = list(_PLACE.iter_unpack(head[len(_MAGIC) :]))
         self.index = {}
         for offset, size in self._buckets:
             if size:
@@ -95,7 +95,7 @@ class Container:
                 return None
             offset, size = self.index[key]
             start, end, _ = slice(start, end).indices(size)
-            return self._file.read_at(offset + start, max(0, end - start))
+            return bytes(self._file.read_at(offset + start, max(0, end - start)))
 
     def set(self, key: str, value: Optional[bytes], missing: bool = False) -> None:
         """Sets a value, or deletes it. With ``missing`` a value that is there stays."""
@@ -140,7 +140,7 @@ class Container:
                 self._file.write_at(len(_MAGIC) + n * _PLACE.size, _PLACE.pack(*self._buckets[n]))
             self._changed.clear()
             self._free = self._gaps()
-            return self._file.commit()
+            return int(self._file.commit())
 
     def rollback(self) -> None:
         with self.lock:

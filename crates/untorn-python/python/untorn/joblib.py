@@ -21,7 +21,7 @@ from joblib._store_backends import FileSystemStoreBackend
 from ._files import flush_directory, publish
 
 
-class UntornStoreBackend(FileSystemStoreBackend):
+class UntornStoreBackend(FileSystemStoreBackend):  # type: ignore[misc]  # joblib has no types
     """A store of results in a directory, each whole or absent after a crash."""
 
     def create_location(self, location: str) -> None:

@@ -20,7 +20,7 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import AsyncIterator, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, AsyncIterator, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
@@ -106,7 +106,7 @@ class UntornStore(Store):
     def __repr__(self) -> str:
         return f"UntornStore({self.path!r})"
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_container": None, "_is_open": False}
 
     def with_read_only(self, read_only: bool = False) -> "UntornStore":

@@ -1,0 +1,82 @@
+//! The check of the Python package: its module, as a debug build, under its tests and its type checker.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use super::runner::{Context, Outcome, finish};
+
+/// The version of CPython whose stable interface the module is built for, and later ones.
+const OLDEST: (u32, u32) = (3, 11);
+
+/// Builds the module, lays the package out beside an environment with what its tests need, and runs them.
+pub(super) fn package(context: &Context<'_>) -> io::Result<Outcome> {
+    let crate_dir = context.root.join("crates/untorn-python");
+    let (major, minor) = OLDEST;
+    let is_new = format!("import sys; raise SystemExit(sys.version_info < ({major}, {minor}))");
+    if !Command::new("python3").args(["-c", &is_new]).status()?.success() {
+        return Ok(Outcome::Skipped(format!("the module of a debug build needs python3 of version {major}.{minor}")));
+    }
+    if let not_passed @ (Outcome::Failed(_) | Outcome::Skipped(_)) =
+        finish(context.cargo().args(["build", "--package", "untorn-python"]), 0)
+    {
+        return Ok(not_passed);
+    }
+    let target = crate::target(context.root, "python");
+    let environment = environment(&crate_dir, &target)?;
+    let Ok(python) = environment else { return Ok(environment.unwrap_err()) };
+    let site = target.join("site");
+    lay_out(&crate_dir, &crate::target(context.root, "debug").join("lib_untorn.so"), &site.join("untorn"))?;
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(&python);
+        command.args(arguments).current_dir(&crate_dir).env("PYTHONPATH", &site).env("PYTHONDONTWRITEBYTECODE", "1");
+        finish(command.env("HYPOTHESIS_STORAGE_DIRECTORY", target.join("hypothesis")), 0)
+    };
+    let cache = target.join("mypy");
+    let types = run(&["-m", "mypy", "--cache-dir", &cache.to_string_lossy()]);
+    if !matches!(types, Outcome::Passed) {
+        return Ok(types);
+    }
+    Ok(run(&["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]))
+}
+
+/// The interpreter of an environment that has what the tests need. It is made anew when that list changes.
+fn environment(crate_dir: &Path, target: &Path) -> io::Result<Result<std::path::PathBuf, Outcome>> {
+    let (home, made) = (target.join("environment"), target.join("environment.made"));
+    let python = home.join("bin/python");
+    let list = crate_dir.join("tests/requirements.txt");
+    let wanted = fs::read(&list)?;
+    if fs::read(&made).is_ok_and(|has| has == wanted) && python.exists() {
+        return Ok(Ok(python));
+    }
+    fs::create_dir_all(target)?;
+    let made_new = finish(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home), 0);
+    if !matches!(made_new, Outcome::Passed) {
+        return Ok(Err(made_new));
+    }
+    let mut install = Command::new(&python);
+    let installed = finish(install.args(["-m", "pip", "install", "--quiet", "--retries", "10", "-r"]).arg(&list), 0);
+    if !matches!(installed, Outcome::Passed) {
+        return Ok(Err(installed));
+    }
+    fs::write(&made, wanted)?;
+    Ok(Ok(python))
+}
+
+/// Copies the package's Python files, and the module as an interpreter looks for it.
+fn lay_out(crate_dir: &Path, module: &Path, package: &Path) -> io::Result<()> {
+    if package.exists() {
+        fs::remove_dir_all(package)?;
+    }
+    fs::create_dir_all(package)?;
+    for entry in fs::read_dir(crate_dir.join("python/untorn"))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if entry.file_type()?.is_file() && !name.to_string_lossy().ends_with(".so") {
+            fs::copy(entry.path(), package.join(name))?;
+        }
+    }
+    fs::copy(module, package.join("_untorn.abi3.so"))?;
+    Ok(())
+}
