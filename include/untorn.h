@@ -390,6 +390,12 @@ uint64_t untorn_len(untorn_t *file);
  * NULL and in a forked child. */
 int64_t untorn_commit_number(untorn_t *file);
 
+/* The number and the time of the last commit, the time in nanoseconds since
+ * 1970, or 0 if it is not known. Either pointer may be NULL. Both outlast the
+ * close of the file, its time to the millisecond; after a crash of the engine
+ * reflection the time is that of the sidecar's last change. */
+int untorn_last_commit(untorn_t *file, uint64_t *number, uint64_t *time_ns);
+
 /*
  * Snapshots: the file as it was at one commit, while writers go on. The first
  * change of a page after it copies the page once, into memory and, beyond

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use untorn::Result;
 use untorn::testing::storage::forward;
 use untorn::testing::storage::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange,
+    Names, Stamp,
 };
 
 /// Bytes of a cache line, the unit of a flush instruction.
@@ -176,7 +177,7 @@ impl<M: Medium> Names for Counting<M> {
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    forward!(inner: len, identity, stamp, mark, set_mark, try_lock, read, set_len, allocate, punch, distrust_cache);
+    forward!(inner: len, identity, stamp, mark, set_mark, commit_note, set_commit_note, try_lock, read, set_len, allocate, punch, distrust_cache);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.counters.lock().counts.bytes += src.len() as u64;

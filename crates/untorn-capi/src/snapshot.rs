@@ -101,13 +101,34 @@ pub unsafe extern "C" fn untorn_snapshot_close(snapshot: *mut untorn_snapshot_t)
     })
 }
 
+/// The number and the time of the last commit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_last_commit(handle: *mut untorn_t, number: *mut u64, time_ns: *mut u64) -> c_int {
+    code(|| {
+        // SAFETY: null or a handle that is open during the call, as untorn.h asks.
+        let handle = unsafe { shared(handle, "the handle") }?;
+        let last = handle.file().last_commit();
+        let since = last.time.and_then(|time| time.duration_since(std::time::SystemTime::UNIX_EPOCH).ok());
+        let nanoseconds = since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
+        if !number.is_null() {
+            // SAFETY: not null, and untorn.h asks for a word that may be written.
+            unsafe { number.write(last.number) };
+        }
+        if !time_ns.is_null() {
+            // SAFETY: as above.
+            unsafe { time_ns.write(nanoseconds) };
+        }
+        Ok(())
+    })
+}
+
 /// The number of the last commit, or a negative code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_commit_number(handle: *mut untorn_t) -> i64 {
     let number = guarded(|| {
         // SAFETY: null or a handle that is open during the call, as untorn.h asks.
         let handle = unsafe { shared(handle, "the handle") }?;
-        Ok(handle.file().info().commit)
+        Ok(handle.file().last_commit().number)
     });
     number.map_or_else(|failure| i64::from(failure.code), |number| i64::try_from(number).unwrap_or(i64::MAX))
 }

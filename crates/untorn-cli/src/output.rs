@@ -4,6 +4,7 @@
 //! failure of the verb: it prints nothing more and exits with its own code.
 
 use std::io::{self, IsTerminal, Write};
+use std::time::SystemTime;
 
 use serde::Serialize;
 
@@ -49,6 +50,20 @@ pub(crate) fn json_to_reader(value: &impl Serialize) -> Result<Reader> {
 /// Writes the report as JSON or as text.
 pub(crate) fn report(as_json: bool, value: &impl Serialize, words: impl FnOnce() -> String) -> Result<()> {
     if as_json { json(value) } else { text(&words()) }
+}
+
+/// A time in UTC, as `2026-11-29 06:07:08`. Source: the proleptic Gregorian calendar, in years that begin in March.
+pub(crate) fn time(time: SystemTime) -> String {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (days, second) = (seconds / 86400 + 719_468, seconds % 86400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
 /// The colours in use: only verdicts are coloured, never running text.
@@ -122,5 +137,18 @@ mod tests {
     #[test]
     fn counts_agree_with_their_nouns() {
         assert_eq!((count(1, "kill", "kills"), count(0, "kill", "kills")), ("1 kill".into(), "0 kills".into()));
+    }
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_764_394_431, "2025-11-29 05:33:51 UTC"),
+            (4_107_542_399, "2100-02-28 23:59:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+        ] {
+            assert_eq!(time(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds)), expected);
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use twox_hash::XxHash3_64;
-use untorn::testing::storage::Mark;
+use untorn::testing::storage::{CommitNote, Mark};
 
 use crate::rng::mix;
 
@@ -52,6 +52,8 @@ pub(crate) struct Content {
     pub(crate) len: u64,
     /// The mark.
     pub(crate) mark: Option<Mark>,
+    /// The note of the last commit.
+    pub(crate) note: Option<CommitNote>,
 }
 
 /// The parts of a byte range that lie in one page each: page index, range within the page.
@@ -73,7 +75,7 @@ fn by_page(at: u64, len: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
 impl Content {
     /// A hole of `len` bytes.
     pub(crate) fn hole(len: u64) -> Self {
-        Content { pages: Arc::default(), len, mark: None }
+        Content { pages: Arc::default(), len, mark: None, note: None }
     }
 
     pub(crate) fn read(&self, at: u64, dst: &mut [u8]) {
@@ -192,6 +194,9 @@ impl Content {
         let mut sum = mix(self.len ^ 0x6c65_6e67);
         if let Some(mark) = &self.mark {
             sum = sum.wrapping_add(XxHash3_64::oneshot(mark));
+        }
+        if let Some(note) = &self.note {
+            sum = sum.wrapping_add(XxHash3_64::oneshot_with_seed(1, note));
         }
         for (index, page) in self.pages.iter().enumerate() {
             if let Some(page) = page {

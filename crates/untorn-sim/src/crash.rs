@@ -262,6 +262,7 @@ fn describe_file(text: &mut String, name: &str, inode: &Inode, decided: &[Decide
             What::SetLen { to } => format!("length {to}"),
             What::Punch { at, len } => format!("hole {at}..{}", at + len),
             What::Allocate { at, len } => format!("space {at}..{}", at + len),
+            What::Note(_) => "note of the last commit".to_owned(),
             What::Mark(mark) => format!("mark {}", if mark.is_some() { "set" } else { "removed" }),
         };
         let stale = if call.iter().any(|(effect, _)| effect.stale) { " (muted barrier)" } else { "" };

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use untorn::testing::storage::Mark;
+use untorn::testing::storage::{CommitNote, Mark};
 
 use crate::content::{Content, PAGE};
 
@@ -45,6 +45,8 @@ pub(crate) enum What {
     Allocate { at: u64, len: u64 },
     /// The mark.
     Mark(Option<Mark>),
+    /// The note of the last commit.
+    Note(CommitNote),
 }
 
 impl What {
@@ -55,7 +57,7 @@ impl What {
             What::Piece { at, len, .. } => (at, at + u64::from(len)),
             What::SetLen { to } => (to, u64::MAX),
             What::Punch { at, len } => (at, at + len),
-            What::Allocate { .. } | What::Mark(_) => (0, 0),
+            What::Allocate { .. } | What::Mark(_) | What::Note(_) => (0, 0),
         }
     }
 
@@ -86,6 +88,7 @@ impl What {
             What::Punch { at, len } => content.punch(*at, *len),
             What::Allocate { at, len } => content.allocate(*at, *len),
             What::Mark(mark) => content.mark = *mark,
+            What::Note(note) => content.note = Some(*note),
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use untorn::testing::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, MediumClass, MediumFile, Stamp};
+use untorn::testing::storage::{
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, MediumClass, MediumFile, Stamp,
+};
 use untorn::{Error, Result};
 
 use crate::content::PAGE;
@@ -225,6 +227,9 @@ impl MediumFile for SimFile {
 
     fn mark(&self) -> Result<MarkState> {
         let mut world = self.medium.enter(Step::Mark, None, &self.path)?;
+        if !world.has_attributes {
+            return Ok(MarkState::Unsupported);
+        }
         Ok(world.inode(self.number).volatile.mark.map_or(MarkState::Absent, MarkState::Present))
     }
 
@@ -235,6 +240,26 @@ impl MediumFile for SimFile {
             world.has_space_for_new(&self.path)?;
         }
         world.set_mark(self.number, mark);
+        Ok(())
+    }
+
+    fn commit_note(&self) -> Result<Option<CommitNote>> {
+        let mut world = self.medium.enter(Step::Mark, None, &self.path)?;
+        Ok(world.inode(self.number).volatile.note)
+    }
+
+    fn set_commit_note(&self, note: CommitNote) -> Result<()> {
+        self.writable()?;
+        let mut world = self.medium.enter(Step::SetMark, None, &self.path)?;
+        if !world.has_attributes {
+            return Ok(());
+        }
+        match world.inode(self.number).volatile.note {
+            Some(earlier) if earlier == note => return Ok(()),
+            Some(_) => {}
+            None => world.has_space_for_new(&self.path)?,
+        }
+        world.change(self.number, What::Note(note));
         Ok(())
     }
 

@@ -99,6 +99,12 @@ impl SimMedium {
         world.capacity = pages.map_or(u64::MAX, |pages| world.used() + pages);
     }
 
+    /// Makes it a file system without extended attributes.
+    pub fn without_attributes(self) -> Self {
+        self.lock().has_attributes = false;
+        self
+    }
+
     /// Whether a full disk has refused a new file, or a new mark, since the start.
     pub fn refused_new(&self) -> bool {
         self.lock().refused_new
@@ -290,6 +296,10 @@ impl Medium for SimMedium {
 
     fn now(&self) -> u64 {
         time_of(self.lock().clock)
+    }
+
+    fn commit_time(&self) -> u64 {
+        self.now()
     }
 
     fn booted(&self) -> u64 {

@@ -186,6 +186,8 @@ pub(crate) struct World {
     pub(crate) capacity: u64,
     /// Whether a new file, or a new mark, was refused for that.
     pub(crate) refused_new: bool,
+    /// Whether files have marks and notes.
+    pub(crate) has_attributes: bool,
 }
 
 impl World {
@@ -206,6 +208,7 @@ impl World {
             hook: None,
             capacity: u64::MAX,
             refused_new: false,
+            has_attributes: true,
         }
     }
 
@@ -454,7 +457,7 @@ impl World {
             _ => {}
         }
         what.apply(&mut inode.volatile);
-        if !matches!(what, What::Mark(_) | What::Allocate { .. }) {
+        if !matches!(what, What::Mark(_) | What::Note(_) | What::Allocate { .. }) {
             inode.modified = call;
         }
         inode.log.push(call, what);

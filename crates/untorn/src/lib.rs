@@ -104,7 +104,7 @@ pub(crate) use no_tracing::{event as debug, event as error, event as info, event
 pub mod report {
     pub use crate::doctor::Diagnosis;
     pub use crate::engine::snapshot::{HeldSnapshots, SnapshotInfo};
-    pub use crate::engine::{Info, Recovery, Report, SidecarReport, State};
+    pub use crate::engine::{Info, LastCommit, Recovery, Report, SidecarReport, State};
     pub use crate::error::{FileKind, ProtectionProblem};
     pub use crate::format::sidecar::leftovers::LeftoverKind;
     pub use crate::open::leftovers::Leftover;

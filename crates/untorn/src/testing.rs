@@ -11,13 +11,13 @@ pub use untorn_ring::environment::{has_more_rights_than_its_caller, variable};
 
 /// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
 pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
+    const SIDECAR: &[Barrier] = format::sidecar::barriers::ALL;
+    const NUMBER: &[Barrier] = format::sidecar::number::barriers::ALL;
     match kind {
         EngineKind::Auto | EngineKind::Reflection => {
-            [file::reflection::barriers::ALL, format::sidecar::barriers::ALL, snapshot::barriers::ALL].concat()
+            [file::reflection::barriers::ALL, SIDECAR, NUMBER, snapshot::barriers::ALL].concat()
         }
-        EngineKind::HybridLog => {
-            [file::hybrid_log::barriers::ALL, format::sidecar::barriers::ALL, snapshot::barriers::ALL].concat()
-        }
+        EngineKind::HybridLog => [file::hybrid_log::barriers::ALL, SIDECAR, NUMBER, snapshot::barriers::ALL].concat(),
         EngineKind::Passthrough => file::passthrough::barriers::ALL.to_vec(),
     }
 }

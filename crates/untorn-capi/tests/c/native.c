@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static untorn_t *create(const char *path, uint64_t length, uint32_t durability) {
@@ -55,6 +56,7 @@ static void null_arguments(const char *dir) {
     CHECK(untorn_resize(NULL, 1) == UNTORN_EINVAL);
     CHECK(untorn_len(NULL) == 0);
     CHECK(untorn_commit_number(NULL) == UNTORN_EINVAL);
+    CHECK(untorn_last_commit(NULL, NULL, NULL) == UNTORN_EINVAL);
     CHECK(!untorn_snapshot(NULL, NULL) && !untorn_snapshot_open(NULL, NULL));
     CHECK(untorn_snapshot_read(NULL, 0, &byte, 1) == UNTORN_EINVAL);
     CHECK(untorn_snapshot_len(NULL) == 0 && untorn_snapshot_commit(NULL) == 0);
@@ -282,6 +284,9 @@ static void snapshots(const char *dir) {
     untorn_snapshot_t *two = untorn_snapshot_open(path, &error);
     CHECK(two && error.code == 0);
     CHECK(untorn_sync(file) == 0 && untorn_commit_number(file) > number);
+    uint64_t last = 0, time_ns = 0;
+    CHECK(untorn_last_commit(file, &last, &time_ns) == 0 && untorn_last_commit(file, NULL, NULL) == 0);
+    CHECK((int64_t)last > number && time_ns / 1000000000 + 60 > (uint64_t)time(NULL));
     CHECK(untorn_snapshot_read(one, 4094, bytes, 5) == 0 && memcmp(bytes, "first", 5) == 0);
     CHECK(untorn_snapshot_read(two, 4094, bytes, 5) == 0 && memcmp(bytes, "first", 5) == 0);
     CHECK(untorn_snapshot_read(one, 8190, bytes, 5) == UNTORN_EFAULT);

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use untorn::EngineKind;
@@ -47,6 +48,11 @@ pub(crate) fn state_word(state: State) -> &'static str {
     }
 }
 
+/// A time as JSON has it: seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
 /// The JSON form of a report.
 pub(crate) fn object(report: &Report) -> Value {
     let sidecar = report.sidecar.as_ref().map(|sidecar| {
@@ -63,6 +69,7 @@ pub(crate) fn object(report: &Report) -> Value {
         "engine": report.engine.map(untorn::EngineKind::as_str),
         "len": report.len,
         "commit": report.commit,
+        "committed": report.committed.map(seconds),
         "state": state_word(report.state),
         "holder": report.holder,
         "durable": report.durable,
@@ -90,7 +97,8 @@ pub(crate) fn words(report: &Report) -> String {
     }
     let _ = writeln!(text, "  engine      {}", report.engine.map_or("none (a plain file)", |engine| engine.as_str()));
     let _ = writeln!(text, "  length      {}", size::show(report.len));
-    let _ = writeln!(text, "  commit      {}", report.commit);
+    let time = report.committed.map(|time| format!(", {}", output::time(time))).unwrap_or_default();
+    let _ = writeln!(text, "  commit      {}{time}", report.commit);
     match &report.sidecar {
         None => {
             let _ = writeln!(text, "  sidecar     none");

@@ -16,11 +16,13 @@
 //! Lock order: a file's place in the registry, then the engine's own locks.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
 use self::snapshot::{HeldSnapshots, SnapshotService};
 use crate::error::Result;
+use crate::format::sidecar::number::Stamped;
 pub(crate) use crate::options::EngineKind;
 #[cfg(doc)]
 use crate::options::Prefer;
@@ -34,6 +36,33 @@ mod range;
 pub(crate) mod redundancy;
 pub(crate) mod registry;
 pub(crate) mod snapshot;
+
+/// A commit, and when it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LastCommit {
+    /// See [`Info::commit`].
+    pub number: u64,
+    /// See [`Info::committed`].
+    pub time: Option<SystemTime>,
+}
+
+impl From<Stamped> for LastCommit {
+    fn from(stamped: Stamped) -> Self {
+        LastCommit { number: stamped.number, time: time_of(stamped.time) }
+    }
+}
+
+/// A time that engines keep in nanoseconds since 1970, for programs; 0 is not known.
+pub(crate) fn time_of(nanoseconds: u64) -> Option<SystemTime> {
+    (nanoseconds > 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_nanos(nanoseconds))
+}
+
+/// The other way.
+pub(crate) fn nanoseconds(time: Option<SystemTime>) -> u64 {
+    let since = time.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
 
 /// One contiguous part of an atomic write.
 #[derive(Clone, Copy, Debug)]
@@ -71,13 +100,18 @@ pub struct Info {
     pub engine: EngineKind,
     /// Length in bytes.
     pub len: u64,
-    /// The highest commit number so far. It never falls while the file has its sidecar. A file that was closed to a
-    /// plain one counts anew.
+    /// The highest commit number so far. It never falls in the life of the file, whatever closes, crashes, resizes and
+    /// changes of the engine there are. A plain file keeps it in the extended attribute `user.untorn.commit`. On a file
+    /// system without such attributes, each opening of a plain file starts at the microseconds since 1970.
     ///
-    /// - Hybrid log: the number of the last durable epoch. Commits are numbered consecutively.
+    /// - Hybrid log: the number of the last durable epoch. Commits of one opening are numbered consecutively.
     /// - Reflection: a commit has a higher number than every earlier commit on its pages and in its thread. Commits of
     ///   unrelated pages by different threads may share a number or be numbered in any order.
     pub commit: u64,
+    /// When the last commit was made, to a few milliseconds; `None` if that is not known, as for a file without one.
+    /// After a crash of the engine `reflection` it is the time when the sidecar was last changed, which is not before
+    /// the last commit.
+    pub committed: Option<SystemTime>,
     /// When a write is durable.
     pub durability: Durability,
     /// Layout of the sidecar's meta pages; `None` for an engine without meta pages.
@@ -136,8 +170,10 @@ pub struct Report {
     pub engine: Option<EngineKind>,
     /// Length at the last commit, in bytes.
     pub len: u64,
-    /// Number of the last commit, 0 for a plain file.
+    /// Number of the last commit; 0 if no commit is known. See [`Info::commit`].
     pub commit: u64,
+    /// When it was made; `None` if that is not known. See [`Info::committed`].
+    pub committed: Option<SystemTime>,
     /// Its state.
     pub state: State,
     /// The process that has it open, as errors name it, if the state is [`State::InUse`]: "process 4711 (sqlite3)", or
@@ -160,6 +196,8 @@ pub(crate) struct Seen {
     pub(crate) len: u64,
     /// Its number.
     pub(crate) commit: u64,
+    /// When it was made, in nanoseconds since 1970; 0 if that is not known.
+    pub(crate) time: u64,
     /// What recovery would do.
     pub(crate) recovery: Recovery,
     /// Commits with bytes that only the sidecar holds, at most.
@@ -259,6 +297,11 @@ pub(crate) trait Engine: Send + Sync {
     fn resize(&self, len: u64) -> Result<()>;
     fn reclaim(&self) -> Result<u64>;
     fn info(&self) -> Info;
+    /// The number and the time of the last commit.
+    fn last_commit(&self) -> Stamped {
+        let info = self.info();
+        Stamped { number: info.commit, time: nanoseconds(info.committed) }
+    }
     /// Whether a further handle with these options may share this open file.
     fn accepts(&self, options: &Options) -> bool;
     /// Closes at the last commit. Called once, with no other call under way.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::transaction::Transaction;
 use crate::engine::snapshot::{HeldSnapshots, Snapshot};
-use crate::engine::{Close, Engine, Info, Piece, Shared};
+use crate::engine::{Close, Engine, Info, LastCommit, Piece, Shared};
 use crate::error::{Error, Result};
 #[cfg(doc)]
 use crate::options::Options;
@@ -195,6 +195,25 @@ impl AtomicFile {
     /// [`Error::Io`] from the file system.
     pub fn reclaim(&self) -> Result<u64> {
         self.engine().reclaim()
+    }
+
+    /// The number and the time of the last commit, without the rest of [`info`](Self::info), which counts pages.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("f");
+    /// let file = untorn::AtomicFile::create(&path, 4096)?;
+    /// file.write_at(b"once", 0)?;
+    /// file.sync()?;
+    /// let last = file.last_commit();
+    /// file.close()?;
+    /// let again = untorn::AtomicFile::open(&path)?;
+    /// assert_eq!(again.last_commit().number, last.number);
+    /// # Ok(()) }
+    /// ```
+    pub fn last_commit(&self) -> LastCommit {
+        self.engine().last_commit().into()
     }
 
     /// The current state of the file.

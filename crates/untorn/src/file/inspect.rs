@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use super::{hybrid_log, reflection};
 use crate::engine::snapshot::remote::client;
-use crate::engine::{EngineKind, Report, Seen, SidecarReport, State};
+use crate::engine::{EngineKind, Report, Seen, SidecarReport, State, time_of};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::attach::{Attached, share};
 use crate::format::sidecar::data::{Pair, open_data, reopen_data};
 use crate::format::sidecar::find_or_at;
+use crate::format::sidecar::number::noted;
 use crate::format::sidecar::retirement::Retirement;
 use crate::format::sidecar::superblock::{Left, Superblock};
 use crate::format::sidecar::{path as sidecar_path, uuid_text};
@@ -66,11 +67,14 @@ fn reader() -> Options {
 }
 
 fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
+    // A note that cannot be read says nothing.
+    let noted = noted(data).unwrap_or_default();
     Report {
         path: path.to_owned(),
         engine: None,
         len: data.len(),
-        commit: 0,
+        commit: noted.number,
+        committed: time_of(noted.time),
         state: State::Clean,
         holder: None,
         snapshots: None,
@@ -119,6 +123,7 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
 fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report {
     report.len = seen.len;
     report.commit = seen.commit;
+    report.committed = time_of(seen.time);
     if left != Left::Clean {
         report.state = State::NeedsRecovery;
         report.findings.push(format!(
@@ -181,14 +186,16 @@ fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
         holder = lock_holder(&side);
         let superblock = Superblock::read(&side, &place)?;
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
-        Ok::<_, Error>((sidecar_report(&place, &side, &superblock), superblock.engine, retirement))
+        let changed = side.stamp()?.modified;
+        Ok::<_, Error>((sidecar_report(&place, &side, &superblock), superblock.engine, retirement, changed))
     };
     // The writer may be creating, or removing, its sidecar.
-    if let Ok((sidecar, engine, retirement)) = written() {
+    if let Ok((sidecar, engine, retirement, changed)) = written() {
         report.engine = Some(engine);
         report.sidecar = Some(sidecar);
         report.len = retirement.len;
         report.commit = retirement.checkpoint;
+        report.committed = time_of(changed);
     }
     let (said, not) = ("this report shows the last state it recorded", "not its current changes");
     report.findings.push(format!("{holder} has the file open; {said}, {not}"));

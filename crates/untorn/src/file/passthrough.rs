@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::snapshot::{Capture, Captured, PAGE};
-use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, check_range};
+use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, check_range, time_of};
 use crate::error::{Error, Result};
 use crate::format::sidecar::attach::share;
+use crate::format::sidecar::number::{Stamped, noted};
 use crate::options::{Durability, Options};
 use crate::storage::{Access, Identity, MarkState, Medium, MediumFile};
 
@@ -33,6 +34,7 @@ pub(crate) struct Passthrough<M: Medium> {
     durability: Durability,
     read_only: bool,
     commit: AtomicU64,
+    committed_at: u64,
 }
 
 impl<M: Medium> Passthrough<M> {
@@ -44,13 +46,16 @@ impl<M: Medium> Passthrough<M> {
         if let Some(attached) = share(&*medium, path, &file)? {
             return Err(Error::OtherEngine { path: path.to_owned(), engine: attached.superblock.engine.to_string() });
         }
+        // What its commits count for nobody promises; a plain file that is read has the number that it was closed with.
+        let noted = if options.read_only { noted(&file)? } else { Stamped::default() };
         Ok(Passthrough {
             medium,
             path: path.to_owned(),
             file,
             durability: options.durability.unwrap_or(Durability::PerCommit),
             read_only: options.read_only,
-            commit: AtomicU64::new(0),
+            commit: AtomicU64::new(noted.number),
+            committed_at: noted.time,
         })
     }
 
@@ -123,6 +128,7 @@ impl<M: Medium> Engine for Passthrough<M> {
             engine: EngineKind::Passthrough,
             len: self.file.len(),
             commit: self.commit.load(Ordering::Relaxed),
+            committed: time_of(self.committed_at),
             durability: self.durability,
             layout: None,
             sidecar: None,

@@ -27,6 +27,7 @@ use crate::engine::snapshot::SnapshotService;
 use crate::engine::{Close, Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
+use crate::format::sidecar::number::Stamped;
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
     FileRedundancy, Redundancy, RedundancyService, Threads, TrackedPages, TrackedStorage, no_sidecar_redundancy,
@@ -261,6 +262,10 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
 
     fn reclaim(&self) -> Result<u64> {
         self.engine.reclaim()
+    }
+
+    fn last_commit(&self) -> Stamped {
+        self.engine.last_commit()
     }
 
     fn info(&self) -> Info {

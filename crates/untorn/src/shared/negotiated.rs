@@ -99,6 +99,7 @@ mod tests {
             engine: EngineKind::HybridLog,
             len: 0,
             commit: 0,
+            committed: None,
             durability: Durability::PerCommit,
             layout: None,
             sidecar: None,

@@ -14,8 +14,8 @@ use super::forward::forward;
 use super::mapping::MappedFile;
 use super::names::{self, Directories};
 use super::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Names, Stamp,
-    is_bad_place,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind,
+    Names, Stamp, is_bad_place,
 };
 use crate::error::{Error, Result};
 use crate::options::LostPage;
@@ -161,7 +161,7 @@ impl DaxFile {
 }
 
 impl MediumFile for DaxFile {
-    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, commit_note, set_commit_note, try_lock);
     forward!(file: prefetch, prefetch_to_store, set_len, punch, own_space, data_from);
 
     #[inline]

@@ -18,6 +18,7 @@ macro_rules! __forward {
     (@order $by:tt) => { $crate::__forward!(@fn $by order() -> ()); };
     (@makes_check $by:tt) => { $crate::__forward!(@fn $by makes_check(check: Barrier) -> bool); };
     (@unique $by:tt) => { $crate::__forward!(@fn $by unique() -> Result<[u8; 16]>); };
+    (@commit_time $by:tt) => { $crate::__forward!(@fn $by commit_time() -> u64); };
     (@now $by:tt) => { $crate::__forward!(@fn $by now() -> u64); };
     (@booted $by:tt) => { $crate::__forward!(@fn $by booted() -> u64); };
     (@relax $by:tt) => { $crate::__forward!(@fn $by relax(round: u32) -> ()); };
@@ -35,6 +36,8 @@ macro_rules! __forward {
     (@notes_stores $by:tt) => { $crate::__forward!(@fn $by notes_stores() -> bool); };
     (@mark $by:tt) => { $crate::__forward!(@fn $by mark() -> Result<MarkState>); };
     (@set_mark $by:tt) => { $crate::__forward!(@fn $by set_mark(mark: Option<Mark>) -> Result<()>); };
+    (@commit_note $by:tt) => { $crate::__forward!(@fn $by commit_note() -> Result<Option<CommitNote>>); };
+    (@set_commit_note $by:tt) => { $crate::__forward!(@fn $by set_commit_note(note: CommitNote) -> Result<()>); };
     (@try_lock $by:tt) => { $crate::__forward!(@fn $by try_lock(kind: LockKind) -> Result<bool>); };
 
     (@read $by:tt) => { $crate::__forward!(@reads $by read -> Result<()>); };

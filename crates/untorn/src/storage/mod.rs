@@ -101,6 +101,9 @@ pub struct Stamp {
 /// The mark that a data file carries while a sidecar belongs to it: the sidecar's UUID.
 pub type Mark = [u8; 16];
 
+/// What a data file says of its last commit, also without a sidecar: see `format/sidecar/number`.
+pub type CommitNote = [u8; 16];
+
 /// Whether a file carries a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkState {
@@ -288,6 +291,12 @@ pub trait Medium: Send + Sync + 'static {
     /// The time, in nanoseconds since 1970, as the times of files are.
     fn now(&self) -> u64 {
         crate::sys::now()
+    }
+
+    /// The time of a commit, as [`now`](Medium::now) counts, to a few milliseconds: a commit asks for it.
+    #[inline]
+    fn commit_time(&self) -> u64 {
+        crate::sys::coarse_now()
     }
 
     /// When the machine was started, as [`now`](Medium::now) counts: what a power cut left is older. 0 if that is not
@@ -520,6 +529,13 @@ pub trait MediumFile: Send + Sync {
     /// # Errors
     /// Also if [`mark`](MediumFile::mark) returns `Unsupported`.
     fn set_mark(&self, mark: Option<Mark>) -> Result<()>;
+
+    /// The note of its last commit that the file carries; `None` if it carries none, or the medium keeps none.
+    fn commit_note(&self) -> Result<Option<CommitNote>>;
+
+    /// Sets the note of the last commit. Durable after [`sync`](MediumFile::sync): a crash before that leaves the old
+    /// one or this one. Setting one in the place of another takes no space. It does nothing if the medium keeps none.
+    fn set_commit_note(&self, note: CommitNote) -> Result<()>;
 
     /// Takes the advisory lock on this file without waiting. Returns false if another handle, of this process or
     /// another, holds a lock that excludes it. The lock ends when the process that took it drops the handle; a forked

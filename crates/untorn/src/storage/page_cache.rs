@@ -17,8 +17,8 @@ use super::mapping::MappedFile;
 use super::names::{self, Directories};
 use super::own_changes::OwnChanges;
 use super::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Names, Stamp, is_bad_place,
-    unless_bad,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Names, Stamp,
+    is_bad_place, unless_bad,
 };
 use crate::error::{Error, Result};
 use crate::options::LostPage;
@@ -190,7 +190,7 @@ impl PageCacheFile {
 }
 
 impl MediumFile for PageCacheFile {
-    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock, own_space, data_from);
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, commit_note, set_commit_note, try_lock, own_space, data_from);
 
     fn changed_by_others(&self) {
         self.changed();

@@ -146,6 +146,29 @@ pub(crate) fn set_mark(file: BorrowedFd<'_>, mark: Option<[u8; 16]>) -> io::Resu
     }
 }
 
+/// The extended attribute that keeps a file's commit number.
+const NOTE_ATTRIBUTE: &str = "user.untorn.commit";
+
+/// Reads the note of the last commit; `None` if there is none of its length, or the file system keeps none. Source:
+/// `fgetxattr(2)`.
+pub(crate) fn commit_note(file: BorrowedFd<'_>) -> io::Result<Option<[u8; 16]>> {
+    // One byte more than a note, so that a longer value shows as such.
+    let mut value = [0; 17];
+    match rustix::fs::fgetxattr(file, NOTE_ATTRIBUTE, &mut value) {
+        Ok(len) => Ok(value[..len].try_into().ok()),
+        Err(Errno::RANGE | Errno::NODATA | Errno::NOTSUP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sets the note of the last commit. A file system without user attributes keeps none. Source: `fsetxattr(2)`.
+pub(crate) fn set_commit_note(file: BorrowedFd<'_>, note: &[u8; 16]) -> io::Result<()> {
+    match rustix::fs::fsetxattr(file, NOTE_ATTRIBUTE, note, XattrFlags::empty()) {
+        Err(Errno::NOTSUP) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
 /// Takes the advisory lock without waiting; false if another open file has one that excludes it. Source: `flock(2)`.
 pub(crate) fn try_lock(file: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
     let operation =

@@ -44,6 +44,14 @@ pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
 
+/// The time, in nanoseconds since 1970, as the kernel's last tick has it: without a call of the system. Source:
+/// `clock_gettime(2)`.
+#[inline]
+pub(crate) fn coarse_now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    u64::try_from(now.tv_sec).unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs())
+}
+
 /// When the machine was started, in nanoseconds since 1970; 0 if the kernel does not tell. Source: `proc_uptime(5)`.
 pub(crate) fn booted() -> u64 {
     let uptime = || {

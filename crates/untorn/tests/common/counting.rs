@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use untorn::testing::storage::forward;
 use untorn::testing::storage::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange,
+    Names, Stamp,
 };
 use untorn::{Error, Result};
 
@@ -305,8 +306,8 @@ impl<F> CountingFile<F> {
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    forward!(inner: len, identity, data_from, mark, distrust_cache, own_space);
-    forward!(inner after cells.count_other: stamp, set_mark, punch);
+    forward!(inner: len, identity, data_from, mark, commit_note, distrust_cache, own_space);
+    forward!(inner after cells.count_other: stamp, set_mark, set_commit_note, punch);
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.cells.count(|counts| counts.reads += 1);

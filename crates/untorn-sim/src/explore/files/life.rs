@@ -33,6 +33,39 @@ pub(in crate::explore) struct File {
     pub(super) states: Model,
     /// A snapshot that is held over several operations, and its bytes.
     pub(super) held: Option<(Snapshot, Vec<u8>)>,
+    pub(super) numbers: Numbers,
+}
+
+/// The commit numbers that the program has been told.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Numbers {
+    /// The highest before this phase, and the bytes of that commit, if they are known.
+    last: (u64, Option<Bytes>),
+    /// Those of this phase, with the model time when they were told.
+    told: Vec<(u32, u64)>,
+}
+
+impl Numbers {
+    pub(super) fn tell(&mut self, clock: u32, number: u64) {
+        self.told.push((clock, number));
+    }
+
+    /// What a crash at this model time must respect.
+    fn respected(&self, allowed: Allowed, clock: u32) -> Allowed {
+        let told = self.told.iter().filter(|(at, _)| *at < clock).map(|(_, number)| *number).max();
+        match told.filter(|number| *number > self.last.0) {
+            Some(number) => allowed.after(number, None),
+            None => allowed.after(self.last.0, self.last.1.clone()),
+        }
+    }
+
+    /// Ends the phase, after which the file has these bytes at its last commit, if they are known.
+    fn settle(&mut self, stands: Option<Bytes>) {
+        let told = self.told.drain(..).map(|(_, number)| number).max();
+        if let Some(number) = told.filter(|number| *number >= self.last.0) {
+            self.last = (number, stands);
+        }
+    }
 }
 
 impl Subject for Config {
@@ -48,7 +81,8 @@ impl Subject for Config {
     fn inherit(life: &Life<'_>, allowed: &Allowed) -> File {
         let File { options, keeps_sidecar, .. } = &life.model;
         let states = Model::new(life.config(), allowed.states.clone());
-        File { options: options.clone(), keeps_sidecar: *keeps_sidecar, states, held: None }
+        let numbers = Numbers { last: (allowed.commit, allowed.stood.clone()), told: Vec::new() };
+        File { options: options.clone(), keeps_sidecar: *keeps_sidecar, states, held: None, numbers }
     }
 
     fn begin(
@@ -95,6 +129,9 @@ impl Subject for Config {
             opened => tried("opening after the crash, on a full disk", || opened)?,
         };
         let bytes = read_all(&file)?;
+        if let Some(misnumbered) = allowed.misnumbered(numbered(life, &file), &bytes) {
+            return wrong(misnumbered);
+        }
         if seed.is_multiple_of(2) {
             guarded("dropping the handle, on a full disk", || drop(file))?;
         } else {
@@ -114,6 +151,7 @@ impl Life<'_> {
             Op::Create { len } => Allowed::new([Bytes::default(), Arc::new(vec![0; *len as usize])], true),
             _ => Allowed::new(self.model.states.pairs.iter().map(|pair| pair.kept.clone()), missing),
         };
+        let before = self.model.numbers.respected(before, 0);
         self.recorder.tick();
         let opened = self.medium.exists(Path::new(PATH)).unwrap_or(false);
         if !opened && missing && *op == Op::Open {
@@ -131,12 +169,13 @@ impl Life<'_> {
         // The program keeps the content that it sees now, whatever was allowed before.
         self.recorder.arm(false);
         self.see(&format!("after {op}"))?;
+        self.see_number(&before)?;
         self.crash_at(&points, 0, |_| &before)?;
         self.phases = 1;
         if tested {
             self.recorder.arm(true);
             self.recorder.returned(&self.medium);
-            let after = self.model.states.allowed();
+            let after = self.model.numbers.respected(self.model.states.allowed(), u32::MAX);
             self.crash_at(&self.recorder.take(), self.phases, |_| &after)?;
         }
         Ok(())
@@ -177,12 +216,42 @@ impl Life<'_> {
         }
         let mut allowed = BTreeMap::new();
         for Point { clock, .. } in &points {
-            allowed.entry(*clock).or_insert_with(|| self.model.states.allowed_at(&history, *clock));
+            let at = || self.model.numbers.respected(self.model.states.allowed_at(&history, *clock), *clock);
+            allowed.entry(*clock).or_insert_with(at);
         }
         self.crash_at(&points, self.phases, |point| &allowed[&point.clock])?;
         self.model.states.pairs = after;
         // A look at the file settles which order it was.
-        if self.model.states.pairs.len() > 1 { self.see("without a crash") } else { Ok(()) }
+        if self.model.states.pairs.len() > 1 {
+            self.see("without a crash")?;
+        }
+        self.end_numbers();
+        Ok(())
+    }
+
+    /// The number of the last commit as this phase ends, and what that commit has.
+    fn end_numbers(&mut self) {
+        let Some(file) = &self.handle else { return };
+        // Threads number their commits apart from each other, and what a flush failed to take may be committed later.
+        let stands = match &self.model.states.pairs[..] {
+            [only] if self.config().threads == 1 && self.config().engine != EngineKind::Passthrough => {
+                Some(only.kept.clone())
+            }
+            _ => None,
+        };
+        let number = numbered(self, file);
+        self.model.numbers.tell(0, number);
+        self.model.numbers.settle(stands);
+    }
+
+    /// The number of a file that was just opened must respect what the program has been told.
+    fn see_number(&mut self, allowed: &Allowed) -> Found<()> {
+        let number = numbered(self, self.handle());
+        if number < allowed.commit {
+            return wrong(allowed.misnumbered(number, &[]).unwrap_or_default());
+        }
+        self.end_numbers();
+        Ok(())
     }
 
     /// Takes a snapshot now and then, which must be of the last commit.
@@ -258,15 +327,26 @@ impl Life<'_> {
     }
 
     /// Opens the plain file with each engine in turn, as programs do that do not agree on one. The first leaves a
-    /// sidecar, which the second gives up.
-    fn switch_engines(&self) -> Found<()> {
+    /// sidecar with a commit of its own, which the second gives up.
+    fn switch_engines(&mut self) -> Found<()> {
         if self.config().engine == EngineKind::Passthrough {
             return Ok(());
         }
         for (engine, keeps) in [(EngineKind::HybridLog, true), (EngineKind::Reflection, false)] {
             let options = self.model.options.clone().engine(engine).keep_sidecar(keeps).log_policy(LogPolicy::Redo);
             let file = tried("opening with another engine", || options.open_on(self.medium.clone(), PATH))?;
+            if engine == EngineKind::HybridLog && !file.is_empty() {
+                tried("committing with another engine", || {
+                    let mut byte = [0];
+                    file.read_at(&mut byte, 0)?;
+                    file.write_at(&byte, 0)?;
+                    file.sync()
+                })?;
+            }
+            let number = file.last_commit().number;
             tried("closing with another engine", || file.close())?;
+            let told = self.recorder.tick();
+            self.model.numbers.tell(told, number);
         }
         Ok(())
     }
@@ -293,6 +373,11 @@ impl Life<'_> {
 
     fn open_again(&mut self, op: &Op, began: u32) -> Found<Event> {
         self.handle = Some(tried("opening again", || self.open(&self.medium))?);
+        let before = self.model.numbers.respected(Allowed::default(), u32::MAX);
+        let number = numbered(self, self.handle());
+        if number < before.commit {
+            return wrong(before.misnumbered(number, &[]).unwrap_or_default());
+        }
         let returned = Some(self.recorder.tick());
         self.recorder.returned(&self.medium);
         Ok(Event { op: op.clone(), began, returned, value: None })
@@ -345,6 +430,11 @@ fn end(op: &Op, file: Option<AtomicFile>) -> untorn::Result<()> {
         (Op::Settle, Some(file)) => file.settle(),
         _ => Ok(()),
     }
+}
+
+/// The number of the last commit. What keeps no promise has none.
+fn numbered(life: &Life<'_>, file: &AtomicFile) -> u64 {
+    if life.config().engine == EngineKind::Passthrough { 0 } else { file.last_commit().number }
 }
 
 fn read_all(file: &AtomicFile) -> Found<Vec<u8>> {

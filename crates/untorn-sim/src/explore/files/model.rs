@@ -28,12 +28,17 @@ pub(in crate::explore) struct Allowed {
     pub(super) states: Vec<Bytes>,
     /// Whether the file may not exist at all.
     pub(super) missing: bool,
+    /// The number of the last commit is not below this.
+    pub(super) commit: u64,
+    /// The bytes of that commit, if they are known: under its number the file has no others.
+    pub(super) stood: Option<Bytes>,
     digest: u64,
 }
 
 impl Allowed {
     pub(super) fn new(states: impl IntoIterator<Item = Bytes>, missing: bool) -> Self {
-        let mut allowed = Allowed { states: Vec::new(), missing, digest: u64::from(missing) };
+        let digest = u64::from(missing);
+        let mut allowed = Allowed { states: Vec::new(), missing, commit: 0, stood: None, digest };
         for state in states {
             if !allowed.states.contains(&state) {
                 allowed.digest = allowed.digest.wrapping_add(mix(XxHash3_64::oneshot(&state)));
@@ -43,9 +48,25 @@ impl Allowed {
         allowed
     }
 
+    /// The same after commits up to this number.
+    pub(super) fn after(mut self, commit: u64, stood: Option<Bytes>) -> Allowed {
+        self.digest = self.digest.wrapping_add(mix(commit ^ u64::from(stood.is_some()) << 63));
+        Allowed { commit, stood, ..self }
+    }
+
     /// A number that tells this set from others.
     pub(super) fn digest(&self) -> u64 {
         self.digest
+    }
+
+    /// What is wrong with the number of the last commit of a file that was found with these bytes.
+    pub(super) fn misnumbered(&self, commit: u64, found: &[u8]) -> Option<String> {
+        if commit < self.commit {
+            return Some(format!("the number of the last commit fell from {} to {commit}", self.commit));
+        }
+        let stood = self.stood.as_ref().filter(|stood| commit == self.commit && stood.as_slice() != found)?;
+        let difference = Allowed::new([stood.clone()], false).difference(found).unwrap_or_default();
+        Some(format!("two contents have the commit number {commit}: the file {difference}"))
     }
 
     /// The difference between the found bytes and the state that they are closest to: `None` if they are one of the

@@ -9,7 +9,7 @@ use super::super::life::{Context, Effort, Life, Plan};
 use super::super::search::{Case, Source};
 use super::super::shared::Shared;
 use super::config::{Config, PATH, redo_from};
-use super::life::File;
+use super::life::{File, Numbers};
 use super::model::Model;
 use super::ops::{Generator, Phase, alphabet};
 use crate::medium::SimMedium;
@@ -116,7 +116,13 @@ pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> 
     let fails = |phase: &Phase| phase.threads.iter().flatten().any(|op| matches!(op, Op::FlushFails { .. }));
     let keeps_sidecar = is_short && script.iter().any(fails) || Rng::derive(seed, 6).one_in(2);
     let options = case.config.options(slots, redo_from(seed)).keep_sidecar(keeps_sidecar);
-    let file = File { options, keeps_sidecar, states: Model::new(&case.config, states), held: None };
+    let file = File {
+        options,
+        keeps_sidecar,
+        states: Model::new(&case.config, states),
+        held: None,
+        numbers: Numbers::default(),
+    };
     let lived = Life::new(&context, medium, file, seed).live(|life| {
         life.start(&op, op != Op::Open, tested)?;
         Ok(Some(Plan::all(script)))

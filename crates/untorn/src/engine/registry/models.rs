@@ -73,6 +73,7 @@ impl Engine for Fake {
             engine: EngineKind::Passthrough,
             len: 0,
             commit: 0,
+            committed: None,
             durability: Durability::PerWrite,
             layout: None,
             sidecar: None,

@@ -38,6 +38,7 @@ pub(crate) use self::preimages::PAGE;
 use self::preimages::{PreImages, lock};
 use super::{Close, Engine, Info, Piece};
 use crate::error::{Error, Result};
+use crate::format::sidecar::number::Stamped;
 use crate::options::Options;
 use crate::storage::{Identity, Medium};
 use crate::sync::writer_gate::{Closed, WriterGate};
@@ -382,6 +383,10 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
 
     fn reclaim(&self) -> Result<u64> {
         self.engine.reclaim()
+    }
+
+    fn last_commit(&self) -> Stamped {
+        self.engine.last_commit()
     }
 
     fn info(&self) -> Info {

@@ -155,6 +155,7 @@ impl<M: Medium> Core<M> {
         self.fence(barriers::CHECKPOINT_HOME, &[&self.data])?;
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         sidecar_state.retirement.checkpoint = upto;
+        sidecar_state.retirement.time = self.head.committed_at.load(Ordering::Relaxed);
         // That of an epoch up to the cut, or of one behind it whose record then gives it again.
         sidecar_state.retirement.len = self.head.committed_len.load(Ordering::Acquire);
         sidecar_state.write_checkpoint(&self.side).map_err(|error| self.handle_state.poison(error))?;

@@ -13,6 +13,9 @@ use crate::sys::sync::Ordering;
 /// Places for epochs' records, used in turn: the records of all epochs that may still be in flight are there.
 pub(super) const RECORDS: u64 = 64;
 
+/// In nanoseconds.
+pub(super) const MILLISECOND: u64 = 1_000_000;
+
 /// Epochs in flight at most, on a block medium, where the next one goes on while the last is flushed.
 const IN_FLIGHT: u64 = RECORDS - 4;
 
@@ -82,7 +85,8 @@ impl<M: Medium> Core<M> {
             self.fence(barriers::EPOCH_DATA, if self.logs_undo() { both } else { &both[..1] })?;
         }
         let digest = certified.then_some(digest);
-        let record = EpochRecord { epoch, len, digest, proves: self.durable() };
+        let time = self.medium.commit_time();
+        let record = EpochRecord { epoch, len, digest, proves: self.durable(), time: time / MILLISECOND };
         let at = record_at(epoch);
         self.side.write(at, &record.encode(self.checksum_seed, at)).map_err(|error| self.handle_state.poison(error))?;
         if at_once {
@@ -100,6 +104,7 @@ impl<M: Medium> Core<M> {
         if self.head.longest.swap(len, Ordering::Relaxed) > len {
             self.head.stale_tail.store(1, Ordering::Relaxed);
         }
+        self.head.committed_at.store(time, Ordering::Relaxed);
         self.head.epoch.store(epoch + 1, Ordering::Release);
         self.choose_policy(writes);
         lanes.iter().for_each(|lane| lane.state.start_epoch());

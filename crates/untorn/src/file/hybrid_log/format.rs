@@ -50,6 +50,8 @@ pub(super) struct EpochRecord {
     pub(super) digest: Option<Digest>,
     /// Every epoch up to this one was durable when the record was stored.
     pub(super) proves: u64,
+    /// When it was made, in milliseconds since 1970; 0 if that is not known.
+    pub(super) time: u64,
 }
 
 /// Counts and adds up the headers of an epoch, in any order.
@@ -90,6 +92,8 @@ struct RawHeader {
 /// In place of the first block an epoch's record has what no header has there.
 const NO_BLOCK: u64 = u64::MAX;
 const DIGESTED: u64 = 1;
+/// The flags of a record have its time above this bit.
+const TIME_SHIFT: u32 = 16;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -193,7 +197,7 @@ impl EpochRecord {
         let raw = RawRecord {
             epoch: self.epoch.into(),
             no_block: NO_BLOCK.into(),
-            flags: self.digest.map_or(0, |_| DIGESTED).into(),
+            flags: (self.digest.map_or(0, |_| DIGESTED) | self.time << TIME_SHIFT).into(),
             len: self.len.into(),
             count: count.into(),
             sum: sum.into(),
@@ -215,6 +219,7 @@ impl EpochRecord {
             len: raw.len.get(),
             digest: (raw.flags.get() & DIGESTED != 0).then_some(digest),
             proves: raw.proves.get(),
+            time: raw.flags.get() >> TIME_SHIFT,
         })
     }
 }
@@ -238,7 +243,13 @@ mod tests {
     }
 
     fn record() -> EpochRecord {
-        EpochRecord { epoch: 9, len: 1 << 30, digest: Some(Digest { count: 4, sum: 77 }), proves: 8 }
+        EpochRecord {
+            epoch: 9,
+            len: 1 << 30,
+            digest: Some(Digest { count: 4, sum: 77 }),
+            proves: 8,
+            time: 1_764_394_431_123,
+        }
     }
 
     fn checksum_seed() -> ChecksumSeed {

@@ -76,11 +76,12 @@ use self::view::View;
 use self::workers::Workers;
 use crate::engine::handle_state::HandleState;
 use crate::engine::snapshot::{Capture, Captured, PAGE};
-use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
+use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range, time_of};
 use crate::error::Result;
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::attach::disturbed;
 use crate::format::sidecar::data::Pair;
+use crate::format::sidecar::number::Stamped;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::options::{Durability, LogPolicy, Options, Order};
@@ -144,6 +145,8 @@ struct Head {
     resizing: WordLock,
     /// The open epoch, from 1.
     epoch: AtomicU64,
+    /// When the last epoch got its record, in nanoseconds since 1970; 0 if that is not known.
+    committed_at: AtomicU64,
     /// 1 while the open epoch logs undo.
     undo: AtomicU64,
     /// Every epoch up to this one is durable.
@@ -207,7 +210,7 @@ pub(super) fn look<M: Medium>(medium: Arc<M>, path: &Path, pair: Pair<M::File>, 
     let core = Core::build(medium, path, pair, options)?;
     let found = Found::read(&core)?;
     let held = found.committed.saturating_sub(checkpoint);
-    Ok(Seen { len: found.len, commit: found.committed, recovery: found.summary(), held })
+    Ok(Seen { len: found.len, commit: found.committed, time: found.time, recovery: found.summary(), held })
 }
 
 impl<M: Medium> Core<M> {
@@ -233,6 +236,11 @@ impl<M: Medium> Core<M> {
 
     fn durable(&self) -> u64 {
         self.head.durable.load(Ordering::Acquire)
+    }
+
+    /// The last durable epoch. The time may be that of one which is becoming so.
+    fn last_commit(&self) -> Stamped {
+        Stamped { number: self.durable(), time: self.head.committed_at.load(Ordering::Relaxed) }
     }
 
     /// Whether the open epoch logs undo.
@@ -349,6 +357,10 @@ impl<M: Medium> Engine for HybridLog<M> {
         reclaimed.map_err(|error| core.handle_state.unless_lost(error))
     }
 
+    fn last_commit(&self) -> Stamped {
+        self.core.last_commit()
+    }
+
     fn info(&self) -> Info {
         let core = &self.core;
         let (mut reflected_pages, mut reflected_slices) = core.view.extent();
@@ -361,6 +373,7 @@ impl<M: Medium> Engine for HybridLog<M> {
             engine: EngineKind::HybridLog,
             len: core.len(),
             commit: core.durable(),
+            committed: time_of(core.last_commit().time),
             durability: core.durability,
             layout: None,
             sidecar: Some(core.sidecar.clone()),

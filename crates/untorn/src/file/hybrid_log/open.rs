@@ -18,7 +18,7 @@ use crate::format::sidecar::data::{Pair, open_pair, open_pair_to_read, restore_l
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::format::sidecar::superblock::Left;
-use crate::format::sidecar::{Geometry, PAGE};
+use crate::format::sidecar::{Geometry, PAGE, number};
 use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options};
 use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sync::clean_bits::CleanBits;
@@ -103,6 +103,7 @@ impl<M: Medium> Core<M> {
         head.durable.store(retirement.checkpoint, Ordering::Relaxed);
         head.checkpoint.store(retirement.checkpoint, Ordering::Relaxed);
         head.epoch.store(retirement.checkpoint + 1, Ordering::Relaxed);
+        head.committed_at.store(retirement.time, Ordering::Relaxed);
         let undo = class == MediumClass::PersistentMemory && options.log_policy != LogPolicy::Redo;
         head.undo.store(u64::from(undo), Ordering::Relaxed);
         let blocks = blocks_of(retirement.len.max(data.len()));
@@ -146,6 +147,7 @@ impl<M: Medium> Core<M> {
         let sidecar_state = self.sidecar_state.get_mut().unwrap_or_else(PoisonError::into_inner);
         sidecar_state.retirement.len = len;
         sidecar_state.retirement.checkpoint = found.committed;
+        sidecar_state.retirement.time = found.time;
         sidecar_state.retirement.session += next - 1;
         self.checksum_seed = sidecar_state.start_session(&*self.medium, &self.data, &self.side)?;
         if self.data.len() > len {
@@ -164,6 +166,7 @@ impl<M: Medium> Core<M> {
             (&self.head.durable, found.committed),
             (&self.head.checkpoint, found.committed),
             (&self.head.epoch, found.committed + 1),
+            (&self.head.committed_at, found.time),
         ] {
             word.store(value, Ordering::Relaxed);
         }
@@ -212,6 +215,9 @@ impl<M: Medium> Core<M> {
     /// Leaves the last commit at home and removes the sidecar. A crash on the way leaves the sidecar valid.
     pub(super) fn settle_all(&self) -> Result<()> {
         self.handle_state.writable()?;
+        self.await_durable(self.epoch() - 1)?;
+        // Durable with the file, and so before the sidecar says that it is not needed.
+        number::keep(&*self.medium, &self.data, self.last_commit())?;
         self.bring_home()?;
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         sidecar_state.write_settled(&*self.medium, &self.side, barriers::SETTLE_STATE)?;

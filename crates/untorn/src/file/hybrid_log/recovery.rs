@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 use super::Core;
 use super::chunks::headers_len;
-use super::commit::{RECORDS, record_at};
+use super::commit::{MILLISECOND, RECORDS, record_at};
 use super::format::{Digest, EpochRecord, Header, Kind, check_of, epoch_of, sum_of};
 use crate::engine::Recovery;
 use crate::error::{Error, Result};
@@ -34,6 +34,8 @@ pub(super) struct Found {
     pub(super) committed: u64,
     /// The file's length then.
     pub(super) len: u64,
+    /// When it was made, in nanoseconds since 1970; 0 if that is not known.
+    pub(super) time: u64,
     /// Redo entries of committed epochs, by region of the file and then by epoch.
     replay: Vec<Entry>,
     /// Undo entries of what did not commit, by region and then the latest epoch first.
@@ -58,6 +60,7 @@ impl Found {
             was_needed: left == Left::Open,
             committed: retirement.checkpoint,
             len: retirement.len,
+            time: retirement.time,
             replay: Vec::new(),
             revert: Vec::new(),
             dropped: 0,
@@ -76,6 +79,7 @@ impl Found {
         }
         if let Some(record) = records.get(&found.committed) {
             found.len = record.len;
+            found.time = found.time.max(record.time.saturating_mul(MILLISECOND));
         } else if found.committed != retirement.checkpoint {
             let what = format!("epoch {} is durable, but its commit record is missing", found.committed);
             return Err(core.corrupt(record_at(found.committed), what));

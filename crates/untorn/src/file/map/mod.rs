@@ -24,7 +24,7 @@ use rustix::fs::{Mode, OFlags};
 
 use self::lent::Lent;
 use crate::engine::snapshot::{HeldSnapshots, Snapshot};
-use crate::engine::{Close, Engine, Info, Piece, Shared, check_range};
+use crate::engine::{Close, Engine, Info, LastCommit, Piece, Shared, check_range};
 use crate::error::{Error, Result};
 use crate::options::{DirtyTracking, Options};
 use crate::storage::{MediumKind, detect};
@@ -196,6 +196,11 @@ impl AtomicMap {
     /// [`PageTable`](DirtyTracking::PageTable).
     pub fn dirty_tracking(&self) -> DirtyTracking {
         self.tracking.method()
+    }
+
+    /// The number and the time of the last commit.
+    pub fn last_commit(&self) -> LastCommit {
+        self.engine().last_commit().into()
     }
 
     /// The state of the file. Its length is that of the open epoch.

@@ -21,6 +21,7 @@ use super::ahead::{Next, Sweep};
 use crate::engine::snapshot::{Capture, Captured, PAGE};
 use crate::engine::{Close, Engine, Info, Piece};
 use crate::error::Result;
+use crate::format::sidecar::number::Stamped;
 use crate::options::Options;
 use crate::storage::{Identity, Medium};
 use crate::sync::pool::{Length, Pool, Submitter};
@@ -226,6 +227,10 @@ impl<M: Medium> Engine for Deploying<M> {
 
     fn reclaim(&self) -> Result<u64> {
         self.engine.reclaim()
+    }
+
+    fn last_commit(&self) -> Stamped {
+        self.engine.last_commit()
     }
 
     fn info(&self) -> Info {

@@ -57,6 +57,7 @@ impl<M: Medium> Reflection<M> {
         self.fence(barriers::CUT_BITMAPS).map_err(|error| self.poison(error))?;
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         sidecar_state.retirement.checkpoint = checkpoint;
+        sidecar_state.retirement.time = self.commit_time();
         sidecar_state.retirement.len = len;
         let uuid = sidecar_state.superblock.uuid;
         sidecar_state.retirement.write(&self.side, &uuid).map_err(|error| self.poison(error))?;

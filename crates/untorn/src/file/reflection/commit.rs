@@ -67,7 +67,7 @@ impl<M: Medium> Reflection<M> {
             state.committed.store(state.committed.load(Ordering::Relaxed) ^ entry.mask, Ordering::Release);
             state.frozen.store(0, Ordering::Release);
         }
-        lane.finish(record.seq);
+        lane.finish_commit(record.seq, self.medium.commit_time());
         head.committed_epoch.store(epoch, Ordering::Release);
         drop(lane);
         if spill {

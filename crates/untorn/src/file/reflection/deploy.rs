@@ -72,7 +72,7 @@ impl<M: Medium> Reflection<M> {
         match self.durability {
             Durability::PerWrite => {
                 let speculation = self.speculation(lane.position(), state, page, mask, self.certificate(staged, mask));
-                self.commit_page(&lane, state, page, mask, &speculation)?;
+                self.commit_page(&lane, state, page, mask, &speculation, None)?;
             }
             Durability::PerCommit => {
                 self.medium.order();

@@ -17,11 +17,11 @@ use std::sync::atomic::Ordering;
 
 use super::slices::{SLICE, runs};
 use super::{Reflection, barriers};
-use crate::engine::Close;
+use crate::engine::{Close, Engine};
 use crate::error::Result;
 use crate::format::record::DataSum;
-use crate::format::sidecar::PAGE;
 use crate::format::sidecar::attach::remove;
+use crate::format::sidecar::{PAGE, number};
 use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
 
@@ -133,6 +133,8 @@ impl<M: Medium> Reflection<M> {
         if self.data.len() != len {
             self.data.set_len(len)?;
         }
+        // Durable with the file, and so before the sidecar says that it is not needed.
+        number::keep(&*self.medium, &self.data, self.last_commit())?;
         self.options.report("flushing the file", 0, 1);
         self.medium.fence(barriers::SETTLE_DATA, &[&self.data])?;
         self.data.sync(barriers::SETTLE_DATA)?;

@@ -46,13 +46,14 @@ use self::ahead::Ahead;
 use self::layout::Places;
 use self::state::State;
 use crate::engine::handle_state::HandleState;
-use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
+use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range, time_of};
 use crate::error::{Error, Result};
 use crate::format::lane::{Lane, Lanes};
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::Geometry;
 use crate::format::sidecar::attach::disturbed;
 use crate::format::sidecar::data::Pair;
+use crate::format::sidecar::number::Stamped;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
 use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
@@ -135,6 +136,9 @@ pub(crate) struct Reflection<M: Medium> {
     /// What is written back at cuts and at close.
     sidecar_state: std::sync::Mutex<SidecarState>,
     recovery: Recovery,
+    /// When the last commit was made before the file was opened, in nanoseconds since 1970. After a crash it is the
+    /// time when the sidecar was last changed, for records have none.
+    recovered_time: u64,
     /// Pages whose bitmaps recovery changed in memory and has yet to make durable.
     changed: Vec<u64>,
     options: Options,
@@ -147,7 +151,7 @@ pub(super) fn look<M: Medium>(medium: Arc<M>, path: &Path, pair: Pair<M::File>, 
     let (commit, info) = (engine.commit_number(), engine.info());
     // Slices go home without a note of the commits that they were of.
     let held = if info.reflected_pages == 0 { 0 } else { commit };
-    Ok(Seen { len: info.len, commit, recovery: engine.recovery, held })
+    Ok(Seen { len: info.len, commit, time: engine.commit_time(), recovery: engine.recovery, held })
 }
 
 impl<M: Medium> Reflection<M> {
@@ -235,6 +239,11 @@ impl<M: Medium> Reflection<M> {
     fn commit_number(&self) -> u64 {
         self.lanes.last().max(self.state.head().floor.load(Ordering::Acquire))
     }
+
+    /// When the last commit was made, in nanoseconds since 1970; 0 if that is not known.
+    fn commit_time(&self) -> u64 {
+        self.lanes.last_time().max(self.recovered_time)
+    }
 }
 
 impl<M: Medium> Engine for Reflection<M> {
@@ -295,6 +304,10 @@ impl<M: Medium> Engine for Reflection<M> {
         self.reclaim_space().map_err(|error| self.unless_lost(error))
     }
 
+    fn last_commit(&self) -> Stamped {
+        Stamped { number: self.commit_number(), time: self.commit_time() }
+    }
+
     fn info(&self) -> Info {
         let (mut reflected_pages, mut reflected_slices) = (0, 0);
         let counted = self.places.walk(&self.side, self.state.count(), |page, _| {
@@ -309,6 +322,7 @@ impl<M: Medium> Engine for Reflection<M> {
             engine: EngineKind::Reflection,
             len: Engine::len(self),
             commit: self.commit_number(),
+            committed: time_of(self.commit_time()),
             durability: self.durability,
             layout: Some(self.layout),
             sidecar: Some(self.sidecar.clone()),

@@ -98,6 +98,7 @@ impl<M: Medium> Reflection<M> {
             handle_state: HandleState::new(path, options.read_only).map_err(out_of_memory)?,
             sidecar_state: Mutex::new(SidecarState { superblock, retirement, closed: false }),
             recovery: Recovery::default(),
+            recovered_time: 0,
             changed: Vec::new(),
             options: options.clone(),
             medium,
@@ -131,6 +132,7 @@ impl<M: Medium> Reflection<M> {
         let sidecar_state = self.sidecar_state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         sidecar_state.retirement.len = len;
         sidecar_state.retirement.checkpoint = self.state.head().floor.load(Ordering::Relaxed);
+        sidecar_state.retirement.time = self.recovered_time;
         self.checksum_seed = sidecar_state.start_session(&*self.medium, &self.data, &self.side)?;
         // A record that referred to a spill file is retired now.
         let spill = spill_path(&self.sidecar);

@@ -251,6 +251,10 @@ impl<M: Medium> Reflection<M> {
         }
         head.len.store(len, Ordering::Relaxed);
         head.floor.store(highest, Ordering::Relaxed);
+        self.recovered_time = retirement.time;
+        if recovery.was_needed {
+            self.recovered_time = self.recovered_time.max(self.side.stamp()?.modified);
+        }
         recovery.lost_bytes = self.lost(len, &reflected, &unverified);
         changed.sort_unstable();
         changed.dedup();

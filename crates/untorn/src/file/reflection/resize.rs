@@ -104,7 +104,7 @@ impl<M: Medium> Reflection<M> {
         head.resizes.fetch_add(1, Ordering::AcqRel);
         head.sequence.write_end();
         // Every later record, of whatever lane and page, must be numbered above this one.
-        lanes[lane].finish(seq);
+        lanes[lane].finish_commit(seq, self.medium.commit_time());
         head.floor.store(seq, Ordering::Release);
         let epoch = head.epoch.fetch_add(1, Ordering::AcqRel);
         head.committed_epoch.store(epoch, Ordering::Release);

@@ -54,6 +54,7 @@ impl<M: Medium> Reflection<M> {
             Order::OneFence => Some(DataSum::of(part.bytes)),
             Order::TwoFence => None,
         };
+        let time = self.medium.commit_time();
         let mut speculation = self.speculation(self.lanes.guess(), state, part.page, mask, sum);
         let lane = self.lane(1)?;
         state.lock(false, self.relax());
@@ -68,7 +69,7 @@ impl<M: Medium> Reflection<M> {
             self.unlock_unwritten(part.page, state);
             return Err(self.unless_lost(error));
         }
-        self.commit_page(&lane, state, part.page, mask, &speculation)
+        self.commit_page(&lane, state, part.page, mask, &speculation, Some(time))
     }
 
     /// The same for bytes that cover slices partly: what these hold besides is known only under the page's lock.
@@ -86,7 +87,10 @@ impl<M: Medium> Reflection<M> {
             Ok(speculation)
         });
         match outcome {
-            Ok(speculation) => self.commit_page(&lane, state, part.page, mask, &speculation),
+            Ok(speculation) => {
+                let time = Some(self.medium.commit_time());
+                self.commit_page(&lane, state, part.page, mask, &speculation, time)
+            }
             Err(error) => {
                 self.unlock_unwritten(part.page, state);
                 Err(self.unless_lost(error))
@@ -152,7 +156,8 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Makes the record of a draft durable, and what it speaks of visible. The caller holds the page's lock and a lane
-    /// with room for a line, and has stored the data; the page is unlocked in any case.
+    /// with room for a line, and has stored the data; the page is unlocked in any case. `time` is that of a commit of
+    /// the program's.
     #[inline(always)]
     pub(super) fn commit_page(
         &self,
@@ -161,13 +166,17 @@ impl<M: Medium> Reflection<M> {
         page: u64,
         mask: u64,
         speculation: &Speculation,
+        time: Option<u64>,
     ) -> Result<()> {
         if let Err(error) = self.record_page(lane, page, speculation) {
             state.unlock();
             return Err(self.poison(error));
         }
         self.publish(page, state, speculation.valid ^ mask, speculation.seq);
-        lane.finish(speculation.seq);
+        match time {
+            Some(time) => lane.finish_commit(speculation.seq, time),
+            None => lane.finish(speculation.seq),
+        }
         Ok(())
     }
 

@@ -78,7 +78,7 @@ impl<M: Medium> Reflection<M> {
             self.record_fence().map_err(|error| self.poison(error))?;
             Ok(record)
         });
-        lane.finish(self.conclude(&pages, committed)?);
+        lane.finish_commit(self.conclude(&pages, committed)?, self.medium.commit_time());
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl<M: Medium> Reflection<M> {
             Ok(record)
         });
         let seq = self.conclude(pages, committed)?;
-        lanes[0].finish(seq);
+        lanes[0].finish_commit(seq, self.medium.commit_time());
         self.cut_holding(&lanes, &pages.iter().map(|page| page.page).collect::<Vec<_>>())?;
         self.drop_spill();
         Ok(())

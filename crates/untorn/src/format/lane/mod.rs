@@ -23,6 +23,8 @@ pub(crate) struct LaneState {
     head: AtomicU64,
     /// Lines given up by cuts. `head - tail` lines are live.
     tail: AtomicU64,
+    /// When the last commit was made whose record it has, in nanoseconds since 1970.
+    time: AtomicU64,
 }
 
 impl ThreadSlotState for LaneState {
@@ -99,6 +101,11 @@ impl Lanes {
     /// The highest sequence number of any lane.
     pub(crate) fn last(&self) -> u64 {
         self.thread_slots.states().iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
+    }
+
+    /// When the last commit was made of which any lane has, or had, the record.
+    pub(crate) fn last_time(&self) -> u64 {
+        self.thread_slots.states().iter().map(|state| state.time.load(Ordering::Relaxed)).max().unwrap_or(0)
     }
 
     /// Gives up the lines of every lane before the head it had at a checkpoint. The checkpoint is durable.
@@ -211,6 +218,13 @@ impl Lane<'_> {
     #[inline]
     pub(crate) fn finish(&self, seq: u64) {
         self.state.last.store(seq, Ordering::Release);
+    }
+
+    /// The same for a commit that was made at this time: what copies slices home is none.
+    #[inline]
+    pub(crate) fn finish_commit(&self, seq: u64, time: u64) {
+        self.state.time.store(time, Ordering::Relaxed);
+        self.finish(seq);
     }
 
     /// Lines appended so far.

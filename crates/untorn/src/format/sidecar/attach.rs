@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::admit::{Asked, admit, how_left};
 use super::adopt::{Relocation, explained};
+use super::number::Stamped;
 use super::retirement::Retirement;
 use super::superblock::{Left, Name, Superblock};
-use super::{Geometry, PAGE, adoption_barriers, barriers, companions, parent, path as sidecar_path, uuid_text};
+use super::{Geometry, PAGE, adoption_barriers, barriers, companions, number, parent, path as sidecar_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
@@ -91,6 +92,11 @@ pub(crate) fn attach<M: Medium>(
                 // Created and marked since we looked.
                 MarkState::Present(_) if medium.exists(&place)? => {}
                 MarkState::Present(mark) if !drop_sidecar => return Err(missing(medium, path, data, &place, &mark)),
+                // The user gives a sidecar up that is not there.
+                MarkState::Present(_) => {
+                    number::give_up(medium, data, None, true)?;
+                    data.set_mark(None)?;
+                }
                 _ => match create(medium, path, data, &place, identity, plan) {
                     Ok(Some(uuid)) => (drop_sidecar, made) = (false, Some(uuid)),
                     Ok(None) => {}
@@ -121,6 +127,7 @@ pub(crate) fn attach<M: Medium>(
         side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
         let mut superblock = match Superblock::read(&side, &place) {
             Err(Error::Corrupt { .. }) if drop_sidecar => {
+                number::give_up(medium, data, None, true)?;
                 remove(medium, path, data, &place)?;
                 continue;
             }
@@ -146,6 +153,9 @@ pub(crate) fn attach<M: Medium>(
         };
         let Some(retirement) = kept else {
             if superblock.left != Left::Settled {
+                let checkpoint = Retirement::read(&side, &place, &superblock.uuid).ok();
+                let has_commits = drop_sidecar && superblock.left != Left::Clean;
+                number::give_up(medium, data, checkpoint.map(|line| line.stamped()), has_commits)?;
                 superblock.left = Left::Settled;
                 superblock.write(&side)?;
                 medium.fence(barriers::REMOVE_STATE, &[&side])?;
@@ -349,7 +359,10 @@ pub(crate) fn disturbed(path: &Path) -> Error {
 fn brand<F: MediumFile>(data: &F, superblock: &Superblock) -> Result<()> {
     match data.mark()? {
         MarkState::Unsupported => Ok(()),
-        _ => data.set_mark(Some(superblock.uuid)),
+        _ => {
+            number::make_room(data)?;
+            data.set_mark(Some(superblock.uuid))
+        }
     }
 }
 
@@ -427,7 +440,8 @@ fn create<M: Medium>(
             slice_sum: 0,
             name: Name::of(path),
         };
-        let mut retirement = Retirement { len: data.len(), ..Retirement::default() };
+        let Stamped { number, time } = number::start(medium, data)?;
+        let mut retirement = Retirement { len: data.len(), checkpoint: number, time, ..Retirement::default() };
         for _ in 0..2 {
             superblock.write(&side)?;
             retirement.write(&side, &superblock.uuid)?;

@@ -10,6 +10,7 @@ pub(crate) mod adopt;
 pub(crate) mod attach;
 pub(crate) mod data;
 pub(crate) mod leftovers;
+pub(crate) mod number;
 pub(crate) mod redundancy;
 pub(crate) mod retirement;
 pub(crate) mod space;

@@ -9,6 +9,7 @@ use std::path::Path;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::number::Stamped;
 use super::{MAX_LEN, MAX_NUMBER_AT_OPEN, PAGE};
 use crate::error::{Error, Result};
 use crate::format::checksum::{is_sealed, seal, xxh3};
@@ -30,6 +31,8 @@ pub(crate) struct Retirement {
     pub(crate) session: u64,
     /// Length of the sidecar at the checkpoint: it never shrinks, so a shorter one was cut off.
     pub(crate) side_len: u64,
+    /// When the commit of the checkpoint was made, in nanoseconds since 1970; 0 if that is not known.
+    pub(crate) time: u64,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -40,7 +43,8 @@ struct Raw {
     len: U64,
     session: U64,
     side_len: U64,
-    reserved: [u8; 16],
+    time: U64,
+    reserved: [u8; 8],
     check: U64,
 }
 
@@ -54,6 +58,7 @@ impl Retirement {
             len: self.len.into(),
             session: self.session.into(),
             side_len: self.side_len.into(),
+            time: self.time.into(),
             ..Raw::new_zeroed()
         };
         seal(xxh3(0, uuid), raw.as_mut_bytes());
@@ -67,7 +72,13 @@ impl Retirement {
             len: raw.len.get(),
             session: raw.session.get(),
             side_len: raw.side_len.get(),
+            time: raw.time.get(),
         })
+    }
+
+    /// The number and the time of the checkpoint.
+    pub(crate) fn stamped(&self) -> Stamped {
+        Stamped { number: self.checkpoint, time: self.time }
     }
 
     /// Reads the copy that counts.

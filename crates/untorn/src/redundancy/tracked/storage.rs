@@ -12,7 +12,8 @@ use super::TrackedPages;
 use crate::error::Result;
 use crate::storage::forward;
 use crate::storage::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange,
+    Names, Stamp,
 };
 
 /// The medium of an engine whose data file is tracked, and the pages of its sidecar.
@@ -33,7 +34,7 @@ impl<M: Medium> TrackedStorage<M> {
 impl<M: Medium> Medium for TrackedStorage<M> {
     type File = TrackedFile<M>;
 
-    forward!(medium: class, order, makes_check, unique, relax);
+    forward!(medium: class, order, makes_check, unique, now, commit_time, booted, relax);
 
     fn names(&self) -> &dyn Names {
         self
@@ -106,6 +107,7 @@ impl<M: Medium> TrackedFile<M> {
 
 impl<M: Medium> MediumFile for TrackedFile<M> {
     forward!(file: len, identity, stamp, begin_own_changes, is_disturbed, notes_stores, mark, set_mark, try_lock);
+    forward!(file: commit_note, set_commit_note);
     forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, start_writeback, sync);
     forward!(file: own_space, data_from);
 

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::engine::{Info, Piece, Recovery};
+use crate::engine::{Info, Piece, Recovery, nanoseconds, time_of};
 use crate::error::{Error, Result};
 use crate::ipc::message::kinds;
 use crate::ipc::rpc::{RequestSlot, Words};
@@ -94,11 +94,12 @@ pub(super) fn of_info(info: &Info) -> Vec<u8> {
     let layout = info.layout.map_or("none", crate::options::Layout::as_str);
     let recovery = &info.recovery;
     let mut bytes = format!(
-        "{} {} {layout} {} {} {} {} {} {} {} {} {}\n",
+        "{} {} {layout} {} {} {} {} {} {} {} {} {} {}\n",
         info.engine,
         info.durability,
         info.len,
         info.commit,
+        nanoseconds(info.committed),
         info.reflected_pages,
         info.reflected_slices,
         u64::from(recovery.was_needed),
@@ -121,7 +122,8 @@ pub(super) fn to_info(bytes: &[u8]) -> Option<Info> {
     let layout = words.next()?;
     let layout = if layout == "none" { None } else { Some(layout.parse().ok()?) };
     let mut number = || words.next()?.parse::<u64>().ok();
-    let (len, commit, reflected_pages, reflected_slices) = (number()?, number()?, number()?, number()?);
+    let (len, commit, committed) = (number()?, number()?, time_of(number()?));
+    let (reflected_pages, reflected_slices) = (number()?, number()?);
     let recovery = Recovery {
         was_needed: number()? != 0,
         replayed: number()?,
@@ -131,7 +133,18 @@ pub(super) fn to_info(bytes: &[u8]) -> Option<Info> {
         lost_bytes: number()?,
     };
     let sidecar = (number()? != 0).then(|| PathBuf::from(OsStr::from_bytes(&bytes[end + 1..])));
-    Some(Info { engine, len, commit, durability, layout, sidecar, reflected_pages, reflected_slices, recovery })
+    Some(Info {
+        engine,
+        len,
+        commit,
+        committed,
+        durability,
+        layout,
+        sidecar,
+        reflected_pages,
+        reflected_slices,
+        recovery,
+    })
 }
 
 #[cfg(test)]
@@ -187,6 +200,7 @@ mod tests {
             engine: EngineKind::HybridLog,
             len: 1,
             commit: 2,
+            committed: time_of(1_764_394_431_123_456_789),
             durability: Durability::PerCommit,
             layout: Some(Layout::Sparse),
             sidecar: Some(PathBuf::from("/a b/c\nd")),

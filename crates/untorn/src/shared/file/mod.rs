@@ -106,6 +106,7 @@ pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         engine: member.options.engine,
         len: member.rpc_area.len(),
         commit: 0,
+        committed: None,
         durability: member.options.durability.unwrap_or(Durability::PerCommit),
         layout: None,
         sidecar: None,

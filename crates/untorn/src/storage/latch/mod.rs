@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 use super::forward::forward;
 use super::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange,
+    Names, Stamp,
 };
 use crate::error::{Error, Result};
 
@@ -109,7 +110,7 @@ impl<M: Medium> Latched<M> {
 impl<M: Medium> Medium for Latched<M> {
     type File = LatchedFile<M>;
 
-    forward!(inner: class, order, makes_check, unique, now, booted, relax);
+    forward!(inner: class, order, makes_check, unique, now, commit_time, booted, relax);
 
     fn names(&self) -> &dyn Names {
         self
@@ -196,11 +197,11 @@ impl<M: Medium> LatchedFile<M> {
 
 impl<M: Medium> MediumFile for LatchedFile<M> {
     forward!(inner: len, identity, descriptor, changed_by_others, stamp, begin_own_changes, is_disturbed);
-    forward!(inner: notes_stores, mark, try_lock);
+    forward!(inner: notes_stores, mark, commit_note, try_lock);
     forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
     forward!(inner: write_unpromised, prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);
     forward!(inner after check: write_anew, write_anew_unless_bad, write, write_parts, write_lines, store);
-    forward!(inner after check: set_len, allocate, punch, set_mark);
+    forward!(inner after check: set_len, allocate, punch, set_mark, set_commit_note);
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
         self.latch.flush(&self.path, &*self.medium, || self.inner.sync(barrier))

@@ -119,6 +119,12 @@ impl MediumFile for FailingFile {
     fn set_mark(&self, _: Option<Mark>) -> Result<()> {
         self.call(None)
     }
+    fn commit_note(&self) -> Result<Option<CommitNote>> {
+        Ok(None)
+    }
+    fn set_commit_note(&self, _: CommitNote) -> Result<()> {
+        self.call(None)
+    }
     fn try_lock(&self, _: LockKind) -> Result<bool> {
         Ok(true)
     }
@@ -146,6 +152,7 @@ fn promises(medium: &Latched<Failing>, one: &LatchedFile<Failing>, two: &Latched
         two.sync(AT),
         two.distrust_cache(AT, 0, 0),
         two.set_mark(None),
+        two.set_commit_note([0; 16]),
     ]
 }
 

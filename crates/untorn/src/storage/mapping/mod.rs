@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use self::limits::Limits;
 use self::windows::Windows;
 use super::companion::{self, Principal};
-use super::{Access, Identity, LockKind, Mark, MarkState, Stamp};
+use super::{Access, CommitNote, Identity, LockKind, Mark, MarkState, Stamp};
 use crate::error::{Error, Result};
 use crate::options::LostPage;
 use crate::sys;
@@ -489,6 +489,16 @@ impl MappedFile {
         self.writable()?;
         let operation = if mark.is_some() { "write the mark of" } else { "remove the mark of" };
         sys::file::set_mark(self.fd(), mark).map_err(|error| Error::io(operation, &self.path, error))
+    }
+
+    pub(super) fn commit_note(&self) -> Result<Option<CommitNote>> {
+        sys::file::commit_note(self.fd()).map_err(|error| Error::io("read the commit number of", &self.path, error))
+    }
+
+    pub(super) fn set_commit_note(&self, note: CommitNote) -> Result<()> {
+        self.writable()?;
+        let set = sys::file::set_commit_note(self.fd(), &note);
+        set.map_err(|error| Error::io("write the commit number of", &self.path, error))
     }
 
     /// Source: `flock(2)`.

@@ -171,6 +171,7 @@ impl Engine for Failing {
             engine: EngineKind::Reflection,
             len: 4096,
             commit: 0,
+            committed: None,
             durability: Durability::PerWrite,
             layout: None,
             sidecar: None,
