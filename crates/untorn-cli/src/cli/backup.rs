@@ -17,6 +17,12 @@ pub(crate) struct Backup {
     /// Replace a backup of that name.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Back up only what differs from this earlier backup. Its manifest alone is enough.
+    #[arg(long, value_name = "BACKUP", conflicts_with = "resume")]
+    pub(crate) base: Option<PathBuf>,
+    /// Keep what is copied if the backup ends early, and go on from what an earlier one kept.
+    #[arg(long)]
+    pub(crate) resume: bool,
     /// Read the backup again and compare it with its checksums.
     #[arg(long)]
     pub(crate) verify: bool,
@@ -30,8 +36,10 @@ pub(crate) struct Backup {
 /// Arguments of `restore`.
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
-    /// The backup. Its manifest is BACKUP.manifest.
-    pub(crate) backup: PathBuf,
+    /// The backup, and after it any increments in the order in which they were made. The manifest of each is
+    /// BACKUP.manifest.
+    #[arg(required = true, num_args = 1.., value_name = "BACKUP")]
+    pub(crate) backups: Vec<PathBuf>,
     /// The file to make of it.
     pub(crate) file: PathBuf,
     /// Replace the file. It stays if a process has it open.

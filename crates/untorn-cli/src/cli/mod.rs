@@ -140,21 +140,29 @@ pub(crate) enum Verb {
     ///
     /// The backup is a plain file, with checksums in DEST.manifest. It has the last commit, or a later one if the file
     /// was just being committed, and nothing of the open epoch. The program that has the file open goes on; it must run
-    /// under the same user, or this command as root. Zeros become holes.
+    /// under the same user, or this command as root. Zeros become holes, and holes are not read.
+    ///
+    /// With --base, DEST is an increment: it has the chunks whose checksums differ from those of an earlier backup,
+    /// which may be an increment too. Ctrl-C leaves nothing; with --resume it leaves what is copied, and the same
+    /// command goes on.
     #[command(
         after_help = "Exit codes: 0 the backup is durable; 1 the file needs a decision; 2 corrupt; 64 usage; 74 \
         I/O error, DEST exists, or the program that has the file open serves no snapshots\n\n\
         Examples:\n  untorn backup ledger /backups/ledger.monday --verify\n  \
+        untorn backup ledger /backups/ledger.tuesday --base /backups/ledger.monday\n  \
         untorn backup ledger - | zstd > ledger.zst"
     )]
     Backup(Backup),
     /// Make a file of a backup, whole or not at all.
     ///
-    /// Every byte is compared with the manifest of the backup before the file gets its name.
+    /// Increments follow their full backup, in the order in which they were made. Every byte is compared with the last
+    /// manifest before the file gets its name. The file has the permissions of the backed-up one, as far as the umask
+    /// allows.
     #[command(
         after_help = "Exit codes: 0 restored, durably; 2 the backup does not match its manifest, and nothing was \
-        restored; 64 usage; 74 I/O error, FILE exists, or a process has it open\n\n\
+        restored; 64 usage, or the backups are no chain; 74 I/O error, FILE exists, or a process has it open\n\n\
         Examples:\n  untorn restore /backups/ledger.monday ledger\n  \
+        untorn restore /backups/ledger.monday /backups/ledger.tuesday ledger\n  \
         untorn restore --force /backups/ledger.monday ledger"
     )]
     Restore(Restore),

@@ -5,51 +5,81 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use untorn::backup::{self, Backup, BackupOptions};
 use untorn::{Error, Snapshot};
 
 use crate::cli;
 use crate::exit::{Exit, Failure, Result};
+use crate::signals::Stop;
 use crate::{output, progress, size};
+
+/// Backups of a plain file that another program keeps changing are begun anew so often.
+const ATTEMPTS: u32 = 5;
 
 /// Backs a file up, to another file or to standard output.
 pub(crate) fn backup(args: &cli::Backup) -> Result<Exit> {
-    let streams = args.dest == Path::new("-");
-    if streams && (args.form.json || args.verify || args.force) {
-        let what = "--json, --verify and --force need a DEST that is a file: standard output gets the bytes";
-        return Err(Failure::usage(what));
+    if args.dest == Path::new("-") {
+        return stream(args);
     }
-    let options = options(args.rate).verify(args.verify).replace(args.force);
-    let snapshot = Snapshot::open(&args.file)?;
-    if streams {
-        let mut out = io::stdout().lock();
-        return match backup::stream(&snapshot, &mut out, &options).and_then(|made| {
-            out.flush().map_err(|source| Error::Io {
-                operation: "write the backup of",
-                path: args.file.clone(),
-                offset: None,
-                source,
-            })?;
-            Ok(made)
-        }) {
-            // A reader that has read enough.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Clean),
-            made => made.map(|_| Exit::Clean).map_err(Failure::from),
-        };
+    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
+    let mut options = options(args.rate).verify(args.verify).replace(args.force).resume(args.resume);
+    if let Some(base) = &args.base {
+        options = options.base(base);
     }
-    let made = backup::create(&snapshot, &args.dest, &options).map_err(|error| force_helps(error, args.force))?;
-    let object = object(&args.dest, &made);
-    output::report(args.form.json, &object, || {
+    let options = options.cancel(stop.flag());
+    let mut attempt = 1;
+    let made = loop {
+        match backup::create(&Snapshot::open(&args.file)?, &args.dest, &options) {
+            // Another program has opened a plain file meanwhile, and gives a snapshot now.
+            Err(Error::SnapshotEnded { .. }) if attempt < ATTEMPTS => attempt += 1,
+            made => break made,
+        }
+    };
+    let made = made.map_err(|error| {
+        let what =
+            if args.resume { "the copied part is kept, and the same command goes on" } else { "nothing is kept" };
+        stop.interrupted(what);
+        force_helps(error, args.force)
+    })?;
+    output::report(args.form.json, &object(&args.dest, &made), || {
         let dest = args.dest.display();
-        format!("backed up commit {} of {} to {dest}: {}\n", made.commit, args.file.display(), lengths(&made))
+        let since = made.base.map(|base| format!(" since {base}")).unwrap_or_default();
+        format!("backed up commit {}{since} of {} to {dest}: {}\n", made.commit, args.file.display(), lengths(&made))
     })?;
     Ok(Exit::Clean)
 }
 
+/// Writes a backup to standard output. A signal ends the process as usual: there is nothing to clean up.
+fn stream(args: &cli::Backup) -> Result<Exit> {
+    if args.form.json || args.verify || args.force || args.resume || args.base.is_some() {
+        let what = "--json, --verify, --force, --base and --resume need a DEST that is a file: standard output gets \
+                    the bytes of the whole file";
+        return Err(Failure::usage(what));
+    }
+    let snapshot = Snapshot::open(&args.file)?;
+    let mut out = io::stdout().lock();
+    let made = backup::stream(&snapshot, &mut out, &options(args.rate)).and_then(|made| {
+        let flushed = out.flush();
+        let operation = "write the backup of";
+        flushed.map_err(|source| Error::Io { operation, path: args.file.clone(), offset: None, source })?;
+        Ok(made)
+    });
+    match made {
+        // A reader that has read enough.
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Clean),
+        made => made.map(|_| Exit::Clean).map_err(Failure::from),
+    }
+}
+
 /// Makes a file of a backup.
 pub(crate) fn restore(args: &cli::Restore) -> Result<Exit> {
-    let options = options(args.rate).replace(args.force);
-    let made = backup::restore(&args.backup, &args.file, &options).map_err(|error| force_helps(error, args.force))?;
+    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
+    let options = options(args.rate).replace(args.force).cancel(stop.flag());
+    let made = backup::restore(&args.backups, &args.file, &options).map_err(|error| {
+        stop.interrupted("nothing is restored");
+        force_helps(error, args.force)
+    })?;
     output::report(args.form.json, &object(&args.file, &made), || {
         format!("restored {} at commit {}: {}\n", args.file.display(), made.commit, lengths(&made))
     })?;
@@ -75,8 +105,15 @@ fn force_helps(error: Error, force: bool) -> Failure {
 }
 
 fn lengths(made: &Backup) -> String {
-    let holes = if made.bytes < made.len { ", the rest holes" } else { "" };
-    format!("{}, {} of data{holes}", size::show(made.len), output::count(made.bytes, "byte", "bytes"))
+    let rest = match made.base {
+        Some(_) => ", the rest as before",
+        None if made.bytes < made.len => ", the rest holes",
+        None => "",
+    };
+    let bytes = output::count(made.bytes, "byte", "bytes");
+    let kept = made.bytes.saturating_sub(made.written);
+    let kept = if kept > 0 { format!(" ({kept} were there)") } else { String::new() };
+    format!("{}, {bytes} of data{kept}{rest}", size::show(made.len))
 }
 
 fn object(path: &Path, made: &Backup) -> Value {
@@ -87,6 +124,7 @@ fn object(path: &Path, made: &Backup) -> Value {
         "taken": taken,
         "len": made.len,
         "bytes": made.bytes,
-        "since": Value::Null,
+        "written": made.written,
+        "since": made.base,
     })
 }

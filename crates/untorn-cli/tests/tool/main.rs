@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod backup;
 mod bad_input;
 mod bench;
 mod crash;

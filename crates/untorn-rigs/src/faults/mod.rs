@@ -10,6 +10,7 @@
 //! The rig shows the view of this program and the next one. The simulator shows the effect of a power cut: successful
 //! flushes are not executed here.
 
+mod backups;
 mod calls;
 mod judge;
 pub mod kills;

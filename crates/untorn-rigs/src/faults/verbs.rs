@@ -12,8 +12,10 @@ use untorn::options::Prefer;
 use untorn::redundancy::ProtectOptions;
 use untorn::{AtomicFile, AtomicMap, EngineKind, Error, Options, Result};
 
+use super::backups::{self, Kind};
+
 /// Bytes of the file.
-const LEN: u64 = 64 << 10;
+pub(super) const LEN: u64 = 64 << 10;
 
 /// Another length.
 const LONGER: u64 = 100_000;
@@ -38,6 +40,9 @@ pub(super) enum Verb {
     Adopt(EngineKind),
     AdoptProtected(EngineKind),
     Prune,
+    Copy(Kind),
+    Restore,
+    RestoreOver,
 }
 
 use EngineKind::{HybridLog, Reflection};
@@ -71,6 +76,12 @@ impl Verb {
         Verb::Adopt(HybridLog),
         Verb::AdoptProtected(Reflection),
         Verb::Prune,
+        Verb::Copy(Kind::New),
+        Verb::Copy(Kind::Over),
+        Verb::Copy(Kind::Increment),
+        Verb::Copy(Kind::Resumable),
+        Verb::Restore,
+        Verb::RestoreOver,
     ];
 }
 
@@ -94,6 +105,9 @@ impl fmt::Display for Verb {
             Verb::Adopt(engine) => write!(f, "adopt-{engine}"),
             Verb::AdoptProtected(engine) => write!(f, "adopt-protected-{engine}"),
             Verb::Prune => f.write_str("prune"),
+            Verb::Copy(kind) => f.write_str(kind.name()),
+            Verb::Restore => f.write_str("restore"),
+            Verb::RestoreOver => f.write_str("restore-over"),
         }
     }
 }
@@ -107,12 +121,12 @@ impl FromStr for Verb {
     }
 }
 
-fn data(dir: &Path) -> PathBuf {
+pub(super) fn data(dir: &Path) -> PathBuf {
     dir.join("data")
 }
 
 /// Small record areas: each page of one is a call.
-fn options() -> Options {
+pub(super) fn options() -> Options {
     Options::new().record_area(2, 8).log_size(1 << 20)
 }
 
@@ -121,10 +135,10 @@ fn protection() -> ProtectOptions {
 }
 
 /// The writes that stand before a verb, and the verb's own.
-const BEFORE: [(u64, u8, usize); 2] = [(100, b'a', 5000), (9000, b'b', 3000)];
+pub(super) const BEFORE: [(u64, u8, usize); 2] = [(100, b'a', 5000), (9000, b'b', 3000)];
 const OWN: (u64, u8, usize) = (30_000, b'c', 9000);
 
-fn image(writes: &[(u64, u8, usize)], len: u64) -> Vec<u8> {
+pub(super) fn image(writes: &[(u64, u8, usize)], len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     for &(offset, byte, count) in writes {
         bytes[offset as usize..][..count].fill(byte);
@@ -132,7 +146,7 @@ fn image(writes: &[(u64, u8, usize)], len: u64) -> Vec<u8> {
     bytes
 }
 
-fn write(file: &AtomicFile, (offset, byte, count): (u64, u8, usize)) -> Result<()> {
+pub(super) fn write(file: &AtomicFile, (offset, byte, count): (u64, u8, usize)) -> Result<()> {
     file.write_at(&vec![byte; count], offset)?;
     file.sync().map(drop)
 }
@@ -207,6 +221,19 @@ impl Verb {
                 kept(dir, engine, true)?;
                 vec![before]
             }
+            Verb::Copy(kind) => {
+                backups::prepare(kind, dir)?;
+                vec![before]
+            }
+            Verb::Restore | Verb::RestoreOver => {
+                backups::prepare(Kind::New, dir)?;
+                backups::back_up(Kind::New, dir, false)?;
+                if self == Verb::Restore {
+                    return Ok(Allowed { states: vec![before], missing: true });
+                }
+                fs::write(self.path(dir), b"old").map_err(io(path))?;
+                vec![b"old".to_vec(), before]
+            }
             Verb::Prune => {
                 // Two removed files with all that goes with them, and one that keeps its own.
                 for (name, protects) in [("gone", true), ("lost", false)] {
@@ -263,6 +290,7 @@ impl Verb {
     fn path(self, dir: &Path) -> PathBuf {
         match self {
             Verb::Adopt(_) | Verb::AdoptProtected(_) => dir.join("restored/data"),
+            Verb::Restore | Verb::RestoreOver => dir.join("again"),
             _ => data(dir),
         }
     }
@@ -305,6 +333,8 @@ impl Verb {
             Verb::TrustFile => untorn::recover(&path, &options().prefer(Prefer::File)).map(drop),
             Verb::Adopt(_) | Verb::AdoptProtected(_) => untorn::recover(&path, &options().adopt(true)).map(drop),
             Verb::Prune => untorn::prune(dir, Duration::ZERO, true).map(drop),
+            Verb::Copy(kind) => backups::back_up(kind, dir, kind == Kind::Over),
+            Verb::Restore | Verb::RestoreOver => backups::restore(dir, &path, self == Verb::RestoreOver),
         }
     }
 
@@ -326,10 +356,18 @@ impl Verb {
 /// In words, what is wrong.
 pub(super) fn survives(verb: Verb, dir: &Path, allowed: &Allowed) -> std::result::Result<(), String> {
     let path = verb.path(dir);
-    if !path.exists() {
-        return if allowed.missing { Ok(()) } else { Err("the file is gone".to_owned()) };
-    }
     let told = |what: &'static str| move |error: Error| format!("{what}: {error}");
+    if !path.exists() {
+        let repeats = verb == Verb::Restore;
+        return match allowed.missing {
+            true if repeats => verb.run(dir).map_err(told("repeating the verb")),
+            true => Ok(()),
+            false => Err("the file is gone".to_owned()),
+        };
+    }
+    if let Verb::Copy(kind) = verb {
+        backups::survives(kind, dir, &allowed.states[0])?;
+    }
     let mut recovered = untorn::recover(&path, &options());
     if recovered.is_err() && verb.decides() {
         verb.run(dir).map_err(told("repeating the verb"))?;

@@ -1,36 +1,42 @@
 //! Backups of a file while programs use it, and restoring them.
 //!
-//! A backup is two files: the bytes of one commit, as a plain file, and a manifest with their checksums. It
-//! is made from a [`Snapshot`], so writers go on.
+//! A backup is two files: the bytes of one commit, as a plain file, and a manifest with their checksums. It is made
+//! from a [`Snapshot`], so writers go on. An *increment* has only the chunks that differ from those of an earlier
+//! backup, its *base*.
 //!
 //! # Invariants
 //!
-//! 1. A backup and a restored file get their names only when they are whole and durable. A crash before leaves
-//!    nothing, or on a file system without unnamed files, one that the manifest refuses.
-//! 2. Nothing of a backup is restored that its manifest does not confirm.
+//! 1. A backup and a restored file get their names only when they are whole and durable ([`target`]). A crash before
+//!    leaves nothing that is taken for a backup.
+//! 2. Every byte of a backup was written from the snapshot, or compared with it ([`copy`]).
+//! 3. Nothing of a backup is restored that its manifest does not confirm ([`chain`]).
+//!
+//! # No reflinks
+//!
+//! A backup shares no space with the file. An engine acknowledges a commit when its bytes have their space in the data
+//! file (`format::sidecar::space`), so that a checkpoint and a recovery need none. A reflink takes that space away
+//! behind the engine's back: the next store to a shared block needs a new one, which a full disk does not have. It
+//! would also have a bad block of the disk damage file and backup alike.
 
+mod chain;
+mod copy;
 mod manifest;
+mod target;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
 
-use rustix::io::Errno;
-
+use self::chain::{Chain, Part};
+use self::copy::{Pace, STEP};
 use self::manifest::Manifest;
+use self::target::{Staged, is_free, make, mode_of, not_in_use, permit};
 use crate::engine::snapshot::Snapshot;
 use crate::error::{Error, Result};
-use crate::format::sidecar;
-use crate::options::{Progress, ProgressFn};
-use crate::storage::{self, create_filled, sync_parent};
-use crate::sys::locks::{flock_holder, process_name};
-
-/// Bytes that have a checksum together.
-const CHUNK: u64 = 1 << 20;
+use crate::options::ProgressFn;
 
 /// Bytes that stay a hole if all are zeros.
 const BLOCK: usize = 4096;
@@ -40,8 +46,11 @@ const BLOCK: usize = 4096;
 pub struct BackupOptions {
     replace: bool,
     verify: bool,
+    resume: bool,
     rate: Option<u64>,
+    base: Option<PathBuf>,
     progress: Option<ProgressFn>,
+    cancel: Option<Arc<AtomicBool>>,
 }
 
 impl BackupOptions {
@@ -65,6 +74,24 @@ impl BackupOptions {
         self
     }
 
+    /// Sets whether a backup that ends early keeps what it has copied, and goes on from what an earlier one kept. The
+    /// default is false: nothing stays. It has the commit that is the last one when it goes on, so the file is read
+    /// again, and only what is missing or differs is written. An increment and a restoration don't resume.
+    #[must_use]
+    pub fn resume(mut self, resume: bool) -> Self {
+        self.resume = resume;
+        self
+    }
+
+    /// Makes an increment: a backup with what differs from this earlier one, which may be an increment itself. Its
+    /// manifest is enough, named by the backup or by itself. Differences are found by checksums (CRC-64), so the whole
+    /// file is read.
+    #[must_use]
+    pub fn base(mut self, backup: impl Into<PathBuf>) -> Self {
+        self.base = Some(backup.into());
+        self
+    }
+
     /// Limits the speed, in bytes per second.
     #[must_use]
     pub fn rate(mut self, bytes: u64) -> Self {
@@ -78,15 +105,25 @@ impl BackupOptions {
         self.progress = Some(progress);
         self
     }
+
+    /// Sets a flag that ends the work once it is true, as a handler of signals sets it: the call returns ECANCELED, and
+    /// leaves what a failure leaves.
+    #[must_use]
+    pub fn cancel(mut self, flag: Arc<AtomicBool>) -> Self {
+        self.cancel = Some(flag);
+        self
+    }
 }
 
 impl std::fmt::Debug for BackupOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let BackupOptions { replace, verify, rate, .. } = self;
+        let BackupOptions { replace, verify, resume, rate, base, .. } = self;
         f.debug_struct("BackupOptions")
             .field("replace", replace)
             .field("verify", verify)
+            .field("resume", resume)
             .field("rate", rate)
+            .field("base", base)
             .finish_non_exhaustive()
     }
 }
@@ -99,10 +136,14 @@ pub struct Backup {
     pub commit: u64,
     /// When the snapshot of it was taken.
     pub taken: SystemTime,
-    /// Its length in bytes.
+    /// The length of the file, in bytes.
     pub len: u64,
-    /// Bytes of it that are no hole.
+    /// Bytes that the backup holds: those that are no hole, and of an increment those that differ from its base.
     pub bytes: u64,
+    /// Bytes that this call wrote; fewer if it went on from an earlier one.
+    pub written: u64,
+    /// The commit of its base, if it is an increment.
+    pub base: Option<u64>,
 }
 
 /// The manifest of a backup: its name with `.manifest` at the end.
@@ -112,7 +153,8 @@ pub fn manifest_of(backup: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Backs a snapshot up into the new file `dest`, with its manifest beside it. Pages of zeros are holes there.
+/// Backs a snapshot up into the new file `dest`, with its manifest beside it. Pages of zeros are holes there, and holes
+/// of the data file are not read.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -125,32 +167,54 @@ pub fn manifest_of(backup: &Path) -> PathBuf {
 /// file.sync()?;
 /// let made = backup::create(&Snapshot::open(&path)?, &dest, &BackupOptions::new())?;
 /// assert_eq!((made.len, made.bytes), (1 << 20, 4096));
-/// backup::restore(&dest, &again, &BackupOptions::new())?;
-/// assert_eq!(&std::fs::read(&again).unwrap()[..4], b"kept");
+/// // An increment has what differs from an earlier backup.
+/// file.write_at(b"more", 500_000)?;
+/// file.sync()?;
+/// let next = dir.path().join("increment");
+/// backup::create(&Snapshot::open(&path)?, &next, &BackupOptions::new().base(&dest))?;
+/// backup::restore(&[&dest, &next], &again, &BackupOptions::new())?;
+/// let bytes = std::fs::read(&again).unwrap();
+/// assert_eq!((&bytes[..4], &bytes[500_000..500_004]), (&b"kept"[..], &b"more"[..]));
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
 /// [`Error::Io`], with EEXIST if `dest` or its manifest is there and is not to be
-/// [replaced](BackupOptions::replace); [`Error::SnapshotEnded`]; [`Error::Corrupt`] if the new file does not read back
-/// as it was written.
+/// [replaced](BackupOptions::replace), and with ECANCELED if it was [cancelled](BackupOptions::cancel);
+/// [`Error::SnapshotEnded`]; [`Error::InUse`] while another process makes a backup of that name; [`Error::Invalid`] for
+/// a [base](BackupOptions::base) that is none; [`Error::Corrupt`] if the new file does not read back as it was written,
+/// or for a base that does not match its manifest.
 pub fn create(snapshot: &Snapshot, dest: &Path, options: &BackupOptions) -> Result<Backup> {
-    let manifest_path = manifest_of(dest);
-    is_free(&manifest_path, options)?;
-    let manifest = make(dest, options, |file| {
-        let manifest =
-            copy(&|offset, bytes: &mut [u8]| snapshot.read_at(bytes, offset), snapshot, file, dest, options)?;
+    is_free(dest, options)?;
+    is_free(&manifest_of(dest), options)?;
+    if options.resume && options.base.is_some() {
+        let what = "an increment cannot be resumed; make it again".to_owned();
+        return Err(Error::Invalid { path: dest.to_owned(), what });
+    }
+    let base = options.base.as_deref().map(chain::base).transpose()?;
+    let staged = Staged::claim(dest)?;
+    let made = make(dest, options, |file, has_left| {
+        let (path, mode) = (snapshot.path(), mode_of(snapshot.path()));
+        let of = (snapshot.commit(), snapshot.since(), snapshot.len());
+        let mut manifest = Manifest::new(path, of, mode, base.as_ref())?;
+        let written = match &base {
+            Some(base) => copy::increment(snapshot, (file, dest), base, &mut manifest, options)?,
+            None => copy::full(snapshot, (file, dest), has_left, &mut manifest, options)?,
+        };
         if options.verify {
-            compare(file, dest, &manifest, options)?;
+            chain::compare(file, dest, &manifest, options)?;
         }
-        // The manifest first, so that no backup is without one.
-        let text = manifest.to_text();
-        make(&manifest_path, options, |file| {
-            file.write_all_at(text.as_bytes(), 0).map_err(|error| Error::io("write", &manifest_path, error))
-        })?;
-        Ok(manifest)
-    })?;
-    Ok(manifest.summary())
+        // Before the backup has its name, so that none is without one.
+        staged.fill(&manifest.to_text())?;
+        Ok(manifest.summary(written))
+    });
+    match made {
+        Ok(made) => staged.publish(dest, options).map(|()| made),
+        Err(error) => {
+            staged.give_up(dest);
+            Err(error)
+        }
+    }
 }
 
 /// Writes the bytes of a snapshot to a stream, in order. There is no manifest.
@@ -158,185 +222,66 @@ pub fn create(snapshot: &Snapshot, dest: &Path, options: &BackupOptions) -> Resu
 /// # Errors
 /// [`Error::Io`] from the stream; [`Error::SnapshotEnded`].
 pub fn stream(snapshot: &Snapshot, to: &mut dyn Write, options: &BackupOptions) -> Result<Backup> {
-    let (mut pace, mut bytes) = (Pace::new(options, "writing the backup", snapshot.len()), vec![0; CHUNK as usize]);
+    let failed = |error| Error::io("write the backup of", snapshot.path(), error);
+    let mut pace = Pace::new(options, "writing the backup", snapshot.path(), snapshot.len());
+    let mut bytes = vec![0; STEP.min(snapshot.len()) as usize];
     let mut offset = 0;
     while offset < snapshot.len() {
-        let part = &mut bytes[..CHUNK.min(snapshot.len() - offset) as usize];
-        snapshot.read_at(part, offset)?;
-        to.write_all(part).map_err(|error| Error::io("write the backup of", snapshot.path(), error))?;
-        offset += part.len() as u64;
-        pace.step(offset);
+        let data = snapshot.next_data(offset)?.unwrap_or(snapshot.len()..snapshot.len());
+        while offset < data.end {
+            // Zeros up to the data, then the data.
+            let to_read = offset >= data.start;
+            let part = (if to_read { data.end } else { data.start }) - offset;
+            let part = &mut bytes[..STEP.min(part) as usize];
+            if to_read {
+                snapshot.read_at(part, offset)?
+            } else {
+                part.fill(0)
+            }
+            to.write_all(part).map_err(failed)?;
+            offset += part.len() as u64;
+            pace.step(offset, part.len() as u64)?;
+        }
     }
     let (commit, taken, len) = (snapshot.commit(), snapshot.since(), snapshot.len());
-    Ok(Backup { commit, taken, len, bytes: len })
+    Ok(Backup { commit, taken, len, bytes: len, written: len, base: None })
 }
 
-/// Compares a backup with its manifest.
+/// Compares a backup with its manifest. Of an increment, these are the chunks that it has.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if they differ; [`Error::Io`] if one is missing or cannot be read.
 pub fn verify(backup: &Path, options: &BackupOptions) -> Result<Backup> {
-    let (file, manifest) = open(backup)?;
-    compare(&file, backup, &manifest, options)?;
-    Ok(manifest.summary())
+    let part = Part::open(backup)?;
+    part.verify(options)?;
+    Ok(part.manifest.summary(0))
 }
 
-/// Restores a backup into the new file `path`, whole or not at all. Every byte is compared with the manifest before the
-/// file gets its name.
+/// Restores a backup into the new file `path`, whole or not at all: a full backup, or one with the increments that
+/// follow it, in the order in which they were made. Every byte is compared with the last manifest before the file gets
+/// its name.
+///
+/// The file belongs to this user. It has the permissions of the backed-up file as far as the umask allows, and never
+/// those that let somebody be somebody else.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the backup and its manifest differ; [`Error::Io`], with EEXIST if the file is there and is not
-/// to be [replaced](BackupOptions::replace); [`Error::InUse`] if a process has that file open.
-pub fn restore(backup: &Path, path: &Path, options: &BackupOptions) -> Result<Backup> {
-    let (source, manifest) = open(backup)?;
+/// [`Error::Corrupt`] if a backup and its manifest differ; [`Error::Invalid`] if the backups are no chain;
+/// [`Error::Io`], with EEXIST if the file is there and is not to be [replaced](BackupOptions::replace), and with
+/// ECANCELED if it was [cancelled](BackupOptions::cancel); [`Error::InUse`] if a process has that file open.
+pub fn restore<P: AsRef<Path>>(backups: &[P], path: &Path, options: &BackupOptions) -> Result<Backup> {
+    let chain = Chain::open(backups)?;
     not_in_use(path)?;
-    make(path, options, |file| {
-        let read = |offset: u64, bytes: &mut [u8]| {
-            let read = source.read_exact_at(bytes, offset);
-            read.map_err(|error| Error::io("read", backup, error))?;
-            manifest.check(backup, offset, bytes)
-        };
-        copy_range(&read, manifest.len, file, path, options, "restoring", &mut |_, _| ())
+    let options = options.clone().resume(false);
+    let written = make(path, &options, |file: &File, _| {
+        let written = chain.restore(file, path, &options)?;
+        permit(file, path, chain.last().mode)?;
+        Ok(written)
     })?;
-    Ok(manifest.summary())
-}
-
-/// A backup and its manifest.
-fn open(backup: &Path) -> Result<(File, Manifest)> {
-    let path = manifest_of(backup);
-    let text = std::fs::read_to_string(&path).map_err(|error| Error::io("read the manifest", &path, error))?;
-    let manifest = Manifest::parse(&path, &text)?;
-    let file = File::open(backup).map_err(|error| Error::io("open", backup, error))?;
-    let len = file.metadata().map_err(|error| Error::io("examine", backup, error))?.len();
-    if len != manifest.len {
-        let what = format!("it has {len} bytes, and {} by its manifest", manifest.len);
-        return Err(Error::Corrupt { path: backup.to_owned(), offset: None, what });
-    }
-    Ok((file, manifest))
-}
-
-fn compare(file: &File, path: &Path, manifest: &Manifest, options: &BackupOptions) -> Result<()> {
-    let (mut pace, mut bytes) = (Pace::new(options, "comparing the backup", manifest.len), vec![0; CHUNK as usize]);
-    let mut offset = 0;
-    while offset < manifest.len {
-        let part = &mut bytes[..CHUNK.min(manifest.len - offset) as usize];
-        file.read_exact_at(part, offset).map_err(|error| Error::io("read", path, error))?;
-        manifest.check(path, offset, part)?;
-        offset += part.len() as u64;
-        pace.step(offset);
-    }
-    Ok(())
-}
-
-type Read<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + 'a;
-
-/// Copies a snapshot, and notes the checksums.
-fn copy(read: &Read<'_>, of: &Snapshot, file: &File, path: &Path, options: &BackupOptions) -> Result<Manifest> {
-    let mut manifest = Manifest::new(of.path(), of.commit(), of.since(), of.len(), CHUNK);
-    let what = "writing the backup";
-    let stored =
-        copy_range(read, of.len(), file, path, options, what, &mut |offset, bytes| manifest.add(offset, bytes))?;
-    manifest.bytes = stored;
-    Ok(manifest)
-}
-
-/// Copies bytes into an empty file, with holes for zeros, durably. Returns how many are no hole.
-fn copy_range(
-    read: &Read<'_>,
-    len: u64,
-    file: &File,
-    path: &Path,
-    options: &BackupOptions,
-    what: &'static str,
-    each: &mut dyn FnMut(u64, &[u8]),
-) -> Result<u64> {
-    let failed = |error| Error::io("write", path, error);
-    let (mut pace, mut bytes) = (Pace::new(options, what, len), vec![0; CHUNK as usize]);
-    file.set_len(len).map_err(failed)?;
-    let (mut offset, mut stored) = (0, 0);
-    while offset < len {
-        let part = &mut bytes[..CHUNK.min(len - offset) as usize];
-        read(offset, part)?;
-        each(offset, part);
-        for (block, bytes) in part.chunks(BLOCK).enumerate() {
-            if !is_zero(bytes) {
-                file.write_all_at(bytes, offset + (block * BLOCK) as u64).map_err(failed)?;
-                stored += bytes.len() as u64;
-            }
-        }
-        offset += part.len() as u64;
-        pace.step(offset);
-    }
-    Ok(stored)
+    Ok(chain.last().summary(written))
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
-}
-
-/// Makes a file that has its name only once it is filled and durable.
-fn make<T>(path: &Path, options: &BackupOptions, fill: impl Fn(&File) -> Result<T>) -> Result<T> {
-    let new = if options.replace { storage::unfinished(path) } else { path.to_owned() };
-    is_free(path, options)?;
-    if options.replace {
-        // A crash may have left it.
-        let _ = std::fs::remove_file(&new);
-    }
-    let mut filled = None;
-    create_filled(&new, |file: OwnedFd| {
-        let file = File::from(file);
-        filled = Some(fill(&file)?);
-        file.sync_all().map_err(|error| Error::io("flush", path, error))
-    })?;
-    if options.replace {
-        std::fs::rename(&new, path).map_err(|error| Error::io("rename", &new, error))?;
-    }
-    sync_parent(path)?;
-    filled.ok_or_else(|| Error::io("create", path, Errno::IO))
-}
-
-/// # Errors
-/// EEXIST if the name is taken, and its file is not to be replaced.
-fn is_free(path: &Path, options: &BackupOptions) -> Result<()> {
-    let taken = !options.replace && path.symlink_metadata().is_ok();
-    if taken { Err(Error::io("create", path, Errno::EXIST)) } else { Ok(()) }
-}
-
-/// # Errors
-/// [`Error::InUse`] if a process has a file at this path open.
-fn not_in_use(path: &Path) -> Result<()> {
-    let Ok(file) = OpenOptions::new().read(true).open(path) else { return Ok(()) };
-    let identity = storage::identity_of(file.as_fd(), path)?;
-    let sidecar = File::open(sidecar::path(path, identity.inode)).ok();
-    let holder = [Some(file), sidecar].into_iter().flatten().find_map(|file| flock_holder(file.as_fd()).ok().flatten());
-    match holder {
-        Some(process) => Err(Error::InUse { path: path.to_owned(), holder: process_name(process) }),
-        None => Ok(()),
-    }
-}
-
-/// Holds the speed down, and tells the progress.
-struct Pace<'a> {
-    options: &'a BackupOptions,
-    what: &'static str,
-    total: u64,
-    since: Instant,
-}
-
-impl<'a> Pace<'a> {
-    fn new(options: &'a BackupOptions, what: &'static str, total: u64) -> Self {
-        Pace { options, what, total, since: Instant::now() }
-    }
-
-    fn step(&mut self, done: u64) {
-        if let Some(progress) = &self.options.progress {
-            progress(Progress { phase: self.what, done, total: self.total });
-        }
-        if let Some(rate) = self.options.rate.filter(|rate| *rate > 0) {
-            let due = Duration::from_secs_f64(done as f64 / rate as f64);
-            thread::sleep(due.saturating_sub(self.since.elapsed()));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 //! This is what a program does without untorn, mmap and msync. It exists so that the crash tests can prove that they
 //! detect torn writes: they must convict it.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::engine::snapshot::{Capture, Captured, PAGE};
+use crate::engine::snapshot::{Capture, Captured, PAGE, Unchanging};
 use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, check_range, time_of};
 use crate::error::{Error, Result};
 use crate::format::sidecar::attach::share;
@@ -160,5 +161,21 @@ impl<M: Medium> Capture for Passthrough<M> {
     /// There is no epoch: every write is a commit, as far as it is one.
     fn capture(&self, _: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
         Ok(Captured { commit: self.commit.load(Ordering::Relaxed), len: self.file.len() })
+    }
+
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.file.data_from(offset)
+    }
+
+    /// A writer that opens the file marks it, which changes its times.
+    fn unchanging(&self) -> Result<Option<Unchanging>> {
+        let Some(file) = self.file.descriptor().filter(|_| self.read_only) else { return Ok(None) };
+        let found = rustix::fs::fstat(file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        let time = |seconds, nanoseconds| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+        Ok(Some(Unchanging {
+            len: found.st_size as u64,
+            modified: time(found.st_mtime, found.st_mtime_nsec as i64),
+            changed: time(found.st_ctime, found.st_ctime_nsec as i64),
+        }))
     }
 }

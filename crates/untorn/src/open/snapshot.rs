@@ -13,7 +13,7 @@ use crate::engine::snapshot::remote::client::{Asked, process_with, take};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::storage;
-use crate::sys::locks::{flock_holder, process_name};
+use crate::sys::locks::{flock_writer, process_name};
 
 /// How long to try again while the file is being opened or closed by another process.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -50,6 +50,14 @@ impl Snapshot {
             if let Some(shared) = registry::find(identity).filter(|shared| !shared.may_end()) {
                 return Snapshot::take(&shared);
             }
+            if let Some(refused) = locked_itself(path)? {
+                // It may be closing.
+                if since.elapsed() >= PATIENCE {
+                    return Err(refused);
+                }
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            }
             let asked = match ask_holder(path, identity.inode) {
                 Ok(Some(snapshot)) => return Ok(snapshot),
                 Ok(None) => None,
@@ -67,15 +75,20 @@ impl Snapshot {
     }
 }
 
+/// Why nothing is read of a region store or a log, whose bytes mean nothing while its program changes them.
+fn locked_itself(path: &Path) -> Result<Option<Error>> {
+    let file = File::open(path).map_err(|error| Error::io("open", path, error))?;
+    let writer = flock_writer(file.as_fd()).ok().flatten();
+    Ok(writer.map(|process| {
+        let holder = format!("{}, which locks the file itself; close it there first", process_name(process));
+        Error::InUse { path: path.to_owned(), holder }
+    }))
+}
+
 /// A snapshot of the process that has the file open for writing; `None` if none has, or if it is about to have or to
 /// close it.
 fn ask_holder(path: &Path, inode: u64) -> Result<Option<Snapshot>> {
     let file = File::open(path).map_err(|error| Error::io("open", path, error))?;
-    // A region store or a log, whose bytes mean nothing while its program changes them.
-    if let Some(process) = flock_holder(file.as_fd()).ok().flatten() {
-        let holder = format!("{}, which locks the file itself", process_name(process));
-        return Err(Error::InUse { path: path.to_owned(), holder });
-    }
     let Some(process) = process_with(path, inode) else { return Ok(None) };
     match take(path, &file, process)? {
         Asked::Taken(snapshot) => Ok(Some(Snapshot::remote(snapshot))),

@@ -58,6 +58,18 @@ fn request(file: BorrowedFd<'_>, request: i32, kind: i32, at: u64, count: u64) -
 /// # Errors
 /// Errors of looking at the file.
 pub(crate) fn flock_holder(file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    holder_by(file, |_| true)
+}
+
+/// The same if that lock is exclusive.
+///
+/// # Errors
+/// Errors of looking at the file.
+pub(crate) fn flock_writer(file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    holder_by(file, |line| line.split_whitespace().any(|word| word == "WRITE"))
+}
+
+fn holder_by(file: BorrowedFd<'_>, counts: impl Fn(&str) -> bool) -> io::Result<Option<u32>> {
     let file = rustix::fs::fstat(file)?;
     let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return Ok(None) };
     let device = format!("{:02x}:{:02x}", rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
@@ -68,11 +80,13 @@ pub(crate) fn flock_holder(file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
         open.filter_map(|open| rustix::fs::stat(open.path()).ok())
             .any(|open| (open.st_dev, open.st_ino) == (file.st_dev, file.st_ino))
     };
-    Ok(locks.lines().filter_map(|line| flock_of(line, file.st_ino)).find_map(|(process, on)| {
-        // A process that has ended may have left its lock to a child, which has another number.
-        let alive = Path::new("/proc").join(process.to_string()).exists();
-        (alive && (on == device || has_it(process))).then_some(process)
-    }))
+    Ok(locks.lines().filter(|line| counts(line)).filter_map(|line| flock_of(line, file.st_ino)).find_map(
+        |(process, on)| {
+            // A process that has ended may have left its lock to a child, which has another number.
+            let alive = Path::new("/proc").join(process.to_string()).exists();
+            (alive && (on == device || has_it(process))).then_some(process)
+        },
+    ))
 }
 
 /// The process and the device of a line of `/proc/locks` that has a lock of `flock(2)` on the file with this inode.
@@ -108,6 +122,9 @@ mod tests {
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let holder = flock_holder(file.as_fd()).unwrap();
         assert!(holder.is_none_or(|holder| holder == std::process::id()), "{holder:?}");
+        assert_eq!(flock_writer(file.as_fd()).unwrap(), holder);
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+        assert_eq!((flock_holder(file.as_fd()).unwrap(), flock_writer(file.as_fd()).unwrap()), (holder, None));
         assert_eq!(process_name(std::process::id()), "this process");
         assert!(process_name(1).starts_with("process 1"));
     }

@@ -1,6 +1,7 @@
 //! [`Snapshot`]: what a holder has.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -169,6 +170,35 @@ impl Snapshot {
                     let cause = "the handles of its file are of no further use".to_owned();
                     Err(Error::SnapshotEnded { path: self.path().to_owned(), cause })
                 }
+            },
+        }
+    }
+
+    /// The first range of bytes at `offset` or behind it that may hold other bytes than zeros; `None` if there is none
+    /// up to the end. What lies before it is zeros, and need not be read. It is found by the holes of the data file,
+    /// so a range may be zeros all the same.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("accounts");
+    /// let file = untorn::AtomicFile::create(&path, 1 << 30)?;
+    /// file.write_at(b"far", 500 << 20)?;
+    /// file.sync()?;
+    /// let snapshot = file.snapshot()?;
+    /// let data = snapshot.next_data(0)?.unwrap();
+    /// assert!(data.contains(&(500 << 20)));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`read_at`](Self::read_at); no offset is out of range.
+    pub fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        match &*self.0 {
+            Kept::Elsewhere(snapshot) => snapshot.next_data(offset),
+            Kept::Here { shared, taken } => match shared.engine.snapshots() {
+                Some(service) => service.data_from(taken, offset),
+                None => Ok((offset < self.len()).then_some(offset..self.len())),
             },
         }
     }

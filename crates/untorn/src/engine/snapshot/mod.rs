@@ -15,22 +15,28 @@
 //! 4. A pre-image that can't be kept ends the snapshots that need it, before the write goes on; never the write. A
 //!    reader looks after its last copy whether its snapshot has ended.
 //! 5. While no snapshot is held, a write pays for entering the gate and for one load.
+//! 6. A range is a hole for a snapshot if the engine says that it holds zeros now, and if afterwards no page of it has
+//!    a pre-image: by invariant 3 no store came before.
+//! 7. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
+//!    changed ends the snapshot ([`Capture::unchanging`]).
 //!
 //! In a forked child every call fails before it takes a lock, which a thread of the parent may have held at the fork.
 //!
 //! Lock order: the gate, then the engine's own locks, then those of the pre-images.
 
 mod handle;
+pub(crate) mod holes;
 mod map;
 mod preimages;
 pub(crate) mod remote;
 mod spill;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 pub use self::handle::{HeldSnapshots, Snapshot, SnapshotInfo};
 pub use self::map::SnapshotMap;
@@ -55,6 +61,10 @@ pub(crate) mod barriers {
     }
 }
 
+/// Two changes of a file within this time may leave the same times, by the kernel's coarse clock.
+const GRAIN: Duration = Duration::from_millis(10);
+const REST_ROUNDS: u32 = 20;
+
 /// Slots of the gate: a further thread passes it more slowly.
 const SLOTS: usize = 16;
 
@@ -75,6 +85,30 @@ pub(crate) trait Capture: Engine {
     /// # Errors
     /// Those of reading, and of the commit's flush.
     fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured>;
+
+    /// The first range at `offset` or behind it that may hold other bytes than zeros now; none up to the end. A page
+    /// may come home meanwhile. A page that is written to meanwhile may be missed: its writer keeps its pre-image.
+    ///
+    /// # Errors
+    /// Those of asking the file system.
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>>;
+
+    /// For an engine that reads a file which other programs may change: its times and its length. They change at the
+    /// latest with the first byte that another program changes. `None` for an engine that keeps writers away.
+    ///
+    /// # Errors
+    /// Those of looking at the file.
+    fn unchanging(&self) -> Result<Option<Unchanging>> {
+        Ok(None)
+    }
+}
+
+/// Length, modification time and change time of a file, the times in nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unchanging {
+    pub(crate) len: u64,
+    pub(crate) modified: i128,
+    pub(crate) changed: i128,
 }
 
 /// The number of the last snapshot of this process. No two have the same number, also of different files, so that one
@@ -104,6 +138,13 @@ pub(crate) trait SnapshotService: Send + Sync {
     /// # Errors
     /// [`Error::SnapshotEnded`]; those of reading.
     fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()>;
+    /// The first range at `offset` or behind it, within the length, that may hold other bytes than zeros.
+    ///
+    /// # Errors
+    /// As for [`read`](SnapshotService::read).
+    fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
+        Ok((offset < taken.captured.len).then_some(offset..taken.captured.len))
+    }
     /// Gives a snapshot up.
     fn release(&self, snapshot: u64);
     /// The held snapshots, the oldest first.
@@ -116,6 +157,8 @@ struct Holding {
     taken: Option<Taken>,
     /// Why it ended, if it did.
     ended: Option<String>,
+    /// What has to stay as it is for the snapshot to hold.
+    unchanging: Option<Unchanging>,
 }
 
 #[derive(Default)]
@@ -218,11 +261,29 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
     }
 
     fn check_not_ended(&self, snapshot: u64) -> Result<()> {
-        match lock(&self.held).snapshots.get(&snapshot).map(|holding| &holding.ended) {
-            Some(None) => Ok(()),
-            Some(Some(cause)) => Err(Error::SnapshotEnded { path: self.path.clone(), cause: cause.clone() }),
-            None => Err(Error::SnapshotEnded { path: self.path.clone(), cause: "it was released".to_owned() }),
+        let ended = |cause: &str| Error::SnapshotEnded { path: self.path.clone(), cause: cause.to_owned() };
+        let mut held = lock(&self.held);
+        let Some(holding) = held.snapshots.get_mut(&snapshot) else { return Err(ended("it was released")) };
+        if holding.ended.is_none() && holding.unchanging.is_some() && self.engine.unchanging()? != holding.unchanging {
+            holding.ended = Some("another program opened or changed the file; take a new snapshot".to_owned());
         }
+        holding.ended.as_deref().map_or(Ok(()), |cause| Err(ended(cause)))
+    }
+
+    /// The times of a file that other programs may change, once they are old enough for a change to make a difference.
+    fn await_rest(&self) -> Result<Option<Unchanging>> {
+        let mut seen = self.engine.unchanging()?;
+        // A busy program changes the file once more, and the first read tells.
+        for _ in 0..REST_ROUNDS {
+            let Some(Unchanging { modified, changed, .. }) = seen else { break };
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as i128;
+            if !(0..GRAIN.as_nanos() as i128).contains(&(now - modified.max(changed))) {
+                break;
+            }
+            std::thread::sleep(GRAIN);
+            seen = self.engine.unchanging()?;
+        }
+        Ok(seen)
     }
 
     /// The part of one page that a snapshot has at `offset`.
@@ -247,11 +308,12 @@ fn pages_of<'a>(pieces: &'a [Piece<'_>]) -> impl Iterator<Item = u64> + 'a {
 impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
     fn take(&self, process: u32) -> Result<Taken> {
         self.ours()?;
+        let unchanging = self.await_rest()?;
         let _closed = self.close_gate()?;
         let mut held = lock(&self.held);
         let snapshot = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on pre-images count for it, those of the open epoch first.
-        held.snapshots.insert(snapshot, Holding::default());
+        held.snapshots.insert(snapshot, Holding { unchanging, ..Holding::default() });
         self.note(&held);
         drop(held);
         let mut kept = Ok(());
@@ -286,6 +348,24 @@ impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
             done += here;
         }
         self.check_not_ended(taken.snapshot)
+    }
+
+    fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
+        self.ours()?;
+        let len = taken.captured.len;
+        if offset >= len {
+            return Ok(None);
+        }
+        // What the file was cut off by has pre-images.
+        let now = self.engine.data_from(offset)?.filter(|range| range.start < len).unwrap_or(len..len);
+        let pages = offset / PAGE as u64..now.start.div_ceil(PAGE as u64);
+        let kept = self.images.first_in(pages, taken.snapshot).map(|page| (page * PAGE as u64).max(offset));
+        let found = match kept.filter(|at| *at < now.start) {
+            Some(at) => at..((at / PAGE as u64 + 1) * PAGE as u64).min(len),
+            None => now.start..now.end.min(len),
+        };
+        self.check_not_ended(taken.snapshot)?;
+        Ok((!found.is_empty()).then_some(found))
     }
 
     fn release(&self, snapshot: u64) {

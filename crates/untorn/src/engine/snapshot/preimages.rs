@@ -10,6 +10,7 @@
 //!    frees when the process ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -185,6 +186,24 @@ impl PreImages {
         Ok(true)
     }
 
+    /// The first of these pages whose pre-image for a snapshot is not all zeros.
+    pub(super) fn first_in(&self, pages: Range<u64>, snapshot: u64) -> Option<u64> {
+        let counts = |list: &Vec<PreImage>| {
+            let image = list.iter().find(|kept| kept.upto >= snapshot).map(|kept| &kept.image);
+            image.is_some_and(|image| !matches!(image, Image::Zeros))
+        };
+        let kept: u64 = self.shards.iter().map(|shard| lock(shard).len() as u64).sum();
+        if kept < pages.end.saturating_sub(pages.start) {
+            let first = |shard: &Mutex<Shard>| {
+                let shard = lock(shard);
+                shard.iter().filter(|(page, list)| pages.contains(*page) && counts(list)).map(|(page, _)| *page).min()
+            };
+            return self.shards.iter().filter_map(first).min();
+        }
+        let mut pages = pages;
+        pages.find(|page| self.shard(*page).get(page).is_some_and(counts))
+    }
+
     /// Frees what none of the held snapshots needs, whose numbers are given. The newest of them has been
     /// [set](Self::set_newest).
     pub(super) fn sweep(&self, held: &BTreeSet<u64>) {
@@ -243,6 +262,11 @@ mod tests {
             assert_eq!(all(&images), [Some(10), Some(0), Some(30), None]);
             assert_eq!(byte(&images, 7, 1), None);
             assert_eq!(images.bytes(), 2 * PAGE as u64, "zeros take none");
+            for pages in [5..6, 0..1 << 40] {
+                let found = [1, 2, 3, 4].map(|snapshot| images.first_in(pages.clone(), snapshot));
+                assert_eq!(found, [Some(5), None, Some(5), None], "{pages:?}");
+            }
+            assert_eq!((images.first_in(0..5, 1), images.first_in(6..1 << 40, 1)), (None, None));
             images.add(6, 3, &page(7)).unwrap();
             let bytes = |held: &[u64]| images.bytes_for(&held.iter().copied().collect());
             let page_of = |count: u64| count * PAGE as u64;

@@ -5,12 +5,14 @@
 //! the open epoch cut off are at home, or in a committed entry that is still linked.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::Core;
 use super::block_range::Link;
 use super::format::Kind;
+use super::index::Index;
 use super::read::Seen;
-use crate::engine::snapshot::{Captured, PAGE};
+use crate::engine::snapshot::{Captured, PAGE, holes};
 use crate::error::Result;
 use crate::storage::{Medium, MediumFile};
 use crate::sys::sync::{Ordering, fence};
@@ -112,5 +114,31 @@ impl<M: Medium> Core<M> {
         }
         self.side
             .read(self.chunks.bytes_at(unit) + (from - start), &mut image[(from - at) as usize..(to - at) as usize])
+    }
+
+    /// See [`Capture`](crate::engine::snapshot::Capture).
+    pub(super) fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        holes::data_from(offset, self.len(), |offset| self.data.data_from(offset), |pages| self.elsewhere(pages))
+    }
+
+    /// The first run of blocks whose bytes are not at home, or are just changing.
+    fn elsewhere(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        if !self.view.is_empty() {
+            return self.view.first_in(blocks);
+        }
+        let mut block = blocks.start;
+        while block < blocks.end {
+            if self.index.get(block).is_none() {
+                // Nothing was ever written near.
+                block = Index::leaf_end(block);
+                continue;
+            }
+            match self.look(block) {
+                Some(Seen { entry: None, end, .. }) => block = (end / BYTES).max(block + 1),
+                Some(Seen { end, .. }) => return Some(block..(end / BYTES).clamp(block + 1, blocks.end)),
+                None => return Some(block..block + 1),
+            }
+        }
+        None
     }
 }

@@ -65,6 +65,7 @@ mod view;
 mod workers;
 mod write;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -288,6 +289,10 @@ impl<M: Medium> Core<M> {
 impl<M: Medium> Capture for HybridLog<M> {
     fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
         self.core.capture(keep)
+    }
+
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.core.data_from(offset)
     }
 }
 

@@ -246,7 +246,7 @@ impl<M: Medium> Core<M> {
     }
 
     /// What to go by for the cover of a block; `None` while it is being changed.
-    fn look(&self, block: u64) -> Option<Seen<'_>> {
+    pub(super) fn look(&self, block: u64) -> Option<Seen<'_>> {
         let alone =
             |slot, read_guard| Seen { slot, read_guard, entry: None, start: block * PAGE, end: (block + 1) * PAGE };
         let Some(slot) = self.index.get(block) else { return Some(alone(None, ReadGuard::default())) };

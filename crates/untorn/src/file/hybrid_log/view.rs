@@ -2,6 +2,7 @@
 //! it: a reader finds the last commit, and nothing is written.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::format::{Kind, sum_of};
 use super::recovery::Found;
@@ -58,6 +59,14 @@ impl View {
         if piece.end > at {
             self.0.insert(at, Piece { end: piece.end, at: piece.at + (at - from) });
         }
+    }
+
+    /// The first run of pages, among these, that have a piece.
+    pub(super) fn first_in(&self, pages: Range<u64>) -> Option<Range<u64>> {
+        let (start, end) = (pages.start * PAGE, pages.end * PAGE);
+        let before = self.0.range(..start).next_back().filter(|(_, piece)| piece.end > start);
+        let (from, piece) = before.or_else(|| self.0.range(start..end).next())?;
+        Some((from / PAGE).max(pages.start)..piece.end.div_ceil(PAGE).min(pages.end))
     }
 
     /// Calls `each` with the pieces within a range: where in the file, how many bytes, and where in the log.

@@ -11,6 +11,7 @@
 //!    its handle makes no cut.
 //! 5. After an error no job comes again. A close of the file meets the same error and returns it.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -259,5 +260,9 @@ impl<M: Medium> Engine for Deploying<M> {
 impl<M: Medium> Capture for Deploying<M> {
     fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
         self.engine.capture(keep)
+    }
+
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        Capture::data_from(&*self.engine, offset)
     }
 }

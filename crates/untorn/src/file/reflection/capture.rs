@@ -1,14 +1,15 @@
 //! Finds what the last commit has, for a snapshot.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::Reflection;
 use super::slices::SLICE;
 use crate::engine::Engine;
-use crate::engine::snapshot::{Capture, Captured, PAGE};
+use crate::engine::snapshot::{Capture, Captured, PAGE, holes};
 use crate::error::Result;
 use crate::options::Durability;
-use crate::storage::Medium;
+use crate::storage::{Medium, MediumFile};
 
 impl<M: Medium> Capture for Reflection<M> {
     fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
@@ -35,5 +36,21 @@ impl<M: Medium> Capture for Reflection<M> {
         }
         drop(lanes);
         Ok(captured)
+    }
+
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let elsewhere = |page: &u64| {
+            let state = self.state.pages.get(*page as usize);
+            state.and_then(|state| state.read_guard()).is_none_or(|read_guard| read_guard.bitmap != 0)
+        };
+        holes::data_from(
+            offset,
+            Engine::len(self),
+            |offset| self.data.data_from(offset),
+            |pages| {
+                let start = pages.clone().find(elsewhere)?;
+                Some(start..(start + 1..pages.end).find(|page| !elsewhere(page)).unwrap_or(pages.end))
+            },
+        )
     }
 }

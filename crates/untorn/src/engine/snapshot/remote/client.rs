@@ -1,6 +1,7 @@
 //! A snapshot that another process keeps, as the process that reads it has it.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -229,12 +230,53 @@ impl RemoteSnapshot {
         Ok(())
     }
 
-    /// Has some of `wanted` chunks filled, from this one on.
-    fn fill(&self, connection: &mut Connection, chunk: u64, wanted: u64) -> Result<()> {
+    /// The first range at `offset` or behind it that may hold other bytes than zeros.
+    ///
+    /// # Errors
+    /// As for [`read`](RemoteSnapshot::read).
+    pub(crate) fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        if self.process != incarnation() {
+            return Err(Error::Forked { path: self.path.clone() });
+        }
+        if offset >= self.len {
+            return Ok(None);
+        }
+        let answer = self.ask(&mut lock(&self.connection), &Message::new(Kind::Seek, offset, 0), Kind::Sought)?;
+        // Whatever the other process says, the range is within the file and the caller gets on.
+        let start = answer.a.clamp(offset, self.len);
+        let end = answer.b.clamp(start, self.len);
+        match end > start {
+            true => Ok(Some(start..end)),
+            false if start == self.len => Ok(None),
+            false => Ok(Some(start..self.len)),
+        }
+    }
+
+    /// Has a question answered, by a message of this kind.
+    fn ask(&self, connection: &mut Connection, question: &Message, wanted: Kind) -> Result<Message> {
         let ended = |cause: &str| Error::SnapshotEnded { path: self.path.clone(), cause: cause.to_owned() };
         if let Some(cause) = &connection.ended {
             return Err(ended(cause));
         }
+        let sent = question.send(connection.socket.as_fd(), &[]);
+        let cause = match sent.map_err(|error| error.to_string()).and_then(|()| answer(&connection.socket, ANSWER)) {
+            Ok(Incoming::Message(message, _)) if message.kind == wanted => return Ok(message),
+            Ok(Incoming::Message(message, _)) if message.kind == Kind::Failed && message.b == 0 => {
+                let source = std::io::Error::other(message.text);
+                let (operation, path) = ("read a snapshot of", self.path.clone());
+                return Err(Error::Io { operation, path, offset: None, source });
+            }
+            Ok(Incoming::Message(message, _)) if message.kind == Kind::Failed => message.text,
+            Ok(_) => "the process that had the file open has ended".to_owned(),
+            Err(why) => format!("the process that has the file open does not answer: {why}"),
+        };
+        let error = ended(&cause);
+        connection.ended = Some(cause);
+        Err(error)
+    }
+
+    /// Has some of `wanted` chunks filled, from this one on.
+    fn fill(&self, connection: &mut Connection, chunk: u64, wanted: u64) -> Result<()> {
         let place = connection.place_of(chunk);
         // A file read in order is read on; what is there already is not asked for again.
         let follows = chunk > 0 && connection.chunks[connection.place_of(chunk - 1)] == Some(chunk - 1);
@@ -244,27 +286,8 @@ impl RemoteSnapshot {
         let len = (count * CHUNK).min(self.len - chunk * CHUNK);
         let count = len.div_ceil(CHUNK) as usize;
         connection.chunks[place..place + count].fill(None);
-        let sent = Message::new(Kind::Fill, chunk * CHUNK, len).send(connection.socket.as_fd(), &[]);
-        let outcome = match sent.map_err(|error| error.to_string()).and_then(|()| answer(&connection.socket, ANSWER)) {
-            Ok(Incoming::Message(message, _)) if message.kind == Kind::Filled => Ok(()),
-            Ok(Incoming::Message(message, _)) if message.kind == Kind::Failed && message.b == 0 => {
-                let source = std::io::Error::other(message.text);
-                return Err(Error::Io {
-                    operation: "read a snapshot of",
-                    path: self.path.clone(),
-                    offset: None,
-                    source,
-                });
-            }
-            Ok(Incoming::Message(message, _)) if message.kind == Kind::Failed => Err(message.text),
-            Ok(_) => Err("the process that had the file open has ended".to_owned()),
-            Err(why) => Err(format!("the process that has the file open does not answer: {why}")),
-        };
-        if let Err(cause) = outcome {
-            let error = ended(&cause);
-            connection.ended = Some(cause);
-            return Err(error);
-        }
+        let question = Message::new(Kind::Fill, chunk * CHUNK, len);
+        self.ask(connection, &question, Kind::Filled)?;
         (0..count).for_each(|next| connection.chunks[place + next] = Some(chunk + next as u64));
         Ok(())
     }

@@ -6,6 +6,7 @@
 //!          ◄───────────── commit, length + memory for pages ──────┘
 //!          FILL a chunk ─────────────────────────────────────────► copies it into the memory
 //!  reader: copies out of the memory, as long as the chunk is there
+//!          SEEK an offset ───────────────────────────────────────► the next range that is no hole
 //!
 //!  info:   REPORT + a descriptor of the data file ───────────────► who holds which snapshot, as text
 //! ```
@@ -44,7 +45,7 @@ const MEMORY: u64 = 16 << 20;
 const MOST: u64 = 1 << 20;
 
 /// The first word of every message: a process with another library says so, and neither goes on.
-const VERSION: u64 = 0x756e_746f_726e_0001;
+const VERSION: u64 = 0x756e_746f_726e_0002;
 
 const WORDS: usize = 6;
 const LONGEST: usize = 8 * WORDS + 1000;
@@ -78,12 +79,17 @@ enum Kind {
     Report = 7,
     /// The answer: `a` bytes of [text](report), in the file that comes with it.
     Reported = 8,
+    /// The first range at or behind `a` that may hold other bytes than zeros.
+    Seek = 9,
+    /// The answer: from `a` up to `b`, or both the length.
+    Sought = 10,
 }
 
 impl Kind {
     fn from_word(word: u64) -> Option<Self> {
-        let to_snapshot = [Kind::Take, Kind::Taken, Kind::Fill, Kind::Filled, Kind::Failed, Kind::Busy];
-        to_snapshot.into_iter().chain([Kind::Report, Kind::Reported]).find(|kind| *kind as u64 == word)
+        use Kind::{Busy, Failed, Fill, Filled, Report, Reported, Seek, Sought, Take, Taken};
+        let all = [Take, Taken, Fill, Filled, Failed, Busy, Report, Reported, Seek, Sought];
+        all.into_iter().find(|kind| *kind as u64 == word)
     }
 }
 

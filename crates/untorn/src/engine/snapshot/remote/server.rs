@@ -20,6 +20,9 @@ use crate::sys::{PerProcess, socket};
 /// Readers at a time; others are turned away.
 const MOST_READERS: usize = 256;
 
+/// Ranges of data that one answer joins.
+const MOST_JOINED: usize = 1000;
+
 /// Whether this process has its thread, or tried to start it.
 static STARTED: PerProcess<Mutex<bool>> = PerProcess::new();
 
@@ -138,6 +141,7 @@ impl Reader {
             Kind::Take => self.take(fds),
             Kind::Fill => self.fill(message.a, message.b),
             Kind::Report => report(fds, text),
+            Kind::Seek => self.seek(message.a),
             _ => Err(invalid("an answer came as a question")),
         };
         answered.unwrap_or_else(|error| {
@@ -193,6 +197,25 @@ impl Reader {
         pages.allocate(place, len).map_err(|error| Error::io("take memory for", path, error))?;
         pages.copy_in(place as usize, &bytes);
         Ok(Message::new(Kind::Filled, offset, len))
+    }
+
+    /// The next range that may hold other bytes than zeros, with the short holes in it.
+    fn seek(&self, offset: u64) -> Result<Message> {
+        let Some(Held { identity, taken, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
+        let len = taken.captured.len;
+        let found = registry::with(*identity, |shared| {
+            let service = shared.engine.snapshots().ok_or_else(closed)?;
+            let Some(mut found) = service.data_from(taken, offset)? else { return Ok(len..len) };
+            for _ in 0..MOST_JOINED {
+                match service.data_from(taken, found.end)? {
+                    Some(next) if next.start - found.end < CHUNK => found.end = next.end,
+                    _ => break,
+                }
+            }
+            Ok(found)
+        });
+        let found = found.unwrap_or_else(|| Err(closed()))?;
+        Ok(Message::new(Kind::Sought, found.start, found.end))
     }
 }
 
