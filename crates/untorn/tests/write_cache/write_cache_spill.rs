@@ -205,18 +205,20 @@ fn an_epoch_of_small_writes_may_be_larger_than_the_log() {
     }
 }
 
-/// A log of 16 MiB: an epoch of writes of 4 KiB, and one of writes of 100 bytes, both at random places.
+/// A log of 4 MiB, in the long form one of 16: an epoch of writes of 4 KiB, and one of writes of 100 bytes, both at
+/// random places.
 #[test]
 fn a_log_of_ordinary_size_commits_an_epoch_many_times_as_large() {
-    let bytes = untorn_testing::cases(30 << 20, 200 << 20) as u64;
-    let options = CacheOptions::new().size(16 << 20).max_files(64).max_age(Duration::from_millis(10));
+    let bytes = untorn_testing::cases(8 << 20, 200 << 20) as u64;
+    let (size, most) = (untorn_testing::cases(4 << 20, 16 << 20) as u64, untorn_testing::cases(75_000, 300_000) as u64);
+    let options = CacheOptions::new().size(size).max_files(64).max_age(Duration::from_millis(10));
     for len in [4096, 100] {
         let (disk, cache) = OnDisk::new(options.clone(), false);
         let file = disk.attach(&cache, "a");
         let mut below = numbers(len);
         let mut expected = vec![0; 2 * bytes as usize];
         file.set_len(expected.len() as u64).unwrap();
-        for n in 0..bytes.min(len * 300_000) / len {
+        for n in 0..bytes.min(len * most) / len {
             let at = below(expected.len() as u64 - len);
             let piece = [n as u8; 4096];
             file.write_at(&piece[..len as usize], at).unwrap();
