@@ -189,7 +189,11 @@ mod tests {
     #[test]
     fn zeros_take_no_space_and_a_failure_fills_nothing() {
         let memory = Filled::new(file(), 1 << 20).unwrap();
-        memory.fill(&(0..1 << 20), |_, into| Ok::<_, io::Error>(into.fill(0)), |error| error).unwrap();
+        let zeros = |_, into: &mut [u8]| {
+            into.fill(0);
+            Ok::<_, io::Error>(())
+        };
+        memory.fill(&(0..1 << 20), zeros, |error| error).unwrap();
         assert_eq!((memory.space().unwrap(), memory.slice(&(0..1 << 20)).unwrap()[777_777]), (0, 0));
         let memory = Filled::new(file(), 2 * PIECE).unwrap();
         let fails = |at, into: &mut [u8]| if at > 0 { Err(io::Error::other("no")) } else { give(at, into) };

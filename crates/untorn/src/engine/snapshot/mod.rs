@@ -204,9 +204,10 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, process: incarnation() })
     }
 
-    /// Keeps the pre-images of pages that are about to change. The caller is inside the gate.
+    /// Keeps the pre-images of pages that are about to change, or those of them that are not zeros. The caller is
+    /// inside the gate.
     #[cold]
-    fn keep(&self, pages: impl Iterator<Item = u64>) {
+    fn keep(&self, pages: impl Iterator<Item = u64>, zeros: bool) {
         let newest = self.images.newest();
         let longest = self.longest.load(Ordering::Acquire);
         let mut image = [0; PAGE];
@@ -219,6 +220,9 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
             }
             image[within..].fill(0);
             self.engine.read(at, &mut image[..within])?;
+            if !zeros && image.iter().all(|byte| *byte == 0) {
+                return Ok(());
+            }
             self.images.add(page, newest, &image)
         };
         if self.medium.makes_check(barriers::PRE_IMAGE)
@@ -226,6 +230,28 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         {
             self.end_all(&error);
         }
+    }
+
+    /// The newest snapshot, and the pages that it needs of those that a shrink to `len` cuts off; `None` if it needs
+    /// none.
+    fn cut_off(&self, len: u64) -> Option<(u64, Range<u64>)> {
+        let newest = self.images.newest();
+        let end = self.engine.len().min(self.longest.load(Ordering::Acquire));
+        (newest != 0 && len < end).then(|| (newest, len / PAGE as u64..end.div_ceil(PAGE as u64)))
+    }
+
+    /// Keeps those of these pages that are not zeros. A page that is has a pre-image by the time that it changes, or is
+    /// zeros until the shrink: that is what a [cut-off range](PreImages::note_cut_off) says.
+    ///
+    /// # Errors
+    /// Why the file accepts no writes, if it needs any.
+    fn keep_cut_off(&self, len: u64) -> Result<Option<(u64, Range<u64>)>> {
+        let cut_off = self.cut_off(len);
+        if let Some((_, pages)) = &cut_off {
+            self.engine.writable()?;
+            self.keep(pages.clone(), false);
+        }
+        Ok(cut_off)
     }
 
     /// Ends every held snapshot, for one of them lacks a pre-image.
@@ -433,7 +459,7 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
         let _inside = self.gate.enter(|round| self.medium.relax(round));
         if self.images.newest() != 0 {
             self.engine.writable()?;
-            self.keep(pages_of(pieces));
+            self.keep(pages_of(pieces), true);
         }
         self.engine.write(pieces)
     }
@@ -451,12 +477,16 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
     }
 
     fn resize(&self, len: u64) -> Result<()> {
+        // First beside other writers: it may be much.
+        let kept = {
+            let _inside = self.gate.enter(|round| self.medium.relax(round));
+            self.keep_cut_off(len)?
+        };
         // Alone: of two changes of the length, neither may take away what the other is about to keep.
         let _closed = self.close_gate()?;
-        let old = self.engine.len();
-        if self.images.newest() != 0 && len < old {
-            self.engine.writable()?;
-            self.keep(len / PAGE as u64..old.div_ceil(PAGE as u64));
+        let cut_off = if kept == self.cut_off(len) { kept } else { self.keep_cut_off(len)? };
+        if let Some((_, pages)) = cut_off.filter(|_| self.medium.makes_check(barriers::PRE_IMAGE)) {
+            self.images.note_cut_off(pages);
         }
         self.engine.resize(len)
     }

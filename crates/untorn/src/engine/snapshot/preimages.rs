@@ -8,6 +8,8 @@
 //! 3. A pre-image goes when no snapshot is left that it counts for.
 //! 4. Memory has at most the limit's bytes of them. The others are in a file without a name, whose space the kernel
 //!    frees when the process ends.
+//! 5. A *cut-off range* stands for the pre-images of all pages of a range that have none of their own for its snapshot:
+//!    they are zeros. So a shrink takes no memory for holes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -41,9 +43,19 @@ struct PreImage {
 
 type Shard = HashMap<u64, Vec<PreImage>>;
 
+/// Pages that a shrink cut off, and that were zeros unless they have a pre-image for the same snapshot.
+#[derive(Debug, PartialEq, Eq)]
+struct CutOff {
+    upto: u64,
+    pages: Range<u64>,
+}
+
 /// All pre-images of one file.
 pub(super) struct PreImages {
     shards: [Mutex<Shard>; SHARDS],
+    cut_offs: Mutex<Vec<CutOff>>,
+    /// How many there are: mostly none, which reads find without the lock.
+    cut_off_count: AtomicU64,
     /// The last snapshot that is held; 0 if none is.
     newest: AtomicU64,
     /// Bytes in memory, and in memory and the spill file together.
@@ -63,6 +75,8 @@ impl PreImages {
     pub(super) fn new(path: &Path, memory_limit: u64) -> Self {
         PreImages {
             shards: Default::default(),
+            cut_offs: Mutex::default(),
+            cut_off_count: AtomicU64::new(0),
             newest: AtomicU64::new(0),
             in_memory: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -110,9 +124,36 @@ impl PreImages {
         lock(&self.shards[(page % SHARDS as u64) as usize])
     }
 
+    /// The last snapshot of the first cut-off range that counts for this one; `None` if none does.
+    fn cut_off_for(&self, page: u64, snapshot: u64) -> Option<u64> {
+        if self.cut_off_count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let ranges = lock(&self.cut_offs);
+        let counting = ranges.iter().filter(|cut| cut.upto >= snapshot && cut.pages.contains(&page));
+        counting.map(|cut| cut.upto).min()
+    }
+
+    /// Notes that all pages of a range have a pre-image for the newest snapshot, or are zeros.
+    pub(super) fn note_cut_off(&self, pages: Range<u64>) {
+        let upto = self.newest();
+        if upto == 0 || pages.is_empty() {
+            return;
+        }
+        let mut ranges = lock(&self.cut_offs);
+        let meets =
+            |cut: &&mut CutOff| cut.upto == upto && cut.pages.start <= pages.end && pages.start <= cut.pages.end;
+        match ranges.iter_mut().find(meets) {
+            Some(cut) => cut.pages = cut.pages.start.min(pages.start)..cut.pages.end.max(pages.end),
+            None => ranges.push(CutOff { upto, pages }),
+        }
+        self.cut_off_count.store(ranges.len() as u64, Ordering::Release);
+    }
+
     /// Whether a page has a pre-image for this snapshot.
     pub(super) fn has(&self, page: u64, snapshot: u64) -> bool {
-        self.shard(page).get(&page).is_some_and(|list| list.iter().any(|kept| kept.upto >= snapshot))
+        let own = self.shard(page).get(&page).is_some_and(|list| list.iter().any(|kept| kept.upto >= snapshot));
+        own || self.cut_off_for(page, snapshot).is_some()
     }
 
     /// Adds the pre-image of a page for all snapshots up to one, unless the page has it by now.
@@ -173,7 +214,10 @@ impl PreImages {
     pub(super) fn read(&self, page: u64, snapshot: u64, from: usize, dst: &mut [u8]) -> Result<bool> {
         let shard = self.shard(page);
         let found = shard.get(&page).and_then(|list| list.iter().find(|kept| kept.upto >= snapshot));
-        match found.map(|kept| &kept.image) {
+        let cut = self.cut_off_for(page, snapshot);
+        let own = found.filter(|kept| cut.is_none_or(|upto| kept.upto <= upto));
+        match own.map(|kept| &kept.image) {
+            None if cut.is_some() => dst.fill(0),
             None => return Ok(false),
             Some(Image::Zeros) => dst.fill(0),
             Some(Image::Memory(bytes)) => dst.copy_from_slice(&bytes[from..from + dst.len()]),
@@ -222,6 +266,10 @@ impl PreImages {
             });
             freed.into_iter().for_each(|image| self.free(image));
         }
+        let mut ranges = lock(&self.cut_offs);
+        ranges.retain(|cut| held.range(..=cut.upto).next().is_some());
+        self.cut_off_count.store(ranges.len() as u64, Ordering::Release);
+        drop(ranges);
         if held.is_empty() {
             // A writer that is adding one right now finds that no snapshot is held, and frees its place again.
             let mut spill = lock(&self.spill);
@@ -284,5 +332,35 @@ mod tests {
             images.add(5, 3, &page(1)).unwrap();
             assert_eq!(images.bytes(), 0, "no snapshot is held, so nothing is kept");
         }
+    }
+
+    /// Shrinks before each of three snapshots: a page with a pre-image of its own, and pages that were zeros.
+    #[test]
+    fn a_cut_off_range_stands_for_pages_of_zeros() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = PreImages::new(&dir.path().join("f"), 1 << 20);
+        images.note_cut_off(0..100);
+        assert_eq!(byte(&images, 5, 1), None, "nothing is held");
+        images.set_newest(1);
+        images.add(5, 1, &page(10)).unwrap();
+        images.note_cut_off(3..1 << 40);
+        images.note_cut_off(2..50);
+        assert_eq!(*lock(&images.cut_offs), [CutOff { upto: 1, pages: 2..1 << 40 }]);
+        let of_one = |number| byte(&images, number, 1);
+        assert_eq!([1, 2, 5, 1 << 39].map(of_one), [None, Some(0), Some(10), Some(0)]);
+        assert!(images.has(2, 1) && !images.has(2, 2) && !images.has(1, 1));
+        // The file grew again, and page 6 has other bytes when the next snapshot is taken.
+        images.set_newest(2);
+        images.add(6, 2, &page(20)).unwrap();
+        images.add(6, 2, &page(99)).unwrap();
+        images.note_cut_off(4..8);
+        assert_eq!([1, 2, 3].map(|snapshot| byte(&images, 6, snapshot)), [Some(0), Some(20), None]);
+        assert_eq!([1, 2, 3].map(|snapshot| byte(&images, 5, snapshot)), [Some(10), Some(0), None]);
+        assert_eq!(images.bytes(), 2 * PAGE as u64);
+        images.sweep(&BTreeSet::from([2]));
+        assert_eq!([5, 6, 7].map(|number| byte(&images, number, 2)), [Some(0), Some(20), Some(0)]);
+        images.set_newest(0);
+        images.sweep(&BTreeSet::new());
+        assert_eq!((images.bytes(), images.cut_off_count.load(Ordering::Relaxed)), (0, 0));
     }
 }
