@@ -3,11 +3,16 @@
 import gc
 import io
 import os
+import pathlib
 import pickle
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import cases, python, run
 
 import untorn
 
@@ -176,3 +181,56 @@ def test_joblib_38_a_pickle_has_no_data() -> None:
 def test_an_array_file_reads_as_a_stream() -> None:
     a = untorn.memmap("f", "u1", "w+", shape=100)
     assert io.BytesIO(a).getvalue() == bytes(100)
+
+
+# A loop that trains: it changes all of its arrays in each step, and is killed at any time.
+
+TRAINING = """
+import sys, numpy as np, untorn
+kind, path = sys.argv[1:]
+shape = (64, 1024)
+if kind == "untorn":
+    weights = untorn.memmap(path, "f8", "w+", shape=shape)
+    flush = weights.base.commit
+else:
+    weights = np.memmap(path, "f8", "w+", shape=shape)
+    flush = weights.flush
+flush()
+print("ready", flush=True)
+while True:
+    weights += 1
+    flush()
+"""
+
+
+def test_a_training_loop_that_is_killed_leaves_no_torn_array() -> None:
+    """``numpy.memmap`` beside it tears, and how often is printed."""
+    torn = {"untorn": 0, "numpy": 0}
+    rounds = cases(3, 200)
+    for kind in torn:
+        for n in range(rounds):
+            child = python(TRAINING, kind, "weights")
+            assert child.stdout is not None and child.stdout.readline() == "ready\n"
+            time.sleep(0.01 + 0.003 * (n % 7))
+            os.kill(child.pid, signal.SIGKILL)
+            child.communicate()
+            if kind == "untorn":
+                with untorn.map("weights") as m:
+                    found = m.array("f8").copy()
+            else:
+                found = np.fromfile("weights", "f8")
+            torn[kind] += int(len(set(found.tolist())) != 1)
+            os.unlink("weights")
+    print(f"torn after {rounds} kills each: {torn}")
+    assert torn["untorn"] == 0
+    # So often that none at all would say that the loop is not killed in the middle of a step.
+    assert torn["numpy"] > 0 or rounds < 50
+
+
+def test_the_example_runs() -> None:
+    here = pathlib.Path(__file__).resolve()
+    example = here.parents[3] / "examples/python/embeddings.py"
+    done = subprocess.run(
+        [sys.executable, example], capture_output=True, text=True, env={**os.environ, "KILLS": str(cases(1, 20))}
+    )
+    assert done.returncode == 0 and "untorn  torn batches after each kill: [0" in done.stdout, done.stdout + done.stderr
