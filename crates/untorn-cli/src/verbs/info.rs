@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use untorn::EngineKind;
-use untorn::report::{Report, State};
+use untorn::report::{HeldSnapshots, Report, SnapshotInfo, State};
 
 use super::{protect, prune};
 use crate::cli::Look;
@@ -72,11 +72,59 @@ pub(crate) fn object(report: &Report) -> Value {
         "committed": report.committed.map(seconds),
         "state": state_word(report.state),
         "holder": report.holder,
+        "snapshots": report.snapshots.as_ref().map(snapshots),
         "durable": report.durable,
         "sidecar": sidecar,
         "redundancy": protect::summary(&report.path),
         "findings": report.findings,
     })
+}
+
+/// The JSON form of the held snapshots.
+fn snapshots(all: &HeldSnapshots) -> Value {
+    let one = |held: &SnapshotInfo| {
+        json!({
+            "process": held.process,
+            "program": program(held.process),
+            "commit": held.commit,
+            "len": held.len,
+            "age_seconds": age(held).as_secs_f64(),
+            "bytes": held.bytes,
+        })
+    };
+    json!({ "bytes": all.bytes, "held": all.snapshots.iter().map(one).collect::<Vec<_>>() })
+}
+
+/// How long ago a snapshot was taken; zero if the clock was set back since.
+fn age(held: &SnapshotInfo) -> Duration {
+    SystemTime::now().duration_since(held.since).unwrap_or_default()
+}
+
+/// The name of a process's program, if the kernel tells. Source: `proc_pid_comm(5)`.
+fn program(process: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{process}/comm")).ok().map(|name| name.trim_end().to_owned())
+}
+
+/// The lines of the text form that name the held snapshots.
+fn holders(all: &HeldSnapshots) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = match all.snapshots.len() {
+        0 => writeln!(text, "  snapshots   none held"),
+        count => writeln!(text, "  snapshots   {count} held, keeping {}", size::show(all.bytes)),
+    };
+    for held in &all.snapshots {
+        let name = program(held.process).map(|name| format!(" ({name})")).unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "              process {}{name}: commit {}, for {} s, keeping {}",
+            held.process,
+            held.commit,
+            age(held).as_secs(),
+            size::show(held.bytes)
+        );
+    }
+    text
 }
 
 /// The text form of a report.
@@ -112,6 +160,7 @@ pub(crate) fn words(report: &Report) -> String {
             let _ = writeln!(text, "  durability  per {}", sidecar.durability);
         }
     }
+    text.push_str(&report.snapshots.as_ref().map(holders).unwrap_or_default());
     let _ = writeln!(text, "  redundancy  {}", protect::line(&protect::summary(&report.path)));
     for finding in &report.findings {
         let _ = writeln!(text, "  - {finding}");
