@@ -105,3 +105,44 @@ pub(super) fn undeclared_symbols(root: &Path, library: &Path) -> io::Result<BTre
     let exported: BTreeSet<_> = names.map(|name| name.split('@').next().unwrap_or(name).to_owned()).collect();
     Ok(exported.symmetric_difference(&crate::tidy::declared_functions(root)?).cloned().collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// The features with which a build compiles each package for this machine.
+    fn features(build: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(crate::root()).args(["tree", "--offline", "--locked", "--prefix", "none"]);
+        let output = cargo.args(["--format", "{p}|{f}"]).args(build).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            if let Some((package, features)) = line.split_once('|') {
+                let features = features.strip_suffix(" (*)").unwrap_or(features);
+                all.entry(package.to_owned()).or_default().insert(features.to_owned());
+            }
+        }
+        all
+    }
+
+    /// A package that two builds of one profile want with other features is compiled twice, with all that depends on
+    /// it: this program and the tool, then the tests and the build that some of them start.
+    #[test]
+    fn nothing_is_compiled_again_for_other_features() {
+        let normal = ["--edges", "normal"];
+        let tool = ["--package", "untorn-cli", "--package", "untorn-capi", "--package", "untorn-preload"];
+        let workspace = ["--workspace"];
+        for (one, other) in [
+            ([&normal[..], &["--package", "xtask"]].concat(), [&normal[..], &tool].concat()),
+            ([&normal[..], &workspace].concat(), [&["--edges", "normal,dev"], &workspace[..]].concat()),
+        ] {
+            let (found, wanted) = (features(&one), features(&other));
+            let common: Vec<_> = found.iter().filter(|(package, _)| wanted.contains_key(*package)).collect();
+            let again: Vec<_> = common.iter().filter(|(package, with)| wanted[*package] != **with).collect();
+            assert!(common.len() > 20 && again.is_empty(), "{one:?} and {other:?}: {again:?}");
+        }
+    }
+}

@@ -50,9 +50,10 @@ const DENY: (&str, &str) = ("cargo-deny", "cargo install --locked cargo-deny --v
 const QEMU: (&str, &str) = ("qemu-system-x86_64", "apt-get install qemu-system-x86");
 const DEBOOTSTRAP: (&str, &str) = ("debootstrap", "apt-get install debootstrap");
 
-/// Steps beside which no other runs: those that find most mistakes soonest, those that compile what others use, and
-/// the tests, many of which run threads and processes against each other.
-pub(super) const ALONE: &[&str] = &["format", "tidy", "unit-tests", "tests", "tests-long", "release"];
+/// Steps beside which no other runs: those that find most mistakes soonest, and the tests, many of which run threads
+/// and processes against each other. Compiling leaves processors idle while everything waits for one crate, so the two
+/// steps that compile what others use run beside each other.
+pub(super) const ALONE: &[&str] = &["format", "tidy", "unit-tests", "tests", "tests-long"];
 
 /// Every step of every loop, in the order in which they start.
 pub(super) const STEPS: &[Step] = &[
@@ -72,6 +73,20 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Cargo(&["test", "--workspace", "--lib", "--bins", "--quiet"])],
     },
     Step {
+        name: "compile",
+        does: "every test and example compiles",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Cargo(&["test", "--workspace", "--no-run", "--quiet"])],
+    },
+    Step {
+        name: "release",
+        does: "cargo build --release gives the tool and the libraries, and the C library has the headers' symbols",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Call(checks::release)],
+    },
+    Step {
         name: "tests",
         does: "every test, bounded",
         loops: &[Ci],
@@ -84,13 +99,6 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Nightly],
         needs: &[],
         work: &[CargoWith("UNTORN_LONG", "1", &["test", "--workspace", "--no-fail-fast"])],
-    },
-    Step {
-        name: "release",
-        does: "cargo build --release gives the tool and the libraries, and the C library has the headers' symbols",
-        loops: &[Ci],
-        needs: &[],
-        work: &[Call(checks::release)],
     },
     Step {
         name: "crash-states",
