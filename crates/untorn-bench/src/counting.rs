@@ -177,7 +177,8 @@ impl<M: Medium> Names for Counting<M> {
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    forward!(inner: len, identity, stamp, mark, set_mark, commit_note, set_commit_note, try_lock, read, set_len, allocate, punch, distrust_cache);
+    forward!(inner: commit_note, set_commit_note);
+    forward!(inner: len, identity, stamp, mark, set_mark, try_lock, read, set_len, allocate, punch, distrust_cache);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.counters.lock().counts.bytes += src.len() as u64;

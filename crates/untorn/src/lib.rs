@@ -91,7 +91,7 @@ pub use error::{Error, Result};
 pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
 #[cfg(feature = "redundancy")]
 pub use open::redundancy::{protect, repair};
-pub use open::{prune, recover};
+pub use open::{commits, prune, recover};
 pub use options::{Durability, EngineKind, Options};
 #[cfg(feature = "redundancy")]
 pub use redundancy::protect::{coverage, repair_modified, scrub, unprotect};

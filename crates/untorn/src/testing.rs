@@ -40,6 +40,11 @@ pub fn sidecar_redundancy_barriers() -> Vec<Barrier> {
     crate::redundancy::sidecar_barriers::ALL.to_vec()
 }
 
+/// The barriers of a commit log: for the mutation tests.
+pub fn commit_log_barriers() -> Vec<Barrier> {
+    crate::engine::commits::barriers::ALL.to_vec()
+}
+
 /// The barriers of an adoption: for the mutation tests.
 pub fn adoption_barriers() -> Vec<Barrier> {
     format::sidecar::adoption_barriers::ALL.to_vec()

@@ -12,12 +12,14 @@
 //! 4. [`exclusion`]: which other processes may have the file open.
 //! 5. [`redundancy`]: the operations of an engine that keeps redundancy.
 //! 6. [`snapshot`]: a layer around an engine that keeps what held snapshots need.
+//! 7. [`commits`]: a layer around an engine that logs each commit for readers.
 //!
 //! Lock order: a file's place in the registry, then the engine's own locks.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use self::commits::CommitService;
 pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
 use self::snapshot::{HeldSnapshots, SnapshotService};
@@ -30,6 +32,7 @@ use crate::options::{Durability, Layout, Options};
 use crate::storage::Identity;
 use crate::sys::sync;
 
+pub(crate) mod commits;
 pub(crate) mod exclusion;
 pub(crate) mod handle_state;
 mod range;
@@ -295,6 +298,12 @@ pub(crate) trait Engine: Send + Sync {
     }
     fn sync(&self) -> Result<u64>;
     fn resize(&self, len: u64) -> Result<()>;
+    /// Whether each change of the length is a commit by itself, which takes the open epoch with it.
+    fn resize_commits(&self) -> bool {
+        true
+    }
+    /// From here on no commit has this number or a lower one. The caller keeps writes and commits out.
+    fn number_above(&self, _number: u64) {}
     fn reclaim(&self) -> Result<u64>;
     fn info(&self) -> Info;
     /// The number and the time of the last commit.
@@ -319,6 +328,10 @@ pub(crate) trait Engine: Send + Sync {
     }
     /// Snapshots of the file, if this keeps them.
     fn snapshots(&self) -> Option<&dyn SnapshotService> {
+        None
+    }
+    /// The commits of the file, if this logs them.
+    fn commits(&self) -> Option<&dyn CommitService> {
         None
     }
 }

@@ -199,6 +199,15 @@ pub enum Error {
         /// Why it ended.
         cause: String,
     },
+    /// The commits after one are not in the file's commit log, or not all of them.
+    CommitsMissing {
+        /// The data file.
+        path: PathBuf,
+        /// The commit after which the commits were asked for.
+        from: u64,
+        /// The oldest commit after which all are there; `None` if the file has no commit log.
+        oldest: Option<u64>,
+    },
     /// The handle was opened before a `fork(2)`, and the child may not use it.
     Forked {
         /// The file.
@@ -336,6 +345,7 @@ impl Error {
             | Error::Invalid { path, .. }
             | Error::NotClosed { path, .. }
             | Error::SnapshotEnded { path, .. }
+            | Error::CommitsMissing { path, .. }
             | Error::Forked { path } => path,
         }
     }
@@ -361,7 +371,9 @@ impl Error {
             | Error::SidecarMismatch { .. }
             | Error::ModifiedExternally { .. }
             | Error::ChangedOutside { .. }
+            | Error::CommitsMissing { oldest: Some(_), .. }
             | Error::SnapshotEnded { .. } => Errno::STALE,
+            Error::CommitsMissing { oldest: None, .. } => Errno::NODATA,
             Error::Untrusted { .. } | Error::NoAccess { .. } => Errno::ACCESS,
             Error::NeedsRecovery { .. } | Error::ReplayIncomplete { .. } => Errno::UCLEAN,
             Error::UntrustedLog { .. } => Errno::PERM,

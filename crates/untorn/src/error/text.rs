@@ -145,6 +145,17 @@ impl fmt::Display for Error {
                 "{}: a snapshot of this file has ended: {cause}; the file itself is unharmed; take a new snapshot",
                 path.display()
             ),
+            Error::CommitsMissing { path, from, oldest: Some(oldest) } => write!(
+                f,
+                "{}: the commits after {from} are not all in its commit log, which begins after commit {oldest}; copy \
+                 the file as it is (`untorn backup`), and go on from the commit of the copy",
+                path.display()
+            ),
+            Error::CommitsMissing { path, oldest: None, .. } => write!(
+                f,
+                "{}: it has no commit log; `untorn commits --start SIZE` gives it one (`Options::commit_log`)",
+                path.display()
+            ),
             Error::Forked { path } => write!(
                 f,
                 "{}: this handle belongs to the process that opened it and cannot be used after fork(2); open the file \

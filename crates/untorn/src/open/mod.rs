@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::commits::{glance, with_commit_log};
 use crate::engine::exclusion::{NotShared, retry_while_shared};
 use crate::engine::snapshot::remote::server;
 use crate::engine::snapshot::{Capture, WithSnapshots};
@@ -34,6 +35,7 @@ use crate::storage::{self, Dax, Latched, Medium, MediumFile, MediumKind, PageCac
 use crate::sys::sync;
 
 mod adopt;
+pub mod commits;
 pub(crate) mod leftovers;
 mod map;
 mod recover;
@@ -275,8 +277,18 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
     open_on(medium, path, options)
 }
 
-/// The engine of a file, whatever redundancy it has.
+/// The engine of a file, whatever redundancy it has, with its commit log.
 fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    if options.read_only || options.engine == EngineKind::Passthrough {
+        return chosen_engine_on(medium, path, options);
+    }
+    // How the file stands tells whether the log goes on; the engine may change that.
+    let glance = glance(&*medium, path)?;
+    let engine = chosen_engine_on(Arc::clone(&medium), path, options)?;
+    with_commit_log(engine, &medium, options, glance)
+}
+
+fn chosen_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path)? };
     // A reader takes the file as it is, whatever engine it asked for.
     let chosen = match (options.engine, recorded) {

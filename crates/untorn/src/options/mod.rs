@@ -69,6 +69,8 @@ pub struct Options {
     pub(crate) keep_sidecar: bool,
     pub(crate) deploy_ahead: Option<u64>,
     pub(crate) snapshot_memory: u64,
+    /// 0 gives an existing log up.
+    pub(crate) commit_log: Option<u64>,
     pub(crate) serve_snapshots: bool,
     pub(crate) lost_page: LostPage,
     pub(crate) dirty_tracking: DirtyTracking,
@@ -105,6 +107,7 @@ impl Default for Options {
             keep_sidecar: false,
             deploy_ahead: Some(64 << 20),
             snapshot_memory: 64 << 20,
+            commit_log: None,
             serve_snapshots: true,
             lost_page: LostPage::Fail,
             dirty_tracking: DirtyTracking::Auto,
@@ -138,6 +141,7 @@ impl fmt::Debug for Options {
             .field("keep_sidecar", &self.keep_sidecar)
             .field("deploy_ahead", &self.deploy_ahead)
             .field("snapshot_memory", &self.snapshot_memory)
+            .field("commit_log", &self.commit_log)
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
             .field("shared", &self.shared)
@@ -338,6 +342,21 @@ impl Options {
     #[must_use]
     pub fn snapshot_memory(mut self, bytes: u64) -> Self {
         self.snapshot_memory = bytes;
+        self
+    }
+
+    /// Gives the file a *commit log* of at most so many bytes, beside its sidecar: every commit with its number, its
+    /// time and the bytes that it changes, for [`commits`](crate::AtomicFile::commits), for other processes
+    /// ([`CommitStream`](crate::commits::CommitStream)) and for increments of a backup. Its oldest eighth goes when the
+    /// limit is reached. A commit larger than the limit fails with ENOSPC, and so does one that finds no space for the
+    /// log; such a failure leaves the open epoch as it is.
+    ///
+    /// A file that has a log keeps it: every later opening for writing keeps it up, also without this option, until
+    /// [`commits::stop`](crate::commits::stop). A limit of 0 gives it up at this opening. While a file has a log, its
+    /// commits are serialized, and each waits for one more flush.
+    #[must_use]
+    pub fn commit_log(mut self, limit: u64) -> Self {
+        self.commit_log = Some(limit);
         self
     }
 

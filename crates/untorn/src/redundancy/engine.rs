@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::engine::commits::CommitService;
 use crate::engine::snapshot::SnapshotService;
 use crate::engine::{Close, Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
@@ -262,6 +263,18 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
 
     fn reclaim(&self) -> Result<u64> {
         self.engine.reclaim()
+    }
+
+    fn commits(&self) -> Option<&dyn CommitService> {
+        self.engine.commits()
+    }
+
+    fn resize_commits(&self) -> bool {
+        self.engine.resize_commits()
+    }
+
+    fn number_above(&self, number: u64) {
+        self.engine.number_above(number);
     }
 
     fn last_commit(&self) -> Stamped {

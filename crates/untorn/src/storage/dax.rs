@@ -161,7 +161,8 @@ impl DaxFile {
 }
 
 impl MediumFile for DaxFile {
-    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, commit_note, set_commit_note, try_lock);
+    forward!(file: commit_note, set_commit_note);
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
     forward!(file: prefetch, prefetch_to_store, set_len, punch, own_space, data_from);
 
     #[inline]

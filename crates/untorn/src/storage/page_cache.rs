@@ -190,7 +190,8 @@ impl PageCacheFile {
 }
 
 impl MediumFile for PageCacheFile {
-    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, commit_note, set_commit_note, try_lock, own_space, data_from);
+    forward!(file: commit_note, set_commit_note);
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock, own_space, data_from);
 
     fn changed_by_others(&self) {
         self.changed();

@@ -495,6 +495,14 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
         self.engine.reclaim()
     }
 
+    fn resize_commits(&self) -> bool {
+        self.engine.resize_commits()
+    }
+
+    fn number_above(&self, number: u64) {
+        self.engine.number_above(number);
+    }
+
     fn last_commit(&self) -> Stamped {
         self.engine.last_commit()
     }

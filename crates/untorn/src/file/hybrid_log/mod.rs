@@ -362,6 +362,10 @@ impl<M: Medium> Engine for HybridLog<M> {
         reclaimed.map_err(|error| core.handle_state.unless_lost(error))
     }
 
+    fn resize_commits(&self) -> bool {
+        false
+    }
+
     fn last_commit(&self) -> Stamped {
         self.core.last_commit()
     }

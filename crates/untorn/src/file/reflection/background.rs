@@ -230,6 +230,14 @@ impl<M: Medium> Engine for Deploying<M> {
         self.engine.reclaim()
     }
 
+    fn resize_commits(&self) -> bool {
+        self.engine.resize_commits()
+    }
+
+    fn number_above(&self, number: u64) {
+        self.engine.number_above(number);
+    }
+
     fn last_commit(&self) -> Stamped {
         self.engine.last_commit()
     }

@@ -304,6 +304,15 @@ impl<M: Medium> Engine for Reflection<M> {
         self.reclaim_space().map_err(|error| self.unless_lost(error))
     }
 
+    fn number_above(&self, number: u64) {
+        let head = self.state.head();
+        // As for a snapshot: what frees pages goes by the floor, and holds the gate.
+        let _committing = head.commit.lock(self.relax());
+        let lanes = self.lanes.acquire_all(self.relax());
+        head.floor.fetch_max(number, Ordering::AcqRel);
+        drop(lanes);
+    }
+
     fn last_commit(&self) -> Stamped {
         Stamped { number: self.commit_number(), time: self.commit_time() }
     }

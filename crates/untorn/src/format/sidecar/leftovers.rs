@@ -87,7 +87,11 @@ fn kind_of(name: &str) -> LeftoverKind {
         LeftoverKind::Orphan
     } else if name.ends_with(".redundancy") {
         LeftoverKind::Redundancy
-    } else if name.ends_with(".new") || name.ends_with(".spill") || name.ends_with(".sidecar-redundancy") {
+    } else if name.ends_with(".new")
+        || name.ends_with(".spill")
+        || name.ends_with(".sidecar-redundancy")
+        || name.contains(".commits")
+    {
         LeftoverKind::Remains
     } else {
         LeftoverKind::Sidecar
@@ -154,6 +158,11 @@ fn judge<M: Medium>(medium: &M, beside: &Path, dir: &Path, name: &OsStr, living:
         files.extend(companions(&path).into_iter().filter(|companion| medium.exists(companion).unwrap_or(false)));
     }
     files.extend(redundancy);
+    if name.ends_with(".commits") {
+        // The segments of a commit log, which are nothing without its control.
+        let is_segment = |other: &OsStr| other.as_encoded_bytes().starts_with(format!("{name}.").as_bytes());
+        files.extend(medium.list(dir).ok()?.into_iter().filter(|other| is_segment(other)).map(|other| dir.join(other)));
+    }
     Some(Found { path, kind, made_for, files })
 }
 

@@ -1,0 +1,404 @@
+//! The writer's side of a commit log: it appends a record before each commit and confirms it afterwards.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+
+use super::barriers;
+use super::files::{PIECE, Segment, Sum, open, read_control, segment_path, segments};
+use super::format::{
+    CONFIRMED_AT, CONTROL_AT, CONTROL_LEN, Confirmed, Control, Head, LINE, RawHead, RawRange, RawSegment, body_len,
+};
+use crate::error::{Error, Result};
+use crate::format::sidecar;
+use crate::storage::{Access, Medium, MediumFile, Stamp};
+
+/// A log is divided into so many segments, the oldest of which goes when the limit is reached.
+const SEGMENTS: u64 = 8;
+
+/// Bytes of a segment at least, unless the limit is smaller.
+const LEAST_SEGMENT: u64 = 64 << 10;
+
+/// A commit that is about to be made.
+pub(super) struct Coming<'a> {
+    pub(super) number: u64,
+    pub(super) time: u64,
+    pub(super) len: u64,
+    pub(super) shortest: u64,
+    pub(super) ranges: &'a [RawRange],
+}
+
+/// A record that is durable, and that no engine has confirmed.
+#[derive(Clone, Copy)]
+pub(super) struct Appended {
+    segment: u64,
+    at: u64,
+    next: u64,
+    number: u64,
+}
+
+/// The log of a file that is open for writing.
+pub(super) struct Log<M: Medium> {
+    medium: Arc<M>,
+    /// The data file.
+    path: PathBuf,
+    data: M::File,
+    place: PathBuf,
+    file: M::File,
+    pub(super) control: Control,
+    pub(super) confirmed: Confirmed,
+    /// The one that is written to, if there is one.
+    segment: Option<Segment<M::File>>,
+    /// Which copy of the confirmation is the older one.
+    turn: usize,
+}
+
+/// What a log says before the engine opens its file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Glance {
+    /// How the data file stands, before anything opens it.
+    pub(crate) stamp: Stamp,
+}
+
+/// The path of the control file of a data file.
+pub(super) fn control_path(path: &Path, inode: u64) -> PathBuf {
+    sidecar::path(path, inode).with_extension("commits")
+}
+
+/// Looks at a file that may have a log; `None` if it has none.
+///
+/// # Errors
+/// Those of looking.
+pub(crate) fn glance<M: Medium>(medium: &M, path: &Path) -> Result<Option<Glance>> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let has_log = medium.exists(&control_path(path, data.identity()?.inode))?;
+    Ok(if has_log { Some(Glance { stamp: data.stamp()? }) } else { None })
+}
+
+impl<M: Medium> Log<M> {
+    /// Opens the log of a file whose engine this process has just opened, or makes one with this limit. The engine's
+    /// last commit is `last`, and it recovered the file if `recovered`. Returns the log, and whether it goes on from
+    /// where it was; a new one begins at `last`.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] if another user may have planted it; those of opening and writing.
+    pub(super) fn open(
+        medium: Arc<M>,
+        path: &Path,
+        limit: Option<u64>,
+        glance: Option<Glance>,
+        last: u64,
+        recovered: bool,
+    ) -> Result<Option<Self>> {
+        let data = medium.open(path, Access::Read, 0)?;
+        let identity = data.identity()?;
+        let place = control_path(path, identity.inode);
+        let mut found = open(&*medium, &place, Access::ReadWrite, &data)?;
+        if found.as_ref().is_some_and(|file| file.len() < CONTROL_LEN) {
+            // A crash left it half made.
+            medium.unlink(&place)?;
+            found = None;
+        }
+        let is_new = found.is_none();
+        let file = match (found, limit) {
+            (Some(file), _) => file,
+            (None, None) => return Ok(None),
+            (None, Some(_)) => {
+                let dir = sidecar::parent(&place);
+                medium.create_companion_dir(&dir, &data)?;
+                let file = medium.create_like(&place, CONTROL_LEN, CONTROL_LEN, &data)?;
+                file.allocate(0, CONTROL_LEN)?;
+                file
+            }
+        };
+        medium.bring_in_line(&file, &data)?;
+        // What a killed process left in the page cache is about to be relied upon.
+        file.sync(barriers::ATTACH)?;
+        file.distrust_cache(barriers::ATTACH, 0, file.len())?;
+        let read = if is_new { None } else { read_control(&file)? };
+        // A file of an earlier file with this inode number, or one that a crash left half made.
+        let ours = read.filter(|(control, _)| control.is_of(identity));
+        if ours.is_none() && limit.is_none() {
+            remove(&*medium, &place)?;
+            return Ok(None);
+        }
+        let (control, confirmed) = ours.unwrap_or_default();
+        let limit = limit.unwrap_or(control.limit);
+        let mut log =
+            Log { medium, path: path.to_owned(), data, place, file, control, confirmed, segment: None, turn: 0 };
+        log.control.limit = limit;
+        let stands = |closed: Stamp| glance.is_some_and(|glance| glance.stamp == closed);
+        // Closed, and nobody has changed the file since; or the crash left a sidecar, which kept others away.
+        let goes_on = ours.is_some() && (recovered || control.closed.is_some_and(stands));
+        if goes_on && log.find_segment()? {
+            log.write_control(None)?;
+        } else {
+            log.restart(identity, last)?;
+        }
+        Ok(Some(log))
+    }
+
+    /// Begins anew at this commit: whoever reads learns that commits are missing.
+    fn restart(&mut self, identity: crate::storage::Identity, base: u64) -> Result<()> {
+        let uuid = self.medium.unique()?;
+        let identity = crate::storage::Identity { device: 0, ..identity };
+        self.control = Control { uuid, identity, base, ..self.control };
+        self.confirmed = Confirmed { number: base, segment: 0, at: 0 };
+        self.write_control(None)?;
+        self.file.sync(barriers::CONTROL)?;
+        let dir = sidecar::parent(&self.place);
+        self.medium.sync_dir(barriers::CONTROL, &dir)?;
+        self.medium.sync_dir(barriers::CONTROL, &sidecar::parent(&self.path))?;
+        for index in segments(&*self.medium, &self.place)? {
+            self.medium.unlink(&segment_path(&self.place, index))?;
+        }
+        Ok(())
+    }
+
+    /// Writes both copies of the control, durably, one after the other.
+    fn write_control(&mut self, closed: Option<Stamp>) -> Result<()> {
+        self.control.closed = closed;
+        for _ in 0..2 {
+            self.control.seq += 1;
+            let at = CONTROL_AT[(self.control.seq % 2) as usize];
+            self.file.write(at, self.control.encode().as_bytes())?;
+            self.medium.fence(barriers::CONTROL, &[&self.file])?;
+        }
+        Ok(())
+    }
+
+    /// Opens the segment of the last confirmed record, if there is one; false if it is missing or damaged.
+    fn find_segment(&mut self) -> Result<bool> {
+        for index in segments(&*self.medium, &self.place)? {
+            let path = segment_path(&self.place, index);
+            if let Some(segment) = open(&*self.medium, &path, Access::ReadWrite, &self.data)? {
+                self.medium.bring_in_line(&segment, &self.data)?;
+            }
+        }
+        if self.confirmed.at == 0 {
+            return Ok(true);
+        }
+        self.segment = self.open_segment(self.confirmed.segment)?;
+        Ok(self.segment.is_some())
+    }
+
+    fn open_segment(&self, index: u64) -> Result<Option<Segment<M::File>>> {
+        Segment::open(&*self.medium, &self.place, &self.control.uuid, index, Access::ReadWrite, &self.data)
+    }
+
+    /// The record that a crash left behind the confirmed ones, if it is whole. It is durable from here on.
+    pub(super) fn tail(&mut self) -> Result<Option<(Head, RawHead, Appended)>> {
+        let Confirmed { number, segment, at } = self.confirmed;
+        if let Some(current) = &self.segment
+            && let Some(found) = self.tail_in(current, at, number)?
+        {
+            return Ok(Some(found));
+        }
+        // The next one, if the record had no room.
+        let next = if at == 0 { segment } else { segment + 1 };
+        let Some(opened) = self.open_segment(next)?.filter(|opened| opened.base == number) else { return Ok(None) };
+        let found = self.tail_in(&opened, LINE, number)?;
+        if found.is_some() {
+            self.segment = Some(opened);
+        }
+        Ok(found)
+    }
+
+    fn tail_in(&self, segment: &Segment<M::File>, at: u64, previous: u64) -> Result<Option<(Head, RawHead, Appended)>> {
+        segment.file.sync(barriers::ATTACH)?;
+        segment.file.distrust_cache(barriers::ATTACH, 0, segment.file.len())?;
+        let whole = segment.whole(&self.control.uuid, at, previous)?;
+        Ok(whole
+            .map(|(head, raw, next)| (head, raw, Appended { segment: segment.index, at, next, number: head.number })))
+    }
+
+    /// The bytes of an appended record, in pieces.
+    pub(super) fn bytes(
+        &self,
+        head: &Head,
+        raw: &RawHead,
+        appended: &Appended,
+        each: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let lost = || Error::Corrupt {
+            path: segment_path(&self.place, appended.segment),
+            offset: Some(appended.at),
+            what: "a record of the commit log changed while it was read".to_owned(),
+        };
+        let segment = self.segment.as_ref().ok_or_else(lost)?;
+        let ranges = segment.ranges(head, appended.at)?.ok_or_else(lost)?;
+        segment.body(head, raw, appended.at, &ranges, each)?.map(drop).ok_or_else(lost)
+    }
+
+    /// Appends the record of a commit that is about to be made, durably. `fill` gives its bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENOSPC, also if the commit is larger than the log may be; those of writing. Nothing is in the
+    /// log then that counts.
+    pub(super) fn append(
+        &mut self,
+        coming: &Coming<'_>,
+        mut fill: impl FnMut(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<Appended> {
+        let path = self.path.clone();
+        let no_space = || Error::io("append to the commit log of", &path, rustix::io::Errno::NOSPC);
+        let count = u32::try_from(coming.ranges.len()).map_err(|_| no_space())?;
+        let bytes = coming.ranges.iter().map(|range| range.len.get()).sum();
+        let body = body_len(count.into(), bytes).filter(|body| body + 2 * LINE <= self.control.limit);
+        let body = body.ok_or_else(no_space)?;
+        self.make_room(LINE + body)?;
+        let at = if self.segment.as_ref().is_some_and(|segment| segment.index == self.confirmed.segment) {
+            self.confirmed.at.max(LINE)
+        } else {
+            LINE
+        };
+        let Some(segment) = &self.segment else { return Err(no_space()) };
+        let head = Head {
+            number: coming.number,
+            previous: self.confirmed.number,
+            time: coming.time,
+            len: coming.len,
+            shortest: coming.shortest,
+            ranges: count,
+        };
+        let raw = head.encode(&self.control.uuid, segment.index, at);
+        let mut sum = Sum::new(raw.body_seed());
+        segment.file.write(at, raw.as_bytes())?;
+        let mut next = at + LINE;
+        let mut put = |bytes: &[u8]| {
+            sum.add(bytes);
+            let put = segment.file.write(next, bytes);
+            next += bytes.len() as u64;
+            put
+        };
+        put(coming.ranges.as_bytes())?;
+        let mut piece = vec![0; PIECE.min(usize::try_from(bytes).unwrap_or(PIECE))];
+        for range in coming.ranges {
+            let (mut offset, mut left) = (range.offset.get(), range.len.get());
+            while left > 0 {
+                let here = left.min(PIECE as u64);
+                let part = &mut piece[..here as usize];
+                fill(offset, part)?;
+                put(part)?;
+                (offset, left) = (offset + here, left - here);
+            }
+        }
+        segment.file.write(next, &sum.0.to_le_bytes())?;
+        self.medium.fence(barriers::RECORD, &[&segment.file])?;
+        Ok(Appended { segment: segment.index, at, next: at + LINE + body, number: coming.number })
+    }
+
+    /// Says that the engine has committed an appended record, durably. That this itself is durable the next record's
+    /// fence sees to: until then a crash repeats the commit, which has the same bytes.
+    pub(super) fn confirm(&mut self, appended: Appended) -> Result<()> {
+        let Appended { segment, next, number, .. } = appended;
+        self.confirmed = Confirmed { number, segment, at: next };
+        let at = CONFIRMED_AT[self.turn];
+        self.turn = 1 - self.turn;
+        self.file.write(at, self.confirmed.encode(&self.control.uuid).as_bytes())
+    }
+
+    /// Takes an appended record back that the engine did not commit, durably.
+    pub(super) fn abort(&mut self, appended: Appended) -> Result<()> {
+        let Some(segment) = &self.segment else { return Ok(()) };
+        segment.file.write(appended.at, &[0; LINE as usize])?;
+        self.medium.fence(barriers::ABORT, &[&segment.file])
+    }
+
+    /// Makes room for a record of so many bytes: in the current segment, or in a new one.
+    fn make_room(&mut self, wanted: u64) -> Result<()> {
+        let at = self.confirmed.at.max(LINE);
+        if let Some(segment) = &self.segment
+            && (segment.index != self.confirmed.segment || segment.file.len() - at.min(segment.file.len()) >= wanted)
+            && segment.file.len() >= wanted + LINE
+        {
+            return Ok(());
+        }
+        let index = if self.confirmed.at == 0 { self.confirmed.segment } else { self.confirmed.segment + 1 };
+        let len = (self.control.limit / SEGMENTS).max(LEAST_SEGMENT.min(self.control.limit)).max(wanted + LINE);
+        let path = segment_path(&self.place, index);
+        self.drop_beyond(self.control.limit.saturating_sub(len))?;
+        // Of a crash that came before its first record.
+        if self.medium.exists(&path)? {
+            self.medium.unlink(&path)?;
+        }
+        let base = self.confirmed.number;
+        let uuid = self.control.uuid;
+        let made = loop {
+            match self.make_segment(&path, len, RawSegment::new(uuid, index, base)) {
+                // The log is shorter than its limit on a full disk.
+                Err(error) if is_full(&error) && self.drop_oldest()? => {}
+                made => break made?,
+            }
+        };
+        self.segment = Some(Segment { file: made, index, base });
+        Ok(())
+    }
+
+    fn make_segment(&self, path: &Path, len: u64, first: RawSegment) -> Result<M::File> {
+        let file = self.medium.create_like(path, len, len, &self.data)?;
+        let filled = || {
+            file.allocate(0, len)?;
+            file.write(0, first.as_bytes())?;
+            // The segment, its length and its name are durable before a record in it is.
+            self.medium.fence(barriers::SEGMENT, &[&file])?;
+            file.sync(barriers::SEGMENT)?;
+            self.medium.sync_dir(barriers::SEGMENT, &sidecar::parent(&self.place))
+        };
+        // One that has no room for all of it is no use.
+        filled().inspect_err(|_| drop(self.medium.unlink(path)))?;
+        Ok(file)
+    }
+
+    /// Removes the oldest segments until the others have no more than so many bytes.
+    fn drop_beyond(&self, most: u64) -> Result<()> {
+        while self.bytes_of_segments()? > most && self.drop_oldest()? {}
+        Ok(())
+    }
+
+    fn bytes_of_segments(&self) -> Result<u64> {
+        segments(&*self.medium, &self.place)?.into_iter().try_fold(0, |sum, index| {
+            let segment = open(&*self.medium, &segment_path(&self.place, index), Access::Read, &self.data)?;
+            Ok(sum + segment.map_or(0, |segment| segment.len()))
+        })
+    }
+
+    /// Removes the oldest segment, unless nothing but that of the last commit is left. Whoever still reads it goes on.
+    fn drop_oldest(&self) -> Result<bool> {
+        let oldest = segments(&*self.medium, &self.place)?.into_iter().next();
+        match oldest {
+            Some(index) if index < self.confirmed.segment => {
+                self.medium.unlink(&segment_path(&self.place, index)).map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Says, durably, that the file was closed and how it stands.
+    pub(super) fn close(&mut self) -> Result<()> {
+        // As it is for whoever looks at it by its name.
+        let data = self.medium.open(&self.path, Access::Read, 0)?;
+        if !self.control.is_of(data.identity()?) {
+            return Ok(());
+        }
+        self.write_control(Some(data.stamp()?))
+    }
+
+    /// Gives the log up.
+    pub(super) fn remove(self) -> Result<()> {
+        remove(&*self.medium, &self.place)
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::NOSPC, Errno::DQUOT].iter().any(|errno| error.errno() == errno.raw_os_error())
+}
+
+/// Removes a log: the control first, without which segments are nothing.
+fn remove<M: Medium>(medium: &M, place: &Path) -> Result<()> {
+    let indices = segments(medium, place)?;
+    medium.unlink(place)?;
+    indices.into_iter().try_for_each(|index| medium.unlink(&segment_path(place, index)))
+}

@@ -1,0 +1,342 @@
+//! Reading the commits of a file, one after the other, in any process.
+//!
+//! A reader takes no lock and keeps nobody waiting. It reads up to the last confirmed record, and looks after each how
+//! far that is by then. A segment that the writer removes stays readable while it is open here.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::barriers;
+use super::files::{Segment, open, read_control, segments};
+use super::format::{Confirmed, Control, LINE, RawRange, body_len};
+use super::log::control_path;
+use crate::engine::time_of;
+use crate::error::{Error, Result};
+use crate::storage::{Access, Medium, MediumFile};
+use crate::sys::runs::Runs;
+
+/// Bytes that a commit changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Change {
+    /// Where they are in the file.
+    pub range: Range<u64>,
+    /// What they are now; empty if the stream gives [ranges only](CommitStream::ranges_only).
+    pub bytes: Vec<u8>,
+}
+
+/// One commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Commit {
+    /// Its number.
+    pub number: u64,
+    /// The number of the commit before it.
+    pub previous: u64,
+    /// When it was made, to a few milliseconds.
+    pub time: Option<SystemTime>,
+    /// The length of the file after it, in bytes.
+    pub len: u64,
+    /// The shortest that the file was in this commit. Whoever repeats it sets this length first, then
+    /// [`len`](Self::len): bytes in between that no change has are zeros.
+    pub shortest: u64,
+    /// What it changed, ascending.
+    pub changes: Vec<Change>,
+}
+
+/// Which bytes the commits after one of them changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changes {
+    /// The commit that was asked for: nothing up to it is in [`ranges`](Self::ranges).
+    pub since: u64,
+    /// The last commit whose changes are in them.
+    pub through: u64,
+    /// The length of the file at that commit; `None` if there was no commit since.
+    pub len: Option<u64>,
+    /// The shortest that the file was since; `None` if there was no commit.
+    pub shortest: Option<u64>,
+    /// The bytes that changed, ascending, none of them touching. Bytes that a change of the length made zeros are among
+    /// them.
+    pub ranges: Vec<Range<u64>>,
+}
+
+/// The commits of a log, in order.
+pub(crate) trait Commits: Send {
+    /// The next one; `None` if there is none yet.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`]; those of reading.
+    fn next(&mut self, with_bytes: bool) -> Result<Option<Commit>>;
+    /// The number of the last one that was given.
+    fn position(&self) -> u64;
+}
+
+/// The commits of a file in order, each exactly once, from the file's commit log.
+///
+/// A stream is pulled. A slow reader never slows a commit: the log keeps the newest commits up to its limit, and a
+/// reader that has fallen behind is told so. It holds no lock and may be anywhere: in the process that has the file
+/// open, in another one, or in one that comes when the writer has gone.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("ledger");
+/// use untorn::{Options, commits::CommitStream};
+/// let file = Options::new().commit_log(1 << 20).create(&path, 4096)?;
+/// let from = file.last_commit().number;
+/// file.write_at(b"hello", 100)?;
+/// file.sync()?;
+/// let mut stream = CommitStream::open(&path, from)?; // any process
+/// let commit = stream.next()?.unwrap();
+/// assert_eq!((commit.changes[0].range.clone(), &commit.changes[0].bytes[..]), (100..105, &b"hello"[..]));
+/// assert!(stream.next()?.is_none()); // nothing yet
+/// # Ok(()) }
+/// ```
+pub struct CommitStream {
+    commits: Box<dyn Commits>,
+    with_bytes: bool,
+}
+
+impl std::fmt::Debug for CommitStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CommitStream").field("position", &self.position()).finish_non_exhaustive()
+    }
+}
+
+impl CommitStream {
+    pub(crate) fn new(commits: Box<dyn Commits>) -> Self {
+        CommitStream { commits, with_bytes: true }
+    }
+
+    /// The next commit; `None` if there is none yet. All its bytes are in memory then.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`] if the next commit is not in the log any more, or the log has begun anew or was given
+    /// up: it names the oldest commit to go on from. [`Error::Corrupt`] if a record is damaged; errors of reading.
+    #[allow(clippy::should_implement_trait, reason = "it fails, and goes on after `None`")]
+    pub fn next(&mut self) -> Result<Option<Commit>> {
+        self.commits.next(self.with_bytes)
+    }
+
+    /// The next commit, once there is one; `None` after this time. It looks every few milliseconds.
+    ///
+    /// # Errors
+    /// As for [`next`](Self::next).
+    pub fn next_within(&mut self, time: Duration) -> Result<Option<Commit>> {
+        let since = Instant::now();
+        loop {
+            let next = self.next()?;
+            let left = time.saturating_sub(since.elapsed());
+            if next.is_some() || left.is_zero() {
+                return Ok(next);
+            }
+            thread::sleep(left.min(Duration::from_millis(5)));
+        }
+    }
+
+    /// The same stream without the bytes of changes, which takes less time and memory.
+    #[must_use]
+    pub fn ranges_only(mut self) -> Self {
+        self.with_bytes = false;
+        self
+    }
+
+    /// The number of the last commit that was given, or the one that the stream started from: another stream goes on
+    /// from there.
+    pub fn position(&self) -> u64 {
+        self.commits.position()
+    }
+
+    /// Everything that is there now, as ranges.
+    pub(crate) fn into_changes(mut self) -> Result<Changes> {
+        let since = self.position();
+        let (mut ranges, mut len, mut shortest) = (Runs::new(), None, None::<u64>);
+        while let Some(commit) = self.commits.next(false)? {
+            let mut changed = Runs::new();
+            commit.changes.iter().for_each(|change| changed.push(change.range.clone()));
+            ranges.add(&changed);
+            if commit.shortest < commit.len {
+                let mut tail = Runs::new();
+                tail.push(commit.shortest..commit.len);
+                ranges.add(&tail);
+            }
+            ranges = if len.is_some_and(|len| commit.len < len) {
+                ranges.within(std::slice::from_ref(&(0..commit.len)))
+            } else {
+                ranges
+            };
+            len = Some(commit.len);
+            shortest = Some(shortest.unwrap_or(u64::MAX).min(commit.shortest));
+        }
+        Ok(Changes { since, through: self.position(), len, shortest, ranges: ranges.into_ranges() })
+    }
+}
+
+/// A reader of a log.
+pub(crate) struct Reader<M: Medium> {
+    medium: Arc<M>,
+    path: PathBuf,
+    place: PathBuf,
+    data: M::File,
+    file: M::File,
+    uuid: [u8; 16],
+    /// The last commit that was given, or asked for.
+    last: u64,
+    current: Option<(Segment<M::File>, u64)>,
+}
+
+impl<M: Medium> Reader<M> {
+    /// Begins after this commit.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`] if the log does not reach back to it, or there is none; those of opening.
+    pub(crate) fn open(medium: Arc<M>, path: &Path, from: u64) -> Result<Self> {
+        let missing = |oldest| Error::CommitsMissing { path: path.to_owned(), from, oldest };
+        let data = medium.open(path, Access::Read, 0)?;
+        let identity = data.identity()?;
+        let place = control_path(path, identity.inode);
+        let file = open(&*medium, &place, Access::Read, &data)?.ok_or_else(|| missing(None))?;
+        let (control, _) = whole_control(&file)?.ok_or_else(|| missing(None))?;
+        if !control.is_of(identity) {
+            return Err(missing(None));
+        }
+        let path = path.to_owned();
+        let mut reader = Reader { medium, path, place, data, file, uuid: control.uuid, last: from, current: None };
+        reader.find(&control)?;
+        Ok(reader)
+    }
+
+    fn missing(&self, oldest: Option<u64>) -> Error {
+        Error::CommitsMissing { path: self.path.clone(), from: self.last, oldest }
+    }
+
+    /// Finds the segment that the next commit is in, if there is one yet.
+    fn find(&mut self, control: &Control) -> Result<()> {
+        let mut oldest = None;
+        self.current = None;
+        for index in segments(&*self.medium, &self.place)? {
+            let Some(segment) = self.segment(index)? else { continue };
+            oldest.get_or_insert(segment.base);
+            if segment.base <= self.last {
+                self.current = Some((segment, LINE));
+            }
+        }
+        let oldest = oldest.unwrap_or(control.base);
+        if self.last < oldest { Err(self.missing(Some(oldest))) } else { Ok(()) }
+    }
+
+    fn segment(&self, index: u64) -> Result<Option<Segment<M::File>>> {
+        Segment::open(&*self.medium, &self.place, &self.uuid, index, Access::Read, &self.data)
+    }
+
+    /// How far the log goes now.
+    fn confirmed(&self) -> Result<Option<(Control, Confirmed)>> {
+        let (control, confirmed) = whole_control(&self.file)?.ok_or_else(|| self.missing(None))?;
+        if control.uuid != self.uuid {
+            return Err(self.missing(Some(control.base)));
+        }
+        if self.medium.makes_check(barriers::CONFIRMED) {
+            if confirmed.number <= self.last {
+                return Ok(None);
+            }
+            return Ok(Some((control, confirmed)));
+        }
+        Ok(Some((control, Confirmed { number: u64::MAX, segment: u64::MAX, at: u64::MAX })))
+    }
+
+    fn damaged(&self, at: u64) -> Error {
+        let what = "a record of its commit log is damaged".to_owned();
+        Error::Corrupt { path: self.path.clone(), offset: Some(at), what }
+    }
+}
+
+/// The control, which the writer may be writing to this moment.
+fn whole_control<F: MediumFile>(file: &F) -> Result<Option<(Control, Confirmed)>> {
+    for _ in 0..8 {
+        if let Some(read) = read_control(file)? {
+            return Ok(Some(read));
+        }
+        thread::yield_now();
+    }
+    Ok(None)
+}
+
+impl<M: Medium> Commits for Reader<M> {
+    fn next(&mut self, with_bytes: bool) -> Result<Option<Commit>> {
+        let Some((control, confirmed)) = self.confirmed()? else {
+            // A log that was given up gets no more commits.
+            return if self.medium.exists(&self.place)? { Ok(None) } else { Err(self.missing(None)) };
+        };
+        if self.current.is_none() {
+            self.find(&control)?;
+        }
+        loop {
+            let Some((segment, at)) = &self.current else { return Ok(None) };
+            let (index, at) = (segment.index, *at);
+            let Some((head, raw)) = segment.head(&self.uuid, at)?.filter(|(head, _)| head.number <= confirmed.number)
+            else {
+                if index >= confirmed.segment || confirmed.segment == u64::MAX && self.segment(index + 1)?.is_none() {
+                    return if confirmed.number == u64::MAX { Ok(None) } else { Err(self.damaged(at)) };
+                }
+                match self.segment(index + 1)? {
+                    Some(next) if next.base >= self.last || next.base <= confirmed.number => {
+                        self.current = Some((next, LINE));
+                    }
+                    _ => {
+                        // Removed since: the commits in it are missing, unless they were given.
+                        self.find(&control)?;
+                        if self.current.as_ref().is_none_or(|(segment, _)| segment.index <= index) {
+                            return Err(self.damaged(at));
+                        }
+                    }
+                }
+                continue;
+            };
+            let ranges = segment.ranges(&head, at)?.ok_or_else(|| self.damaged(at))?;
+            if head.number <= self.last || !with_bytes {
+                let bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len.get()));
+                let body = body_len(head.ranges.into(), bytes).ok_or_else(|| self.damaged(at))?;
+                self.current.as_mut().into_iter().for_each(|(_, next)| *next = at + LINE + body);
+                if head.number <= self.last {
+                    continue;
+                }
+            }
+            if head.previous > self.last {
+                return Err(self.missing(Some(head.previous)));
+            }
+            let mut changes: Vec<Change> = ranges.iter().map(change).collect();
+            if with_bytes {
+                let (mut place, whole) = (0, self.current.as_ref());
+                let segment = whole.map(|(segment, _)| segment).ok_or_else(|| self.damaged(at))?;
+                let next = segment.body(&head, &raw, at, &ranges, |offset, bytes| {
+                    while changes.get(place).is_some_and(|change| change.range.end <= offset) {
+                        place += 1;
+                    }
+                    if let Some(change) = changes.get_mut(place) {
+                        change.bytes.extend_from_slice(bytes);
+                    }
+                    Ok(())
+                })?;
+                let next = next.ok_or_else(|| self.damaged(at))?;
+                self.current.as_mut().into_iter().for_each(|(_, at)| *at = next);
+            }
+            self.last = head.number;
+            let (previous, time) = (head.previous, time_of(head.time));
+            let (len, shortest) = (head.len, head.shortest);
+            return Ok(Some(Commit { number: head.number, previous, time, len, shortest, changes }));
+        }
+    }
+
+    fn position(&self) -> u64 {
+        self.last
+    }
+}
+
+fn change(range: &RawRange) -> Change {
+    let (offset, len) = (range.offset.get(), range.len.get());
+    Change { range: offset..offset + len, bytes: Vec::new() }
+}

@@ -1,0 +1,96 @@
+//! The commits of a file, for programs: [streams](CommitStream) of them, and what they changed.
+//!
+//! A file has a *commit log* from the first opening with [`Options::commit_log`] on, and every later opening for
+//! writing keeps it up, until [`stop`]. The log stands beside the sidecar and survives every close.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::engine::commits::stream::Reader;
+pub use crate::engine::commits::stream::{Change, Changes, Commit, CommitStream};
+use crate::engine::{Engine, Shared};
+use crate::error::{Error, Result};
+use crate::file::{AtomicFile, AtomicMap};
+use crate::options::Options;
+use crate::storage::{PageCache, resolve};
+
+impl CommitStream {
+    /// The commits of the file at `path` after the one of this number, whichever process has the file open, or none.
+    /// 0 asks for all commits since the file was created with its log.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`] if the file has no commit log, or the log does not reach back so far;
+    /// [`Error::NoAccess`] if this user may not write the file; errors of opening and reading.
+    pub fn open(path: impl AsRef<Path>, from: u64) -> Result<CommitStream> {
+        let path = resolve(path.as_ref())?;
+        let reader = Reader::open(Arc::new(PageCache::reading_by_call()), &path, from)?;
+        Ok(CommitStream::new(Box::new(reader)))
+    }
+}
+
+/// Which bytes of the file at `path` commits changed after the one of this number.
+///
+/// Whoever copies the file takes a [snapshot](crate::Snapshot) first and asks then: what the snapshot has that differs
+/// from the file at that commit is all within these ranges.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("ledger");
+/// use untorn::{Options, commits};
+/// let file = Options::new().commit_log(1 << 20).create(&path, 4096)?;
+/// let since = file.last_commit().number;
+/// file.write_at(b"hello", 100)?;
+/// file.sync()?;
+/// assert_eq!(commits::changed_since(&path, since)?.ranges, [100..105]);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As for [`CommitStream::open`].
+pub fn changed_since(path: impl AsRef<Path>, commit: u64) -> Result<Changes> {
+    CommitStream::open(path, commit)?.into_changes()
+}
+
+/// Gives the commit log of a file up. Returns whether it had one.
+///
+/// # Errors
+/// Those of opening the file for writing and of closing it.
+pub fn stop(path: impl AsRef<Path>) -> Result<bool> {
+    let path = path.as_ref();
+    let had = crate::engine::commits::glance(&PageCache::reading_by_call(), &resolve(path)?)?.is_some();
+    Options::new().commit_log(0).open(path)?.close()?;
+    Ok(had)
+}
+
+fn logged(shared: &Shared, from: u64) -> Result<CommitStream> {
+    let engine: &dyn Engine = &*shared.engine;
+    let missing = || Error::CommitsMissing { path: engine.path().to_owned(), from, oldest: None };
+    Ok(CommitStream::new(engine.commits().ok_or_else(missing)?.after(from)?))
+}
+
+macro_rules! calls_of {
+    ($handle:ident) => {
+        impl $handle {
+            /// The commits of this file after the one of this number, as [`CommitStream::open`] gives them.
+            ///
+            /// # Errors
+            /// [`Error::CommitsMissing`] if the file has no [commit log](Options::commit_log) or it does not reach back
+            /// so far; errors of opening and reading.
+            pub fn commits(&self, from: u64) -> Result<CommitStream> {
+                logged(self.shared(), from)
+            }
+
+            /// Which bytes commits changed after the one of this number; see [`changed_since`].
+            ///
+            /// # Errors
+            /// As for [`commits`](Self::commits).
+            pub fn changed_since(&self, commit: u64) -> Result<Changes> {
+                logged(self.shared(), commit)?.into_changes()
+            }
+        }
+    };
+}
+
+calls_of!(AtomicFile);
+calls_of!(AtomicMap);
