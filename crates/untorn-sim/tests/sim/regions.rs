@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use untorn::Error;
 use untorn::options::Order;
 use untorn::region::{Region, RegionStore, StoreOptions};
-use untorn::testing::storage::MediumClass;
+use untorn::testing::storage::{Barrier, MediumClass};
 use untorn_sim::explore::{Breach, Target};
 use untorn_sim::{Rng, SimMedium, Step, Verdict};
 
@@ -257,4 +257,40 @@ fn any_call_of_a_commit_may_fail_and_nothing_is_torn_or_lost() {
         }
     }
     assert!(tried > 200, "{tried} cases");
+}
+
+/// Four pages change twice under a snapshot of their first commit. The costs of both commits, and whether it changed.
+fn commits_under_a_snapshot(held: usize, keeps_back: bool) -> (Vec<u64>, bool) {
+    let medium = SimMedium::new(MediumClass::Block);
+    if !keeps_back {
+        medium.mutate(Barrier::new("snapshot.keep-back"));
+    }
+    let store = options().create_on(medium.clone(), "/store").unwrap();
+    let region = store.create_region("r").unwrap();
+    region.alloc_pages(4).unwrap();
+    let write = |byte: u8| {
+        (0..4).for_each(|page| region.write_page(page, &[byte; 4096]).unwrap());
+        let before = medium.counters();
+        region.pmsync().unwrap();
+        let after = medium.counters();
+        [after.fences - before.fences, after.flushes - before.flushes, after.syncs - before.syncs]
+    };
+    write(1);
+    let snapshots: Vec<_> = (0..held).map(|_| region.snapshot().unwrap()).collect();
+    let costs = [write(2), write(3)].concat();
+    let mut bytes = [0; 4 * 4096];
+    let changed = snapshots.iter().any(|snapshot| {
+        snapshot.read_at(&mut bytes, 0).unwrap();
+        bytes != [1; 4 * 4096]
+    });
+    (costs, changed)
+}
+
+#[test]
+fn a_commit_costs_the_same_under_snapshots() {
+    let (none, _) = commits_under_a_snapshot(0, true);
+    for held in [1, 8] {
+        assert_eq!(commits_under_a_snapshot(held, true), (none.clone(), false), "{held} held");
+    }
+    assert!(commits_under_a_snapshot(1, false).1, "the mutant reuses the pages");
 }

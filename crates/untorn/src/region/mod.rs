@@ -17,4 +17,4 @@ mod store;
 pub use self::engine::{Audit, RegionInfo, StoreInfo};
 pub use self::map::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedRegion;
-pub use self::store::{Region, RegionStore, StoreOptions};
+pub use self::store::{Region, RegionSnapshot, RegionStore, StoreOptions};

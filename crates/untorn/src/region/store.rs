@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::options::{ExclusionCheck, Order};
 use crate::region::engine::{
-    self, AnyRegion, AnyStore, MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, Settings, Store, Stored,
+    self, AnyHeld, AnyRegion, AnyStore, MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, Settings, Store, Stored,
 };
 use crate::region::engine::{Audit, RegionInfo, StoreInfo};
 use crate::region::exclusion::RegionNotShared;
@@ -57,6 +57,62 @@ pub struct RegionStore {
 #[derive(Clone)]
 pub struct Region {
     pub(crate) region: Arc<dyn AnyRegion>,
+}
+
+/// A region as it was at one commit, for as long as this is held. Commits go on meanwhile.
+///
+/// [`Region::snapshot`] and [`RegionMap::snapshot`](crate::region::RegionMap::snapshot) take one; any number may be
+/// held, of different commits. Commits never store over pages of an earlier one, so a snapshot costs no copy. The store
+/// keeps the pages that it needs until it is dropped. If the store has no space, all its snapshots end, and the commit
+/// goes on. A snapshot keeps the region open.
+pub struct RegionSnapshot {
+    held: Box<dyn AnyHeld>,
+}
+
+impl fmt::Debug for RegionSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionSnapshot").field("name", &self.name()).field("commit", &self.commit()).finish()
+    }
+}
+
+impl RegionSnapshot {
+    pub(crate) fn new(held: Box<dyn AnyHeld>) -> Self {
+        RegionSnapshot { held }
+    }
+
+    /// The region's name.
+    pub fn name(&self) -> &str {
+        self.held.name()
+    }
+
+    /// The number of the commit that it shows.
+    pub fn commit(&self) -> u64 {
+        self.held.commit()
+    }
+
+    /// The pages that were allocated at that commit, in ascending order.
+    pub fn pages(&self) -> Vec<u64> {
+        self.held.pages()
+    }
+
+    /// Fills `buf` from a byte offset with the bytes of the commit. The range may span consecutive pages.
+    ///
+    /// # Errors
+    /// - [`Error::OutOfRange`] beyond the region's maximum.
+    /// - [`Error::Invalid`] if a page was not allocated at that commit.
+    /// - [`Error::SnapshotEnded`] if the store had no space.
+    /// - [`Error::Io`] from reading; [`Error::Forked`] in a forked child.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.held.read(offset, buf)
+    }
+
+    /// Reads one page.
+    ///
+    /// # Errors
+    /// As for [`read_at`](RegionSnapshot::read_at).
+    pub fn read_page(&self, page: u64, buf: &mut [u8; 4096]) -> Result<()> {
+        self.held.read(offset_of(page), buf)
+    }
 }
 
 /// How to create and open a store; builds up like [`Options`](crate::Options).
@@ -451,6 +507,33 @@ impl Region {
     /// may succeed. A failed flush poisons the store; only opening it again tells whether the whole commit is durable.
     pub fn pmsync(&self) -> Result<u64> {
         self.region.pmsync(&Stored::default())
+    }
+
+    /// Takes a snapshot of the last commit: reads of it give the same bytes for as long as it is held, while the
+    /// program changes and commits the region. Uncommitted changes are not in it. It copies nothing.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let store = untorn::region::RegionStore::create(dir.path().join("store"))?;
+    /// let region = store.create_region("ledger")?;
+    /// region.alloc_page()?;
+    /// region.write_at(b"100", 0)?;
+    /// region.pmsync()?;
+    /// let snapshot = region.snapshot()?;
+    /// region.write_at(b"200", 0)?;
+    /// region.pmsync()?;
+    /// let mut bytes = [0; 3];
+    /// snapshot.read_at(&mut bytes, 0)?;
+    /// assert_eq!(&bytes, b"100");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while the region is mapped ([`RegionMap::snapshot`](crate::region::RegionMap::snapshot) takes
+    /// one then); errors of reading the region, if that is necessary.
+    pub fn snapshot(&self) -> Result<RegionSnapshot> {
+        Ok(RegionSnapshot::new(self.region.hold()?))
     }
 
     /// Discards all changes since the last [`pmsync`](Region::pmsync).

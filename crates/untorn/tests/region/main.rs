@@ -10,6 +10,7 @@ mod region_many;
 mod region_map;
 mod region_million;
 mod region_model;
+mod region_snapshot;
 
 #[global_allocator]
 static ALLOC: common::system::CountingAlloc = common::system::CountingAlloc;

@@ -134,6 +134,12 @@ impl Life<'_> {
             }
             _ => self.attempt(op)?.map_err(|error| Finding::new(format!("{op} failed: {error}")))?,
         }
+        if let (Op::Hold(region), Some(store)) = (op, &self.handle)
+            && let (Some(held), Some(durable)) = (store.held(), before.get(region))
+            && held != durable
+        {
+            return wrong(format!("a snapshot holds {held:?}, not the last commit, {durable:?}"));
+        }
         let during = Allowed { states: vec![before, self.model.durable.clone()], missing: false };
         let opened = matches!(op, Op::Reopen { .. } | Op::PmsyncFails { .. } | Op::ReopenFails { .. });
         // The content that the program sees is compared now and then, since that reads every page, and always after

@@ -45,6 +45,12 @@ pub(super) enum Op {
     Free(u8, u64),
     Pmsync(u8),
     Rollback(u8),
+    /// Takes a snapshot of the last commit.
+    Hold(u8),
+    /// Reads all held snapshots again.
+    Look,
+    /// Gives the oldest snapshot up.
+    LetGo,
     /// Finish looking for free space.
     Scan,
     /// Close the store, or drop it, and open it again.
@@ -74,6 +80,9 @@ impl fmt::Display for Op {
             Op::Free(region, page) => write!(f, "free page {page} of {}", name(region)),
             Op::Pmsync(region) => write!(f, "pmsync {}", name(region)),
             Op::Rollback(region) => write!(f, "rollback {}", name(region)),
+            Op::Hold(region) => write!(f, "hold a snapshot of {}", name(region)),
+            Op::Look => write!(f, "read the held snapshots"),
+            Op::LetGo => write!(f, "let the oldest snapshot go"),
             Op::Scan => write!(f, "scan"),
             Op::Reopen { clean: true } => write!(f, "close, open"),
             Op::Reopen { clean: false } => write!(f, "drop, open"),
@@ -129,7 +138,7 @@ impl Model {
                 }
             }
             Op::Rollback(region) => drop(self.working.remove(&region)),
-            Op::Scan => {}
+            Op::Hold(_) | Op::Look | Op::LetGo | Op::Scan => {}
             Op::Reopen { .. } | Op::ReopenFails { .. } => self.working.clear(),
         }
     }
@@ -180,6 +189,13 @@ impl Generator {
                     }
                 }
             }
+        }
+        // From the side, so that the other operations of a seed are as they were before there were snapshots.
+        match Rng::derive(self.rng.clone().next_u64(), 1).below(16) {
+            0 | 1 => push(Op::Hold(region), model),
+            2..=5 => push(Op::Look, model),
+            6 => push(Op::LetGo, model),
+            _ => {}
         }
         let clean = self.rng.one_in(2);
         let nth = 1 + self.rng.below(2) as u32;

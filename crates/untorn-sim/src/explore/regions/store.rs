@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use untorn::Result;
 use untorn::options::DirtyTracking;
-use untorn::region::{Region, RegionMap, RegionMapOptions, RegionStore, StoreOptions};
+use untorn::region::{Region, RegionMap, RegionMapOptions, RegionSnapshot, RegionStore, StoreOptions};
 use untorn::testing::storage::{Access, Barrier, Medium, MediumFile};
+use untorn::{Error, Result};
 
 use super::config::Config;
 use super::ops::{Op, Pages, REGIONS, State, bytes_of, tag_of};
@@ -18,8 +18,15 @@ pub(super) const PATH: &str = "/store";
 
 /// A store, open.
 pub(in crate::explore) enum Opened {
-    Store { store: RegionStore, open: BTreeMap<u8, Open>, mapped: bool },
+    Store { store: RegionStore, open: BTreeMap<u8, Open>, held: Vec<Held>, mapped: bool },
     Canary(Canary),
+}
+
+/// A held snapshot, and what it held when it was taken.
+pub(in crate::explore) struct Held {
+    number: u8,
+    snapshot: RegionSnapshot,
+    pages: Pages,
 }
 
 /// A region, open in one of two ways.
@@ -39,7 +46,7 @@ impl Opened {
             return Canary::create(medium).map(Opened::Canary);
         }
         let store = options(config).create_on(medium.clone(), PATH)?;
-        Ok(Opened::Store { store, open: BTreeMap::new(), mapped: config.mapped })
+        Ok(Opened::Store { store, open: BTreeMap::new(), held: Vec::new(), mapped: config.mapped })
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
@@ -47,26 +54,50 @@ impl Opened {
             return Canary::open(medium).map(Opened::Canary);
         }
         let store = options(config).open_on(medium.clone(), PATH)?;
-        Ok(Opened::Store { store, open: BTreeMap::new(), mapped: config.mapped })
+        Ok(Opened::Store { store, open: BTreeMap::new(), held: Vec::new(), mapped: config.mapped })
     }
 
     /// Everything but what opens the store again.
     pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
         match self {
             Opened::Canary(canary) => canary.perform(op),
-            Opened::Store { store, open, mapped } => perform(store, open, *mapped, op),
+            Opened::Store { held, .. } if matches!(op, Op::Look | Op::LetGo) => {
+                if *op == Op::LetGo {
+                    held.drain(..held.len().min(1));
+                }
+                held.iter().try_for_each(Held::look)
+            }
+            Opened::Store { store, open, held, .. } if let Op::Hold(number) = *op => {
+                let snapshot = region(store, open, number)?.snapshot()?;
+                let pages = pages_of(number, &snapshot)?;
+                held.push(Held { number, snapshot, pages });
+                Ok(())
+            }
+            Opened::Store { store, open, held, mapped } => {
+                if let Op::Delete(number) = *op {
+                    // A held snapshot keeps its region.
+                    held.retain(|held| held.number != number);
+                }
+                perform(store, open, *mapped, op)
+            }
         }
     }
 
     /// Lets the store go in one of the two ways.
     pub(super) fn end(self, clean: bool) -> Result<()> {
         match self {
-            Opened::Store { store, open, .. } if clean => {
-                drop(open);
+            Opened::Store { store, open, held, .. } if clean => {
+                drop((open, held));
                 store.close()
             }
             _ => Ok(()),
         }
+    }
+
+    /// What the snapshot that was taken last holds.
+    pub(super) fn held(&self) -> Option<&Pages> {
+        let Opened::Store { held, .. } = self else { return None };
+        held.last().map(|held| &held.pages)
     }
 
     /// All content as a program sees it, or a finding.
@@ -107,6 +138,35 @@ impl Opened {
     }
 }
 
+/// The pages of a snapshot.
+///
+/// # Panics
+/// If one holds bytes that were never written to it.
+fn pages_of(number: u8, snapshot: &RegionSnapshot) -> Result<Pages> {
+    let mut bytes = [0; 4096];
+    let of = |page: u64| {
+        snapshot.read_page(page, &mut bytes)?;
+        let tag = tag_of(number, page, &bytes);
+        assert!(tag.is_some(), "page {page} of a snapshot of {} holds bytes that it never had", snapshot.name());
+        Ok((page, tag.unwrap_or_default()))
+    };
+    snapshot.pages().into_iter().map(of).collect()
+}
+
+impl Held {
+    /// Reads it again.
+    ///
+    /// # Panics
+    /// If it changed.
+    fn look(&self) -> Result<()> {
+        match pages_of(self.number, &self.snapshot) {
+            // The store had no space.
+            Err(Error::SnapshotEnded { .. }) => Ok(()),
+            read => read.map(|pages| assert_eq!(pages, self.pages, "a snapshot changed while it was held")),
+        }
+    }
+}
+
 fn region<'a>(store: &RegionStore, open: &'a mut BTreeMap<u8, Open>, number: u8) -> Result<&'a mut Open> {
     use std::collections::btree_map::Entry;
     Ok(match open.entry(number) {
@@ -123,6 +183,13 @@ impl Open {
             *self = Open::Mapped(Box::new(options.map(region)?));
         }
         Ok(self)
+    }
+
+    fn snapshot(&self) -> Result<RegionSnapshot> {
+        match self {
+            Open::Copies(region) => region.snapshot(),
+            Open::Mapped(map) => map.snapshot(),
+        }
     }
 
     fn perform(&mut self, op: &Op) -> Result<()> {
@@ -186,7 +253,7 @@ fn perform(store: &RegionStore, open: &mut BTreeMap<u8, Open>, mapped: bool, op:
             if mapped { region.mapped()?.perform(op) } else { region.perform(op) }
         }
         Op::Scan => store.scan(),
-        Op::Reopen { .. } | Op::ReopenFails { .. } => Ok(()),
+        Op::Hold(_) | Op::Look | Op::LetGo | Op::Reopen { .. } | Op::ReopenFails { .. } => Ok(()),
     }
 }
 
@@ -269,7 +336,7 @@ impl Canary {
                 self.durable.insert(region, pages);
                 return self.write();
             }
-            Op::Scan | Op::Reopen { .. } | Op::ReopenFails { .. } => {}
+            Op::Hold(_) | Op::Look | Op::LetGo | Op::Scan | Op::Reopen { .. } | Op::ReopenFails { .. } => {}
         }
         Ok(())
     }

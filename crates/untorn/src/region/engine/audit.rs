@@ -79,8 +79,9 @@ impl<M: Medium> Core<M> {
                 state.loaded = None;
             }
         }
+        let kept_back = locked(&self.holds).pages();
         let space = locked(&self.space);
-        audit.lost_pages = space.used().saturating_sub(owners.len() as u64);
+        audit.lost_pages = space.used().saturating_sub(owners.len() as u64 + kept_back);
         for (page, name) in owners.iter().filter(|(page, _)| !space.is_used(**page)) {
             audit.findings.push(format!("page {page} is in use by region {name:?}, but the free map marks it free"));
         }

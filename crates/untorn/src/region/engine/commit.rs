@@ -1,12 +1,13 @@
 //! `pmsync`: one commit of a region. The protocol and why it holds are at the head of the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
 use super::format::{Entry, Half, IN_LINE, LEAF, PAGE, Page, Record, ZERO, digest};
 use super::load::Loaded;
-use super::{Core, Region, barriers};
+use super::{Core, Region, barriers, locked};
 use crate::error::{Error, Result};
 use crate::options::Order;
 use crate::storage::{Medium, MediumFile};
@@ -82,9 +83,15 @@ impl<M: Medium> Core<M> {
             self.untidy.fetch_or(!missing.is_empty(), std::sync::atomic::Ordering::AcqRel);
         })?;
         let record = self.write_record(region, loaded, &entries)?;
-        let given_up: Vec<u64> = entries.keys().filter_map(|logical| loaded.table.entry(*logical).stored()).collect();
+        let stored = |logical: &u64| Some((*logical, loaded.table.entry(*logical).stored()?));
+        let given_up: Vec<(u64, u64)> = entries.keys().filter_map(stored).collect();
         loaded.advance(record, touched);
-        self.release_pages(given_up);
+        let free = if self.medium.makes_check(barriers::KEEP_BACK) {
+            locked(&self.holds).keep_back(region.node, given_up)
+        } else {
+            given_up.into_iter().map(|(_, page)| page).collect()
+        };
+        self.release_pages(free);
         Ok(loaded.commit)
     }
 
@@ -137,7 +144,7 @@ impl<M: Medium> Core<M> {
             let (index, place) = (logical / LEAF, (logical % LEAF) as usize);
             // Every leaf that is touched is there: the table was grown.
             let Some(leaf) = table.leaves.get(&index) else { continue };
-            let leaf = touched.entry(index).or_insert_with(|| Touched { half: leaf.half.clone(), lines: 0 });
+            let leaf = touched.entry(index).or_insert_with(|| Touched { half: Box::new(*leaf.half), lines: 0 });
             leaf.half.0[place] = *entry;
             leaf.lines |= 1 << (place / IN_LINE);
         }
@@ -148,7 +155,7 @@ impl<M: Medium> Core<M> {
             let Some(leaf) = table.leaves.get_mut(index) else { continue };
             let change = touched.get(index);
             leaf.pending |= change.map_or(0, |change| change.lines);
-            let half = change.map_or(&leaf.half, |change| &change.half);
+            let half: &Half = change.map_or(&leaf.half, |change| &change.half);
             self.file.write_lines(leaf.half_at(*commit + 1), half.as_bytes(), u64::from(leaf.pending))?;
         }
         Ok(touched)
@@ -187,7 +194,7 @@ impl Loaded {
         }
         for (index, change) in touched {
             if let Some(leaf) = table.leaves.get_mut(&index) {
-                leaf.half = change.half;
+                leaf.half = Arc::from(change.half);
                 leaf.pending = change.lines;
                 table.unsettled.insert(index);
             }
@@ -200,9 +207,7 @@ impl Loaded {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use super::super::{AnyRegion, AnyStore, Settings, Store, create, locked};
+    use super::super::{AnyRegion, AnyStore, Settings, Store, create};
     use super::*;
     use crate::storage::PageCache;
 

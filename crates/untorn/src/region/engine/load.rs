@@ -2,6 +2,7 @@
 //! region, and the scan for free space after a crash.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use zerocopy::FromBytes;
@@ -183,7 +184,7 @@ impl<M: Medium> Core<M> {
             if pending != 0 {
                 table.unsettled.insert(leaf.index);
             }
-            table.leaves.insert(leaf.index, Leaf { page: leaf.page, half: Box::new(*now), pending });
+            table.leaves.insert(leaf.index, Leaf { page: leaf.page, half: Arc::new(*now), pending });
         }
         Ok(Loaded { commit: record.commit, table })
     }

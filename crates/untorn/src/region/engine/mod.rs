@@ -48,11 +48,13 @@
 //! 1. Naming (create, open and delete a region).
 //! 2. A region's state.
 //! 3. The directory.
-//! 4. The free map.
+//! 4. The held snapshots.
+//! 5. The free map.
 
 mod audit;
 mod commit;
 mod format;
+mod held;
 mod load;
 mod open;
 mod region;
@@ -71,6 +73,8 @@ pub use self::audit::Audit;
 pub(crate) use self::commit::Stored;
 pub(crate) use self::format::{MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page};
 use self::format::{MapPlace, Record, Superblock};
+use self::held::Holds;
+
 use self::load::Loaded;
 pub(crate) use self::open::create;
 use self::region::Handle;
@@ -114,6 +118,8 @@ pub(crate) mod barriers {
         RECORD = "snapshot.record";
         /// The remains of a record that does not count are erased before the region is written to again.
         DISCARD = "snapshot.recover.discard";
+        /// A check: a page that a commit gives up is kept back while a held snapshot names it.
+        KEEP_BACK = "snapshot.keep-back";
     }
 }
 
@@ -228,6 +234,19 @@ pub(crate) trait AnyRegion: Send + Sync {
     fn writable(&self) -> Result<()>;
     /// The way to the region for a mapping; as long as it is there, every other one is refused.
     fn map(&self) -> Result<Arc<dyn AnyRegion>>;
+    /// Holds the region at its last commit.
+    fn hold(&self) -> Result<Box<dyn AnyHeld>>;
+}
+
+/// A region at one commit, for as long as somebody holds this.
+pub(crate) trait AnyHeld: Send + Sync {
+    fn name(&self) -> &str;
+    /// The store's file.
+    fn path(&self) -> &Path;
+    fn commit(&self) -> u64;
+    /// Allocated pages, ascending.
+    fn pages(&self) -> Vec<u64>;
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
 }
 
 /// One open store, shared by the handles of it and of its regions.
@@ -241,6 +260,7 @@ struct Core<M: Medium> {
     /// Held by whoever creates, opens or deletes a region.
     naming: Mutex<()>,
     directory: Mutex<Vec<Slot<M>>>,
+    holds: Mutex<Holds>,
     space: Mutex<Space>,
     superblock: Mutex<Superblock>,
     /// It had been closed cleanly.
@@ -329,9 +349,23 @@ impl<M: Medium> Core<M> {
 
     /// Takes pages from the free map, growing the file if it has too few.
     ///
+    /// If there is no space, all held snapshots end, and their pages are there.
+    ///
     /// # Errors
     /// A full disk. Nothing is taken then.
     fn take_pages(&self, count: usize) -> Result<Vec<u64>> {
+        self.take_free(count).or_else(|full| {
+            let freed = locked(&self.holds).end_all();
+            if freed.is_empty() || self.handle_state.writable().is_err() {
+                return Err(full);
+            }
+            tracing::warn!(store = %self.path().display(), error = %full, "no space for the held snapshots; they end");
+            self.release_pages(freed);
+            self.take_free(count)
+        })
+    }
+
+    fn take_free(&self, count: usize) -> Result<Vec<u64>> {
         let mut space = locked(&self.space);
         let missing = (count as u64).saturating_sub(space.free());
         if missing > 0 {

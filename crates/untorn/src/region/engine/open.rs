@@ -125,6 +125,7 @@ impl<M: Medium> Store<M> {
             order,
             naming: Mutex::default(),
             directory: Mutex::new(directory),
+            holds: Mutex::default(),
             space: Mutex::new(map.unwrap_or_else(|| Space::unknown(pages, superblock.first()))),
             superblock: Mutex::new(superblock),
             was_clean,

@@ -1,13 +1,16 @@
 //! An open region: its pages, and the uncommitted changes of the program.
 
+use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
 use super::commit::Stored;
 use super::format::{Entry, PAGE, Page};
+use super::held::Pin;
 use super::load::Loaded;
 use super::working::{Pending, Working};
-use super::{AnyRegion, Core, Region, RegionInfo, State, locked};
+use super::{AnyHeld, AnyRegion, Core, Region, RegionInfo, State, locked};
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumFile};
 
@@ -105,20 +108,8 @@ impl<M: Medium> Access<M> {
         }
     }
 
-    /// The parts of a range of bytes that lie in one page each: page, offset in it, place and length in the range.
-    fn parts(&self, offset: u64, len: usize) -> Result<impl Iterator<Item = (u64, usize, std::ops::Range<usize>)>> {
-        let file_len = self.region().max_pages * PAGE;
-        if offset.checked_add(len as u64).is_none_or(|end| end > file_len) {
-            let path = self.path().to_owned();
-            return Err(Error::OutOfRange { path, offset, len: len as u64, file_len });
-        }
-        let mut done = 0;
-        Ok(std::iter::from_fn(move || {
-            let (at, from) = (offset + done as u64, done);
-            let within = (at % PAGE) as usize;
-            done = len.min(from + PAGE as usize - within);
-            (from < len).then_some((at / PAGE, within, from..done))
-        }))
+    fn parts(&self, offset: u64, len: usize) -> Result<impl Iterator<Item = Part> + use<M>> {
+        parts(self.path(), self.region().max_pages, offset, len)
     }
 }
 
@@ -285,6 +276,104 @@ impl<M: Medium> AnyRegion for Access<M> {
         state.mapped = true;
         Ok(Arc::new(Access { handle: Arc::clone(&self.handle), through_mapping: true }))
     }
+
+    fn hold(&self) -> Result<Box<dyn AnyHeld>> {
+        let (snapshot, pin) = self.with(|Loaded { commit, table }, _| {
+            Ok(locked(&self.core().holds).hold(self.region().node, *commit, table))
+        })?;
+        Ok(Box::new(Held { handle: Arc::clone(&self.handle), snapshot, pin }))
+    }
+}
+
+/// A region at one commit.
+struct Held<M: Medium> {
+    /// Keeps the region open.
+    handle: Arc<Handle<M>>,
+    snapshot: u64,
+    pin: Arc<Pin>,
+}
+
+impl<M: Medium> Held<M> {
+    fn has_ended(&self) -> bool {
+        !locked(&self.handle.core.holds).has(self.snapshot)
+    }
+
+    fn read_parts(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let Handle { core, region, .. } = &*self.handle;
+        for (logical, within, place) in parts(core.path(), region.max_pages, offset, dst.len())? {
+            let (entry, dst) = (self.pin.entry(logical), &mut dst[place]);
+            match entry.stored() {
+                Some(page) => core.file.read(page * PAGE + within as u64, dst)?,
+                None if entry.is_allocated() => dst.fill(0),
+                None => {
+                    let what = format!("region {:?}: page {logical} was not allocated at this commit", region.name);
+                    return Err(Error::Invalid { path: core.path().to_owned(), what });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<M: Medium> AnyHeld for Held<M> {
+    fn name(&self) -> &str {
+        &self.handle.region.name
+    }
+
+    fn path(&self) -> &Path {
+        self.handle.core.path()
+    }
+
+    fn commit(&self) -> u64 {
+        self.pin.commit
+    }
+
+    fn pages(&self) -> Vec<u64> {
+        self.pin.logical_pages().collect()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.handle.core.handle_state.ours()?;
+        let read = self.read_parts(offset, dst);
+        // None of the bytes is loaded after this is asked.
+        fence(Ordering::Acquire);
+        if self.has_ended() {
+            let cause = "the store has no space to keep pages back".to_owned();
+            return Err(Error::SnapshotEnded { path: self.path().to_owned(), cause });
+        }
+        read.map_err(|error| self.handle.core.handle_state.unless_lost(error))
+    }
+}
+
+impl<M: Medium> Drop for Held<M> {
+    fn drop(&mut self) {
+        let core = &self.handle.core;
+        if core.handle_state.ours().is_ok() {
+            let free = locked(&core.holds).release(self.snapshot);
+            core.release_pages(free);
+        }
+    }
+}
+
+/// One page's part of a range of bytes: the page, the offset in it, place and length in the range.
+type Part = (u64, usize, Range<usize>);
+
+/// The parts of a range of bytes of a region.
+///
+/// # Errors
+/// [`Error::OutOfRange`] beyond the region's maximum.
+fn parts(path: &Path, max_pages: u64, offset: u64, len: usize) -> Result<impl Iterator<Item = Part> + use<>> {
+    let file_len = max_pages * PAGE;
+    if offset.checked_add(len as u64).is_none_or(|end| end > file_len) {
+        return Err(Error::OutOfRange { path: path.to_owned(), offset, len: len as u64, file_len });
+    }
+    let mut done = 0;
+    Ok(std::iter::from_fn(move || {
+        let (at, from) = (offset + done as u64, done);
+        let within = (at % PAGE) as usize;
+        done = len.min(from + PAGE as usize - within);
+        (from < len).then_some((at / PAGE, within, from..done))
+    }))
 }
 
 impl<M: Medium> Drop for Access<M> {

@@ -1,6 +1,7 @@
 //! A region's page table: the tree on the medium, and its copy of the last commit in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -13,7 +14,7 @@ use crate::storage::{Medium, MediumFile};
 pub(super) struct Leaf {
     /// Page of the store.
     pub(super) page: u64,
-    pub(super) half: Box<Half>,
+    pub(super) half: Arc<Half>,
     /// Lines of 64 bytes in which the other half may differ.
     pub(super) pending: u32,
 }
@@ -131,7 +132,7 @@ impl Table {
         }
         for ((level, index), page) in new {
             if level == 0 {
-                self.leaves.insert(index, Leaf { page, half: Box::new(Half::new_zeroed()), pending: 0 });
+                self.leaves.insert(index, Leaf { page, half: Arc::new(Half::new_zeroed()), pending: 0 });
             } else {
                 self.add_inner((level, index), page);
             }

@@ -29,6 +29,7 @@ use crate::error::{Error, Result};
 use crate::options::DirtyTracking;
 use crate::region::engine::RegionInfo;
 use crate::region::engine::{AnyRegion, PAGE, Page, Stored};
+use crate::region::store::RegionSnapshot;
 use crate::sys::paged::Paged;
 use crate::sys::runs::Runs;
 use crate::sys::tracking::KEPT;
@@ -117,6 +118,14 @@ impl RegionMap {
     /// [`Error::Forked`] in a forked child.
     pub fn info(&self) -> Result<RegionInfo> {
         self.region.info()
+    }
+
+    /// Takes a snapshot of the last commit: see [`Region::snapshot`]. Stores since are not in it.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    pub fn snapshot(&self) -> Result<RegionSnapshot> {
+        Ok(RegionSnapshot::new(self.region.hold()?))
     }
 
     /// All allocated pages in ascending order, including uncommitted changes.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
+use crate::region::engine::AnyHeld;
 use crate::region::{RegionStore, StoreOptions};
 use crate::sys::paged::Closing;
 use crate::sys::paged::tests::refuse_to_close;
@@ -300,6 +301,10 @@ impl AnyRegion for Ailing {
 
     fn map(&self) -> Result<Arc<dyn AnyRegion>> {
         self.region.map()
+    }
+
+    fn hold(&self) -> Result<Box<dyn AnyHeld>> {
+        self.region.hold()
     }
 }
 
