@@ -2,14 +2,20 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::memory_dir;
-use untorn::Error;
-use untorn::write_cache::{CacheOptions, CachedFile, Descriptor, WriteCache};
+use untorn::testing::storage::forward;
+use untorn::testing::storage::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Names, PageCache,
+    PageCacheFile, Stamp,
+};
+use untorn::write_cache::{CacheOptions, CachedFile, Descriptor, Kernel, WriteCache};
+use untorn::{Error, Result};
 
 fn options() -> CacheOptions {
     CacheOptions::new().size(1 << 20).max_files(16).background(false).spill_from(4096)
@@ -163,7 +169,7 @@ fn whatever_a_crash_leaves_of_the_names_the_next_session_begins() {
 #[test]
 fn of_owners_that_remove_and_create_a_log_one_has_it_at_a_time() {
     let place = Place::new();
-    let rounds = untorn_testing::cases(60, 5000);
+    let rounds = untorn_testing::cases(20, 5000);
     thread::scope(|scope| {
         for number in 0..3_u8 {
             let (log, path) = (place.log(), place.path(&format!("file{number}")));
@@ -200,4 +206,87 @@ fn a_log_in_a_directory_by_another_name_leaves_nothing_there() {
     let refused = options().create(place.log()).map(drop);
     assert!(matches!(&refused, Err(Error::Untrusted { .. })), "{refused:?}");
     assert_eq!(fs::read_dir(place.path("elsewhere")).unwrap().count(), 0);
+}
+
+type Owner = Arc<Mutex<Option<WriteCache>>>;
+
+/// A medium on which the owner of a log removes it just before somebody else locks it.
+struct Late {
+    medium: PageCache,
+    owner: Owner,
+    /// Whether another process makes a new one at once.
+    replaced: bool,
+}
+
+struct LateFile {
+    file: PageCacheFile,
+    path: PathBuf,
+    owner: Owner,
+    replaced: bool,
+}
+
+impl Late {
+    fn file(&self, path: &Path, file: PageCacheFile) -> LateFile {
+        LateFile { file, path: path.to_owned(), owner: self.owner.clone(), replaced: self.replaced }
+    }
+}
+
+impl Medium for Late {
+    type File = LateFile;
+
+    forward!(medium: class, order, unique, now, booted, relax);
+
+    fn names(&self) -> &dyn Names {
+        self.medium.names()
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<LateFile> {
+        self.medium.open(path, access, reserve).map(|file| self.file(path, file))
+    }
+
+    fn create_new(&self, path: &Path, len: u64, reserve: u64, like: Option<&LateFile>) -> Result<LateFile> {
+        let made = self.medium.create_new(path, len, reserve, like.map(|like| &like.file));
+        made.map(|file| self.file(path, file))
+    }
+
+    fn fence(&self, barrier: Barrier, files: &[&LateFile]) -> Result<()> {
+        let files: Vec<&PageCacheFile> = files.iter().map(|file| &file.file).collect();
+        self.medium.fence(barrier, &files)
+    }
+}
+
+impl MediumFile for LateFile {
+    forward!(file: len, identity, descriptor, stamp, mark, set_mark, read, write, store, flush);
+    forward!(file: set_len, allocate, punch, sync, distrust_cache);
+
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        if let Some(owner) = self.owner.lock().unwrap().take() {
+            assert!(owner.remove().unwrap());
+            drop(owner);
+            if self.replaced {
+                drop(open(&self.path));
+            }
+        }
+        self.file.try_lock(kind)
+    }
+}
+
+#[test]
+fn a_log_that_goes_before_it_is_locked_is_not_opened() {
+    for replaced in [false, true] {
+        let place = Place::new();
+        let owner = Arc::new(Mutex::new(Some(open(&place.log()))));
+        let late = Late { medium: PageCache::new(), owner, replaced };
+        match options().open_on(late, Arc::new(Kernel), place.log()) {
+            Err(Error::Io { source, .. }) => assert!(!replaced && source.kind() == ErrorKind::NotFound, "{source}"),
+            Err(error) => panic!("{error}"),
+            Ok(opened) => {
+                assert!(replaced, "a log without a name was opened");
+                // It is the one that has the name.
+                let again = options().open(place.log()).map(drop);
+                assert!(matches!(again, Err(Error::InUse { .. })), "{again:?}");
+                drop(opened);
+            }
+        }
+    }
 }
