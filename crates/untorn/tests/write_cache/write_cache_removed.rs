@@ -11,8 +11,8 @@ use std::thread;
 use crate::common::memory_dir;
 use untorn::testing::storage::forward;
 use untorn::testing::storage::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Names, PageCache,
-    PageCacheFile, Stamp,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Names,
+    PageCache, PageCacheFile, Stamp,
 };
 use untorn::write_cache::{CacheOptions, CachedFile, Descriptor, Kernel, WriteCache};
 use untorn::{Error, Result};
@@ -257,7 +257,7 @@ impl Medium for Late {
 
 impl MediumFile for LateFile {
     forward!(file: len, identity, descriptor, stamp, mark, set_mark, read, write, store, flush);
-    forward!(file: set_len, allocate, punch, sync, distrust_cache);
+    forward!(file: set_len, allocate, punch, sync, distrust_cache, commit_note, set_commit_note);
 
     fn try_lock(&self, kind: LockKind) -> Result<bool> {
         if let Some(owner) = self.owner.lock().unwrap().take() {
