@@ -1,6 +1,6 @@
 //! The library's errors as the exceptions of `untorn._errors`, which makes and names the classes.
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use untorn::Error;
 
@@ -28,7 +28,10 @@ pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
         Error::NotClosed { path, .. } => ("NotClosed", path),
         Error::SnapshotEnded { path, .. } => ("SnapshotEnded", path),
         Error::Forked { path } => ("Forked", path),
-        other => return PyRuntimeError::new_err(other.to_string()),
+        Error::CommitsMissing { path, .. } => ("CommitsMissing", path),
+        Error::ReplayIncomplete { path, .. } => ("ReplayIncomplete", path),
+        Error::UntrustedLog { path, .. } => ("UntrustedLog", path),
+        other => return PyOSError::new_err((other.errno(), other.to_string())),
     };
     let made = py
         .import("untorn._errors")

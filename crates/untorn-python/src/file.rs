@@ -12,6 +12,7 @@ use untorn::backup::BackupOptions;
 use untorn::{AtomicFile, EngineKind, Options};
 
 use crate::errors::raise;
+use crate::map::SnapshotMap;
 use crate::options::parse;
 
 /// The value, also after a panic of another thread: no invariant of the values here spans a panic.
@@ -180,6 +181,7 @@ impl File {
         told.set_item("engine", info.engine.as_str())?;
         told.set_item("len", info.len)?;
         told.set_item("commit", info.commit)?;
+        told.set_item("committed", info.committed)?;
         told.set_item("durability", info.durability.as_str())?;
         told.set_item("sidecar", info.sidecar.as_ref().map(|sidecar| sidecar.as_os_str()))?;
         Ok(told)
@@ -386,6 +388,16 @@ impl Snapshot {
         let (path, len) = self.with(py, |snapshot| Ok((snapshot.path().to_owned(), snapshot.len())))?;
         within(py, &path, offset, size, len)?;
         PyBytes::new_with(py, size, |bytes| self.with(py, |snapshot| snapshot.read_at(bytes, offset)))
+    }
+
+    /// The whole file at the commit, as memory that never changes: an object with the buffer protocol, for loads.
+    fn map(&self, py: Python<'_>) -> PyResult<SnapshotMap> {
+        let map = self.with(py, |snapshot| {
+            let map = snapshot.map()?;
+            map.all()?;
+            Ok(map)
+        })?;
+        Ok(SnapshotMap { map })
     }
 
     /// Copies the commit to the new file `dest`, with a manifest of checksums.

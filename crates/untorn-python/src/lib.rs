@@ -50,6 +50,7 @@ fn inspect<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, PyDict>> 
     told.set_item("engine", report.engine.map(|engine| engine.as_str()))?;
     told.set_item("len", report.len)?;
     told.set_item("commit", report.commit)?;
+    told.set_item("committed", report.committed)?;
     told.set_item("state", options::state(report.state))?;
     told.set_item("sidecar", report.sidecar.as_ref().map(|sidecar| sidecar.path.as_os_str()))?;
     told.set_item("findings", &report.findings)?;
@@ -63,6 +64,7 @@ fn _untorn(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<file::Transaction>()?;
     module.add_class::<file::Snapshot>()?;
     module.add_class::<map::Map>()?;
+    module.add_class::<map::SnapshotMap>()?;
     module.add_function(wrap_pyfunction!(recover, module)?)?;
     module.add_function(wrap_pyfunction!(inspect, module)?)?;
     Ok(())

@@ -143,6 +143,34 @@ impl Map {
     }
 }
 
+/// A snapshot as memory. `Snapshot.map` makes one. It has the buffer protocol, for loads.
+#[pyclass(frozen, module = "untorn._untorn")]
+pub(crate) struct SnapshotMap {
+    /// Each range of it was asked for before, so it is there.
+    pub(crate) map: untorn::SnapshotMap,
+}
+
+#[pymethods]
+impl SnapshotMap {
+    /// The length in bytes.
+    fn __len__(&self) -> usize {
+        self.map.len() as usize
+    }
+
+    /// Makes a buffer of all of it.
+    ///
+    /// # Safety
+    /// `view` is a buffer structure that the interpreter asks to be filled.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let bytes = slf.get().map.all().map_err(|error| raise(slf.py(), error))?;
+        let address = bytes.as_ptr().cast_mut().cast::<c_void>();
+        // SAFETY: `view` is the interpreter's. The memory is the object's, to which the buffer has a reference; no byte
+        // of it changes while the object lives, and with `readonly` nobody stores to it.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), address, bytes.len() as isize, 1, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
 #[pymethods]
 impl Map {
     /// Opens (`"open"`), creates (`"create"`), or opens with new contents (`"truncate"`).

@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import threading
+import time
 
 import pytest
 from conftest import cases, examples, run
@@ -39,8 +40,13 @@ def test_a_transaction_commits_or_rolls_back(engine: str) -> None:
         with pytest.raises(ValueError, match="ended"):
             tx.commit()
         assert f.info()["engine"] == engine
+        assert abs(f.info()["committed"].timestamp() - time.time()) < 60
     with open("f", "rb") as plain:
         assert plain.read(3) == b"one"
+    number = untorn.inspect("f")["commit"]
+    with untorn.open("f", engine=engine) as f:
+        f.write_at(0, b"three")
+        assert f.commit() > number, "numbers go on through a close"
 
 
 def test_an_exception_in_a_block_discards_what_no_commit_has() -> None:
@@ -142,8 +148,10 @@ def test_a_snapshot_stays_while_writers_go_on(engine: str) -> None:
             assert held.read_at(0, 10000) == b"a" * 10000 and len(held) == 10000
             # Another process sees the last commit.
             assert run("import untorn; print(untorn.snapshot('f').read_at(9999, 1))") == "b'b'\n"
+            memory = memoryview(held.map())
         with pytest.raises(ValueError, match="closed"):
             held.read_at(0, 1)
+        assert memory == b"a" * 10000 and memory.readonly, "what is mapped outlives the snapshot"
         told = f.backup("copy", verify=True)
         assert told["len"] == 10000
     assert open("copy", "rb").read() == b"b" * 10000

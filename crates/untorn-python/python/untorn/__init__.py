@@ -23,6 +23,7 @@ from typing import Union as _Union
 from ._arrays import ArrayRef, map_of, memmap, open_npy, ref, save_npy
 from ._errors import (
     ChangedOutsideError,
+    CommitsMissingError,
     CorruptError,
     Error,
     ForkedError,
@@ -39,15 +40,17 @@ from ._errors import (
     PoisonedError,
     ProtectionError,
     ReadOnlyError,
+    ReplayIncompleteError,
     SidecarMismatchError,
     SidecarMissingError,
     SnapshotEndedError,
     UnsupportedError,
     UntrustedError,
+    UntrustedLogError,
 )
 from ._files import File, open, replace
 from ._maps import Map, map
-from ._untorn import Snapshot, Transaction, __version__, inspect, recover
+from ._untorn import Snapshot, SnapshotMap, Transaction, __version__, inspect, recover
 
 
 def snapshot(path: "_Union[str, _os.PathLike[str]]") -> Snapshot:
@@ -58,6 +61,7 @@ def snapshot(path: "_Union[str, _os.PathLike[str]]") -> Snapshot:
 __all__ = [
     "ArrayRef",
     "ChangedOutsideError",
+    "CommitsMissingError",
     "CorruptError",
     "Error",
     "File",
@@ -76,13 +80,16 @@ __all__ = [
     "PoisonedError",
     "ProtectionError",
     "ReadOnlyError",
+    "ReplayIncompleteError",
     "SidecarMismatchError",
     "SidecarMissingError",
     "Snapshot",
     "SnapshotEndedError",
+    "SnapshotMap",
     "Transaction",
     "UnsupportedError",
     "UntrustedError",
+    "UntrustedLogError",
     "__version__",
     "inspect",
     "map",

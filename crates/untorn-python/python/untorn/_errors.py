@@ -113,6 +113,18 @@ class SnapshotEndedError(Error, OSError):
     """The snapshot ended before it was closed. Take a new one."""
 
 
+class CommitsMissingError(Error, OSError):
+    """The commit log does not reach back to the commit that was asked for, or the file keeps none."""
+
+
+class ReplayIncompleteError(Error, OSError):
+    """A write-cache log holds writes that a replay could not bring to their files. The log keeps them."""
+
+
+class UntrustedLogError(Error, PermissionError):
+    """Another user could have written what the log says, so it is not believed."""
+
+
 class ForkedError(Error, OSError):
     """The handle was opened before a fork, and the child may not use it."""
 
