@@ -332,7 +332,7 @@ fn crash(life: &Life, seed: u64, effort: Effort, depth: u32) -> Result<(), Strin
         for (n, medium) in machines.into_iter().enumerate() {
             let mut after = Life::new(life.config, medium, expected.clone());
             let what = |error: String| format!("{:?}, crash {index}, image {n}, depth {depth}: {error}", life.config);
-            if expected.given.is_empty() && !after.medium.peek(PATH).is_some_and(|bytes| bytes.len() == LEN) {
+            if expected.given.is_empty() && after.medium.peek(PATH).is_none_or(|bytes| bytes.len() != LEN) {
                 continue;
             }
             after.open().map_err(what)?;
@@ -398,9 +398,12 @@ fn a_stream_gives_the_file_at_each_commit_through_crashes() {
 #[test]
 fn each_barrier_of_the_commit_log_is_needed() {
     for barrier in commit_log_barriers() {
-        let tries = (0..40).flat_map(|seed| Config::all().map(move |config| (config, seed)));
+        // First the configuration that convicts the one which is hardest to convict.
+        let configs = || Config::all().skip(5).chain(Config::all().take(5));
+        let tries = (0..6).flat_map(|seed| configs().map(move |config| (config, seed)));
         let effort = Effort { steps: 5, samples: 2, one_in: 3 };
-        let convicted = tries.take(48).find_map(|(config, seed)| explored(config, Some(barrier), seed, effort).err());
+        let mut tries = tries.map(|(config, seed)| explored(config, Some(barrier), seed, effort));
+        let convicted = tries.find_map(Result::err);
         assert!(convicted.is_some(), "no crash convicts a log without {}", barrier.name());
     }
 }
