@@ -294,3 +294,10 @@ fn a_commit_costs_the_same_under_snapshots() {
     }
     assert!(commits_under_a_snapshot(1, false).1, "the mutant reuses the pages");
 }
+
+#[test]
+fn the_explorer_convicts_a_page_that_is_not_kept_back() {
+    let token = "pmem/snapshot/one-fence:seed-51354408199909:mute-snapshot.keep-back";
+    let violation = untorn_sim::explore::replay(token).unwrap();
+    assert!(violation.is_some_and(|violation| violation.to_string().contains("a snapshot of tall")));
+}

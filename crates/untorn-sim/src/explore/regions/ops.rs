@@ -191,10 +191,10 @@ impl Generator {
             }
         }
         // From the side, so that the other operations of a seed are as they were before there were snapshots.
-        match Rng::derive(self.rng.clone().next_u64(), 1).below(16) {
-            0 | 1 => push(Op::Hold(region), model),
-            2..=5 => push(Op::Look, model),
-            6 => push(Op::LetGo, model),
+        let mut side = Rng::derive(self.rng.clone().next_u64(), 1);
+        match side.below(16) {
+            0..=4 => push(Op::Hold(region), model),
+            5 => push(Op::LetGo, model),
             _ => {}
         }
         let clean = self.rng.one_in(2);
@@ -209,6 +209,9 @@ impl Generator {
             _ => Op::Pmsync(region),
         };
         push(end, model);
+        if side.one_in(2) {
+            push(Op::Look, model);
+        }
         ops
     }
 }
