@@ -77,6 +77,7 @@ pub mod redundancy;
 pub mod region;
 pub mod shared;
 mod simd;
+mod stats;
 mod storage;
 mod sync;
 mod sys;
@@ -95,6 +96,7 @@ pub use open::{commits, prune, recover};
 pub use options::{Durability, EngineKind, Options};
 #[cfg(feature = "redundancy")]
 pub use redundancy::protect::{coverage, repair_modified, scrub, unprotect};
+pub use stats::{Stats, stats};
 
 #[cfg(not(feature = "tracing"))]
 #[allow(unused_imports, reason = "which levels are used depends on the other features")]
@@ -103,6 +105,7 @@ pub(crate) use no_tracing::{event as debug, event as error, event as info, event
 /// What is told of a file and of where it lies.
 pub mod report {
     pub use crate::doctor::Diagnosis;
+    pub use crate::engine::figures::Figures;
     pub use crate::engine::snapshot::{HeldSnapshots, SnapshotInfo};
     pub use crate::engine::{Info, LastCommit, Recovery, Report, SidecarReport, State};
     pub use crate::error::{FileKind, ProtectionProblem};

@@ -30,7 +30,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("product", &["file", "region", "write_cache", "redundancy", "shared"]),
     // Composes products.
     ("factory", &["open"]),
-    ("facade", &["backup", "doctor", "testing"]),
+    ("facade", &["backup", "doctor", "stats", "testing"]),
 ];
 
 /// The same inside a room: its modules, lowest first. Modules that are not named are free.

@@ -9,6 +9,7 @@ mod prune;
 mod region;
 mod replay;
 mod run;
+mod stats;
 mod torture;
 
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ pub(crate) use region::{
 };
 pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay, TrustReplay};
 pub(crate) use run::{Mode as RunMode, Run, RunLog};
+pub(crate) use stats::Stats;
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};
 
 use crate::size;
@@ -87,6 +89,17 @@ pub(crate) enum Verb {
     #[command(after_help = "Exit codes: 0 clean, or in use by another process; 1 the file needs recovery or a \
         decision; 2 corrupt; 64 usage; 74 I/O error\n\nExample:\n  untorn info ledger --json")]
     Info(Look),
+    /// Show figures of files: commits, log use, checkpoint lag, dead space, snapshots.
+    ///
+    /// A program that has a file open is asked for them; it must run under the same user, or this command as root. Any
+    /// other file is opened read-only for a moment. `--prometheus` prints what the textfile collector of the node
+    /// exporter reads.
+    #[command(
+        after_help = "Exit codes: 0 done, also if a program does not tell the figures of its file; 64 usage; 74 \
+        I/O error\n\nExamples:\n  untorn stats ledger --watch=5\n  \
+        untorn stats ledger index --prometheus > /var/lib/node_exporter/untorn.prom"
+    )]
+    Stats(Stats),
     /// Verify a file without changing it.
     ///
     /// Checks the sidecar's checksums and reads every byte. `untorn scrub` checks the data of a protected file.

@@ -17,6 +17,7 @@ mod recover;
 mod region;
 mod replay;
 mod run;
+mod stats;
 mod unmount;
 
 use crate::cli::{CacheLogVerb, Verb};
@@ -31,6 +32,7 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Create(args) => change::create(&args),
         Verb::Info(args) => info::run(&args),
         Verb::Check(args) => check::run(&args),
+        Verb::Stats(args) => stats::run(&args),
         Verb::Write(args) => change::write(&args),
         Verb::Read(args) => read::run(&args),
         Verb::Apply(args) => apply::run(&args),
@@ -71,6 +73,7 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Doctor(args) => args.form.json,
         Verb::Create(args) => args.form.json,
         Verb::Info(args) | Verb::Check(args) => args.form.json,
+        Verb::Stats(args) => args.form.json,
         Verb::Write(args) => args.form.json,
         Verb::Apply(args) => args.form.json,
         Verb::Resize(args) => args.form.json,

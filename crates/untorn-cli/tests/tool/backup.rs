@@ -108,3 +108,30 @@ fn every_kind_of_file_is_backed_up_or_refused_clearly() {
     untorn(&["backup", &plain, "-"]).expect(0);
     untorn(&["backup", dir.to_str().unwrap(), &at(dir, "x")]).expect(64).names("directory");
 }
+
+/// The program that has a file open tells its figures; a closed file shows them itself.
+#[test]
+fn stats_show_a_file_in_use_and_a_closed_one() {
+    let place = Place::created(1 << 20);
+    let stats = || untorn(&["stats", place.name(), "--json"]).expect(0).json();
+    let closed = stats();
+    assert_eq!((&closed["state"], &closed["figures"]["len"]), (&"clean".into(), &(1 << 20).into()), "{closed}");
+    let file = untorn::Options::new().open(place.name()).unwrap();
+    file.write_at(&[7; 20_000], 0).unwrap();
+    file.sync().unwrap();
+    let snapshot = file.snapshot().unwrap();
+    file.write_at(&[8; 4096], 0).unwrap();
+    let open = stats();
+    assert_eq!(open["state"], "in-use", "{open}");
+    let figure = |name: &str| open["figures"][name].as_u64().unwrap();
+    assert!(figure("lag_pages") >= 4 && figure("sidecar_bytes") >= figure("used_bytes"), "{open}");
+    assert_eq!((figure("snapshots"), figure("snapshot_bytes")), (1, 4096), "{open}");
+    let text = untorn(&["stats", place.name()]).expect(0).text();
+    assert!(text.contains("in use by") && text.contains("1 snapshot, 4096 bytes (4 KiB) kept for them"), "{text}");
+    let scraped = untorn(&["stats", place.name(), "--prometheus"]).expect(0).text();
+    assert!(scraped.contains(&format!("untorn_snapshots{{file=\"{}\"}} 1\n", place.name())), "{scraped}");
+    drop(snapshot);
+    file.close().unwrap();
+    untorn(&["stats", place.name(), "--prometheus", "--json"]).expect(64);
+    untorn(&["stats", "/nonexistent"]).expect(74).names("/nonexistent");
+}

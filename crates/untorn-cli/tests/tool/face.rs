@@ -4,11 +4,12 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Place, UNTORN, run, untorn};
 
-const VERBS: [&str; 23] = [
+const VERBS: [&str; 24] = [
     "demo",
     "doctor",
     "create",
     "info",
+    "stats",
     "check",
     "write",
     "read",

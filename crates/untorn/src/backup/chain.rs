@@ -8,6 +8,7 @@
 //!    them, whichever backup has it.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -27,11 +28,7 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn open(backup: &Path) -> Result<Self> {
         let failed = |error| Error::io("open", backup, error);
-        let file = match File::open(backup) {
-            Ok(file) => file,
-            // The manifest is missing with it, and the way out is the same.
-            Err(error) => return Err(failed(error)),
-        };
+        let file = File::open(backup).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
         let fits = |manifest: &Manifest| {
             len == manifest.file_len() && compare(&file, backup, manifest, &BackupOptions::new()).is_ok()
@@ -93,7 +90,6 @@ pub(super) fn compare(file: &File, path: &Path, manifest: &Manifest, options: &B
 
 /// The first byte from `from` on that is in no hole.
 fn data_from_or_all(file: &File, from: u64, len: u64) -> Option<u64> {
-    use std::os::fd::AsFd;
     let data = data_from(file.as_fd(), from).unwrap_or(Some(from..len));
     data.map(|data| data.start).filter(|start| *start < len)
 }

@@ -103,7 +103,7 @@ impl Manifest {
         }
         let chunk = base.map_or(chunk, |base| base.chunk);
         if len.div_ceil(chunk) > MOST_CHUNKS {
-            let what = format!("{len} bytes are too many for the chunks of its base; make a full backup").to_owned();
+            let what = format!("{len} bytes are too many for the chunks of its base; make a full backup");
             return Err(Error::Invalid { path: source.to_owned(), what });
         }
         let base = base.map(|base| Base { id: base.id(), commit: base.commit, len: base.len });

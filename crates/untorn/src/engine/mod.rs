@@ -13,6 +13,7 @@
 //! 5. [`redundancy`]: the operations of an engine that keeps redundancy.
 //! 6. [`snapshot`]: a layer around an engine that keeps what held snapshots need.
 //! 7. [`commits`]: a layer around an engine that logs each commit for readers.
+//! 8. [`figures`]: what can be counted of an open file.
 //!
 //! Lock order: a file's place in the registry, then the engine's own locks.
 
@@ -34,6 +35,7 @@ use crate::sys::sync;
 
 pub(crate) mod commits;
 pub(crate) mod exclusion;
+pub(crate) mod figures;
 pub(crate) mod handle_state;
 mod range;
 pub(crate) mod redundancy;

@@ -12,9 +12,10 @@ use rustix::io::Errno;
 
 use super::report::{Told, from_file};
 use super::{CHUNK, Incoming, Kind, MOST, Message, from_word, memory_for, name_of, receive};
-use crate::engine::registry;
+use crate::engine::figures::Figures;
 use crate::engine::snapshot::handle::Snapshot;
 use crate::engine::snapshot::preimages::lock;
+use crate::engine::{Shared, registry};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::storage::{Identity, identity_of};
@@ -94,8 +95,9 @@ pub(crate) fn process_with(path: &Path, inode: u64) -> Option<u32> {
 pub(crate) fn report(path: &Path) -> std::result::Result<Told, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let identity = identity_of(file.as_fd(), path).map_err(|error| error.to_string())?;
-    if let Some(held) = registry::with(identity, Snapshot::held) {
-        return Ok(Told { held });
+    let here = |shared: &Shared| Told { held: Snapshot::held(shared), figures: Some(Figures::of(&*shared.engine)) };
+    if let Some(told) = registry::with(identity, here) {
+        return Ok(told);
     }
     let Some(process) = process_with(path, identity.inode) else {
         return Err("the kernel does not tell which process has it open".to_owned());

@@ -6,6 +6,7 @@
 //! ```text
 //! snapshot NUMBER PROCESS COMMIT LEN SINCE BYTES     SINCE in nanoseconds since 1970
 //! bytes BYTES                                        kept for all of them together
+//! metric NAME VALUE                                  a figure of the open file
 //! ```
 
 use std::fmt::Write;
@@ -18,6 +19,7 @@ use rustix::fs::MemfdFlags;
 
 use super::{from_word, to_word};
 use crate::engine::Shared;
+use crate::engine::figures::Figures;
 use crate::engine::snapshot::{HeldSnapshots, Snapshot, SnapshotInfo};
 
 /// Bytes of a report, at most: a reader does not believe a longer one.
@@ -30,11 +32,12 @@ const MOST: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) held: HeldSnapshots,
+    pub(crate) figures: Option<Figures>,
 }
 
 /// What this process tells of a file that it has open.
 pub(super) fn text(shared: &Shared) -> String {
-    text_of(&Told { held: Snapshot::held(shared) })
+    text_of(&Told { held: Snapshot::held(shared), figures: Some(Figures::of(&*shared.engine)) })
 }
 
 fn text_of(told: &Told) -> String {
@@ -45,6 +48,9 @@ fn text_of(told: &Told) -> String {
         let _ = writeln!(text, "snapshot {number} {process} {commit} {len} {} {bytes}", to_word(*since));
     }
     let _ = writeln!(text, "bytes {}", told.held.bytes);
+    for (name, value) in told.figures.iter().flat_map(Figures::named) {
+        let _ = writeln!(text, "metric {name} {value}");
+    }
     text
 }
 
@@ -78,12 +84,16 @@ fn parse(text: &str) -> Option<Told> {
     for line in text.lines() {
         let mut words = line.split(' ');
         let kind = words.next()?;
-        let numbers = || words.map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>();
+        let mut numbers = || words.by_ref().map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>();
         match kind {
             "snapshot" => {
                 let [_, process, commit, len, since, bytes] = *numbers()?.first_chunk()?;
                 let (process, since) = (u32::try_from(process).ok()?, from_word(since));
                 told.held.snapshots.push(SnapshotInfo { commit, len, since, process, bytes });
+            }
+            "metric" => {
+                let (name, value) = (words.next()?, words.next()?.parse().ok()?);
+                told.figures.get_or_insert_default().set(name, value);
             }
             "bytes" => told.held.bytes = *numbers()?.first()?,
             _ => {}
@@ -106,10 +116,21 @@ mod tests {
 
     #[test]
     fn reports_come_back_and_others_are_refused() {
-        let told = Told { held: HeldSnapshots { snapshots: vec![info(1, 4711), info(u64::MAX, 0)], bytes: 77 } };
+        let figures = Figures { commit: 5, dead_bytes: u64::MAX, ..Figures::default() };
+        let held = HeldSnapshots { snapshots: vec![info(1, 4711), info(u64::MAX, 0)], bytes: 77 };
+        let told = Told { held, figures: Some(figures) };
         assert_eq!(through_a_file(&text_of(&told)).unwrap(), told);
         let later = format!("metric commits 7\n{}snapshot", text_of(&told).replace("77\n", "77 and more\n"));
-        for bad in [&later, "snapshot 1 2", "bytes", "bytes -1", "snapshot 0 4294967296 1 1 1 1", "bytes 1\u{0}"] {
+        for bad in [
+            &later,
+            "snapshot 1 2",
+            "bytes",
+            "bytes -1",
+            "snapshot 0 4294967296 1 1 1 1",
+            "bytes 1\u{0}",
+            "metric len x",
+            "metric len",
+        ] {
             assert!(through_a_file(bad).is_err(), "{bad}");
         }
         assert_eq!(through_a_file("metric commits 7\n\nbytes 9 1\n").unwrap().held.bytes, 9, "of a later version");
@@ -120,7 +141,8 @@ mod tests {
     #[test]
     fn the_longest_report_is_believed() {
         let most = SnapshotInfo { commit: u64::MAX, len: u64::MAX, bytes: u64::MAX, ..info(0, u32::MAX) };
-        let told = Told { held: HeldSnapshots { snapshots: vec![most; MOST + 1], bytes: u64::MAX } };
+        let held = HeldSnapshots { snapshots: vec![most; MOST + 1], bytes: u64::MAX };
+        let told = Told { held, figures: None };
         assert_eq!(through_a_file(&text_of(&told)).unwrap().held.snapshots.len(), MOST);
     }
 }
