@@ -6,10 +6,10 @@
 //!
 //! # Invariants
 //!
-//! 1. A backup and a restored file get their names only when they are whole and durable ([`target`]). A crash before
+//! 1. A backup and a restored file get their names only when they are whole and durable (`target`). A crash before
 //!    leaves nothing that is taken for a backup.
-//! 2. Every byte of a backup was written from the snapshot, or compared with it ([`copy`]).
-//! 3. Nothing of a backup is restored that its manifest does not confirm ([`chain`]).
+//! 2. Every byte of a backup was written from the snapshot, or compared with it (`copy`).
+//! 3. Nothing of a backup is restored that its manifest does not confirm (`chain`).
 //!
 //! # No reflinks
 //!
