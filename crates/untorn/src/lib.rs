@@ -35,6 +35,19 @@
 //! Without `redundancy` a file that has redundancy opens only [`read_only`](Options::read_only). Any other open of it
 //! fails with [`Error::Invalid`], since its stores would make the checksums wrong.
 //!
+//! The feature `metrics` is off by default. It counts, for the recorder of the crate
+//! [`metrics`](https://docs.rs/metrics) that is installed when a file is opened, with the label `file`:
+//!
+//! | metric | counts |
+//! |---|---|
+//! | `untorn_commits_total`, `untorn_commit_seconds` | commits, and a histogram of how long each took |
+//! | `untorn_writes_total`, `untorn_written_bytes_total` | atomic writes, and their bytes |
+//! | `untorn_stored_bytes_total` | bytes stored to the data file and its sidecar for them |
+//! | `untorn_fences_total`, `untorn_flushes_total` | fences, and flushes of a file or a directory |
+//! | `untorn_commit`, `untorn_len`, ... | a gauge for each of the [`Figures`](report::Figures), once a second at most |
+//!
+//! A build without it pays nothing: what counts is a layer of its own.
+//!
 //! # Example
 //!
 //! ```

@@ -37,6 +37,8 @@ pub(crate) mod commits;
 pub(crate) mod exclusion;
 pub(crate) mod figures;
 pub(crate) mod handle_state;
+#[cfg(feature = "metrics")]
+pub(crate) mod metered;
 mod range;
 pub(crate) mod redundancy;
 pub(crate) mod registry;

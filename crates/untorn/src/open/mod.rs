@@ -38,6 +38,8 @@ mod adopt;
 pub mod commits;
 pub(crate) mod leftovers;
 mod map;
+#[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
+mod metrics;
 mod recover;
 #[cfg_attr(not(feature = "redundancy"), path = "no_redundancy.rs")]
 pub(crate) mod redundancy;
@@ -192,16 +194,17 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
 
 /// The engine on the medium that a file was found on.
 fn engine_at(kind: MediumKind, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    match kind {
+    let engine = match kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-            let medium = Dax::new(kind).on_lost_page(options.lost_page);
+            let medium = metrics::counted(Dax::new(kind).on_lost_page(options.lost_page), path);
             engine_on(Arc::new(Latched::new(medium)), path, options, TICK)
         }
         MediumKind::Block | MediumKind::Volatile => {
-            let medium = PageCache::new().on_lost_page(options.lost_page);
+            let medium = metrics::counted(PageCache::new().on_lost_page(options.lost_page), path);
             engine_on(Arc::new(Latched::new(medium)), path, options, TICK)
         }
-    }
+    };
+    engine.map(metrics::metered)
 }
 
 fn in_flux(path: &Path) -> Error {

@@ -22,6 +22,8 @@ use crate::error::{Error, Result};
 
 pub(crate) mod barrier;
 pub(crate) mod companion;
+#[cfg(feature = "metrics")]
+pub(crate) mod counted;
 mod dax;
 mod detect;
 mod forward;
