@@ -172,7 +172,7 @@ fn holes_of_the_file_are_not_read() {
 /// Whatever changes between two backups, a chain gives the file at each of them.
 #[test]
 fn random_chains_restore_what_a_full_backup_has() {
-    for case in 0..cases(20, 500) {
+    for case in 0..cases(10, 500) {
         let mut random = Random(case + 1);
         let dir = tempfile::tempdir().unwrap();
         let engine = [EngineKind::Reflection, EngineKind::HybridLog][random.below(2) as usize];
