@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use super::commits::CommitService;
 use super::figures::Figures;
 use super::redundancy::RedundancyService;
 use super::snapshot::SnapshotService;
 use super::{Close, Engine, Info, Piece};
 use crate::error::Result;
+use crate::format::sidecar::number::Stamped;
 use crate::options::{Durability, Options};
 use crate::storage::Identity;
 
@@ -161,6 +163,22 @@ impl Engine for Metered {
 
     fn redundancy(&self) -> Option<&dyn RedundancyService> {
         self.engine.redundancy()
+    }
+
+    fn resize_commits(&self) -> bool {
+        self.engine.resize_commits()
+    }
+
+    fn number_above(&self, number: u64) {
+        self.engine.number_above(number);
+    }
+
+    fn last_commit(&self) -> Stamped {
+        self.engine.last_commit()
+    }
+
+    fn commits(&self) -> Option<&dyn CommitService> {
+        self.engine.commits()
     }
 
     fn snapshots(&self) -> Option<&dyn SnapshotService> {

@@ -12,7 +12,8 @@ use metrics::{Counter, counter};
 
 use super::forward::forward;
 use super::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange, Names, Stamp,
+    Access, Barrier, CommitNote, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, NameChange,
+    Names, Stamp,
 };
 use crate::error::Result;
 
@@ -49,7 +50,7 @@ impl<M: Medium> Counted<M> {
 impl<M: Medium> Medium for Counted<M> {
     type File = CountedFile<M::File>;
 
-    forward!(inner: class, order, makes_check, unique, now, booted, relax);
+    forward!(inner: class, order, makes_check, unique, now, commit_time, booted, relax);
 
     fn names(&self) -> &dyn Names {
         self
@@ -124,7 +125,7 @@ impl<F> CountedFile<F> {
 
 impl<F: MediumFile> MediumFile for CountedFile<F> {
     forward!(inner: len, identity, descriptor, changed_by_others, stamp, begin_own_changes, is_disturbed);
-    forward!(inner: notes_stores, mark, set_mark, try_lock);
+    forward!(inner: notes_stores, mark, set_mark, commit_note, set_commit_note, try_lock);
     forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
     forward!(inner: prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);
     forward!(inner: set_len, allocate, punch);
