@@ -513,13 +513,14 @@ void untorn_tx_abort(untorn_tx *tx);
  *   address inside it, or of a map that has ended, is UNTORN_EINVAL. The
  *   address is the same until the map ends, whatever its length, and differs at
  *   each untorn_map: store offsets in the file, not pointers.
- * - Only untorn_map_commit commits. A crash, untorn_map_rollback, untorn_unmap
+ * - Only untorn_map_commit and untorn_map_commit_beside_stores commit. A crash, untorn_map_rollback, untorn_unmap
  *   and untorn_map_settle discard later stores; unlike with a shared mapping,
  *   the kernel never writes them to the file.
  * - Any thread may load and store, under the program's own locks. Calls by
  *   several threads on one map take turns. While untorn_map_commit runs,
  *   threads may load but must not store: otherwise the log may have bytes that
- *   do not match its checksum, and recovery may drop the commit. While
+ *   do not match its checksum, and recovery may drop the commit. Beside
+ *   untorn_map_commit_beside_stores they may do both. While
  *   untorn_map_rollback or untorn_map_resize runs, threads must not load
  *   either. After a call of untorn_unmap or untorn_map_settle, no thread may
  *   access the memory.
@@ -565,6 +566,19 @@ void *untorn_map(const char *path, const untorn_options *opts, size_t *len, unto
  * UNTORN_EPOISONED: after a failed flush, only mapping the file again tells
  * whether this commit is durable, all of it or nothing. */
 int untorn_map_commit(void *map);
+
+/* Commits as untorn_map_commit does, while other threads store. Every store that
+ * ended before the call is in the commit. A store that runs meanwhile is in it
+ * whole, in part or not at all, and whole in the next commit.
+ * It copies each stored page before it writes it to the log. Every page that was
+ * ever stored to stays in memory until untorn_map_commit or untorn_map_rollback.
+ * Errors: those of untorn_map_commit. */
+int untorn_map_commit_beside_stores(void *map);
+
+/* Takes a snapshot of the last commit: stores since then are not in it. It holds
+ * the file open, as one of untorn_snapshot does; untorn_snapshot_close ends it.
+ * Errors: NULL, with the code in *err (which may be NULL). */
+untorn_snapshot_t *untorn_map_snapshot(void *map, untorn_error *err);
 
 /* Discards every store since the last commit and restores the length of that
  * commit.

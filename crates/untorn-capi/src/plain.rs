@@ -10,6 +10,7 @@ use crate::abi::{untorn_error, untorn_options};
 use crate::boundary::{code, explain, guarded, path_at};
 use crate::by_address::{ByAddress, Words};
 use crate::options;
+use crate::snapshot::{self, untorn_snapshot_t};
 
 /// The open maps. Calls on one of them take turns.
 static MAPS: ByAddress<AtomicMap> = ByAddress::new(Words {
@@ -54,6 +55,25 @@ pub unsafe extern "C" fn untorn_map_commit(map: *mut c_void) -> c_int {
             Ok(())
         })
     })
+}
+
+/// Commits while other threads store.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map_commit_beside_stores(map: *mut c_void) -> c_int {
+    code(|| {
+        MAPS.with_mut(map, |map| {
+            map.commit_beside_stores()?;
+            Ok(())
+        })
+    })
+}
+
+/// Takes a snapshot of the last commit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map_snapshot(map: *mut c_void, err: *mut untorn_error) -> *mut untorn_snapshot_t {
+    let taken = guarded(|| MAPS.with_mut(map, |map| Ok(untorn_snapshot_t::held(map.snapshot()?))));
+    // SAFETY: null or a place where an untorn_error may be written, as untorn.h asks.
+    unsafe { snapshot::give(taken, err) }
 }
 
 /// Discards uncommitted stores.

@@ -17,9 +17,17 @@ pub struct untorn_snapshot_t {
     snapshot: Snapshot,
 }
 
+impl untorn_snapshot_t {
+    pub(crate) fn held(snapshot: Snapshot) -> Box<Self> {
+        Box::new(untorn_snapshot_t { snapshot })
+    }
+}
+
+/// Hands a snapshot to the program, or says why there is none.
+///
 /// # Safety
 /// `err` is null or a place where an `untorn_error` may be written.
-unsafe fn give(taken: Result<Box<untorn_snapshot_t>>, err: *mut untorn_error) -> *mut untorn_snapshot_t {
+pub(crate) unsafe fn give(taken: Result<Box<untorn_snapshot_t>>, err: *mut untorn_error) -> *mut untorn_snapshot_t {
     // SAFETY: as this function's caller ensures.
     unsafe { explain(&taken, err) };
     taken.map_or(ptr::null_mut(), Box::into_raw)
@@ -31,7 +39,7 @@ pub unsafe extern "C" fn untorn_snapshot(handle: *mut untorn_t, err: *mut untorn
     let taken = guarded(|| {
         // SAFETY: null or a handle that is open during the call, as untorn.h asks.
         let handle = unsafe { shared(handle, "the handle") }?;
-        Ok(Box::new(untorn_snapshot_t { snapshot: handle.file().snapshot()? }))
+        Ok(untorn_snapshot_t::held(handle.file().snapshot()?))
     });
     // SAFETY: null or a place where an untorn_error may be written, as untorn.h asks.
     unsafe { give(taken, err) }
@@ -43,7 +51,7 @@ pub unsafe extern "C" fn untorn_snapshot_open(path: *const c_char, err: *mut unt
     let taken = guarded(|| {
         // SAFETY: null or a string that ends with a zero, as untorn.h asks.
         let path = unsafe { path_at(path) }?;
-        Ok(Box::new(untorn_snapshot_t { snapshot: Snapshot::open(path)? }))
+        Ok(untorn_snapshot_t::held(Snapshot::open(path)?))
     });
     // SAFETY: null or a place where an untorn_error may be written, as untorn.h asks.
     unsafe { give(taken, err) }

@@ -59,7 +59,10 @@ static int finished(pid_t child) {
 }
 
 static void every_call_refuses(void *address, int code, const char *word) {
+    untorn_error error;
     CHECK(told(untorn_map_commit(address), word) == code);
+    CHECK(told(untorn_map_commit_beside_stores(address), word) == code);
+    CHECK(!untorn_map_snapshot(address, &error) && told(error.code, word) == code);
     CHECK(told(untorn_map_rollback(address), word) == code);
     CHECK(told(untorn_map_resize(address, 10), word) == code);
     CHECK(told(untorn_unmap(address), word) == code);
@@ -349,6 +352,61 @@ static void threads(const char *dir) {
     CHECK(untorn_map_settle(shared.memory) == 0 && untorn_map_settle(quiet) == 0);
 }
 
+struct counting {
+    _Atomic uint64_t *first, *last;
+    _Atomic int stop;
+};
+
+/* Counts at the end of the memory first. */
+static void *counting(void *argument) {
+    struct counting *shared = argument;
+    while (!atomic_load(&shared->stop)) {
+        atomic_fetch_add(shared->last, 1);
+        atomic_fetch_add(shared->first, 1);
+    }
+    return NULL;
+}
+
+static uint64_t committed(untorn_snapshot_t *snapshot, uint64_t at) {
+    uint64_t word;
+    CHECK(untorn_snapshot_read(snapshot, at, &word, 8) == 0);
+    return word;
+}
+
+/* A commit has what was stored before it, and never more than was stored by its end. */
+static void commits_beside_stores(const char *dir) {
+    const char *path = in_dir(dir, "beside");
+    const uint64_t at = 9 * PAGE - 8;
+    unsigned char *memory = create(path, 9 * PAGE);
+    struct counting shared = {(_Atomic uint64_t *)(void *)memory, (_Atomic uint64_t *)(void *)(memory + at), 0};
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, counting, &shared) == 0);
+    uint64_t number = 0;
+    for (int round = 0; round < 30; round++) {
+        untorn_error error;
+        uint64_t before = atomic_load(shared.first);
+        CHECK(untorn_map_commit_beside_stores(memory) == 0);
+        untorn_snapshot_t *snapshot = untorn_map_snapshot(memory, &error);
+        CHECK(snapshot && error.code == 0 && untorn_snapshot_len(snapshot) == 9 * PAGE);
+        CHECK(committed(snapshot, 0) >= before && committed(snapshot, at) >= before);
+        CHECK(committed(snapshot, at) <= atomic_load(shared.last));
+        CHECK(untorn_snapshot_commit(snapshot) >= number);
+        number = untorn_snapshot_commit(snapshot);
+        CHECK(untorn_snapshot_close(snapshot) == 0);
+    }
+    atomic_store(&shared.stop, 1);
+    CHECK(pthread_join(thread, NULL) == 0);
+    uint64_t last = atomic_load(shared.first);
+    CHECK(last > 0 && atomic_load(shared.last) == last);
+    CHECK(untorn_map_commit_beside_stores(memory) == 0);
+    memory[PAGE] = 1; /* not committed */
+    CHECK(untorn_map_rollback(memory) == 0 && memory[PAGE] == 0 && atomic_load(shared.first) == last);
+    CHECK(untorn_unmap(memory) == 0);
+    memory = map(path, 0, 0);
+    CHECK(memcmp(memory, &last, 8) == 0 && memcmp(memory + at, &last, 8) == 0);
+    CHECK(untorn_map_settle(memory) == 0);
+}
+
 /* What read(2) puts into the memory is committed like a store. */
 static void stores_by_the_kernel(const char *dir) {
     const char *path = in_dir(dir, "kernel");
@@ -372,6 +430,7 @@ static void all(const char *dir) {
     a_kill(dir);
     forks(dir);
     threads(dir);
+    commits_beside_stores(dir);
     stores_by_the_kernel(dir);
 }
 
