@@ -1,0 +1,3 @@
+module untorn
+
+go 1.21

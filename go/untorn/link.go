@@ -1,0 +1,6 @@
+//go:build !pkgconfig
+
+package untorn
+
+// #cgo LDFLAGS: -luntorn
+import "C"

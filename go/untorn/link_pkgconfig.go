@@ -1,0 +1,6 @@
+//go:build pkgconfig
+
+package untorn
+
+// #cgo pkg-config: untorn
+import "C"
