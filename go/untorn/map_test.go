@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math/rand"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -151,6 +152,9 @@ func TestGoroutinesStoreBesideCommits(t *testing.T) {
 			storing.Wait()
 		}
 		defer stop() // before the memory goes
+		for counter(memory, 0).Load() == 0 {
+			runtime.Gosched()
+		}
 		for round := 0; round < cases(20, 2000); round++ {
 			before := counter(memory, 0).Load()
 			check(t, m.CommitBesideStores())

@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -381,6 +382,7 @@ static void commits_beside_stores(const char *dir) {
     struct counting shared = {(_Atomic uint64_t *)(void *)memory, (_Atomic uint64_t *)(void *)(memory + at), 0};
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, counting, &shared) == 0);
+    while (atomic_load(shared.first) == 0) sched_yield();
     uint64_t number = 0;
     for (int round = 0; round < 30; round++) {
         untorn_error error;
