@@ -95,6 +95,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         | Error::SidecarMissing { .. }
         | Error::SidecarMismatch { .. }
         | Error::ModifiedExternally { .. }
+        | Error::CommitsMissing { .. }
         | Error::ChangedOutside { .. } => Exit::Attention,
         // The user decides whether the file is believed.
         Error::Untrusted { .. } | Error::UntrustedLog { .. } => Exit::Attention,

@@ -2,6 +2,7 @@
 
 mod backup;
 mod bench;
+mod commits;
 mod log;
 mod mount;
 mod protect;
@@ -22,6 +23,7 @@ use untorn::{Durability, EngineKind};
 
 pub(crate) use backup::{Backup, Restore};
 pub(crate) use bench::Bench;
+pub(crate) use commits::{Commits, Watch};
 pub(crate) use log::Log;
 pub(crate) use mount::{Mount, Unmount};
 pub(crate) use protect::{Protect, Protection, Repair, Scrub};
@@ -149,6 +151,23 @@ pub(crate) enum Verb {
         error\n\nExample:\n  untorn settle ledger && rsync ledger host:"
     )]
     Settle(Settle),
+    /// Print the commits of a file, each once and in order, from its commit log.
+    ///
+    /// Works while another process has the file open, and when it has gone. --start gives the file a log, which every
+    /// later opening keeps up; --stop gives it up. Each line of --json has the number of a commit, that of the commit
+    /// before it, its time, the length of the file and the changed ranges.
+    #[command(
+        after_help = "Exit codes: 0 all commits were printed; 1 commits are missing: the message names the oldest \
+        that one can go on from; 2 corrupt; 64 usage; 74 I/O error\n\n\
+        Examples:\n  untorn commits ledger --start 256M\n  untorn commits ledger --from 4711 --follow --json"
+    )]
+    Commits(Commits),
+    /// Print a line for each commit of a file from now on, also while another process has it open.
+    #[command(
+        after_help = "Exit codes: 0 interrupted; 1 the file has no commit log, or commits are missing; 64 usage; 74 \
+        I/O error\n\nExample:\n  untorn watch ledger"
+    )]
+    Watch(Watch),
     /// Back a file up at one commit, while programs use it.
     ///
     /// The backup is a plain file, with checksums in DEST.manifest. It has the last commit, or a later one if the file
@@ -367,6 +386,9 @@ pub(crate) struct Create {
     pub(crate) durability: Option<Durability>,
     #[command(flatten)]
     pub(crate) log: Log,
+    /// Give the file a commit log of at most so many bytes, for `commits`, `watch` and increments of a backup.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) commit_log: Option<u64>,
     #[command(flatten)]
     pub(crate) keep: Keep,
     #[command(flatten)]

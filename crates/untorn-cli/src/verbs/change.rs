@@ -19,6 +19,9 @@ pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
     if let Some(durability) = args.durability {
         options = options.durability(durability);
     }
+    if let Some(limit) = args.commit_log {
+        options = options.commit_log(limit);
+    }
     let file = options.create(&args.file, args.len)?;
     let info = file.info();
     file.close()?;

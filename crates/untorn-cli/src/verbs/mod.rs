@@ -6,6 +6,7 @@ mod bench;
 mod boost;
 mod change;
 mod check;
+mod commits;
 mod doctor;
 mod generate;
 mod info;
@@ -39,6 +40,8 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Resize(args) => change::resize(&args),
         Verb::Recover(args) => recover::recover(&args),
         Verb::Settle(args) => recover::settle(&args),
+        Verb::Commits(args) => commits::commits(&args),
+        Verb::Watch(args) => commits::watch(&args),
         Verb::Backup(args) => backup::backup(&args),
         Verb::Restore(args) => backup::restore(&args),
         Verb::Prune(args) => prune::run(&args),
@@ -79,6 +82,8 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Resize(args) => args.form.json,
         Verb::Recover(args) => args.form.json,
         Verb::Settle(args) => args.form.json,
+        Verb::Commits(args) => args.form.json,
+        Verb::Watch(args) => args.form.json,
         Verb::Backup(args) => args.form.json,
         Verb::Restore(args) => args.form.json,
         Verb::Prune(args) => args.form.json,

@@ -6,6 +6,7 @@ mod common;
 mod backup;
 mod bad_input;
 mod bench;
+mod commits;
 mod crash;
 mod demo;
 mod face;

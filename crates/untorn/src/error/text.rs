@@ -153,7 +153,7 @@ impl fmt::Display for Error {
             ),
             Error::CommitsMissing { path, oldest: None, .. } => write!(
                 f,
-                "{}: it has no commit log; an opening with `Options::commit_log` gives it one",
+                "{}: it has no commit log; `untorn commits --start SIZE` gives it one (`Options::commit_log`)",
                 path.display()
             ),
             Error::Forked { path } => write!(

@@ -1,0 +1,42 @@
+//! Arguments of `commits` and `watch`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::Form;
+use crate::size;
+
+/// Arguments of `commits`.
+#[derive(Debug, Args)]
+pub(crate) struct Commits {
+    /// The file.
+    pub(crate) file: PathBuf,
+    /// Print the commits after this one.
+    #[arg(long, value_name = "COMMIT", default_value_t = 0, conflicts_with_all = ["start", "stop"])]
+    pub(crate) from: u64,
+    /// Wait for further commits at the end, until a signal.
+    #[arg(long, conflicts_with_all = ["start", "stop"])]
+    pub(crate) follow: bool,
+    /// Print the changed bytes too, in hexadecimal digits.
+    #[arg(long, requires = "json", conflicts_with_all = ["start", "stop"])]
+    pub(crate) bytes: bool,
+    /// Give the file a commit log of at most so many bytes; suffixes K, M, G, T are powers of 1024. The limit of a log
+    /// that it has changes.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "stop")]
+    pub(crate) start: Option<u64>,
+    /// Give the commit log up.
+    #[arg(long)]
+    pub(crate) stop: bool,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}
+
+/// Arguments of `watch`.
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
+    /// The file.
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}

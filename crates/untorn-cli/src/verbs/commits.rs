@@ -1,0 +1,135 @@
+//! `untorn commits` and `untorn watch`: the commits of a file, from its commit log.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use untorn::commits::{self, Commit, CommitStream};
+use untorn::{Options, inspect};
+
+use super::info::seconds;
+use crate::cli;
+use crate::exit::{Exit, Failure, Result};
+use crate::output::{self, Reader};
+use crate::size;
+
+/// How long to wait for a commit before looking whether the reader of standard output is still there.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Prints commits, or gives the file its log or takes it.
+pub(crate) fn commits(args: &cli::Commits) -> Result<Exit> {
+    if let Some(limit) = args.start {
+        return start(&args.file, limit, args.form.json);
+    }
+    if args.stop {
+        let had = commits::stop(&args.file)?;
+        let object = json!({ "path": args.file.display().to_string(), "stopped": had });
+        output::report(args.form.json, &object, || {
+            let what = if had { "gave its commit log up" } else { "it has no commit log" };
+            format!("{}: {what}\n", args.file.display())
+        })?;
+        return Ok(Exit::Clean);
+    }
+    let stream = CommitStream::open(&args.file, args.from)?;
+    let stream = if args.bytes { stream } else { stream.ranges_only() };
+    print(stream, args.follow, |commit| if args.form.json { object(commit, args.bytes) } else { line(commit) })
+}
+
+/// Prints a line for each commit from now on.
+pub(crate) fn watch(args: &cli::Watch) -> Result<Exit> {
+    // Whatever the log still has from before is passed over.
+    let from = newest(&args.file)?;
+    let stream = CommitStream::open(&args.file, from)?.ranges_only();
+    print(stream, true, |commit| if args.form.json { object(commit, false) } else { line(commit) })
+}
+
+/// The last commit that the log of a file has now.
+fn newest(path: &Path) -> Result<u64> {
+    let oldest = match CommitStream::open(path, 0) {
+        Ok(stream) => return Ok(last(stream)?),
+        Err(untorn::Error::CommitsMissing { oldest: Some(oldest), .. }) => oldest,
+        Err(error) => return Err(Failure::from(error)),
+    };
+    Ok(last(CommitStream::open(path, oldest)?)?)
+}
+
+fn last(stream: CommitStream) -> untorn::Result<u64> {
+    let mut stream = stream.ranges_only();
+    while stream.next()?.is_some() {}
+    Ok(stream.position())
+}
+
+fn start(path: &Path, limit: u64, as_json: bool) -> Result<Exit> {
+    if limit == 0 {
+        return Err(Failure::usage("a commit log of 0 bytes holds nothing; --stop gives a log up"));
+    }
+    Options::new().commit_log(limit).open(path)?.close()?;
+    let commit = inspect(path)?.commit;
+    let object = json!({ "path": path.display().to_string(), "limit": limit, "commit": commit });
+    output::report(as_json, &object, || {
+        let (path, size) = (path.display(), size::show(limit));
+        format!("{path}: it has a commit log of at most {size}; it is at commit {commit} now\n")
+    })?;
+    Ok(Exit::Clean)
+}
+
+/// Prints what there is, and what comes if `follow`, until nobody reads it any more.
+fn print(mut stream: CommitStream, follow: bool, form: impl Fn(&Commit) -> String) -> Result<Exit> {
+    loop {
+        let next = if follow { stream.next_within(PATIENCE)? } else { stream.next()? };
+        match next {
+            Some(commit) if output::bytes(form(&commit).as_bytes())? == Reader::Gone => return Ok(Exit::Clean),
+            None if !follow => return Ok(Exit::Clean),
+            Some(_) | None => {}
+        }
+    }
+}
+
+/// One commit as text.
+fn line(commit: &Commit) -> String {
+    let time = commit.time.map(output::time).unwrap_or_default();
+    let bytes: u64 = commit.changes.iter().map(|change| change.range.end - change.range.start).sum();
+    let count = output::count(bytes, "byte", "bytes");
+    let mut text = format!("{} {time} length {}, {count} changed", commit.number, commit.len);
+    for (index, change) in commit.changes.iter().take(4).enumerate() {
+        let lead = if index == 0 { ": " } else { ", " };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{lead}{}..{}", change.range.start, change.range.end);
+    }
+    text.push_str(if commit.changes.len() > 4 { ", …\n" } else { "\n" });
+    text
+}
+
+/// One commit as a line of JSON.
+fn object(commit: &Commit, with_bytes: bool) -> String {
+    let changes: Vec<Value> = commit
+        .changes
+        .iter()
+        .map(|change| {
+            let (offset, len) = (change.range.start, change.range.end - change.range.start);
+            if with_bytes {
+                json!({ "offset": offset, "len": len, "hex": hex(&change.bytes) })
+            } else {
+                json!({ "offset": offset, "len": len })
+            }
+        })
+        .collect();
+    let object = json!({
+        "commit": commit.number,
+        "previous": commit.previous,
+        "time": commit.time.map(seconds),
+        "len": commit.len,
+        "shortest": commit.shortest,
+        "changes": changes,
+    });
+    format!("{object}\n")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

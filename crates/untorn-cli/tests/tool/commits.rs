@@ -1,0 +1,80 @@
+//! `untorn commits` and `untorn watch`.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::common::{Place, UNTORN, kill, untorn, untorn_with};
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn commits_prints_each_commit_once_and_says_what_is_missing() {
+    let place = Place::empty();
+    untorn(&["create", place.name(), "--len", "64K", "--commit-log", "1M"]).expect(0);
+    for (offset, text) in [("100", "one"), ("5000", "two"), ("100", "three")] {
+        untorn_with(&["write", place.name(), "--offset", offset], text.as_bytes()).expect(0);
+    }
+    untorn(&["resize", place.name(), "--len", "50000"]).expect(0);
+    let found = lines(&untorn(&["commits", place.name(), "--json", "--bytes"]).expect(0).text());
+    assert_eq!(found.len(), 4, "{found:?}");
+    assert_eq!(found[1]["changes"][0]["hex"], "74776f");
+    assert_eq!((&found[2]["changes"][0]["offset"], &found[3]["len"]), (&100.into(), &50_000.into()));
+    for pair in found.windows(2) {
+        assert_eq!(pair[0]["commit"], pair[1]["previous"]);
+        assert!(pair[0]["time"].as_f64().unwrap() > 1.7e9, "{pair:?}");
+    }
+    let from = found[1]["commit"].to_string();
+    let text = untorn(&["commits", place.name(), "--from", &from]).expect(0).text();
+    assert!(text.lines().count() == 2 && text.contains("100..105"), "{text}");
+    // The number and its time outlive the close.
+    let info = place.info();
+    assert!(info["commit"].as_u64() >= found[3]["commit"].as_u64() && info["committed"].is_f64(), "{info}");
+    untorn(&["commits", place.name(), "--stop"]).expect(0).names("gave its commit log up");
+    untorn(&["commits", place.name()]).expect(1).names("no commit log");
+    untorn(&["watch", place.name()]).expect(1);
+    // Without a log numbers go on, and a new log begins after them.
+    untorn_with(&["write", place.name(), "--offset", "0"], b"x").expect(0);
+    untorn(&["commits", place.name(), "--start", "1M"]).expect(0);
+    untorn_with(&["write", place.name(), "--offset", "9"], b"x").expect(0);
+    untorn(&["commits", place.name(), "--from", &from]).expect(1).names("begins after commit");
+    untorn(&["commits", place.name(), "--start", "0"]).expect(64);
+}
+
+#[test]
+fn watch_prints_a_line_for_each_commit_of_another_process() {
+    let place = Place::empty();
+    untorn(&["create", place.name(), "--len", "64K", "--commit-log", "1M"]).expect(0);
+    untorn_with(&["write", place.name(), "--offset", "1"], b"before").expect(0);
+    let follow = ["commits", place.name(), "--follow", "--json"];
+    for (arguments, first) in [(&["watch", place.name(), "--json"][..], 3), (&follow[..], 1)] {
+        let file = untorn::AtomicFile::open(place.name()).unwrap();
+        let mut child = Command::new(UNTORN).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut told = BufReader::new(child.stdout.take().unwrap()).lines();
+        // The watcher may be late: commits go on until it tells of one.
+        let done = AtomicBool::new(false);
+        let next = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for count in 0.. {
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    file.write_at(format!("{count:06}").as_bytes(), first * 1000).and_then(|()| file.sync()).unwrap();
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            let next = told.next();
+            done.store(true, Ordering::Relaxed);
+            next
+        });
+        let commit: Value = serde_json::from_str(&next.unwrap().unwrap()).unwrap();
+        assert!(commit["commit"].is_u64() && commit["changes"][0]["offset"].is_u64(), "{commit}");
+        kill(&mut child);
+        file.close().unwrap();
+    }
+}
