@@ -14,6 +14,7 @@ use std::time::Duration;
 use clap::Args;
 
 mod checks;
+mod golang;
 mod packages;
 mod python;
 mod runner;

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::checks;
+use super::golang;
 use super::packages;
 use super::python;
 use super::runner::{Context, Outcome};
@@ -231,6 +232,13 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci],
         needs: &[("python3", "apt-get install python3 python3-venv")],
         work: &[Call(python::package)],
+    },
+    Step {
+        name: "go",
+        does: "the Go package: gofmt, go vet, and its tests under the race detector",
+        loops: &[Ci, Nightly],
+        needs: &[("go", "apt-get install golang-go"), ("cc", "apt-get install gcc libc6-dev")],
+        work: &[Call(golang::package)],
     },
     Step {
         name: "damage",
