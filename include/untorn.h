@@ -406,8 +406,7 @@ typedef struct untorn_snapshot_t untorn_snapshot_t;
 
 /* Takes a snapshot of the last commit. It holds the file open: the last that is
  * closed, handle or snapshot, closes the file.
- * Errors: NULL, with the code in *err (which may be NULL); UNTORN_EINVAL for a
- * file that is shared with other processes. */
+ * Errors: NULL, with the code in *err (which may be NULL). */
 untorn_snapshot_t *untorn_snapshot(untorn_t *file, untorn_error *err);
 
 /* Takes a snapshot of a file that this process, another one, or none has open.

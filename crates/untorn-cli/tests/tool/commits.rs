@@ -35,7 +35,8 @@ fn commits_prints_each_commit_once_and_says_what_is_missing() {
     // The number and its time outlive the close.
     let info = place.info();
     assert!(info["commit"].as_u64() >= found[3]["commit"].as_u64() && info["committed"].is_f64(), "{info}");
-    untorn(&["commits", place.name(), "--stop"]).expect(0).names("gave its commit log up");
+    let stopped = untorn(&["commits", place.name(), "--stop"]).expect(0).text();
+    assert!(stopped.contains("gave its commit log up"), "{stopped}");
     untorn(&["commits", place.name()]).expect(1).names("no commit log");
     untorn(&["watch", place.name()]).expect(1);
     // Without a log numbers go on, and a new log begins after them.
