@@ -120,7 +120,8 @@ impl RegionMap {
         self.region.info()
     }
 
-    /// Takes a snapshot of the last commit: see [`Region::snapshot`]. Stores since are not in it.
+    /// Takes a snapshot of the last commit: see [`Region::snapshot`](crate::region::Region::snapshot). Stores since are
+    /// not in it.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
