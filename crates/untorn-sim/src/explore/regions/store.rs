@@ -67,13 +67,13 @@ impl Opened {
                 }
                 held.iter().try_for_each(Held::look)
             }
-            Opened::Store { store, open, held, .. } if let Op::Hold(number) = *op => {
-                let snapshot = region(store, open, number)?.snapshot()?;
-                let pages = pages_of(number, &snapshot)?;
-                held.push(Held { number, snapshot, pages });
-                Ok(())
-            }
             Opened::Store { store, open, held, mapped } => {
+                if let Op::Hold(number) = *op {
+                    let snapshot = region(store, open, number)?.snapshot()?;
+                    let pages = pages_of(number, &snapshot)?;
+                    held.push(Held { number, snapshot, pages });
+                    return Ok(());
+                }
                 if let Op::Delete(number) = *op {
                     // A held snapshot keeps its region.
                     held.retain(|held| held.number != number);
