@@ -28,7 +28,7 @@ pub(crate) fn bytes_of(data: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if let Ok(bytes) = data.cast::<PyBytes>() {
         return Ok(bytes.as_bytes().to_vec());
     }
-    // Of any element type, as `memoryview.cast("B")` gives them.
+    // A memoryview's `cast("B")` gives the bytes of any element type.
     let view = pyo3::types::PyMemoryView::from(data)?;
     let flat = view.call_method1("cast", ("B",)).map_err(|_| PyBufferError::new_err("the data is not contiguous"))?;
     PyBuffer::<u8>::get(&flat)?.to_vec(data.py())

@@ -6,9 +6,10 @@
 //! outlives each buffer. The library's own slices of the memory are used by no method here; a commit beside stores
 //! copies what it writes.
 //!
-//! `numpy.ndarray(buffer=m)` gives its buffer back at once, and goes on with the address and a reference to the object.
-//! `Map.array` therefore holds the map until its array is gone. An array that a program makes in that way itself is not
-//! known here: for its sake zeros take the addresses of a closed map, until the object goes too.
+//! `numpy.ndarray(buffer=m)` and `torch.frombuffer(m)` give their buffer back at once, and go on with the address and a
+//! reference to the object. `Map.array` therefore holds the map until its array is gone. Whoever asks for a buffer in
+//! another way than a memoryview does may be such a one: from then on each commit allows for stores meanwhile, and when
+//! the map is closed, zeros take its addresses until the object goes too.
 #![allow(unsafe_code)]
 
 use std::ffi::{OsStr, c_int, c_void};
@@ -28,9 +29,9 @@ use crate::file::{Snapshot, lock};
 
 /// The library's map.
 enum Memory {
-    /// Of this process alone.
+    /// One that belongs to this process alone.
     Own(AtomicMap),
-    /// Of several processes.
+    /// One that several processes have.
     Shared(SharedMap),
 }
 
@@ -48,8 +49,10 @@ struct Buffers {
     count: usize,
     /// The most bytes that one could have.
     longest: usize,
-    /// What the next buffer has.
+    /// The length of the next buffer.
     len: usize,
+    /// Whether something may store that gave its buffer back.
+    untracked: bool,
     closed: bool,
     /// Whether a commit runs that must not meet a store.
     paused: bool,
@@ -66,7 +69,7 @@ pub(crate) struct Map {
     memory: Mutex<Option<Memory>>,
     buffers: Mutex<Buffers>,
     resumed: Condvar,
-    /// What has the addresses of a closed map.
+    /// Zeros at the addresses of a closed map.
     zeros: Mutex<Option<Zeros>>,
 }
 
@@ -125,7 +128,7 @@ impl Map {
     /// Keeps buffers from being made, if there is none: then no store can run.
     fn pause(&self) -> Option<Paused<'_>> {
         let mut buffers = lock(&self.buffers);
-        if buffers.count > 0 || buffers.paused {
+        if buffers.count > 0 || buffers.untracked || buffers.paused {
             return None;
         }
         buffers.paused = true;
@@ -196,7 +199,8 @@ impl Map {
         }
         let opened = py.detach(|| open(&options, &path, how, size, shared)).map_err(|error| raise(py, error))?;
         let (memory, address, len) = opened;
-        let buffers = Mutex::new(Buffers { count: 0, longest: len, len, closed: false, paused: false });
+        let buffers =
+            Mutex::new(Buffers { count: 0, longest: len, len, untracked: false, closed: false, paused: false });
         let memory = Mutex::new(Some(memory));
         Ok(Map { path, address, usage, shared, memory, buffers, resumed: Condvar::new(), zeros: Mutex::new(None) })
     }
@@ -217,7 +221,7 @@ impl Map {
                 let len = map.len();
                 map.rollback()?;
                 if held && map.len() < len {
-                    // What arrays see stays theirs, and is zeros again.
+                    // Arrays keep the memory that they see, and find zeros there.
                     map.resize(len as u64)?;
                 }
                 Ok(map.len())
@@ -343,6 +347,9 @@ impl Map {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let map = slf.get();
         let len = map.count_buffer(slf.py())?;
+        if flags & ffi::PyBUF_FULL_RO != ffi::PyBUF_FULL_RO {
+            lock(&map.buffers).untracked = true;
+        }
         let readonly = c_int::from(map.usage == Use::Read);
         let address = map.address as *mut c_void;
         // SAFETY: `view` is the interpreter's; the memory has `len` bytes, and outlives the buffer, which holds a
@@ -396,7 +403,7 @@ impl Map {
             if commits
                 && self.usage == Use::Write
                 && let Some(Memory::Own(map)) = place.as_mut()
-                && let Err(error) = map.commit()
+                && let Err(error) = map.commit_beside_stores()
             {
                 // It may be repeated: after a full disk, for example.
                 lock(&self.buffers).closed = false;

@@ -66,6 +66,31 @@ def test_closing_is_refused_while_there_are_views() -> None:
             use()
 
 
+def test_commits_beside_an_array_that_numpy_does_not_tell_of_are_recovered() -> None:
+    """A store beside a commit that does not allow for it makes the log's checksum wrong."""
+    for _ in range(cases(3, 100)):
+        child = python(
+            """
+            import os, signal, threading, numpy as np, untorn
+            m = untorn.map("f", 1 << 20, "w+")
+            a = np.ndarray(1 << 17, "u8", buffer=m)
+            assert m.info()["buffers"] == 0
+            def store():
+                while True:
+                    np.add(a, 1, out=a)
+            threading.Thread(target=store, daemon=True).start()
+            for n in range(60):
+                m.commit()
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == -signal.SIGKILL, err
+        with untorn.map("f") as m:
+            assert len(m) == 1 << 20
+        os.unlink("f")
+
+
 def test_an_array_that_numpy_does_not_tell_of_dangles_nowhere() -> None:
     m = untorn.map("f", 1 << 20, "w+")
     a = np.ndarray(1 << 20, "u1", buffer=m)

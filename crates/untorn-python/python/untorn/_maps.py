@@ -34,7 +34,7 @@ class Map(_untorn.Map):
     """A file as memory: the program loads and stores freely, and :meth:`commit` makes all stores durable together.
 
     After a crash at any instant the file holds exactly the last commit. :func:`untorn.map` makes a map. It has the
-    buffer protocol, so ``memoryview(m)``, ``numpy.asarray(m)`` and ``torch.frombuffer(m)`` take its memory as it is.
+    buffer protocol, so ``memoryview(m)`` and ``numpy.asarray(m)`` take its memory as it is.
 
     The memory keeps its address while it grows, and lives until the map is closed. :meth:`close` raises ``BufferError``
     while an array or a memoryview of it exists. A map that is forgotten without a close discards what was stored since
@@ -43,6 +43,9 @@ class Map(_untorn.Map):
     Other threads may store while one commits. Their stores are in that commit whole, in part or not at all, and whole
     in the next one. While there are arrays of it, the map keeps each page that was ever stored to in memory; a commit
     at a moment without any gives those pages back.
+
+    ``numpy.ndarray(buffer=m)`` and ``torch.frombuffer(m)`` hide from the map that they use it: it can be closed, and
+    they see zeros then. Take :meth:`array` and ``torch.from_numpy(m.array("f4"))``.
 
     >>> import untorn
     >>> with untorn.map("counts", 4096, mode="w+") as m:
@@ -85,8 +88,9 @@ class Map(_untorn.Map):
         # numpy gives the buffer back at once; the array itself keeps the map open.
         self._hold()
         try:
-            memory: Any = self
-            array = numpy.ndarray(shape, dtype, buffer=memory, offset=offset, strides=strides, order=order)
+            with memoryview(self) as view:
+                memory: Any = view
+                array = numpy.ndarray(shape, dtype, buffer=memory, offset=offset, strides=strides, order=order)
             weakref.finalize(array, self._release).atexit = False
         except BaseException:
             self._release()

@@ -50,7 +50,7 @@ impl Numbers {
         self.told.push((clock, number));
     }
 
-    /// What a crash at this model time must respect.
+    /// The promises that a crash at this model time must respect.
     fn respected(&self, allowed: Allowed, clock: u32) -> Allowed {
         let told = self.told.iter().filter(|(at, _)| *at < clock).map(|(_, number)| *number).max();
         match told.filter(|number| *number > self.last.0) {
@@ -432,7 +432,7 @@ fn end(op: &Op, file: Option<AtomicFile>) -> untorn::Result<()> {
     }
 }
 
-/// The number of the last commit. What keeps no promise has none.
+/// The number of the last commit; `None` where no promise is kept.
 fn numbered(life: &Life<'_>, file: &AtomicFile) -> u64 {
     if life.config().engine == EngineKind::Passthrough { 0 } else { file.last_commit().number }
 }
