@@ -138,10 +138,7 @@ impl Server {
             let times =
                 Timestamps { last_access: timespec(changes.accessed), last_modification: timespec(changes.modified) };
             let set = || rustix::fs::utimensat(&self.descriptors, name.as_str(), &times, AtFlags::empty());
-            self.changing(node, || match self.managing.atomic(node.key) {
-                Some(managed) => managed.set_times(times.last_modification, set),
-                None => set(),
-            })?;
+            self.changing(node, || self.managing.set_times(node.key, times.last_modification, set))?;
         }
         if node.is_regular() {
             self.managing.attributes_were_set(node.key);

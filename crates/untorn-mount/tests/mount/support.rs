@@ -94,6 +94,8 @@ pub(crate) fn mount_as(test: &'static str, chosen: &str, how: How) -> Option<Mou
 }
 
 fn serve_here() {
+    // A test that fails shows why the server refused.
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).with_ansi(false).init();
     let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
     let (source, at) = (place.join("source"), place.join("mnt"));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

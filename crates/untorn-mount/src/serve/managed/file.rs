@@ -91,12 +91,12 @@ impl Managed {
     /// A file with one writer: plain, or fresh if it is chosen. The log can be put in front of it if the descriptor is
     /// open for reading and writing, and does not append.
     pub(super) fn new(
-        (atomic, writeback): (bool, bool),
+        atomic: bool,
+        modified: Arc<Modified>,
         key: Key,
         (path, is_chosen): (&Path, bool),
         descriptor: Arc<OwnedFd>,
     ) -> Self {
-        let modified = Arc::new(Modified::new(&descriptor, writeback));
         let served = if is_chosen { Served::Fresh } else { Served::Plain };
         Managed {
             key,

@@ -28,7 +28,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::fs::{Access, AtFlags, CWD, FallocateFlags, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, CWD, FallocateFlags, Mode, OFlags, Stat, Timespec};
 use rustix::io::Errno;
 use untorn::write_cache::WriteCache;
 use untorn::{Durability, Error};
@@ -37,6 +37,7 @@ pub(super) use self::file::Managed;
 use self::file::{Served, State};
 pub(super) use self::marks::MARK;
 pub(super) use self::moves::Move;
+use self::timed::Times;
 use super::nodes::{Key, Node, key_of};
 use super::{Globs, Server, lock};
 
@@ -44,6 +45,8 @@ use super::{Globs, Server, lock};
 const MOMENT: Duration = Duration::from_millis(50);
 /// Files in the table, at most, before a new one waits until the log has fewer of them.
 const MANY: usize = 4096;
+/// Locks for files whose times are set.
+const SETTERS: usize = 64;
 /// Plain files that the report names.
 const MOST_NAMED: usize = 64;
 
@@ -89,6 +92,10 @@ pub(super) struct Managing {
     /// Held shared while a file is attached, exclusively while one gets another name or loses its name.
     moves: RwLock<()>,
     table: Mutex<HashMap<Key, Arc<Managed>>>,
+    times: Mutex<Times>,
+    /// Held while a file's times are set in the source, and while it comes into the table. Otherwise its stamp could be
+    /// from before a time that is set past it, and that would be taken for another program's change.
+    setters: [Mutex<()>; SETTERS],
     resting: Mutex<Resting>,
     /// The first file rests, or the server ends.
     news: Condvar,
@@ -129,6 +136,8 @@ impl Managing {
             globs,
             moves: RwLock::default(),
             table: Mutex::default(),
+            times: Mutex::default(),
+            setters: [const { Mutex::new(()) }; SETTERS],
             resting: Mutex::default(),
             news: Condvar::new(),
             report: Mutex::default(),
@@ -175,6 +184,24 @@ impl Managing {
     /// Shows attributes as the writers of an atomic file have made them. False if the source has them all.
     pub(super) fn adjust(&self, status: &mut Stat) -> bool {
         self.find(key_of(status)).is_some_and(|managed| managed.adjust(status))
+    }
+
+    fn setter(&self, (_, inode): Key) -> &Mutex<()> {
+        &self.setters[inode as usize % SETTERS]
+    }
+
+    /// A program or the kernel sets the times of a file, which may have no writer; `set` does so in the source.
+    pub(super) fn set_times(
+        &self,
+        key: Key,
+        modified: Timespec,
+        set: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let _alone = lock(self.setter(key));
+        match self.atomic(key) {
+            Some(managed) => managed.set_times(modified, set),
+            None => set(),
+        }
     }
 
     fn all(&self) -> Vec<Arc<Managed>> {
@@ -477,16 +504,18 @@ impl Server {
             }
         };
         let atomic = managing.atomic || !is_new && self.is_marked(node)?;
+        let still_set = lock(managing.setter(node.key));
         let mut table = lock(&managing.table);
         if let Some(known) = table.get(&node.key) {
             known.add_writer();
             return Ok(Some(known.clone()));
         }
-        let how = (atomic, managing.writeback);
         let known_as = (path.as_deref().unwrap_or(Path::new("")), chosen.is_some());
-        let managed = Arc::new(Managed::new(how, node.key, known_as, own));
+        let modified = lock(&managing.times).of(node.key, &own, managing.writeback);
+        let managed = Arc::new(Managed::new(atomic, modified, node.key, known_as, own));
         table.insert(node.key, managed.clone());
         drop(table);
+        drop(still_set);
         // A file that the log cannot manage is to be refused at its opening.
         if (is_new || managing.strict)
             && let Err(errno) = managing.engage_now(&managed)
@@ -500,32 +529,39 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::OFlags;
+    use rustix::fs::{OFlags, Timestamps, UTIME_OMIT};
     use untorn::write_cache::CacheOptions;
 
     use super::*;
+
+    /// A directory with a log, and the account of its files.
+    fn managing(atomic: bool) -> (tempfile::TempDir, Arc<Managing>, JoinHandle<()>) {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().canonicalize().unwrap().join("log");
+        let cache = CacheOptions::new().size(1 << 20).max_files(4).background(false).create(log).unwrap();
+        let (managing, rest) = Managing::start(cache, Globs::default(), (atomic, false, false)).unwrap();
+        (dir, managing, rest)
+    }
+
+    /// A program opens a file for writing.
+    fn open(managing: &Managing, path: &Path, atomic: bool) -> Arc<Managed> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).unwrap();
+        let key = key_of(&rustix::fs::fstat(&file).unwrap());
+        let modified = lock(&managing.times).of(key, &file, false);
+        let managed = Arc::new(Managed::new(atomic, modified, key, (path, true), Arc::new(file)));
+        lock(&managing.table).insert(key, managed.clone());
+        managed
+    }
 
     /// The log has lines for four files, and those of the first four rest when a fifth is written to.
     #[test]
     fn a_write_waits_for_the_line_of_a_file_at_rest() {
         for atomic in [true, false] {
-            let dir = tempfile::tempdir().unwrap();
+            let (dir, managing, rest) = managing(atomic);
             let dir = dir.path().canonicalize().unwrap();
-            let options = CacheOptions::new().size(1 << 20).max_files(4).background(false);
-            let cache = options.create(dir.join("log")).unwrap();
-            let (managing, rest) = Managing::start(cache, Globs::default(), (atomic, false, false)).unwrap();
-            let files: Vec<Arc<Managed>> = (0..5)
-                .map(|number| {
-                    let path = dir.join(number.to_string());
-                    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-                    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).unwrap();
-                    let key = key_of(&rustix::fs::fstat(&file).unwrap());
-                    let managed = Arc::new(Managed::new((atomic, false), key, (&path, true), Arc::new(file)));
-                    lock(&managing.table).insert(key, managed.clone());
-                    managed
-                })
-                .collect();
-            for (number, file) in files.into_iter().enumerate() {
+            for number in 0..5 {
+                let file = open(&managing, &dir.join(number.to_string()), atomic);
                 assert_eq!(managing.write(&file, b"bytes", 0, false), Ok(5), "atomic {atomic}, file {number}");
                 managing.released(&file);
             }
@@ -536,5 +572,36 @@ mod tests {
                 assert_eq!(std::fs::read(dir.join(number.to_string())).unwrap(), b"bytes");
             }
         }
+    }
+
+    /// A request that was begun before the last close still has the file, and with it the log.
+    #[test]
+    fn a_file_that_the_log_still_has_open_is_managed_anew() {
+        let (dir, managing, rest) = managing(true);
+        let path = dir.path().canonicalize().unwrap().join("file");
+        let first = open(&managing, &path, true);
+        assert_eq!(managing.write(&first, b"first", 0, false), Ok(5));
+        first.sync().unwrap();
+        managing.cache.drain().unwrap();
+        managing.released(&first);
+        assert!(managing.find(first.key).is_none());
+
+        let time = Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
+        let omitted = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let times = Timestamps { last_access: omitted, last_modification: time };
+        let set = || rustix::fs::futimens(&*first.descriptor, &times);
+        managing.set_times(first.key, time, set).unwrap();
+
+        let second = open(&managing, &path, true);
+        assert_eq!(managing.write(&second, b"second one", 0, false), Ok(10));
+        second.sync().unwrap();
+        managing.cache.drain().unwrap();
+        assert_eq!(second.failure(), None);
+        assert_eq!(std::fs::read(&path).unwrap(), b"second one");
+        managing.released(&second);
+        drop((first, second));
+        managing.finish();
+        rest.join().unwrap();
+        assert!(managing.report().failed.is_empty());
     }
 }

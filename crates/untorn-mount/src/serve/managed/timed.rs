@@ -8,13 +8,16 @@
 //! 3. The *stamp* is the length and the modification time that the last own change left in the source, or those that
 //!    the source had before the first one. No store is made to a source with another stamp: another program changed it,
 //!    and the log keeps the store. So neither version is lost, and `untorn replay` asks which one is to stay.
-//! 4. Nothing is at stake where the log has no change that the source lacks. If the kernel caches no writes, the stamp
+//! 4. A file has one stamp. The log may go on with the file behind it that it was given first, so a file that is managed
+//!    anew keeps the [`Modified`] that it had, as long as the log has that ([`Times`]).
+//! 5. Nothing is at stake where the log has no change that the source lacks. If the kernel caches no writes, the stamp
 //!    is taken anew then. A kernel that caches them may have pages from before the other program's change, so the stamp
 //!    stays as long as programs have the file open for writing.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
@@ -24,6 +27,7 @@ use untorn::write_cache::{BackingFile, CreateAttrs, Descriptor};
 use untorn::{Error, Result};
 
 use crate::serve::lock;
+use crate::serve::nodes::Key;
 
 /// A program that syncs a file which another program changed is told.
 const BOTH: &str = "it was changed in the source, past the mount; both versions are kept: after the end of the mount, \
@@ -52,15 +56,23 @@ struct Seen {
 }
 
 impl Seen {
+    /// The time of a file. A kernel that keeps the times tells only those that differ from the file's own.
+    fn new(file: &OwnedFd, by_kernel: bool) -> Self {
+        let own = rustix::fs::fstat(file).ok().filter(|_| by_kernel);
+        let own = own.map(|status| Timespec { tv_sec: status.st_mtime as _, tv_nsec: status.st_mtime_nsec as _ });
+        Seen { time: own, differs: false, stamp: stamp(file), refused: false }
+    }
+
     fn is_changed(&self, file: &OwnedFd) -> bool {
         self.stamp.is_some() && self.stamp != stamp(file)
     }
 
-    /// Does what changes the source. The stamp of one that another program changed stays as it is.
+    /// Does what changes the source. The stamp of one that another program changed stays as it is. So does one that is
+    /// not known: a store past [`Timed`] may run at this moment.
     fn changing<T>(&mut self, file: &OwnedFd, change: impl FnOnce() -> T) -> T {
-        let is_changed = self.is_changed(file);
+        let is_known = self.stamp.is_some() && !self.is_changed(file);
         let done = change();
-        if !is_changed {
+        if is_known {
             self.stamp = stamp(file);
         }
         done
@@ -76,12 +88,16 @@ pub(super) struct Modified {
 }
 
 impl Modified {
-    /// The time of a file. A kernel that keeps the times tells only those that differ from the file's own.
-    pub(super) fn new(file: &OwnedFd, by_kernel: bool) -> Self {
-        let own = rustix::fs::fstat(file).ok().filter(|_| by_kernel);
-        let own = own.map(|status| Timespec { tv_sec: status.st_mtime as _, tv_nsec: status.st_mtime_nsec as _ });
-        let seen = Seen { time: own, differs: false, stamp: stamp(file), refused: false };
-        Modified { time: Mutex::new(seen), by_kernel }
+    fn new(file: &OwnedFd, by_kernel: bool) -> Self {
+        Modified { time: Mutex::new(Seen::new(file, by_kernel)), by_kernel }
+    }
+
+    /// The file is managed anew. The log has nothing of it, unless another program changed it.
+    fn renew(&self, file: &OwnedFd) {
+        let mut modified = lock(&self.time);
+        if !modified.refused {
+            *modified = Seen::new(file, self.by_kernel);
+        }
     }
 
     pub(super) fn get(&self) -> Option<Timespec> {
@@ -160,14 +176,17 @@ impl Modified {
         if modified.is_changed(file) {
             return None;
         }
-        let stored = store();
-        if let Some(last_modification) = modified.time {
-            let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-            // A writer that is not the owner may not. Its file has the time of the store.
-            let _ = rustix::fs::futimens(file, &Timestamps { last_access, last_modification });
-            modified.differs = false;
-        }
-        modified.stamp = stamp(file);
+        let time = modified.time;
+        let stored = modified.changing(file, || {
+            let stored = store();
+            if let Some(last_modification) = time {
+                let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+                // A writer that is not the owner may not. Its file has the time of the store.
+                let _ = rustix::fs::futimens(file, &Timestamps { last_access, last_modification });
+            }
+            stored
+        });
+        modified.differs &= time.is_none();
         Some(stored)
     }
 
@@ -177,6 +196,31 @@ impl Modified {
             // Not over the time of another program's change.
             let _ = self.storing(file, || ());
         }
+    }
+}
+
+/// The times of all files that are managed, or that the log still has open.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    known: HashMap<Key, Weak<Modified>>,
+    /// Entries after which those of files that are gone are dropped.
+    most: usize,
+}
+
+impl Times {
+    /// The times of a file that is managed from now on.
+    pub(super) fn of(&mut self, key: Key, file: &OwnedFd, by_kernel: bool) -> Arc<Modified> {
+        if let Some(known) = self.known.get(&key).and_then(Weak::upgrade) {
+            known.renew(file);
+            return known;
+        }
+        if self.known.len() >= self.most {
+            self.known.retain(|_, modified| modified.strong_count() > 0);
+            self.most = self.known.len() * 2 + 64;
+        }
+        let modified = Arc::new(Modified::new(file, by_kernel));
+        self.known.insert(key, Arc::downgrade(&modified));
+        modified
     }
 }
 
