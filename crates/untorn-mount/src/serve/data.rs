@@ -96,7 +96,7 @@ impl Server {
     /// Makes a file durable.
     pub(super) fn sync_file(&self, open: &Open, only_data: bool) -> Result<(), Errno> {
         let managed = open.managed.clone().or_else(|| self.managing.find(open.node.key));
-        match managed {
+        match managed.filter(|managed| managed.is_chosen()) {
             Some(managed) => managed.sync(),
             None if only_data => rustix::fs::fdatasync(open),
             None => rustix::fs::fsync(open),
@@ -110,7 +110,9 @@ impl Server {
             return Err(Errno::OPNOTSUPP);
         }
         self.changing(&open.node, || match &open.managed {
-            Some(managed) => self.managing.allocate(managed, mode, offset, len),
+            Some(managed) => managed
+                .plainly(|| rustix::fs::fallocate(open, mode, offset, len))
+                .unwrap_or_else(|| self.managing.allocate(managed, mode, offset, len)),
             None => rustix::fs::fallocate(open, mode, offset, len),
         })
     }
@@ -147,12 +149,16 @@ impl Server {
         (to, mut to_offset): (&Open, u64),
         len: u64,
     ) -> Result<u32, Errno> {
-        if to.managed.is_some() || self.managing.atomic(from.node.key).is_some() {
+        if self.managing.atomic(from.node.key).is_some_and(|from| from.is_chosen()) {
             // The kernel copies it by READ and WRITE.
             return Err(Errno::OPNOTSUPP);
         }
         let len = usize::try_from(len).unwrap_or(MOST_COPIED).min(MOST_COPIED);
-        let copy = || rustix::fs::copy_file_range(from, Some(&mut from_offset), to, Some(&mut to_offset), len);
-        self.changing(&to.node, copy).map(|done| done as u32)
+        let mut copy = || rustix::fs::copy_file_range(from, Some(&mut from_offset), to, Some(&mut to_offset), len);
+        let copied = self.changing(&to.node, || match &to.managed {
+            Some(managed) => managed.plainly(copy).unwrap_or(Err(Errno::OPNOTSUPP)),
+            None => copy(),
+        })?;
+        Ok(copied as u32)
     }
 }

@@ -265,6 +265,7 @@ impl Server {
     /// Makes a file durable, and answers.
     pub(super) fn sync(server: &Arc<Server>, open: Arc<Open>, only_data: bool, process: u32, reply: ReplyEmpty) {
         let managed = open.managed.clone().or_else(|| server.managing.find(open.node.key));
+        let managed = managed.filter(|managed| managed.is_chosen());
         let is_managed = managed.is_some();
         let pulled = managed.filter(|managed| server.writeback || managed.is_mapped());
         if pulled.is_none() && is_managed && server.managing.syncs_at_once() {

@@ -91,7 +91,9 @@ impl Server {
     fn sync_all(&self, process: u32) -> Result<(), Errno> {
         let mut result = Ok(());
         for open in self.handles.files() {
-            if let Some(managed) = open.managed.as_ref().filter(|managed| self.writeback || managed.is_mapped()) {
+            if let Some(managed) =
+                open.managed.as_ref().filter(|managed| managed.is_chosen() && (self.writeback || managed.is_mapped()))
+            {
                 result = result.and(self.pull(&open.node, managed, process));
             }
         }

@@ -94,3 +94,50 @@ fn threads_change_names_and_bytes_and_nothing_fails() {
         assert_eq!(left.len(), seen.len(), "{how:?}, seed {seed}");
     }
 }
+
+/// A download or a copy gets its name at the end, and the program that made it may still write to it.
+#[test]
+fn a_file_that_gets_a_chosen_name_is_one_file() {
+    let ways = [How::Boost, How::Atomic, How::AtomicWriteThrough].map(|how| [(how, true), (how, false)]);
+    for (how, renamed) in ways.into_iter().flatten() {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "*.db", how) else { return };
+        let path = mount.path().join("a.db");
+        let first = File::create(mount.path().join("a.part")).unwrap();
+        first.write_all_at(b"one", 0).unwrap();
+        let part = mount.path().join("a.part");
+        if renamed {
+            fs::rename(part, &path).unwrap()
+        } else {
+            fs::hard_link(part, &path).unwrap()
+        }
+        let second = File::options().read(true).write(true).open(&path).unwrap();
+        for round in 0..20 {
+            second.write_all_at(b"by the second", round * 100).unwrap();
+            second.sync_all().unwrap();
+            first.write_all_at(b"by the first", round * 100 + 50).unwrap();
+            first.sync_all().unwrap();
+        }
+        let seen = fs::read(&path).unwrap();
+        assert_eq!(seen.len(), 1962, "{how:?}");
+        drop((first, second));
+        let source = mount.source().join("a.db");
+        let (managed, plain) = mount.unmount_with(|| assert_eq!(fs::read(&source).unwrap(), seen, "{how:?}"));
+        assert_eq!((managed, plain), (1, 0), "{how:?}, renamed: {renamed}");
+    }
+}
+
+/// The other way round: the name that is not chosen takes the file from nobody.
+#[test]
+fn a_file_that_is_not_chosen_stays_plain_under_other_names() {
+    for how in [How::Boost, How::Atomic] {
+        let Some(mount) = mount_as(untorn_testing::test_name!(), "*.db", how) else { return };
+        let file = File::create(mount.path().join("a.txt")).unwrap();
+        file.write_all_at(b"one", 0).unwrap();
+        fs::rename(mount.path().join("a.txt"), mount.path().join("b.txt")).unwrap();
+        file.write_all_at(b"two", 3).unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(fs::read(mount.source().join("b.txt")).unwrap(), b"onetwo", "{how:?}");
+        drop(file);
+        assert_eq!(mount.unmount(), (0, 0), "{how:?}");
+    }
+}

@@ -95,7 +95,11 @@ pub(crate) fn mount_as(test: &'static str, chosen: &str, how: How) -> Option<Mou
 
 fn serve_here() {
     // A test that fails shows why the server refused.
-    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::ERROR)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
     let (source, at) = (place.join("source"), place.join("mnt"));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -178,6 +182,13 @@ impl Mount {
     pub(crate) fn unmount_keeping<T>(mut self, look: impl FnOnce() -> T) -> T {
         self.end();
         look()
+    }
+
+    /// Unmounts, looks at the source, and counts as [`unmount`](Mount::unmount) does.
+    pub(crate) fn unmount_with(mut self, look: impl FnOnce()) -> (u64, u64) {
+        let [managed, plain, ..] = self.end();
+        look();
+        (managed, plain)
     }
 
     fn end(&mut self) -> [u64; 4] {

@@ -8,8 +8,11 @@
 //! 2. `unsynced` says that the source may have bytes or attributes that are not durable and that the log does not know:
 //!    from before the attach, or attributes set since. The log syncs the file when it gets the first entry of it; any
 //!    later change is made durable by the next sync. The flag is taken back before that sync begins, never after it.
-//! 3. A file that programs have open and did not change is *fresh*: the log knows nothing of it until its first change.
-//! 4. A file whose bytes could not be brought to the source has failed: every later write and sync fails, until the
+//! 3. A file that the globs did not choose is in the table all the same while it has writers: it may get a name that they
+//!    do choose, and from then on all its writers go through the log. No other file comes from plain to the log but one
+//!    that was settled for a change of its names.
+//! 4. A file that programs have open and did not change is *fresh*: the log knows nothing of it until its first change.
+//! 5. A file whose bytes could not be brought to the source has failed: every later write and sync fails, until the
 //!    server ends. Its bytes stay in the log.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -64,6 +67,8 @@ pub(in crate::serve) struct Managed {
     pub(super) key: Key,
     /// Whether changes count in epochs. It changes while the state is held exclusively.
     atomic: AtomicBool,
+    /// Whether the globs chose a name of it. It changes while the state is held exclusively.
+    chosen: AtomicBool,
     /// Open for reading and writing.
     pub(super) descriptor: Arc<OwnedFd>,
     pub(super) modified: Arc<Modified>,
@@ -101,6 +106,7 @@ impl Managed {
         Managed {
             key,
             atomic: AtomicBool::new(atomic),
+            chosen: AtomicBool::new(is_chosen),
             descriptor,
             modified,
             mapped: AtomicBool::new(false),
@@ -135,6 +141,23 @@ impl Managed {
 
     pub(super) fn is_atomic(&self) -> bool {
         self.atomic.load(Ordering::Acquire)
+    }
+
+    pub(in crate::serve) fn is_chosen(&self) -> bool {
+        self.chosen.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_chosen(&self) {
+        self.chosen.store(true, Ordering::Release);
+    }
+
+    /// Does what changes bytes of a plain file. `None` for any other one.
+    pub(in crate::serve) fn plainly<T>(&self, change: impl FnOnce() -> T) -> Option<T> {
+        let state = self.shared();
+        matches!(state.served, Served::Plain).then(|| {
+            self.modified.is_stored_to();
+            change()
+        })
     }
 
     /// Changes count in epochs from now on, or do no more. The log has nothing of the file.

@@ -215,6 +215,11 @@ impl Managing {
         }
     }
 
+    /// The managed file of one more writer.
+    fn find_for_writer(&self, key: Key) -> Option<Arc<Managed>> {
+        lock(&self.table).get(&key).inspect(|known| known.add_writer()).cloned()
+    }
+
     /// A writer is gone.
     pub(super) fn released(&self, managed: &Arc<Managed>) {
         let gone = {
@@ -409,6 +414,15 @@ impl Managing {
         Err(Errno::OPNOTSUPP)
     }
 
+    /// Puts the log in front of a file that has a name now that the globs choose. Otherwise it stays plain.
+    fn adopt(&self, managed: &Managed, state: &mut State) -> Result<(), String> {
+        managed.set_chosen();
+        let path = state.path.clone();
+        managed.serve_again(state, &self.cache, &path).map_err(|error| error.to_string())?;
+        lock(&self.report).managed += 1;
+        Ok(())
+    }
+
     /// Puts the log in front of a fresh file, or leaves it plain.
     fn attach(&self, managed: &Managed, state: &mut State) -> Result<(), Errno> {
         let path = &state.path.clone();
@@ -479,18 +493,12 @@ impl Server {
             return Ok(None);
         }
         let _still = managing.moves.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock(&managing.table).get(&node.key) {
-            known.add_writer();
-            return Ok(Some(known.clone()));
+        if let Some(known) = managing.find_for_writer(node.key) {
+            return self.manage_known(node, known);
         }
         // A file without a name is gone after a crash, whatever the log has of it.
         let path = self.path_of(node)?;
         let chosen = path.as_deref().filter(|path| managing.globs.choose(path));
-        // All writers of a file go the same way, also those who open it by another name later, or by one that is not
-        // known now because a rename is under way outside.
-        if path.is_some() && chosen.is_none() && node.status()?.st_nlink == 1 {
-            return Ok(None);
-        }
         managing.make_room()?;
         let opened = || self.descriptors.reopen(node, OFlags::RDWR).map(Arc::new);
         let (own, chosen) = match own.cloned().map_or_else(opened, Ok) {
@@ -506,10 +514,12 @@ impl Server {
         let atomic = managing.atomic || !is_new && self.is_marked(node)?;
         let still_set = lock(managing.setter(node.key));
         let mut table = lock(&managing.table);
-        if let Some(known) = table.get(&node.key) {
+        if let Some(known) = table.get(&node.key).cloned() {
             known.add_writer();
-            return Ok(Some(known.clone()));
+            drop((table, still_set));
+            return self.manage_known(node, known);
         }
+        // All writers of a file go the same way, also those of one that was not chosen and gets another name later.
         let known_as = (path.as_deref().unwrap_or(Path::new("")), chosen.is_some());
         let modified = lock(&managing.times).of(node.key, &own, managing.writeback);
         let managed = Arc::new(Managed::new(atomic, modified, node.key, known_as, own));
@@ -524,6 +534,30 @@ impl Server {
             return Err(errno);
         }
         Ok(Some(managed))
+    }
+}
+
+impl Server {
+    /// The managed file of a node that has a writer already. This one may have opened it by a name that is chosen.
+    fn manage_known(&self, node: &Node, known: Arc<Managed>) -> Result<Option<Arc<Managed>>, Errno> {
+        if !known.is_chosen()
+            && let Some(path) = self.path_of(node)?
+            && self.managing.globs.choose(&path)
+        {
+            let mut state = known.exclusive();
+            if matches!(state.served, Served::Plain) && !known.is_chosen() {
+                state.path.clone_from(&path);
+                let adopted = self.managing.adopt(&known, &mut state);
+                drop(state);
+                if let Err(reason) = adopted
+                    && let Err(errno) = self.managing.is_plain_or_refused(&path, reason)
+                {
+                    self.managing.released(&known);
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(Some(known))
     }
 }
 

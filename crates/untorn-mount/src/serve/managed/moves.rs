@@ -58,6 +58,15 @@ impl Managing {
         if !matches!(held.state.served, Served::Plain) || held.file.names() == Ok(0) {
             return;
         }
+        if !held.file.is_chosen() {
+            path.clone_into(&mut held.state.path);
+            if self.globs.choose(path)
+                && let Err(reason) = self.adopt(held.file, &mut held.state)
+            {
+                self.is_plain(path, reason);
+            }
+            return;
+        }
         if let Err(error) = held.file.serve_again(&mut held.state, &self.cache, path) {
             self.is_plain(path, error.to_string());
         }
@@ -106,7 +115,9 @@ impl Managing {
             held.settle()?;
             self.serve_again(&mut held, path);
         } else if !announced && held.file.names() != Ok(0) {
-            if held.file.has_writers() {
+            if !held.file.is_chosen() {
+                // It is plain by any name that it has.
+            } else if held.file.has_writers() {
                 self.is_plain(path, "it lost the name by which it was opened, and has another one".to_owned());
             } else {
                 // Everything is in the source. Its next writer opens it by the other name, and the log manages it then.
