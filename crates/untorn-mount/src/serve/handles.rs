@@ -98,9 +98,9 @@ impl Handles {
     }
 }
 
-/// The flags of a program that the source sees.
+/// The flags of a program that the source sees. `O_TRUNC` comes as a SETATTR, for a new file not at all.
 fn passed_on(flags: OFlags) -> OFlags {
-    let mut wanted = flags & (OFlags::RWMODE | OFlags::TRUNC | OFlags::NOATIME);
+    let mut wanted = flags & (OFlags::RWMODE | OFlags::NOATIME);
     if wanted & OFlags::RWMODE == OFlags::WRONLY {
         wanted = (wanted - OFlags::RWMODE) | OFlags::RDWR;
     }
@@ -113,15 +113,13 @@ pub(super) fn writes(flags: OFlags) -> bool {
 
 impl Server {
     /// Opens a file for a program.
-    pub(super) fn open_file(&self, caller: Caller, node: &Arc<Node>, flags: OFlags) -> Result<Arc<Open>, Errno> {
+    pub(super) fn open_file(&self, node: &Arc<Node>, flags: OFlags) -> Result<Arc<Open>, Errno> {
         if !node.is_regular() {
             // The kernel opens devices, pipes and sockets itself.
             return Err(Errno::NXIO);
         }
         self.settle_sidecar(node)?;
-        // The log has to know of a truncation, so it is made once the file is managed.
-        let cut = flags.contains(OFlags::TRUNC);
-        let wanted = passed_on(flags - OFlags::TRUNC);
+        let wanted = passed_on(flags);
         let (descriptor, is_whole) = match self.descriptors.reopen(node, wanted) {
             Ok(descriptor) => (Arc::new(descriptor), wanted & OFlags::RWMODE == OFlags::RDWR),
             // The file may be written to and not read.
@@ -138,21 +136,7 @@ impl Server {
         };
         let own = is_whole.then_some(&descriptor);
         let managed = if writes(flags) { self.manage(node, own, false)? } else { None };
-        let open = Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed });
-        if cut && let Err(errno) = self.cut(caller, &open) {
-            self.close(&open);
-            return Err(errno);
-        }
-        Ok(open)
-    }
-
-    /// Truncates, as `O_TRUNC` says.
-    fn cut(&self, caller: Caller, open: &Open) -> Result<(), Errno> {
-        self.changing(&open.node, || match &open.managed {
-            Some(managed) => self.keep_privileges_off(caller, &open.node, || self.managing.set_len(managed, 0)),
-            // `O_RDONLY | O_TRUNC` truncates: the server opens the file of a handle that only reads again.
-            None => self.truncate(caller, &open.node, Some(open), 0),
-        })
+        Ok(Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed }))
     }
 
     /// Creates a file, or opens the one that is there by now.
@@ -166,7 +150,7 @@ impl Server {
     ) -> Result<(Arc<Open>, rustix::fs::Stat), Errno> {
         allowed(name)?;
         let mode = self.mode_for(parent, mode, umask);
-        let wanted = passed_on(flags - OFlags::TRUNC);
+        let wanted = passed_on(flags);
         let how = wanted | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let created = caller.act(self, || rustix::fs::openat(parent, name, how, mode));
         let descriptor = created.map_err(|errno| match errno {
@@ -196,7 +180,6 @@ impl Server {
         Ok((opened?, status))
     }
 
-    /// `O_TRUNC` has nothing to do.
     fn open_created(&self, node: &Arc<Node>, descriptor: Arc<OwnedFd>, flags: OFlags) -> Result<Arc<Open>, Errno> {
         let managed = if writes(flags) { self.manage(node, Some(&descriptor), true)? } else { None };
         Ok(Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed }))

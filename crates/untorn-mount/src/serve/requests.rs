@@ -98,8 +98,9 @@ impl Requests {
 
 impl Filesystem for Requests {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        let mut wanted = InitFlags::FUSE_ATOMIC_O_TRUNC
-            | InitFlags::FUSE_PARALLEL_DIROPS
+        // Not FUSE_ATOMIC_O_TRUNC: some time after the answer to OPEN the kernel sets the length to zero again, and would
+        // forget what another program wrote meanwhile (docs/kernel-facts.md).
+        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_CACHE_SYMLINKS
@@ -245,9 +246,9 @@ impl Filesystem for Requests {
         self.entry(nodes.and_then(|(node, parent)| self.0.make_link(&node, &parent, name)), reply);
     }
 
-    fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let flags = OFlags::from_bits_retain(flags.0 as u32);
-        match self.node(number).and_then(|node| self.0.open_file(caller(request), &node, flags)) {
+        match self.node(number).and_then(|node| self.0.open_file(&node, flags)) {
             Ok(open) => {
                 let how = self.flags_for(&open);
                 reply.opened(FileHandle(self.0.handles.add(Handle::File(open))), how);

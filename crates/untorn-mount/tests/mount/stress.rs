@@ -95,6 +95,34 @@ fn threads_change_names_and_bytes_and_nothing_fails() {
     }
 }
 
+/// Two programs empty and write one file at the same time: it is as long as the server has it.
+#[test]
+fn a_file_emptied_by_two_at_once_has_one_length() {
+    let Some(mount) = mount_as(untorn_testing::test_name!(), "/**", How::Atomic) else { return };
+    let files = cases(200, 5_000);
+    let paths: Vec<_> = (0..files).map(|number| mount.path().join(number.to_string())).collect();
+    let barrier = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for len in [9_000, 5_000] {
+            let (paths, barrier) = (&paths, &barrier);
+            scope.spawn(move || {
+                for path in paths {
+                    fs::write(path, b"before").unwrap();
+                    barrier.wait();
+                    let mut file = File::create(path).unwrap();
+                    file.write_all(&vec![7; len]).unwrap();
+                    file.sync_data().unwrap();
+                }
+            });
+        }
+    });
+    let lengths: Vec<_> = paths.iter().map(|path| fs::metadata(path).unwrap().len()).collect();
+    let source = mount.source();
+    let left = |number: usize| fs::metadata(source.join(number.to_string())).unwrap().len();
+    let left = mount.unmount_keeping(|| (0..paths.len()).map(left).collect::<Vec<_>>());
+    assert_eq!(left, lengths);
+}
+
 /// A download or a copy gets its name at the end, and the program that made it may still write to it.
 #[test]
 fn a_file_that_gets_a_chosen_name_is_one_file() {
