@@ -252,6 +252,11 @@ impl Server {
             return Ok(Some(path));
         }
         // The name that it was opened by is gone. It may have another one.
+        self.found_path(node)
+    }
+
+    /// The path of the name by which a node was found last, if that is still its own.
+    pub(super) fn found_path(&self, node: &Node) -> Result<Option<std::path::PathBuf>, Errno> {
         let Some((parent, name)) = node.found_as() else { return Ok(None) };
         let Ok(parent) = self.nodes.get(parent) else { return Ok(None) };
         match rustix::fs::statat(&*parent, &name, AtFlags::SYMLINK_NOFOLLOW) {

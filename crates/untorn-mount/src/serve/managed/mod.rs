@@ -414,11 +414,14 @@ impl Managing {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Puts the log in front of a file that has a name now that the globs choose. Otherwise it stays plain.
-    fn adopt(&self, managed: &Managed, state: &mut State) -> Result<(), String> {
+    /// Puts the log in front of a file that was not chosen, if the globs choose the name that it has now. An error is
+    /// the reason why it stays plain.
+    fn adopt(&self, managed: &Managed, state: &mut State, path: &Path) -> Result<(), String> {
+        if managed.is_chosen() || !matches!(state.served, Served::Plain) || !self.globs.choose(path) {
+            return Ok(());
+        }
         managed.set_chosen();
-        let path = state.path.clone();
-        managed.serve_again(state, &self.cache, &path).map_err(|error| error.to_string())?;
+        managed.serve_again(state, &self.cache, path).map_err(|error| error.to_string())?;
         lock(&self.report).managed += 1;
         Ok(())
     }
@@ -497,8 +500,8 @@ impl Server {
             return self.manage_known(node, known);
         }
         // A file without a name is gone after a crash, whatever the log has of it.
-        let path = self.path_of(node)?;
-        let chosen = path.as_deref().filter(|path| managing.globs.choose(path));
+        let (path, is_chosen) = self.choose(node)?;
+        let chosen = path.as_deref().filter(|_| is_chosen);
         managing.make_room()?;
         let opened = || self.descriptors.reopen(node, OFlags::RDWR).map(Arc::new);
         let (own, chosen) = match own.cloned().map_or_else(opened, Ok) {
@@ -538,23 +541,29 @@ impl Server {
 }
 
 impl Server {
+    /// A path of a node, and whether the globs choose it. Any of its names may be the one that they choose.
+    fn choose(&self, node: &Node) -> Result<(Option<PathBuf>, bool), Errno> {
+        let choose = |path: &PathBuf| self.managing.globs.choose(path);
+        let path = self.path_of(node)?;
+        if path.as_ref().is_some_and(choose) {
+            return Ok((path, true));
+        }
+        let other = if node.status()?.st_nlink > 1 { self.found_path(node)?.filter(choose) } else { None };
+        let is_chosen = other.is_some();
+        Ok((other.or(path), is_chosen))
+    }
+
     /// The managed file of a node that has a writer already. This one may have opened it by a name that is chosen.
     fn manage_known(&self, node: &Node, known: Arc<Managed>) -> Result<Option<Arc<Managed>>, Errno> {
         if !known.is_chosen()
-            && let Some(path) = self.path_of(node)?
-            && self.managing.globs.choose(&path)
+            && let (Some(path), true) = self.choose(node)?
         {
-            let mut state = known.exclusive();
-            if matches!(state.served, Served::Plain) && !known.is_chosen() {
-                state.path.clone_from(&path);
-                let adopted = self.managing.adopt(&known, &mut state);
-                drop(state);
-                if let Err(reason) = adopted
-                    && let Err(errno) = self.managing.is_plain_or_refused(&path, reason)
-                {
-                    self.managing.released(&known);
-                    return Err(errno);
-                }
+            let adopted = self.managing.adopt(&known, &mut known.exclusive(), &path);
+            if let Err(reason) = adopted
+                && let Err(errno) = self.managing.is_plain_or_refused(&path, reason)
+            {
+                self.managing.released(&known);
+                return Err(errno);
             }
         }
         Ok(Some(known))

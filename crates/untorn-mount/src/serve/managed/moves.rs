@@ -60,9 +60,7 @@ impl Managing {
         }
         if !held.file.is_chosen() {
             path.clone_into(&mut held.state.path);
-            if self.globs.choose(path)
-                && let Err(reason) = self.adopt(held.file, &mut held.state)
-            {
+            if let Err(reason) = self.adopt(held.file, &mut held.state, path) {
                 self.is_plain(path, reason);
             }
             return;
@@ -182,6 +180,9 @@ impl Managing {
             self.serve_again(&mut held, &counts);
         }
         link()?;
+        if let Err(reason) = self.adopt(&managed, &mut managed.exclusive(), &path) {
+            self.is_plain(&path, reason);
+        }
         managed.has_name_too(path);
         Ok(())
     }
