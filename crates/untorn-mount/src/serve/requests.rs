@@ -98,8 +98,8 @@ impl Requests {
 
 impl Filesystem for Requests {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Not FUSE_ATOMIC_O_TRUNC: some time after the answer to OPEN the kernel sets the length to zero again, and would
-        // forget what another program wrote meanwhile (docs/kernel-facts.md).
+        // Not FUSE_ATOMIC_O_TRUNC: some time after the answer to OPEN the kernel sets the length to zero again, and
+        // would forget what another program wrote meanwhile (docs/kernel-facts.md).
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO

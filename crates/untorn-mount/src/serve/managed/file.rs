@@ -8,9 +8,9 @@
 //! 2. `unsynced` says that the source may have bytes or attributes that are not durable and that the log does not know:
 //!    from before the attach, or attributes set since. The log syncs the file when it gets the first entry of it; any
 //!    later change is made durable by the next sync. The flag is taken back before that sync begins, never after it.
-//! 3. A file that the globs did not choose is in the table all the same while it has writers: it may get a name that they
-//!    do choose, and from then on all its writers go through the log. No other file comes from plain to the log but one
-//!    that was settled for a change of its names.
+//! 3. A file that the globs did not choose is in the table all the same while it has writers: it may get a name that
+//!    they do choose, and from then on all its writers go through the log. No other file comes from plain to the log
+//!    but one that was settled for a change of its names.
 //! 4. A file that programs have open and did not change is *fresh*: the log knows nothing of it until its first change.
 //! 5. A file whose bytes could not be brought to the source has failed: every later write and sync fails, until the
 //!    server ends. Its bytes stay in the log.

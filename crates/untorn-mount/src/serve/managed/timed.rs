@@ -8,8 +8,8 @@
 //! 3. The *stamp* is the length and the modification time that the last own change left in the source, or those that
 //!    the source had before the first one. No store is made to a source with another stamp: another program changed it,
 //!    and the log keeps the store. So neither version is lost, and `untorn replay` asks which one is to stay.
-//! 4. A file has one stamp. The log may go on with the file behind it that it was given first, so a file that is managed
-//!    anew keeps the [`Modified`] that it had, as long as the log has that ([`Times`]).
+//! 4. A file has one stamp. The log may go on with the file behind it that it was given first, so a file that is
+//!    managed anew keeps the [`Modified`] that it had, as long as the log has that ([`Times`]).
 //! 5. Nothing is at stake where the log has no change that the source lacks. If the kernel caches no writes, the stamp
 //!    is taken anew then. A kernel that caches them may have pages from before the other program's change, so the stamp
 //!    stays as long as programs have the file open for writing.
