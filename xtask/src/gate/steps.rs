@@ -161,10 +161,14 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "feature-combinations",
-        does: "the library with every combination of its features",
+        does: "the library with every combination of its features, and the test of `metrics`",
         loops: &[Nightly],
         needs: &[],
-        work: &[Call(packages::feature_combinations)],
+        // No other step has that feature, so the library is compiled for this test alone.
+        work: &[
+            Call(packages::feature_combinations),
+            Cargo(&["test", "--package", "untorn", "--features", "metrics", "--test", "metrics"]),
+        ],
     },
     Step {
         name: "examples",
