@@ -56,6 +56,11 @@ pub fn redundancy_barriers() -> Vec<Barrier> {
     crate::redundancy::barriers::ALL.to_vec()
 }
 
+/// The manifest of a backup, read and written again; `None` if it is refused.
+pub fn manifest(text: &str) -> Option<String> {
+    crate::backup::reread(text)
+}
+
 /// Media: the traits that a simulator implements, and the real ones.
 pub mod storage {
     pub use crate::storage::*;

@@ -38,9 +38,9 @@ pub(super) fn full(
     options: &BackupOptions,
 ) -> Result<u64> {
     file.set_len(of.len()).map_err(|error| Error::io("write", path, error))?;
-    let mut place = Place { file, path, has_left, held: Vec::new(), written: 0 };
-    let mut done = 0;
-    each_chunk(of, path, manifest.chunk, options, &mut |offset, bytes| {
+    let mut place = Place { has_left, ..Place::filled(file, path) };
+    let (mut done, all) = (0, 0..of.len());
+    each_chunk(of, (path, &[all]), manifest.chunk, options, &mut |offset, bytes| {
         place.clear(done..offset)?;
         done = offset + bytes.len() as u64;
         manifest.add(offset, bytes, None);
@@ -59,7 +59,8 @@ pub(super) fn increment(
     manifest: &mut Manifest,
     options: &BackupOptions,
 ) -> Result<u64> {
-    each_chunk(of, path, manifest.chunk, options, &mut |offset, bytes| {
+    let all = 0..of.len();
+    each_chunk(of, (path, &[all]), manifest.chunk, options, &mut |offset, bytes| {
         let Some(at) = manifest.add(offset, bytes, Some(base)) else { return Ok(()) };
         manifest.stored += bytes.len() as u64;
         file.write_all_at(bytes, at).map_err(|error| Error::io("write", path, error))
@@ -67,36 +68,60 @@ pub(super) fn increment(
     Ok(manifest.stored)
 }
 
-/// Reads the chunks of a snapshot that may hold other bytes than zeros, in order.
+/// Writes the chunks that have some of the changed bytes, one after the other.
+pub(super) fn changed(
+    of: &Snapshot,
+    (file, path): (&File, &Path),
+    changed: &[Range<u64>],
+    manifest: &mut Manifest,
+    options: &BackupOptions,
+) -> Result<u64> {
+    let (chunk, chunks) = (manifest.chunk, manifest.chunks_of(changed));
+    let ranges: Vec<_> = chunks.iter().map(|run| run.start * chunk..(run.end * chunk).min(of.len())).collect();
+    each_chunk(of, (path, &ranges), chunk, options, &mut |offset, bytes| {
+        let Some(at) = manifest.add(offset, bytes, None) else { return Ok(()) };
+        manifest.stored += bytes.len() as u64;
+        file.write_all_at(bytes, at).map_err(|error| Error::io("write", path, error))
+    })?;
+    manifest.note_zeros(&chunks);
+    Ok(manifest.stored)
+}
+
+/// Reads the chunks of a snapshot that lie in these ranges and may hold other bytes than zeros, in order.
 fn each_chunk(
     of: &Snapshot,
-    path: &Path,
+    (path, ranges): (&Path, &[Range<u64>]),
     chunk: u64,
     options: &BackupOptions,
     each: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut pace = Pace::new(options, "writing the backup", path, of.len());
+    let total = ranges.iter().map(|range| range.end - range.start).sum();
+    let mut pace = Pace::new(options, "writing the backup", path, total);
     let step = chunk.max(STEP);
     let mut bytes = vec![0; step.min(of.len()) as usize];
-    let mut at = 0;
-    while let Some(data) = of.next_data(at)? {
-        at = (data.start / chunk * chunk).max(at);
-        let end = data.end.next_multiple_of(chunk).min(of.len());
-        while at < end {
-            let part = &mut bytes[..step.min(end - at) as usize];
-            of.read_at(part, at)?;
-            for (offset, bytes) in (at..).step_by(chunk as usize).zip(part.chunks(chunk as usize)) {
-                each(offset, bytes)?;
+    let mut before = 0;
+    for range in ranges {
+        let mut at = range.start;
+        while let Some(data) = of.next_data(at)?.filter(|data| data.start < range.end) {
+            at = (data.start / chunk * chunk).max(at);
+            let end = data.end.next_multiple_of(chunk).min(range.end);
+            while at < end {
+                let part = &mut bytes[..step.min(end - at) as usize];
+                of.read_at(part, at)?;
+                for (offset, bytes) in (at..).step_by(chunk as usize).zip(part.chunks(chunk as usize)) {
+                    each(offset, bytes)?;
+                }
+                at += part.len() as u64;
+                pace.step(before + at - range.start, part.len() as u64)?;
             }
-            at += part.len() as u64;
-            pace.step(at, part.len() as u64)?;
         }
+        before += range.end - range.start;
     }
-    pace.step(of.len(), 0)
+    pace.step(total, 0)
 }
 
 /// A file whose blocks are filled with those of a snapshot.
-struct Place<'a> {
+pub(super) struct Place<'a> {
     file: &'a File,
     path: &'a Path,
     /// Whether it may hold bytes already.
@@ -105,13 +130,23 @@ struct Place<'a> {
     written: u64,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// One that holds something already.
+    pub(super) fn filled(file: &'a File, path: &'a Path) -> Self {
+        Place { file, path, has_left: true, held: Vec::new(), written: 0 }
+    }
+
+    /// Bytes that were written so far.
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
     fn failed(&self) -> impl Fn(std::io::Error) -> Error + '_ {
         |error| Error::io("write", self.path, error)
     }
 
     /// Has the file hold these bytes. Returns how many are no hole.
-    fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<u64> {
+    pub(super) fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<u64> {
         if self.has_left {
             self.held.resize(bytes.len(), 0);
             let read = self.file.read_exact_at(&mut self.held, offset);
@@ -148,7 +183,7 @@ impl Place<'_> {
     }
 
     /// Has the file hold zeros in a range.
-    fn clear(&mut self, range: Range<u64>) -> Result<()> {
+    pub(super) fn clear(&mut self, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while self.has_left && at < range.end {
             // A file system that does not tell holes from data has only data.

@@ -2,7 +2,7 @@
 //!
 //! A backup is two files: the bytes of one commit, as a plain file, and a manifest with their checksums. It is made
 //! from a [`Snapshot`], so writers go on. An *increment* has only the chunks that differ from those of an earlier
-//! backup, its *base*.
+//! backup, its *base*, or those that commits changed since, by the file's commit log.
 //!
 //! # Invariants
 //!
@@ -10,6 +10,8 @@
 //!    leaves nothing that is taken for a backup.
 //! 2. Every byte of a backup was written from the snapshot, or compared with it (`copy`).
 //! 3. Nothing of a backup is restored that its manifest does not confirm (`chain`).
+//! 4. A restored file has the number of the backup's commit in its note before it has its name, so every later commit
+//!    has a higher one.
 //!
 //! # No reflinks
 //!
@@ -32,11 +34,13 @@ use std::time::SystemTime;
 
 use self::chain::{Chain, Part};
 use self::copy::{Pace, STEP};
-use self::manifest::Manifest;
-use self::target::{Staged, is_free, make, mode_of, not_in_use, permit};
+use self::manifest::{Manifest, Origin};
+use self::target::{Staged, is_free, make, mode_of, not_in_use, number_above, permit};
+use crate::engine::commits::since::{self as commits, Changed};
 use crate::engine::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::options::ProgressFn;
+use crate::storage::PageCache;
 
 /// Bytes that stay a hole if all are zeros.
 const BLOCK: usize = 4096;
@@ -48,7 +52,8 @@ pub struct BackupOptions {
     verify: bool,
     resume: bool,
     rate: Option<u64>,
-    base: Option<PathBuf>,
+    base: Vec<PathBuf>,
+    since: Option<u64>,
     progress: Option<ProgressFn>,
     cancel: Option<Arc<AtomicBool>>,
 }
@@ -86,9 +91,39 @@ impl BackupOptions {
     /// Makes an increment: a backup with what differs from this earlier one, which may be an increment itself. Its
     /// manifest is enough, named by the backup or by itself. Differences are found by checksums (CRC-64), so the whole
     /// file is read.
+    ///
+    /// An increment by the log ([`since`](Self::since)) has the checksums of what changed only. Name the backups that
+    /// it follows first, each with a call of this, then that one.
     #[must_use]
     pub fn base(mut self, backup: impl Into<PathBuf>) -> Self {
-        self.base = Some(backup.into());
+        self.base.push(backup.into());
+        self
+    }
+
+    /// Makes an increment by the file's [commit log](crate::commits): what commits changed after the one of this
+    /// number, which is that of an earlier backup ([`Backup::commit`]). No earlier backup need be at hand, and only
+    /// what changed is read. The earlier backup must have been made when the file had this log.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (path, dest, again) = (dir.path().join("data"), dir.path().join("backup"), dir.path().join("again"));
+    /// use untorn::Options;
+    /// use untorn::backup::{self, BackupOptions};
+    /// let file = Options::new().commit_log(1 << 20).create(&path, 1 << 20)?;
+    /// let made = backup::create(&file.snapshot()?, &dest, &BackupOptions::new())?;
+    /// file.write_at(b"more", 500_000)?;
+    /// file.sync()?;
+    /// let next = dir.path().join("increment");
+    /// let made = backup::create(&file.snapshot()?, &next, &BackupOptions::new().since(made.commit))?;
+    /// assert_eq!(made.bytes, 16 << 10);
+    /// backup::restore(&[&dest, &next], &again, &BackupOptions::new())?;
+    /// assert_eq!(&std::fs::read(&again).unwrap()[500_000..500_004], b"more");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn since(mut self, commit: u64) -> Self {
+        self.since = Some(commit);
         self
     }
 
@@ -117,13 +152,14 @@ impl BackupOptions {
 
 impl std::fmt::Debug for BackupOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let BackupOptions { replace, verify, resume, rate, base, .. } = self;
+        let BackupOptions { replace, verify, resume, rate, base, since, .. } = self;
         f.debug_struct("BackupOptions")
             .field("replace", replace)
             .field("verify", verify)
             .field("resume", resume)
             .field("rate", rate)
             .field("base", base)
+            .field("since", since)
             .finish_non_exhaustive()
     }
 }
@@ -138,11 +174,11 @@ pub struct Backup {
     pub taken: SystemTime,
     /// The length of the file, in bytes.
     pub len: u64,
-    /// Bytes that the backup holds: those that are no hole, and of an increment those that differ from its base.
+    /// Bytes that the backup holds: those that are no hole, and of an increment its chunks.
     pub bytes: u64,
     /// Bytes that this call wrote; fewer if it went on from an earlier one.
     pub written: u64,
-    /// The commit of its base, if it is an increment.
+    /// The commit of its base, or the one after which the log tells what changed, if it is an increment.
     pub base: Option<u64>,
 }
 
@@ -182,24 +218,46 @@ pub fn manifest_of(backup: &Path) -> PathBuf {
 /// [`Error::Io`], with EEXIST if `dest` or its manifest is there and is not to be
 /// [replaced](BackupOptions::replace), and with ECANCELED if it was [cancelled](BackupOptions::cancel);
 /// [`Error::SnapshotEnded`]; [`Error::InUse`] while another process makes a backup of that name; [`Error::Invalid`] for
-/// a [base](BackupOptions::base) that is none; [`Error::Corrupt`] if the new file does not read back as it was written,
-/// or for a base that does not match its manifest.
+/// a [base](BackupOptions::base) that is none, and for a commit [since](BackupOptions::since) which is not made yet;
+/// [`Error::CommitsMissing`] if the file has no commit log, or if the log does not reach back to that commit;
+/// [`Error::Corrupt`] if the new file does not read back as it was written, or for a base that does not match its
+/// manifest.
 pub fn create(snapshot: &Snapshot, dest: &Path, options: &BackupOptions) -> Result<Backup> {
     is_free(dest, options)?;
     is_free(&manifest_of(dest), options)?;
-    if options.resume && options.base.is_some() {
-        let what = "an increment cannot be resumed; make it again".to_owned();
-        return Err(Error::Invalid { path: dest.to_owned(), what });
+    let invalid = |what: &str| Err(Error::Invalid { path: dest.to_owned(), what: what.to_owned() });
+    let is_increment = options.since.is_some() || !options.base.is_empty();
+    if options.resume && is_increment {
+        return invalid("an increment cannot be resumed; make it again");
     }
-    let base = options.base.as_deref().map(chain::base).transpose()?;
+    if options.since.is_some() && !options.base.is_empty() {
+        return invalid("an increment has a base or begins after a commit, and not both");
+    }
+    let base = chain::base(&options.base)?;
+    let changed = match (log_of(snapshot, options.since), options.since) {
+        (Ok(changed), _) => Some(changed),
+        // Nothing but an increment by the log depends on it.
+        (Err(_), None) => None,
+        (Err(error), Some(_)) => return Err(error),
+    };
     let staged = Staged::claim(dest)?;
     let made = make(dest, options, |file, has_left| {
         let (path, mode) = (snapshot.path(), mode_of(snapshot.path()));
-        let of = (snapshot.commit(), snapshot.since(), snapshot.len());
-        let mut manifest = Manifest::new(path, of, mode, base.as_ref())?;
-        let written = match &base {
-            Some(base) => copy::increment(snapshot, (file, dest), base, &mut manifest, options)?,
-            None => copy::full(snapshot, (file, dest), has_left, &mut manifest, options)?,
+        let commit = changed.as_ref().map_or(snapshot.commit(), |changed| changed.commit);
+        let of = (commit, snapshot.since(), snapshot.len());
+        let log = changed.as_ref().map(|changed| changed.log);
+        let from = match (&base, options.since) {
+            (Some(base), _) => Origin::Base(base),
+            (None, Some(since)) => Origin::Commit(since),
+            (None, None) => Origin::Nothing,
+        };
+        let mut manifest = Manifest::new(path, of, mode, log, from)?;
+        let written = match (from, &changed) {
+            (Origin::Base(base), _) => copy::increment(snapshot, (file, dest), &base.manifest, &mut manifest, options)?,
+            (Origin::Commit(_), Some(changed)) => {
+                copy::changed(snapshot, (file, dest), &changed.ranges, &mut manifest, options)?
+            }
+            _ => copy::full(snapshot, (file, dest), has_left, &mut manifest, options)?,
         };
         if options.verify {
             chain::compare(file, dest, &manifest, options)?;
@@ -215,6 +273,12 @@ pub fn create(snapshot: &Snapshot, dest: &Path, options: &BackupOptions) -> Resu
             Err(error)
         }
     }
+}
+
+/// What the file's commit log says of a snapshot.
+fn log_of(snapshot: &Snapshot, since: Option<u64>) -> Result<Changed> {
+    let medium = Arc::new(PageCache::reading_by_call());
+    commits::changed(medium, snapshot.path(), (snapshot.identity()?, snapshot.commit()), since)
 }
 
 /// Writes the bytes of a snapshot to a stream, in order. There is no manifest.
@@ -262,7 +326,7 @@ pub fn verify(backup: &Path, options: &BackupOptions) -> Result<Backup> {
 /// its name.
 ///
 /// The file belongs to this user. It has the permissions of the backed-up file as far as the umask allows, and never
-/// those that let somebody be somebody else.
+/// those that let somebody be somebody else. Its commits go on above the number of the backup's.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if a backup and its manifest differ; [`Error::Invalid`] if the backups are no chain;
@@ -275,14 +339,22 @@ pub fn restore<P: AsRef<Path>>(backups: &[P], path: &Path, options: &BackupOptio
     let written = make(path, &options, |file: &File, _| {
         let written = chain.restore(file, path, &options)?;
         permit(file, path, chain.last().mode)?;
+        number_above(file, path, chain.last().commit)?;
         Ok(written)
     })?;
     Ok(chain.last().summary(written))
+}
+
+/// A manifest as it is written again after it was read; `None` if it is refused.
+pub(crate) fn reread(text: &str) -> Option<String> {
+    Manifest::parse(Path::new(""), text).ok().map(|manifest| manifest.to_text())
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
+#[cfg(test)]
+mod since_tests;
 #[cfg(test)]
 mod tests;

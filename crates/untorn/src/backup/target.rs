@@ -24,8 +24,10 @@ use super::manifest::Manifest;
 use super::{BackupOptions, manifest_of};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
+use crate::format::sidecar::number::note_of;
 use crate::storage::names::{rename, rename_to_free, unlink};
 use crate::storage::{self, create_filled, sync_parent, unfinished};
+use crate::sys::file::set_commit_note;
 use crate::sys::locks::{flock_holder, process_name};
 
 /// The longest part of a backup's name that the name of its staged manifest has.
@@ -202,6 +204,12 @@ pub(super) fn permit(file: &File, path: &Path, mode: Option<u32>) -> Result<()> 
     let (Some(mode), Some(umask)) = (mode, umask()) else { return Ok(()) };
     let permissions = Permissions::from_mode(mode & 0o777 & !umask);
     file.set_permissions(permissions).map_err(|error| Error::io("set the permissions of", path, error))
+}
+
+/// Has the commits of a file that nobody has opened go on above the number of this one. Durable at the next flush.
+pub(super) fn number_above(file: &File, path: &Path, commit: u64) -> Result<()> {
+    let noted = if commit == 0 { Ok(()) } else { set_commit_note(file.as_fd(), &note_of(commit)) };
+    noted.map_err(|error| Error::io("write the commit number of", path, error))
 }
 
 /// The umask of this process: to ask the kernel otherwise would change it for a moment. Source: `proc(5)`.

@@ -8,7 +8,7 @@ use untorn_testing::cases;
 
 use super::*;
 use crate::file::AtomicFile;
-use crate::options::{EngineKind, Options};
+use crate::options::{Durability, EngineKind, Options};
 use crate::storage::unfinished;
 
 const LEN: u64 = (3 << 20) + 77;
@@ -41,10 +41,10 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// Numbers for random tests.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
@@ -169,7 +169,7 @@ fn holes_of_the_file_are_not_read() {
     }
 }
 
-/// Whatever changes between two backups, a chain gives the file at each of them.
+/// Whatever changes between two backups, a chain gives the file at each of them, whichever way an increment is made.
 #[test]
 fn random_chains_restore_what_a_full_backup_has() {
     for case in 0..cases(10, 500) {
@@ -177,8 +177,12 @@ fn random_chains_restore_what_a_full_backup_has() {
         let dir = tempfile::tempdir().unwrap();
         let engine = [EngineKind::Reflection, EngineKind::HybridLog][random.below(2) as usize];
         let path = dir.path().join("data");
-        let file = Options::new().engine(engine).log_size(4 << 20).create(&path, random.below(300_000)).unwrap();
+        let durability = [Durability::PerCommit, Durability::PerWrite][random.below(2) as usize];
+        let options = Options::new().engine(engine).durability(durability).commit_log(64 << 20).log_size(4 << 20);
+        let file = options.create(&path, random.below(300_000)).unwrap();
         let mut backups: Vec<PathBuf> = Vec::new();
+        // Those that tell all of the file together, the last one's commit, and all commits before.
+        let (mut whole, mut commits) = (Vec::new(), Vec::new());
         for number in 0..2 + random.below(4) {
             for _ in 0..random.below(6) {
                 if random.below(4) == 0 {
@@ -191,19 +195,34 @@ fn random_chains_restore_what_a_full_backup_has() {
                 file.write_at(&vec![fill; len], at.min(file.len())).unwrap();
             }
             file.sync().unwrap();
+            // Under reflection it takes numbers of its own.
+            if random.below(2) == 0 {
+                file.deploy(0, file.len()).unwrap();
+            }
             let dest = dir.path().join(format!("backup-{number}"));
-            let options = match backups.last() {
-                Some(base) if random.below(2) == 0 => BackupOptions::new().base(base),
-                // Its manifest is enough, and its bytes may be elsewhere.
-                Some(base) => BackupOptions::new().base(manifest_of(base)),
-                None => BackupOptions::new(),
+            let kind = if backups.is_empty() { 0 } else { 1 + random.below(4) };
+            let options = match kind {
+                0 => BackupOptions::new(),
+                1 => whole.iter().fold(BackupOptions::new(), |options, base: &PathBuf| options.base(base)),
+                // Their manifests are enough, and their bytes may be elsewhere.
+                2 => whole.iter().fold(BackupOptions::new(), |options, base| options.base(manifest_of(base))),
+                3 => BackupOptions::new().since(*commits.last().unwrap()),
+                // What an earlier increment has comes again.
+                _ => BackupOptions::new().since(commits[random.below(commits.len() as u64) as usize]),
             };
-            create(&file.snapshot().unwrap(), &dest, &options.verify(true)).unwrap();
-            backups.push(dest);
+            let made = create(&file.snapshot().unwrap(), &dest, &options.verify(true)).unwrap();
+            if kind < 3 {
+                whole.clear();
+            }
+            (whole.push(dest.clone()), commits.push(made.commit), backups.push(dest));
             let again = dir.path().join("again");
             let made = restore(&backups, &again, &BackupOptions::new().replace(true)).unwrap();
             assert_eq!(made.len, file.len(), "case {case}, {engine}, backup {number}");
             assert!(std::fs::read(&again).unwrap() == contents(&file), "case {case}, {engine}, backup {number}");
+            // A full backup of the same commit has the same bytes.
+            let full = dir.path().join("full");
+            create(&file.snapshot().unwrap(), &full, &BackupOptions::new().replace(true)).unwrap();
+            assert!(std::fs::read(&again).unwrap() == std::fs::read(&full).unwrap(), "case {case}, {engine}");
         }
     }
 }
@@ -336,7 +355,7 @@ fn a_backup_whose_manifest_is_still_staged_is_whole() {
         assert!(std::fs::read(&again).unwrap() == contents(&file));
     }
     // One of a backup that never was does not count.
-    std::fs::write(target::staged(&dest), "untorn backup 2\n").unwrap();
+    std::fs::write(target::staged(&dest), "untorn backup 3\n").unwrap();
     std::fs::remove_file(manifest_of(&dest)).unwrap();
     assert!(verify(&dest, &BackupOptions::new()).is_err());
     create(&file.snapshot().unwrap(), &dest, &BackupOptions::new().replace(true)).unwrap();

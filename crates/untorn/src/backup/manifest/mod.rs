@@ -1,12 +1,13 @@
 //! The manifest of a backup: lines of text, with a checksum for each chunk that is not all zeros.
 //!
 //! ```text
-//! untorn backup 2
+//! untorn backup 3
 //! source /var/lib/app/ledger
 //! commit 42
 //! taken 1764381234.123456789
 //! length 3145728
 //! mode 640
+//! log 6f1d0c2b3a495867b8a9cadbecfd0e1f
 //! base 5a0e7c6b1f2d3c4b 40 2097152
 //! stored 16384
 //! chunk 16384 crc64-nvme
@@ -18,24 +19,32 @@
 //! The last line has the checksum of all lines before, which is also the name of this manifest: an increment names the
 //! manifest of its base by it. `docs/format.md` describes the lines.
 //!
+//! An increment by the commit log has the line `since 40` in the place of `base`, and a line `zeros 5 100` for chunks,
+//! here 5 to 104, that became all zeros.
+//!
 //! # Invariants
 //!
-//! 1. A manifest has the checksums of all chunks of the file at its commit, also that of an increment. A chunk without
-//!    a line is all zeros. So a base needs no more than its manifest, and a chain is verified by its last one.
-//! 2. Chunks are named in ascending order, each once and within the length. Where the bytes of a chunk stand in the
+//! 1. A manifest has the checksums of all chunks of the file at its commit, also that of an increment with a base. A
+//!    chunk without a line is all zeros. So a base needs no more than its manifest, and a chain is verified by its last
+//!    one.
+//! 2. The manifest of an increment by the commit log has the chunks that may differ, and says nothing of the others.
+//!    It has the last chunk of the file if that is not a whole one, for a change of the length changes it.
+//! 3. Chunks are named in ascending order, each once and within the length. Where the bytes of a chunk stand in the
 //!    backup follows from that order, so no two overlap.
-//! 3. All numbers are bounded before anything is allocated by them.
+//! 4. All numbers are bounded before anything is allocated by them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{Backup, is_zero};
+use super::{BLOCK, Backup, is_zero};
 use crate::error::{Error, Result};
+use crate::sys::runs::Runs;
 
-const FIRST: &str = "untorn backup 2";
+const FIRST: &str = "untorn backup 3";
 
 /// Bytes of a chunk: as few as this, for a file with no more chunks than that.
 const SMALLEST: u64 = 16 << 10;
@@ -55,6 +64,23 @@ pub(super) struct Base {
     pub(super) len: u64,
 }
 
+/// A file at the commit of a backup, as its manifest, or several together, tell it.
+pub(super) struct Known {
+    /// The checksum of the last manifest.
+    pub(super) id: u64,
+    pub(super) manifest: Manifest,
+}
+
+/// What a backup goes on from.
+#[derive(Clone, Copy)]
+pub(super) enum Origin<'a> {
+    /// It has everything.
+    Nothing,
+    Base(&'a Known),
+    /// The changes after this commit, by the commit log.
+    Commit(u64),
+}
+
 /// A chunk that is not all zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
@@ -72,7 +98,13 @@ pub(super) struct Manifest {
     pub(super) len: u64,
     /// The permissions of the file: nine bits.
     pub(super) mode: Option<u32>,
+    /// The UUID of the file's commit log, if it has one.
+    pub(super) log: Option<[u8; 16]>,
     pub(super) base: Option<Base>,
+    /// The commit after which the log tells what has changed, in an increment by it.
+    pub(super) since: Option<u64>,
+    /// Chunks that became all zeros, in an increment by the log: numbers, ascending.
+    pub(super) zeros: Vec<Range<u64>>,
     /// Bytes of the backup that are no hole.
     pub(super) stored: u64,
     /// Bytes of a chunk, a power of two.
@@ -95,20 +127,35 @@ impl Manifest {
         source: &Path,
         (commit, taken, len): (u64, SystemTime, u64),
         mode: Option<u32>,
-        base: Option<&Manifest>,
+        log: Option<[u8; 16]>,
+        from: Origin<'_>,
     ) -> Result<Self> {
         let mut chunk = SMALLEST;
-        while base.is_none() && len / chunk > USUAL_CHUNKS && chunk < LARGEST {
+        while len / chunk > USUAL_CHUNKS && chunk < LARGEST {
             chunk *= 2;
         }
-        let chunk = base.map_or(chunk, |base| base.chunk);
+        if let Origin::Base(base) = from {
+            chunk = base.manifest.chunk;
+        }
         if len.div_ceil(chunk) > MOST_CHUNKS {
             let what = format!("{len} bytes are too many for the chunks of its base; make a full backup");
             return Err(Error::Invalid { path: source.to_owned(), what });
         }
-        let base = base.map(|base| Base { id: base.id(), commit: base.commit, len: base.len });
-        let (source, chunks) = (source.to_owned(), BTreeMap::new());
-        Ok(Manifest { source, commit, taken, len, mode, base, stored: 0, chunk, chunks, packed: 0 })
+        let (base, since) = match from {
+            Origin::Nothing => (None, None),
+            Origin::Base(Known { id, manifest }) => {
+                (Some(Base { id: *id, commit: manifest.commit, len: manifest.len }), None)
+            }
+            Origin::Commit(since) => (None, Some(since)),
+        };
+        let (source, chunks, zeros) = (source.to_owned(), BTreeMap::new(), Vec::new());
+        let (stored, packed) = (0, 0);
+        Ok(Manifest { source, commit, taken, len, mode, log, base, since, zeros, stored, chunk, chunks, packed })
+    }
+
+    /// Whether the backup has pieces, and not the whole file.
+    pub(super) fn is_increment(&self) -> bool {
+        self.base.is_some() || self.since.is_some()
     }
 
     /// The bytes of a chunk.
@@ -118,7 +165,7 @@ impl Manifest {
 
     /// The length of the backup that this is the manifest of.
     pub(super) fn file_len(&self) -> u64 {
-        if self.base.is_some() { self.packed } else { self.len }
+        if self.is_increment() { self.packed } else { self.len }
     }
 
     /// Notes a chunk. Returns where its bytes go in the backup, if they do.
@@ -135,15 +182,59 @@ impl Manifest {
 
     /// Notes a chunk that is the next one. Returns where its bytes are in the backup, if it has them.
     fn note(&mut self, chunk: u64, sum: u64, has_it: bool) -> Option<u64> {
-        let at = match self.base {
-            None => Some(chunk * self.chunk),
-            Some(_) => has_it.then_some(self.packed),
+        let at = match self.is_increment() {
+            false => Some(chunk * self.chunk),
+            true => has_it.then_some(self.packed),
         };
-        if self.base.is_some() && has_it {
+        if self.is_increment() && has_it {
             self.packed += self.len_of(chunk);
         }
         self.chunks.insert(chunk, Chunk { sum, at });
         at
+    }
+
+    /// The chunks that an increment by the log has, if these bytes may have changed: as numbers.
+    pub(super) fn chunks_of(&self, changed: &[Range<u64>]) -> Runs {
+        let mut chunks = Runs::new();
+        let mut add = |range: Range<u64>| {
+            let mut run = Runs::new();
+            let end = range.end.min(self.len).div_ceil(self.chunk);
+            if range.start / self.chunk < end {
+                run.push(range.start / self.chunk..end);
+                chunks.add(&run);
+            }
+        };
+        changed.iter().for_each(|range| add(range.clone()));
+        // By invariant 2.
+        if !self.len.is_multiple_of(self.chunk) {
+            add(self.len - 1..self.len);
+        }
+        chunks
+    }
+
+    /// Notes those of the chunks that an increment by the log has which are all zeros: the ones not noted otherwise.
+    pub(super) fn note_zeros(&mut self, chunks: &Runs) {
+        let mut noted = Runs::new();
+        self.chunks.keys().for_each(|chunk| noted.push(*chunk..*chunk + 1));
+        self.zeros = chunks.without(&noted).into_ranges();
+    }
+
+    /// Whether an increment by the log says what this chunk holds.
+    pub(super) fn tells_of(&self, chunk: u64) -> bool {
+        let run = self.zeros.partition_point(|run| run.end <= chunk);
+        self.chunks.contains_key(&chunk) || self.zeros.get(run).is_some_and(|run| run.contains(&chunk))
+    }
+
+    /// The file after an increment by the log, if it was `before`. `None` if their chunks have other lengths.
+    pub(super) fn over(self, before: Manifest) -> Option<Manifest> {
+        if self.chunk != before.chunk {
+            return None;
+        }
+        let stays = |chunk: &u64| !self.tells_of(*chunk) && self.len_of(*chunk) == before.len_of(*chunk);
+        let mut chunks: BTreeMap<u64, Chunk> =
+            before.chunks.iter().filter(|(chunk, _)| stays(chunk)).map(|(chunk, noted)| (*chunk, *noted)).collect();
+        chunks.extend(&self.chunks);
+        Some(Manifest { chunks, since: None, base: None, zeros: Vec::new(), ..self })
     }
 
     /// # Errors
@@ -161,7 +252,7 @@ impl Manifest {
     }
 
     pub(super) fn summary(&self, written: u64) -> Backup {
-        let base = self.base.map(|base| base.commit);
+        let base = self.base.map(|base| base.commit).or(self.since);
         Backup { commit: self.commit, taken: self.taken, len: self.len, bytes: self.stored, written, base }
     }
 
@@ -185,10 +276,19 @@ impl Manifest {
         if let Some(mode) = self.mode {
             let _ = writeln!(text, "mode {mode:o}");
         }
+        if let Some(log) = self.log {
+            let _ = writeln!(text, "log {:032x}", u128::from_be_bytes(log));
+        }
         if let Some(Base { id, commit, len }) = self.base {
             let _ = writeln!(text, "base {id:016x} {commit} {len}");
         }
+        if let Some(since) = self.since {
+            let _ = writeln!(text, "since {since}");
+        }
         let _ = writeln!(text, "stored {}\nchunk {} crc64-nvme", self.stored, self.chunk);
+        for zeros in &self.zeros {
+            let _ = writeln!(text, "zeros {} {}", zeros.start, zeros.end - zeros.start);
+        }
         for (chunk, Chunk { sum, at }) in &self.chunks {
             let mark = if self.base.is_some() && at.is_some() { " +" } else { "" };
             let _ = writeln!(text, "{chunk} {sum:016x}{mark}");
@@ -246,12 +346,19 @@ impl Manifest {
         let (seconds, nanoseconds) = lines.next()?.strip_prefix("taken ")?.split_once('.')?;
         let nanoseconds = nanoseconds.parse().ok().filter(|count| *count < 1_000_000_000)?;
         let taken = UNIX_EPOCH.checked_add(Duration::new(seconds.parse().ok()?, nanoseconds))?;
-        let len = lines.next()?.strip_prefix("length ")?.parse().ok().filter(|len| *len <= i64::MAX as u64)?;
+        let len: u64 = lines.next()?.strip_prefix("length ")?.parse().ok().filter(|len| *len <= i64::MAX as u64)?;
         let mode = match lines.peek()?.strip_prefix("mode ") {
             None => None,
             Some(mode) => Some(u32::from_str_radix(mode, 8).ok().filter(|mode| *mode <= 0o777)?),
         };
         if mode.is_some() {
+            lines.next();
+        }
+        let log = match lines.peek()?.strip_prefix("log ") {
+            None => None,
+            Some(log) => Some(log_from(log)?),
+        };
+        if log.is_some() {
             lines.next();
         }
         let base = match lines.peek()?.strip_prefix("base ") {
@@ -265,29 +372,54 @@ impl Manifest {
         if base.is_some() {
             lines.next();
         }
+        let since = match lines.peek()?.strip_prefix("since ") {
+            None => None,
+            // Without a log there is nothing that tells what changed, and with a base no need of it.
+            Some(_) if log.is_none() || base.is_some() => return None,
+            Some(since) => Some(since.parse().ok().filter(|since| *since <= commit)?),
+        };
+        if since.is_some() {
+            lines.next();
+        }
         let stored = lines.next()?.strip_prefix("stored ")?.parse().ok()?;
         let chunk: u64 = lines.next()?.strip_prefix("chunk ")?.strip_suffix(" crc64-nvme")?.parse().ok()?;
-        if !chunk.is_power_of_two() || !(super::BLOCK as u64..=LARGEST).contains(&chunk) {
+        if !chunk.is_power_of_two() || !(BLOCK as u64..=LARGEST).contains(&chunk) {
             return None;
         }
-        let chunks = BTreeMap::new();
-        let mut manifest = Manifest { source, commit, taken, len, mode, base, stored, chunk, chunks, packed: 0 };
         let count = len.div_ceil(chunk);
         if count > MOST_CHUNKS {
             return None;
         }
+        let (mut zeros, mut next) = (Vec::new(), 0);
+        while let Some(words) = lines.peek().filter(|_| since.is_some()).and_then(|line| line.strip_prefix("zeros ")) {
+            let (first, many) = words.split_once(' ')?;
+            let first: u64 = first.parse().ok().filter(|first| *first >= next)?;
+            let end = first.checked_add(many.parse().ok().filter(|many| *many > 0)?).filter(|end| *end <= count)?;
+            zeros.push(first..end);
+            // No two touch.
+            next = end + 1;
+            lines.next();
+        }
+        let (chunks, packed) = (BTreeMap::new(), 0);
+        let mut manifest =
+            Manifest { source, commit, taken, len, mode, log, base, since, zeros, stored, chunk, chunks, packed };
         let mut next = 0;
         for line in lines {
             let (number, rest) = line.split_once(' ')?;
             let number = number.parse().ok().filter(|number| (next..count).contains(number))?;
             next = number + 1;
             let marked = rest.strip_suffix(" +");
-            if marked.is_some() && base.is_none() {
+            if marked.is_some() && base.is_none() || manifest.tells_of(number) {
                 return None;
             }
-            manifest.note(number, sum_from(marked.unwrap_or(rest))?, marked.is_some());
+            manifest.note(number, sum_from(marked.unwrap_or(rest))?, marked.is_some() || since.is_some());
         }
-        Some(manifest)
+        let is_cut = !len.is_multiple_of(chunk);
+        if since.is_some() && is_cut && !manifest.tells_of(count - 1) {
+            return None;
+        }
+        // Nothing but what is written like this: the checksum of these lines is its name.
+        (manifest.to_text() == text).then_some(manifest)
     }
 }
 
@@ -297,98 +429,11 @@ fn sum_from(word: &str) -> Option<u64> {
     if right { u64::from_str_radix(word, 16).ok() } else { None }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEN: u64 = (2 << 20) + 7;
-
-    fn manifest(base: Option<&Manifest>) -> Manifest {
-        let taken = UNIX_EPOCH + Duration::new(1_764_381_234, 5);
-        let mut manifest = Manifest::new(Path::new("/var/lib/a\nb"), (42, taken, LEN), Some(0o640), base).unwrap();
-        manifest.add(0, &[7; 16 << 10], base);
-        manifest.add(1 << 20, &[0; 16 << 10], base);
-        manifest.add(2 << 20, &[1; 7], base);
-        manifest
-    }
-
-    /// Text with the checksum that it should have.
-    fn sealed(lines: &str) -> String {
-        format!("{lines}end {:016x}\n", sum_of(lines.as_bytes()))
-    }
-
-    #[test]
-    fn a_manifest_comes_back_and_any_changed_byte_is_noticed() {
-        let full = manifest(None);
-        let mut increment = manifest(Some(&full));
-        assert_eq!((increment.chunks.len(), increment.file_len()), (2, 0), "nothing differs");
-        increment.add(128 << 14, &[9; 7], Some(&full));
-        increment.chunks.insert(5, Chunk { sum: 1, at: None });
-        let path = Path::new("m");
-        for manifest in [&full, &increment] {
-            let text = manifest.to_text();
-            let parsed = Manifest::parse(path, &text).unwrap();
-            assert_eq!(
-                (parsed.to_text(), &parsed.chunks, parsed.id()),
-                (text.clone(), &manifest.chunks, manifest.id())
-            );
-            assert_eq!(parsed.file_len(), manifest.file_len());
-            for at in 0..text.len() {
-                let mut changed = text.clone().into_bytes();
-                changed[at] ^= 1;
-                let changed = String::from_utf8_lossy(&changed).into_owned();
-                assert!(Manifest::parse(path, &changed).is_err(), "byte {at}");
-                let cut = String::from_utf8_lossy(&text.as_bytes()[..at]);
-                assert!(Manifest::parse(path, &cut).is_err(), "cut at {at}");
-            }
-            let newer = text.replace("backup 2", "backup 3");
-            assert!(matches!(Manifest::parse(path, &newer), Err(Error::Unsupported { .. })));
-        }
-        full.check(path, 0, 0, &[7; 16 << 10]).unwrap();
-        full.check(path, 0, 64, &[0; 16 << 10]).unwrap();
-        assert!(full.check(path, 0, 0, &[0; 16 << 10]).is_err() && full.check(path, 0, 64, &[1]).is_err());
-    }
-
-    /// Ones that somebody made by hand, with the right checksum.
-    #[test]
-    fn a_forged_manifest_is_refused() {
-        let full = manifest(None);
-        let mut increment = manifest(Some(&full));
-        increment.add(2 << 20, &[9; 7], Some(&full));
-        let text = increment.lines();
-        let path = Path::new("m");
-        Manifest::parse(path, &sealed(&text)).unwrap();
-        let line = |number: u64| format!("{number} {:016x}", increment.chunks[&number].sum);
-        let forged = [
-            text.replace("1764381234.", "18446744073709551615."),
-            text.replace(".000000005", ".4294967295"),
-            text.replace(&format!("length {LEN}"), "length 18446744073709551615"),
-            text.replace(&format!("length {LEN}"), "length 9223372036854775807"),
-            text.replace("chunk 16384", "chunk 0"),
-            text.replace("chunk 16384", "chunk 16385"),
-            text.replace("chunk 16384", "chunk 9223372036854775808"),
-            text.replace("mode 640", "mode 4755"),
-            text.replace("base ", "base 0"),
-            text.replace(&line(0), &format!("{}\n{}", line(0), line(0))),
-            text.replace(&line(0), &line(0).replacen('0', "129", 1)),
-            text.replace(&line(0), &line(0).replacen('0', "18446744073709551616", 1)),
-            text.replace(&line(128), &line(128).replacen("128", "200", 1)),
-            text.replace(&line(128), &format!("{}z", line(128))),
-            text.lines().filter(|line| !line.starts_with("base ")).map(|line| format!("{line}\n")).collect(),
-        ];
-        for lines in forged {
-            assert_ne!(lines, text);
-            assert!(matches!(Manifest::parse(path, &sealed(&lines)), Err(Error::Corrupt { .. })), "{lines}");
-        }
-    }
-
-    #[test]
-    fn a_long_file_has_large_chunks_and_keeps_those_of_its_base() {
-        let at = |len, base: Option<&Manifest>| Manifest::new(Path::new("f"), (1, UNIX_EPOCH, len), None, base);
-        let chunks = [0, 16 << 30, 17 << 30, 1 << 40, 1 << 46].map(|len| at(len, None).unwrap().chunk);
-        assert_eq!(chunks, [16 << 10, 16 << 10, 32 << 10, 1 << 20, 64 << 20]);
-        let base = at(1 << 20, None).unwrap();
-        assert_eq!(at(60 << 30, Some(&base)).unwrap().chunk, base.chunk);
-        assert!(matches!(at(65 << 30, Some(&base)), Err(Error::Invalid { .. })));
-    }
+/// A UUID as it is written: 32 lower-case digits.
+fn log_from(word: &str) -> Option<[u8; 16]> {
+    let right = word.len() == 32 && word.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    if right { u128::from_str_radix(word, 16).ok().map(u128::to_be_bytes) } else { None }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,12 +19,14 @@
 //! 7. Commits are serialized, and no write is under way while a record is made.
 //! 8. A number of the log is above all earlier ones of the file, and not above the engine's own of that commit. The
 //!    engine may give numbers in between, as `reflection` does when it copies slices home.
+//! 9. No snapshot is taken between a record and its confirmation ([`since`]).
 //!
 //! Lock order: the gate, the log, then those of the engine within.
 
 mod files;
 mod format;
 mod log;
+pub(crate) mod since;
 pub(crate) mod stream;
 
 use std::ops::Range;
@@ -467,7 +469,7 @@ impl<M: Medium> Engine for WithCommitLog<M> {
     }
 
     fn snapshots(&self) -> Option<&dyn SnapshotService> {
-        self.engine.snapshots()
+        self.engine.snapshots().map(|_| self as &dyn SnapshotService)
     }
 
     fn commits(&self) -> Option<&dyn CommitService> {

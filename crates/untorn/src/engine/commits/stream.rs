@@ -11,11 +11,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::barriers;
 use super::files::{Segment, open, read_control, segments};
-use super::format::{Confirmed, Control, LINE, RawRange, body_len};
+use super::format::{Confirmed, Control, Head, LINE, RawRange, body_len};
 use super::log::control_path;
 use crate::engine::time_of;
 use crate::error::{Error, Result};
-use crate::storage::{Access, Medium, MediumFile};
+use crate::storage::{Access, Identity, Medium, MediumFile};
 use crate::sys::runs::Runs;
 
 /// Bytes that a commit changed.
@@ -208,6 +208,42 @@ impl<M: Medium> Reader<M> {
         let mut reader = Reader { medium, path, place, data, file, uuid: control.uuid, last: from, current: None };
         reader.find(&control)?;
         Ok(reader)
+    }
+
+    /// The UUID of the log.
+    pub(super) fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
+    /// The file that the log belongs to.
+    ///
+    /// # Errors
+    /// Those of examining it.
+    pub(super) fn identity(&self) -> Result<Identity> {
+        self.data.identity()
+    }
+
+    /// The record behind the confirmed ones, if it is whole: its commit may be made or not.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`] if the log has begun anew; those of reading.
+    pub(super) fn unconfirmed(&self) -> Result<Option<(Head, Vec<RawRange>)>> {
+        let (control, Confirmed { number, segment, at }) =
+            whole_control(&self.file)?.ok_or_else(|| self.missing(None))?;
+        if control.uuid != self.uuid {
+            return Err(self.missing(Some(control.base)));
+        }
+        // The next segment, if the record had no room.
+        let next = if at == 0 { segment } else { segment + 1 };
+        for (index, at) in [(segment, at.max(LINE)), (next, LINE)] {
+            let found = self.segment(index)?.filter(|found| index == segment || found.base == number);
+            if let Some(found) = found
+                && let Some((head, ..)) = found.whole(&self.uuid, at, number)?
+            {
+                return Ok(found.ranges(&head, at)?.map(|ranges| (head, ranges)));
+            }
+        }
+        Ok(None)
     }
 
     fn missing(&self, oldest: Option<u64>) -> Error {

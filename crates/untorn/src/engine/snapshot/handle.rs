@@ -9,6 +9,7 @@ use super::remote::client::{self, RemoteSnapshot};
 use super::{SnapshotService, Taken};
 use crate::engine::{Shared, check_range};
 use crate::error::{Error, Result};
+use crate::storage::Identity;
 use crate::sys::sync::Arc;
 
 /// A file as it was at one commit, for as long as this is held. Writers go on meanwhile.
@@ -121,6 +122,17 @@ impl Snapshot {
         match &*self.0 {
             Kept::Here { shared, .. } => shared.engine.path(),
             Kept::Elsewhere(snapshot) => snapshot.path(),
+        }
+    }
+
+    /// The file that it is of, whatever its path names by now.
+    ///
+    /// # Errors
+    /// Those of examining it.
+    pub(crate) fn identity(&self) -> Result<Identity> {
+        match &*self.0 {
+            Kept::Here { shared, .. } => shared.engine.identity(),
+            Kept::Elsewhere(snapshot) => Ok(snapshot.identity),
         }
     }
 

@@ -117,6 +117,11 @@ pub(crate) fn keep<M: Medium>(medium: &M, data: &M::File, stamped: Stamped) -> R
     data.set_commit_note(encode(stamped))
 }
 
+/// The note of a file that has no sidecar, and whose later commits are to have higher numbers than this one.
+pub(crate) fn note_of(number: u64) -> CommitNote {
+    encode(Stamped { number: number.min(MAX_NOTED), time: 0 })
+}
+
 /// Makes room for the note of a file that gets a sidecar. Durable at the next sync of the file.
 ///
 /// # Errors

@@ -31,6 +31,7 @@ const REPORT: Duration = Duration::from_secs(2);
 /// A snapshot in another process.
 pub(crate) struct RemoteSnapshot {
     path: PathBuf,
+    pub(crate) identity: Identity,
     process: u64,
     pub(crate) commit: u64,
     pub(crate) len: u64,
@@ -170,6 +171,7 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
     let connection = Connection { socket, pages, chunks: vec![None; (size / CHUNK) as usize], ended: None };
     Ok(Asked::Taken(RemoteSnapshot {
         path: path.to_owned(),
+        identity: identity_of(file.as_fd(), path)?,
         process: incarnation(),
         commit: message.a,
         len: message.b,
