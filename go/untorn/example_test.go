@@ -99,6 +99,8 @@ func Example() {
 	// Output: the answer is 42
 }
 
+// ANCHOR: update
+
 // A transfer that is refused leaves nothing behind.
 func ExampleFile_Update() {
 	dir, remove := directory()
@@ -154,6 +156,8 @@ func ExampleFile_Update() {
 	// not enough money
 	// 70 30
 }
+
+// ANCHOR_END: update
 
 // Counters in memory.
 func ExampleMap() {

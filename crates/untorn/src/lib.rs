@@ -126,3 +126,28 @@ pub mod report {
     pub use crate::open::leftovers::Leftover;
     pub use crate::storage::MediumKind;
 }
+
+/// The programs of the book, as doctests.
+#[cfg(all(doctest, feature = "default"))]
+mod book {
+    #[doc = include_str!("../../../book/src/guides/backup.md")]
+    pub struct Backup;
+    #[doc = include_str!("../../../book/src/guides/commits.md")]
+    pub struct Commits;
+    #[doc = include_str!("../../../book/src/guides/map.md")]
+    pub struct Map;
+    #[doc = include_str!("../../../book/src/guides/processes.md")]
+    pub struct Processes;
+    #[doc = include_str!("../../../book/src/guides/redundancy.md")]
+    pub struct Redundancy;
+    #[doc = include_str!("../../../book/src/guides/regions.md")]
+    pub struct Regions;
+    #[doc = include_str!("../../../book/src/guides/snapshots.md")]
+    pub struct Snapshots;
+    #[doc = include_str!("../../../book/src/guides/update.md")]
+    pub struct Update;
+    #[doc = include_str!("../../../book/src/guides/write-cache.md")]
+    pub struct WriteCache;
+    #[doc = include_str!("../../../book/src/introduction.md")]
+    pub struct Introduction;
+}

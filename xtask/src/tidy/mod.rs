@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod barriers;
+mod book;
 mod extract;
 mod fields;
 mod headers;
@@ -136,6 +137,7 @@ pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
         headers::check,
         barriers::check,
         repository::check,
+        book::check,
         language::check,
         modules::check,
         names::check,

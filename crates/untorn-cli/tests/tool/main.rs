@@ -6,6 +6,7 @@ mod common;
 mod backup;
 mod bad_input;
 mod bench;
+mod book;
 mod commits;
 mod crash;
 mod demo;

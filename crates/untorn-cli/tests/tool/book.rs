@@ -1,0 +1,101 @@
+//! The shell blocks of the book do what they show.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use untorn_testing::documents::{self, Block, Document, shows};
+use untorn_testing::{skip, skipped, skips};
+
+use crate::common::{UNTORN, untorn};
+
+/// Why this machine cannot run a block.
+fn obstacle(block: &Block) -> Option<String> {
+    if block.has("fuse") && !has_private_mounts() {
+        return Some("needs a mount that one program sees; `untorn doctor` says why there is none".to_owned());
+    }
+    skips::lacks(&block.needs().collect::<Vec<_>>())
+}
+
+fn has_private_mounts() -> bool {
+    let ways = untorn(&["doctor", "--json", "/"]).json()["mount"].clone();
+    let works = |name: &str| {
+        ways.as_array().is_some_and(|ways| ways.iter().any(|way| way["name"] == name && way["works"] == true))
+    };
+    works("/dev/fuse") && works("private")
+}
+
+/// Runs a block as a script of its own, and compares what it prints with what is shown.
+fn run(document: &Document, block: &Block, shown: Option<&Block>, directory: &Path) {
+    let place = format!("{}:{}", document.path, block.line);
+    let tool = Path::new(UNTORN).parent().expect("the tool is in a directory");
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let paths = [tool.to_owned()].into_iter().chain(env::split_paths(&paths));
+    let mut shell = Command::new("bash");
+    shell.args(["-euo", "pipefail", "-c", &block.code]).current_dir(directory).stdin(Stdio::null());
+    shell.env("PATH", env::join_paths(paths).expect("a path has no colon")).env("HOME", directory).env("LC_ALL", "C");
+    shell.env_remove("UNTORN_LOG").env_remove("UNTORN_ASSUME_PMEM");
+    let output = shell.output().expect("bash runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{place}: {}\n{}\n{said}{complained}", output.status, block.code);
+    if let Some(shown) = shown {
+        assert!(shows(&shown.code, &said), "{place} prints\n{said}\nand the page shows\n{}{complained}", shown.code);
+    }
+}
+
+/// The blocks of one page share a directory, in which they run one after another.
+#[test]
+fn shell_blocks_do_what_they_show() {
+    // Temporary files may be in memory, where reports say that nothing is durable.
+    let place = env!("CARGO_TARGET_TMPDIR");
+    if untorn(&["doctor", "--json", place]).json()["durable"] != true {
+        skip!("{place} is on a medium that does not survive a power cut, and the book shows one that does");
+    }
+    let mut count = 0;
+    for document in documents::documents() {
+        let directory = tempfile::tempdir_in(place).expect("a temporary directory can be made");
+        let mut obstructed = None;
+        for (i, block) in document.blocks.iter().enumerate() {
+            if !block.is("sh") || block.has("build") {
+                continue;
+            }
+            // A later block of the page may use what this one leaves.
+            obstructed = obstructed.or_else(|| obstacle(block));
+            if let Some(reason) = &obstructed {
+                skipped!("{reason}");
+                break;
+            }
+            let shown = document.blocks.get(i + 1).filter(|next| next.is("text") && next.has("output"));
+            run(&document, block, shown, directory.path());
+            count += 1;
+        }
+    }
+    assert!(count > 0, "the documents have no shell blocks");
+}
+
+/// Documents that no test runs name options, too.
+#[test]
+fn options_in_documents_are_options_of_the_tool() {
+    let mut documents: Vec<String> = documents::documents().into_iter().map(|document| document.path).collect();
+    documents.extend(["docs/run.md", "docs/mount.md"].map(str::to_owned));
+    let mut seen = 0;
+    for path in documents {
+        let text = fs::read_to_string(documents::root().join(&path)).expect("a document can be read");
+        for block in documents::blocks(&text).iter().filter(|block| block.is("sh")) {
+            for line in block.code.lines() {
+                let Some(line) = line.trim_start_matches("sudo ").strip_prefix("untorn ") else { continue };
+                let own = line.split(" -- ").next().unwrap_or_default().split(" #").next().unwrap_or_default();
+                let verb = own.split_whitespace().next().unwrap_or_default();
+                let help = untorn(&[verb, "--help"]).expect(0).text();
+                for option in own.split_whitespace().filter(|word| word.starts_with("--")) {
+                    let name = option.split('=').next().unwrap_or_default();
+                    let of_a_region = verb == "region";
+                    assert!(of_a_region || help.contains(name), "{path}:{}: `untorn {verb}` has no {name}", block.line);
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen > 0, "the documents name no options");
+}
