@@ -19,6 +19,7 @@ mod language;
 mod layers;
 mod lazy;
 mod markdown;
+mod messages;
 mod modules;
 mod names;
 mod prose;
@@ -138,6 +139,7 @@ pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
         barriers::check,
         repository::check,
         book::check,
+        messages::check,
         language::check,
         modules::check,
         names::check,
