@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+mod book;
 mod checks;
 mod golang;
 mod packages;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::book;
 use super::checks;
 use super::golang;
 use super::packages;
@@ -243,6 +244,13 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci, Nightly],
         needs: &[("go", "apt-get install golang-go"), ("cc", "apt-get install gcc libc6-dev")],
         work: &[Call(golang::package)],
+    },
+    Step {
+        name: "book",
+        does: "mdBook makes the book without a warning",
+        loops: &[Ci],
+        needs: &[("mdbook", "cargo install --locked mdbook --version '^0.5'")],
+        work: &[Call(book::pages)],
     },
     Step {
         name: "damage",
