@@ -101,6 +101,25 @@ fn the_library_exports_what_the_headers_declare() {
     assert_eq!(exported, declared());
 }
 
+/// Programs name a function with its version, so one without a version, or with another, is a break.
+#[test]
+fn each_function_has_a_version() {
+    let script = fs::read_to_string(manifest_dir().join("untorn.map")).unwrap();
+    let code = script.lines().filter(|line| !line.starts_with('#')).map(str::trim);
+    let names = code.filter_map(|line| line.strip_suffix(';')).filter(|name| *name != "*" && !name.starts_with('}'));
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    let distinct: BTreeSet<String> = names.iter().cloned().collect();
+    assert_eq!(names.len(), distinct.len(), "a function has two versions");
+    assert_eq!(distinct, declared());
+}
+
+#[test]
+fn the_package_file_of_cmake_has_the_version() {
+    let file = fs::read_to_string(manifest_dir().join("cmake/untornConfigVersion.cmake")).unwrap();
+    let expected = format!("set(PACKAGE_VERSION \"{}\")", env!("CARGO_PKG_VERSION"));
+    assert!(file.lines().any(|line| line == expected), "no line {expected}");
+}
+
 #[test]
 fn headers_and_sources_agree_on_numbers_and_layouts() {
     let names: BTreeSet<String> = abi::CONSTANTS.iter().map(|&(name, _)| name.to_owned()).collect();
@@ -172,6 +191,10 @@ fn each_header_compiles_alone_and_twice_in_c_and_cxx() {
     for header in HEADERS {
         let text = format!("#include <{header}>\n#include <{header}>\n");
         check_syntax("g++", "c++", "-std=c++11", &text, dir.path());
+    }
+    let twice = "#include <untorn.hpp>\n#include <untorn.hpp>\n";
+    for standard in ["-std=c++17", "-std=c++20"] {
+        check_syntax("g++", "c++", standard, twice, dir.path());
     }
 }
 

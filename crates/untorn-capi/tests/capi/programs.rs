@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::{Link, compile, manifest_dir, succeed};
+use crate::common::{Link, compile, include_dir, manifest_dir, succeed};
 
 fn test_program(name: &str) -> PathBuf {
     manifest_dir().join("tests/c").join(name)
@@ -123,6 +123,23 @@ fn the_self_healing_example_gets_its_bytes_back() {
             assert!(is_skip(&said) || said == "1 damaged, 1 repaired, 0 counters wrong\n", "{said}");
         }
     });
+}
+
+#[test]
+fn the_cxx_header_does_what_it_says() {
+    untorn_testing::needs!("g++");
+    let libraries = untorn_testing::built();
+    for standard in ["-std=c++17", "-std=c++20"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, files) = (dir.path().join("handles"), dir.path().join("files"));
+        std::fs::create_dir(&files).unwrap();
+        let mut compiler = Command::new("g++");
+        compiler.args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", "-g", "-o"]).arg(&program);
+        compiler.arg("-I").arg(include_dir()).arg(manifest_dir().join("tests/cxx/handles.cpp"));
+        compiler.arg("-L").arg(libraries).arg("-luntorn").arg(format!("-Wl,-rpath,{}", libraries.display()));
+        succeed(&mut compiler);
+        may_be_skipped(&mut Command::new(program), &files);
+    }
 }
 
 #[test]

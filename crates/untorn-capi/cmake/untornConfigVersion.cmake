@@ -1,0 +1,28 @@
+# A program that asks for 0.1 works with every later 0.1.x, and until 1.0 with no other.
+set(PACKAGE_VERSION "0.1.0")
+
+if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+else()
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" _untorn_has "${PACKAGE_VERSION}")
+  set(_untorn_wants "${PACKAGE_FIND_VERSION_MAJOR}")
+  if(PACKAGE_FIND_VERSION_COUNT GREATER 1)
+    string(APPEND _untorn_wants ".${PACKAGE_FIND_VERSION_MINOR}")
+  else()
+    string(REGEX MATCH "^[0-9]+" _untorn_has "${PACKAGE_VERSION}")
+  endif()
+  if(_untorn_has STREQUAL _untorn_wants OR PACKAGE_FIND_VERSION_COUNT EQUAL 0)
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  else()
+    set(PACKAGE_VERSION_COMPATIBLE FALSE)
+  endif()
+  if(PACKAGE_FIND_VERSION STREQUAL PACKAGE_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
+
+# A library of 64 bits is of no use to a program of 32.
+if(CMAKE_SIZEOF_VOID_P AND NOT CMAKE_SIZEOF_VOID_P EQUAL 8)
+  set(PACKAGE_VERSION "${PACKAGE_VERSION} (64 bits)")
+  set(PACKAGE_VERSION_UNSUITABLE TRUE)
+endif()
