@@ -26,15 +26,17 @@
  *         return code || closed;
  *     }
  *
- * Compile and link (the static library needs the system libraries it names):
+ * Compile and link, with an installed library or in a checkout (the static
+ * library needs the system libraries it names):
  *
+ *     cc -std=c11 first.c $(pkg-config --cflags --libs untorn) -o first
  *     cc -std=c11 -Iinclude first.c -Ltarget/release -luntorn -o first
  *     cc -std=c11 -Iinclude first.c target/release/libuntorn.a -lpthread -ldl -lm -o first
  *
- * Install: copy untorn.h and untorn/ to a directory for headers, libuntorn.so
- * and libuntorn.a to one for libraries. The SONAME is libuntorn.so; built with
- * UNTORN_SONAME=libuntorn.so.0 in the environment it is libuntorn.so.0, for
- * packages that install the library under a versioned name.
+ * Install: `cargo xtask dist` lays out a tree with libuntorn.so.0, whose
+ * functions have versions, libuntorn.a, the headers, untorn.pc and a package
+ * file for CMake; docs/install.md has all ways. The SONAME of the library in
+ * target/release is libuntorn.so, or what UNTORN_SONAME says at its build.
  *
  * Conventions:
  * - A function that returns int returns 0 or a negative code, UNTORN_E*. A code
@@ -54,6 +56,7 @@
  * untorn/nvmmio.h, addresses, nvmemcpy and nvmsync, and untorn/region.h, regions
  * and pmsync. untorn/shared.h is for several processes that store to one file,
  * untorn/protect.h for checksums and parity of a mapping of the program's own.
+ * untorn.hpp has it all for C++17, with handles that close themselves.
  */
 #ifndef UNTORN_H
 #define UNTORN_H

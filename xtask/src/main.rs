@@ -11,6 +11,7 @@ mod bare;
 mod boost;
 mod cuts;
 mod dax;
+mod dist;
 mod explore;
 #[cfg(target_arch = "x86_64")]
 mod faults;
@@ -84,6 +85,7 @@ enum Verb {
     /// not accepted as persistent memory; 1 otherwise; 64 usage; 74 I/O error, or a tool is missing.
     #[command(after_help = "Example:\n  cargo xtask dax --cycles 5 --fs ext4")]
     Dax(dax::Arguments),
+    Dist(dist::Arguments),
     /// Crash the engines at every call of a simulated medium, and check every recovered state.
     ///
     /// The last line has the number of distinct states.
@@ -205,6 +207,7 @@ fn main() -> ExitCode {
         Verb::Ci(arguments) => gate::ci(&root(), &arguments),
         Verb::Cuts(arguments) => cuts::run(&root(), &arguments),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
+        Verb::Dist(arguments) => dist::run(&root(), &arguments),
         Verb::Explore(arguments) => explore::run(&arguments),
         #[cfg(target_arch = "x86_64")]
         Verb::Faults(arguments) => faults::run(&arguments),

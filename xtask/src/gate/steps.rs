@@ -453,6 +453,13 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Call(checks::bench)],
     },
     Step {
+        name: "dist",
+        does: "the tree to install, and programs in C, C++ and CMake that use it",
+        loops: &[Ci],
+        needs: &[("cc", "apt-get install gcc libc6-dev")],
+        work: &[Xtask(&["dist", "--check"])],
+    },
+    Step {
         name: "package",
         does: "each crate packs",
         loops: &[Ci],
