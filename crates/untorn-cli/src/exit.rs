@@ -104,6 +104,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         Error::Corrupt { .. } => Exit::Corrupt,
         Error::OutOfRange { .. }
         | Error::Invalid { .. }
+        | Error::NoSuchCommit { .. }
         | Error::OtherEngine { .. }
         | Error::Protection { .. }
         | Error::NotAFile { .. } => Exit::Usage,

@@ -12,10 +12,11 @@ use crate::size;
 pub(crate) struct Commits {
     /// The file.
     pub(crate) file: PathBuf,
-    /// Print the commits after this one.
-    #[arg(long, value_name = "COMMIT", default_value_t = 0, conflicts_with_all = ["start", "stop"])]
-    pub(crate) from: u64,
-    /// Wait for further commits at the end, until a signal.
+    /// Print the commits after this one [default: all that the log has].
+    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["start", "stop"])]
+    pub(crate) from: Option<u64>,
+    /// Wait for further commits at the end, until a signal; also for the commit of --from, if the file is not there
+    /// yet.
     #[arg(long, conflicts_with_all = ["start", "stop"])]
     pub(crate) follow: bool,
     /// Print the changed bytes too, in hexadecimal digits.

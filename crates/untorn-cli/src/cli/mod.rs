@@ -85,7 +85,7 @@ pub(crate) enum Verb {
         Examples:\n  untorn create ledger --len 64M\n  \
         untorn create ledger --len 64M --engine hybrid-log --keep-sidecar   # for many writes per commit")]
     Create(Create),
-    /// Show a file's state: engine, length, commit number, sidecar, redundancy.
+    /// Show a file's state: engine, length, commit number, sidecar, commit log, redundancy.
     ///
     /// For a directory, list the sidecars of removed files in it, as `untorn prune` does.
     #[command(after_help = "Exit codes: 0 clean, or in use by another process; 1 the file needs recovery or a \
@@ -158,7 +158,7 @@ pub(crate) enum Verb {
     /// before it, its time, the length of the file and the changed ranges.
     #[command(
         after_help = "Exit codes: 0 all commits were printed; 1 commits are missing: the message names the oldest \
-        that one can go on from; 2 corrupt; 64 usage; 74 I/O error\n\n\
+        that one can go on from; 2 corrupt; 64 usage, or --from above the last commit; 74 I/O error\n\n\
         Examples:\n  untorn commits ledger --start 256M\n  untorn commits ledger --from 4711 --follow --json"
     )]
     Commits(Commits),

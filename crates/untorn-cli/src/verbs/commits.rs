@@ -31,27 +31,41 @@ pub(crate) fn commits(args: &cli::Commits) -> Result<Exit> {
         })?;
         return Ok(Exit::Clean);
     }
-    let stream = CommitStream::open(&args.file, args.from)?;
+    let stream = opened(args)?;
     let stream = if args.bytes { stream } else { stream.ranges_only() };
     print(stream, args.follow, |commit| if args.form.json { object(commit, args.bytes) } else { line(commit) })
+}
+
+/// The stream that was asked for.
+fn opened(args: &cli::Commits) -> Result<CommitStream> {
+    let Some(from) = args.from else { return Ok(CommitStream::open(&args.file, oldest(&args.file)?)?) };
+    loop {
+        match CommitStream::open(&args.file, from) {
+            Err(untorn::Error::NoSuchCommit { .. }) if args.follow => std::thread::sleep(PATIENCE),
+            Err(error @ untorn::Error::NoSuchCommit { .. }) => {
+                let what = format!("{error}; --follow waits until the file is there");
+                return Err(Failure { message: what, ..Failure::from(error) });
+            }
+            stream => return Ok(stream?),
+        }
+    }
 }
 
 /// Prints a line for each commit from now on.
 pub(crate) fn watch(args: &cli::Watch) -> Result<Exit> {
     // Whatever the log still has from before is passed over.
-    let from = newest(&args.file)?;
+    let from = last(CommitStream::open(&args.file, oldest(&args.file)?)?)?;
     let stream = CommitStream::open(&args.file, from)?.ranges_only();
     print(stream, true, |commit| if args.form.json { object(commit, false) } else { line(commit) })
 }
 
-/// The last commit that the log of a file has now.
-fn newest(path: &Path) -> Result<u64> {
-    let oldest = match CommitStream::open(path, 0) {
-        Ok(stream) => return Ok(last(stream)?),
-        Err(untorn::Error::CommitsMissing { oldest: Some(oldest), .. }) => oldest,
-        Err(error) => return Err(Failure::from(error)),
-    };
-    Ok(last(CommitStream::open(path, oldest)?)?)
+/// The commit after which the log of a file has all.
+fn oldest(path: &Path) -> Result<u64> {
+    match CommitStream::open(path, 0) {
+        Ok(_) => Ok(0),
+        Err(untorn::Error::CommitsMissing { oldest: Some(oldest), .. }) => Ok(oldest),
+        Err(error) => Err(Failure::from(error)),
+    }
 }
 
 fn last(stream: CommitStream) -> untorn::Result<u64> {

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use untorn::EngineKind;
-use untorn::report::{HeldSnapshots, Report, SnapshotInfo, State};
+use untorn::report::{CommitLogInfo, HeldSnapshots, Report, SnapshotInfo, State};
 
 use super::{protect, prune};
 use crate::cli::Look;
@@ -75,9 +75,26 @@ pub(crate) fn object(report: &Report) -> Value {
         "snapshots": report.snapshots.as_ref().map(snapshots),
         "durable": report.durable,
         "sidecar": sidecar,
+        "commit_log": report.commit_log.as_ref().map(commit_log),
         "redundancy": protect::summary(&report.path),
         "findings": report.findings,
     })
+}
+
+/// The JSON form of a commit log.
+fn commit_log(log: &CommitLogInfo) -> Value {
+    json!({ "limit": log.limit, "bytes": log.bytes, "oldest": log.oldest, "first": log.first, "last": log.last })
+}
+
+/// The lines of the text form that tell of a commit log.
+fn commit_log_lines(log: Option<&CommitLogInfo>) -> String {
+    let Some(log) = log else { return "  commit log  none\n".to_owned() };
+    let (bytes, limit) = (size::show(log.bytes), size::show(log.limit));
+    let has = match (log.first, log.last) {
+        (Some(first), Some(last)) => format!("commits {first} to {last}"),
+        _ => format!("no commit after {} yet", log.oldest),
+    };
+    format!("  commit log  {has}, {bytes} of at most {limit}\n")
 }
 
 /// The JSON form of the held snapshots.
@@ -160,6 +177,7 @@ pub(crate) fn words(report: &Report) -> String {
             let _ = writeln!(text, "  durability  per {}", sidecar.durability);
         }
     }
+    text.push_str(&commit_log_lines(report.commit_log.as_ref()));
     text.push_str(&report.snapshots.as_ref().map(holders).unwrap_or_default());
     let _ = writeln!(text, "  redundancy  {}", protect::line(&protect::summary(&report.path)));
     for finding in &report.findings {

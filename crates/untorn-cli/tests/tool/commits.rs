@@ -45,6 +45,17 @@ fn commits_prints_each_commit_once_and_says_what_is_missing() {
     untorn_with(&["write", place.name(), "--offset", "9"], b"x").expect(0);
     untorn(&["commits", place.name(), "--from", &from]).expect(1).names("begins after commit");
     untorn(&["commits", place.name(), "--start", "0"]).expect(64);
+    // All that there is, without --from; and no commit that was never made.
+    let found = lines(&untorn(&["commits", place.name(), "--json"]).expect(0).text());
+    assert_eq!(found.len(), 1, "{found:?}");
+    let log = &place.info()["commit_log"];
+    assert_eq!(
+        (&log["first"], &log["last"], &log["limit"]),
+        (&found[0]["commit"], &found[0]["commit"], &1048576.into())
+    );
+    untorn(&["commits", place.name(), "--from", "999999999999999999"]).expect(64).names("--follow waits");
+    let text = untorn(&["info", place.name()]).expect(0).text();
+    assert!(text.contains("commit log  commits "), "{text}");
 }
 
 #[test]

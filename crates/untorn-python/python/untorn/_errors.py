@@ -117,6 +117,10 @@ class CommitsMissingError(Error, OSError):
     """The commit log does not reach back to the commit that was asked for, or the file keeps none."""
 
 
+class NoSuchCommitError(Error, ValueError):
+    """The file has no commit with this number: its last one is below it."""
+
+
 class ReplayIncompleteError(Error, OSError):
     """A write-cache log holds writes that a replay could not bring to their files. The log keeps them."""
 

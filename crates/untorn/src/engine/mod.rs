@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use self::commits::CommitService;
+use self::commits::state::CommitLogInfo;
 pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
 use self::snapshot::{HeldSnapshots, SnapshotService};
@@ -193,6 +194,8 @@ pub struct Report {
     pub snapshots: Option<HeldSnapshots>,
     /// Its sidecar.
     pub sidecar: Option<SidecarReport>,
+    /// Its commit log; `None` if it has none, or if that is not known ([`findings`](Report::findings) says why).
+    pub commit_log: Option<CommitLogInfo>,
     /// What is wrong or worth knowing, in sentences.
     pub findings: Vec<String>,
 }
@@ -233,6 +236,20 @@ impl Shared {
     /// Whether its product may [`end`](Shared::end) it: nobody may hold it for long.
     pub(crate) fn may_end(&self) -> bool {
         self.may_end
+    }
+
+    /// How its commit log differs from the one that a further handle asks for, in words.
+    fn other_commit_log(&self, options: &Options) -> Option<String> {
+        // Processes that share a file negotiate this.
+        let wanted = options.commit_log.filter(|_| !self.several)?;
+        match self.engine.commits().map(CommitService::limit) {
+            None if wanted == 0 => None,
+            None => {
+                Some("without a commit log; close all its handles first, or open the first with the log".to_owned())
+            }
+            Some(limit) if wanted == limit => None,
+            Some(limit) => Some(format!("with a commit log of {limit} bytes, where {wanted} are asked for")),
+        }
     }
 
     /// Closes the file, whoever holds the state. Nobody finds it from then on, and who found it before has let go or is

@@ -208,6 +208,15 @@ pub enum Error {
         /// The oldest commit after which all are there; `None` if the file has no commit log.
         oldest: Option<u64>,
     },
+    /// A commit was asked for that the file does not have: its number is above that of the last one.
+    NoSuchCommit {
+        /// The data file.
+        path: PathBuf,
+        /// The commit that was asked for.
+        commit: u64,
+        /// The last commit of the file.
+        last: u64,
+    },
     /// The handle was opened before a `fork(2)`, and the child may not use it.
     Forked {
         /// The file.
@@ -346,6 +355,7 @@ impl Error {
             | Error::NotClosed { path, .. }
             | Error::SnapshotEnded { path, .. }
             | Error::CommitsMissing { path, .. }
+            | Error::NoSuchCommit { path, .. }
             | Error::Forked { path } => path,
         }
     }
@@ -362,9 +372,11 @@ impl Error {
             Error::Poisoned { .. } => Errno::IO,
             Error::NotAFile { found: FileKind::Directory, .. } => Errno::ISDIR,
             Error::Protection { problem: ProtectionProblem::NotProtected, .. } => Errno::NOENT,
-            Error::NotAFile { .. } | Error::OtherEngine { .. } | Error::Protection { .. } | Error::Invalid { .. } => {
-                Errno::INVAL
-            }
+            Error::NotAFile { .. }
+            | Error::OtherEngine { .. }
+            | Error::Protection { .. }
+            | Error::Invalid { .. }
+            | Error::NoSuchCommit { .. } => Errno::INVAL,
             Error::ReadOnly { .. } => Errno::ROFS,
             Error::InUse { .. } => Errno::BUSY,
             Error::SidecarMissing { .. }

@@ -147,13 +147,20 @@ impl fmt::Display for Error {
             ),
             Error::CommitsMissing { path, from, oldest: Some(oldest) } => write!(
                 f,
-                "{}: the commits after {from} are not all in its commit log, which begins after commit {oldest}; copy \
-                 the file as it is (`untorn backup`), and go on from the commit of the copy",
+                "{}: the commits after {from} are not all in its commit log, which begins after commit {oldest}; start \
+                 from a backup of commit {oldest} or a later one, or copy the file as it is (`untorn backup`), and go \
+                 on from the commit of the copy",
                 path.display()
             ),
             Error::CommitsMissing { path, oldest: None, .. } => write!(
                 f,
                 "{}: it has no commit log; `untorn commits --start SIZE` gives it one (`Options::commit_log`)",
+                path.display()
+            ),
+            Error::NoSuchCommit { path, commit, last } => write!(
+                f,
+                "{}: it has no commit {commit}: its last one is {last}; if the file was restored from an older backup, \
+                 copy it as it is (`untorn backup`), and go on from the commit of the copy",
                 path.display()
             ),
             Error::Forked { path } => write!(

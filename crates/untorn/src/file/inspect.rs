@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{hybrid_log, reflection};
+use crate::engine::commits;
 use crate::engine::snapshot::remote::client;
 use crate::engine::{EngineKind, Report, Seen, SidecarReport, State, time_of};
 use crate::error::{Error, Result};
@@ -38,7 +39,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
     // through it whatever the medium.
     let path = resolve(path.as_ref())?;
     let report = inspect_on(&Arc::new(PageCache::reading_by_call()), &path)?;
-    let report = Report { durable: is_durable(&path)?, ..report };
+    let report = with_commit_log(Report { durable: is_durable(&path)?, ..report });
     Ok(if report.state == State::InUse { with_holders(report) } else { report })
 }
 
@@ -47,6 +48,15 @@ fn with_holders(mut report: Report) -> Report {
     match client::report(&report.path) {
         Ok(told) => report.snapshots = Some(told.held),
         Err(why) => report.findings.push(format!("its snapshots are not known: {why}")),
+    }
+    report
+}
+
+/// The report with the commit log of the file.
+fn with_commit_log(mut report: Report) -> Report {
+    match commits::state::look(&PageCache::reading_by_call(), &report.path) {
+        Ok(log) => report.commit_log = log,
+        Err(why) => report.findings.push(format!("its commit log is not known: {why}")),
     }
     report
 }
@@ -80,6 +90,7 @@ fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
         snapshots: None,
         durable: true,
         sidecar: None,
+        commit_log: None,
         findings: Vec::new(),
     }
 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use crate::engine::commits::stream::Reader;
 pub use crate::engine::commits::stream::{Change, Changes, Commit, CommitStream};
-use crate::engine::{Engine, Shared};
+use crate::engine::snapshot::remote::client;
+use crate::engine::{Engine, Shared, State};
 use crate::error::{Error, Result};
-use crate::file::{AtomicFile, AtomicMap};
+use crate::file::{AtomicFile, AtomicMap, inspect};
 use crate::options::Options;
 use crate::storage::{PageCache, resolve};
 
@@ -20,12 +21,29 @@ impl CommitStream {
     ///
     /// # Errors
     /// [`Error::CommitsMissing`] if the file has no commit log, or the log does not reach back so far;
-    /// [`Error::NoAccess`] if this user may not write the file; errors of opening and reading.
+    /// [`Error::NoSuchCommit`] if the number is above that of the file's last commit, as for a file that was restored
+    /// from an older backup. If another process has the file open and does not tell its last commit, that error comes
+    /// at the second commit from now on. [`Error::NoAccess`] if this user may not write the file; errors of opening and reading.
     pub fn open(path: impl AsRef<Path>, from: u64) -> Result<CommitStream> {
         let path = resolve(path.as_ref())?;
         let reader = Reader::open(Arc::new(PageCache::reading_by_call()), &path, from)?;
+        // Engines give numbers of their own, too, which are in no log.
+        if let Some(last) = reader.behind()
+            && let Some(last) = last_known(&path)?.map(|known| known.max(last)).filter(|last| *last < from)
+        {
+            return Err(Error::NoSuchCommit { path, commit: from, last });
+        }
         Ok(CommitStream::new(Box::new(reader)))
     }
+}
+
+/// The number of the last commit of a file; `None` if another process has it open and does not tell.
+fn last_known(path: &Path) -> Result<Option<u64>> {
+    let report = inspect(path)?;
+    if report.state != State::InUse {
+        return Ok(Some(report.commit));
+    }
+    Ok(client::report(path).ok().and_then(|told| told.figures).map(|figures| figures.commit.max(report.commit)))
 }
 
 /// Which bytes of the file at `path` commits changed after the one of this number.
@@ -65,8 +83,11 @@ pub fn stop(path: impl AsRef<Path>) -> Result<bool> {
 
 fn logged(shared: &Shared, from: u64) -> Result<CommitStream> {
     let engine: &dyn Engine = &*shared.engine;
-    let missing = || Error::CommitsMissing { path: engine.path().to_owned(), from, oldest: None };
-    Ok(CommitStream::new(engine.commits().ok_or_else(missing)?.after(from)?))
+    match engine.commits() {
+        Some(commits) => Ok(CommitStream::new(commits.after(from)?)),
+        // Of a file that processes share another one may keep the log up.
+        None => CommitStream::open(engine.path(), from),
+    }
 }
 
 macro_rules! calls_of {

@@ -9,9 +9,11 @@ use crate::options::Options;
 const ANY: &str = "any";
 
 /// The terms as a text: those of a file that was opened with these options, and turned out to be so.
-pub(crate) fn of(options: &Options, info: &Info) -> String {
+/// `commit_log` is the limit of its log, if it has one.
+pub(crate) fn of(options: &Options, info: &Info, commit_log: Option<u64>) -> String {
     let mut options = options.clone();
     (options.engine, options.durability) = (info.engine, Some(info.durability));
+    options.commit_log = Some(commit_log.unwrap_or(0));
     list(&options).map(|(name, value)| format!("{name}={value}\n")).concat()
 }
 
@@ -24,10 +26,11 @@ const REDO_FROM: &str = "share of writes from which on redo is logged";
 const LOG_SIZE: &str = "log size";
 const CHECKPOINTERS: &str = "number of checkpointers";
 const MAX_LEN: &str = "greatest length";
+const COMMIT_LOG: &str = "commit log";
 const LOST_PAGE: &str = "way to learn of a lost page";
 
 /// The options with their values, in an order that stays.
-fn list(options: &Options) -> [(&'static str, String); 10] {
+fn list(options: &Options) -> [(&'static str, String); 11] {
     [
         (ENGINE, options.engine.to_string()),
         (DURABILITY, options.durability.map_or(ANY, crate::options::Durability::as_str).to_owned()),
@@ -38,8 +41,20 @@ fn list(options: &Options) -> [(&'static str, String); 10] {
         (LOG_SIZE, options.log_size.to_string()),
         (CHECKPOINTERS, options.checkpoint_threads.to_string()),
         (MAX_LEN, options.max_len.map_or(ANY.to_owned(), |len| len.to_string())),
+        (COMMIT_LOG, options.commit_log.map_or(ANY.to_owned(), commit_log)),
         (LOST_PAGE, options.lost_page.to_string()),
     ]
+}
+
+/// The words for a commit log with this limit; 0 stands for none.
+fn commit_log(limit: u64) -> String {
+    if limit == 0 { "none".to_owned() } else { format!("of {limit} bytes") }
+}
+
+/// Whether a process that joins others asks for another commit log than the file has, in words.
+pub(super) fn other_commit_log(negotiated: &str, options: &Options) -> Option<String> {
+    let (found, wanted) = (value(negotiated, COMMIT_LOG)?, commit_log(options.commit_log?));
+    (found != wanted).then(|| format!("it shares the file with {COMMIT_LOG} {found}, but this open asks for {wanted}"))
 }
 
 /// Takes what is not said in options, or said to be as it is by default, from the terms.
@@ -73,6 +88,8 @@ pub(crate) fn adopt(negotiated: &str, options: &Options) -> Result<Options, Stri
     agreed.checkpoint_threads = taken(negotiated, CHECKPOINTERS)?;
     agreed.max_len = if value(negotiated, MAX_LEN) == Some(ANY) { None } else { Some(taken(negotiated, MAX_LEN)?) };
     agreed.lost_page = taken(negotiated, LOST_PAGE)?;
+    // A log that the file has is kept up, and none is begun by a later opening.
+    agreed.commit_log = None;
     // These were about the first opening: nothing that was committed since may be given up by a later one. The
     // program's function was called for the handle that it asked for, in a thread of its own.
     (agreed.prefer, agreed.adopt, agreed.progress) = (None, false, None);
@@ -121,19 +138,20 @@ mod tests {
             .log_size(1 << 20)
             .checkpoint_threads(3)
             .max_len(1 << 30)
+            .commit_log(1 << 20)
             .on_lost_page(LostPage::Signal)
     }
 
     #[test]
     fn unstated_options_are_taken_over() {
-        let negotiated = of(&peculiar(), &info());
+        let negotiated = of(&peculiar(), &info(), Some(1 << 20));
         let called = std::sync::Arc::new(());
         let mine = Options::new().prefer(Prefer::File).adopt(true).progress({
             let called = called.clone();
             move |_| drop(called.clone())
         });
         let agreed = agree(&negotiated, &mine).unwrap();
-        assert_eq!(list(&agreed), list(&peculiar()));
+        assert_eq!(list(&Options { commit_log: Some(1 << 20), ..agreed.clone() }), list(&peculiar()));
         assert_eq!((agreed.prefer, agreed.adopt), (None, false));
         drop(mine);
         assert_eq!(
@@ -142,14 +160,15 @@ mod tests {
             "it would be called in a thread that is not the program's"
         );
         // With what it gives it is agreed with again, and states the same.
-        assert_eq!(of(&agreed, &info()), negotiated);
+        assert_eq!(of(&agreed, &info(), Some(1 << 20)), negotiated);
         assert!(negotiated.len() <= 1024 && agree(&negotiated, &agreed).is_ok());
-        assert_eq!(agree(&of(&Options::new(), &info()), &Options::new()).unwrap().max_len, None);
+        assert_eq!(agree(&of(&Options::new(), &info(), None), &Options::new()).unwrap().max_len, None);
     }
 
     #[test]
     fn each_option_that_differs_is_refused_with_both_values() {
-        let negotiated = of(&Options::new(), &info());
+        let negotiated = of(&Options::new(), &info(), None);
+        assert!(agree(&negotiated, &Options::new().commit_log(0)).is_ok());
         let new = Options::new;
         for (options, both) in [
             (new().engine(EngineKind::Reflection), ["hybrid-log", "reflection"]),
@@ -160,6 +179,7 @@ mod tests {
             (new().redo_threshold_percent(9), ["5", "9"]),
             (new().log_size(1 << 20), ["68719476736", "1048576"]),
             (new().checkpoint_threads(3), ["2", "3"]),
+            (new().commit_log(77), ["none", "77"]),
             (new().max_len(77), ["not set", "77"]),
             (new().on_lost_page(LostPage::Signal), ["fail", "signal"]),
         ] {

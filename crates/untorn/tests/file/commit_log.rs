@@ -259,3 +259,101 @@ fn damaged_and_planted_logs_harm_nobody() {
     let lets_in = std::fs::metadata(&control).unwrap().permissions().mode() & 0o066;
     assert!(opened.is_err() || lets_in == 0, "{opened:?}");
 }
+
+#[test]
+fn a_start_that_no_commit_has_is_refused_with_the_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let file = Options::new().engine(EngineKind::Reflection).commit_log(1 << 20).create(&path, 10_000).unwrap();
+    file.write_at(b"one", 0).unwrap();
+    let last = file.sync().unwrap();
+    let refused = |error: Error| match error {
+        Error::NoSuchCommit { commit, last: told, .. } => (commit, told),
+        error => panic!("{error}"),
+    };
+    assert_eq!(refused(file.commits(last + 9).unwrap_err()), (last + 9, last));
+    assert_eq!(refused(CommitStream::open(&path, last + 9).unwrap_err()), (last + 9, last));
+    // The last one is a start, whoever counts it.
+    assert!(file.commits(last).unwrap().next().unwrap().is_none());
+    let mut far = CommitStream::open(&path, last).unwrap();
+    file.write_at(b"two", 5).unwrap();
+    file.sync().unwrap();
+    assert_eq!(far.next().unwrap().unwrap().changes[0].bytes, b"two");
+    file.close().unwrap();
+    // Closed, the note of the file tells, which may be above all numbers of the log.
+    let last = untorn::inspect(&path).unwrap().commit;
+    assert!(CommitStream::open(&path, last).unwrap().next().unwrap().is_none());
+    let error = CommitStream::open(&path, last + 1).unwrap_err();
+    assert!(error.to_string().contains(&format!("no commit {}: its last one is {last}", last + 1)), "{error}");
+}
+
+#[test]
+fn handles_of_a_process_agree_on_the_commit_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let first = Options::new().create(&path, 10_000).unwrap();
+    let error = Options::new().commit_log(1 << 20).open(&path).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("without a commit log"), "{error}");
+    Options::new().commit_log(0).open(&path).unwrap();
+    first.close().unwrap();
+    let first = Options::new().commit_log(1 << 20).open(&path).unwrap();
+    for other in [1 << 21, 0] {
+        let error = Options::new().commit_log(other).open(&path).unwrap_err();
+        assert!(error.to_string().contains("commit log of 1048576 bytes"), "{error}");
+    }
+    let second = Options::new().commit_log(1 << 20).open(&path).unwrap();
+    let third = Options::new().open(&path).unwrap();
+    third.write_at(b"x", 0).unwrap();
+    third.sync().unwrap();
+    assert!(second.commits(0).unwrap().next().unwrap().is_some());
+    drop((first, second, third));
+    // Processes that share a file agree as well.
+    let path = dir.path().join("shared");
+    let shared = Options::new().shared(true);
+    let file = shared.clone().create(&path, 10_000).unwrap();
+    let error = shared.clone().commit_log(1 << 20).open(&path).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    let child = in_forked_child(|| match shared.clone().commit_log(1 << 20).open(&path) {
+        Err(error) if error.to_string().contains("commit log none") => 0,
+        _ => 1,
+    });
+    assert_eq!(child.wait(), Some(0));
+    file.close().unwrap();
+    let file = shared.clone().commit_log(1 << 20).open(&path).unwrap();
+    let child = in_forked_child(|| {
+        let joined = shared.clone().commit_log(1 << 20).open(&path).unwrap();
+        joined.write_at(b"joined", 7).unwrap();
+        let from = joined.last_commit().number;
+        joined.sync().unwrap();
+        i32::from(joined.commits(from).unwrap().next().unwrap().unwrap().changes[0].bytes != b"joined")
+    });
+    assert_eq!(child.wait(), Some(0));
+    file.close().unwrap();
+}
+
+#[test]
+fn a_report_tells_of_the_commit_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let file = Options::new().create(&path, 10_000).unwrap();
+    assert_eq!(untorn::inspect(&path).unwrap().commit_log, None);
+    file.close().unwrap();
+    let file = Options::new().commit_log(1 << 20).open(&path).unwrap();
+    let log = untorn::inspect(&path).unwrap().commit_log.unwrap();
+    assert_eq!((log.limit, log.first, log.last), (1 << 20, None, None));
+    let from = file.last_commit().number;
+    assert_eq!(log.oldest, from);
+    for round in 0..3_u8 {
+        file.write_at(&[round; 5], 9).unwrap();
+        file.sync().unwrap();
+    }
+    let mut numbers = Vec::new();
+    let mut stream = file.commits(from).unwrap();
+    while let Some(commit) = stream.next().unwrap() {
+        numbers.push(commit.number);
+    }
+    file.close().unwrap();
+    let log = untorn::inspect(&path).unwrap().commit_log.unwrap();
+    assert_eq!((log.oldest, log.first, log.last), (from, Some(numbers[0]), Some(numbers[2])));
+    assert_eq!(log.bytes, files_of_the_log(dir.path()).iter().map(|path| path.metadata().unwrap().len()).sum::<u64>());
+}

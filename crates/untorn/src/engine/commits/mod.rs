@@ -27,6 +27,7 @@ mod files;
 mod format;
 mod log;
 pub(crate) mod since;
+pub(crate) mod state;
 pub(crate) mod stream;
 
 use std::ops::Range;
@@ -112,8 +113,10 @@ pub(crate) trait CommitService: Send + Sync {
     /// The commits after this one.
     ///
     /// # Errors
-    /// [`Error::CommitsMissing`]; those of reading.
+    /// [`Error::CommitsMissing`]; [`Error::NoSuchCommit`]; those of reading.
     fn after(&self, commit: u64) -> Result<Box<dyn Commits>>;
+    /// Bytes that the log may take.
+    fn limit(&self) -> u64;
 }
 
 /// An engine whose commits are logged.
@@ -126,6 +129,7 @@ pub(crate) struct WithCommitLog<M: Medium> {
     log: Mutex<Option<Log<M>>>,
     pending: Mutex<Pending>,
     durability: Durability,
+    limit: u64,
     /// Whether a change of the length is a commit by itself, which takes the open epoch with it.
     resize_commits: bool,
     /// A record could not be taken back.
@@ -162,6 +166,7 @@ pub(crate) fn with_commit_log<M: Medium>(
     let logged = WithCommitLog {
         resize_commits: engine.resize_commits(),
         durability: info.durability,
+        limit: log.control.limit,
         engine,
         medium: Arc::clone(medium),
         path,
@@ -341,7 +346,15 @@ fn of_pieces<'a>(pieces: &'a [Piece<'_>]) -> impl FnMut(u64, &mut [u8]) -> Resul
 
 impl<M: Medium> CommitService for WithCommitLog<M> {
     fn after(&self, commit: u64) -> Result<Box<dyn Commits>> {
+        let last = self.engine.last_commit().number;
+        if commit > last {
+            return Err(Error::NoSuchCommit { path: self.path.clone(), commit, last });
+        }
         Ok(Box::new(Reader::open(Arc::clone(&self.medium), &self.path, commit)?))
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit
     }
 }
 

@@ -186,6 +186,8 @@ pub(crate) struct Reader<M: Medium> {
     uuid: [u8; 16],
     /// The last commit that was given, or asked for.
     last: u64,
+    /// If a later commit was asked for than the log has: the last that it has, and whether one has come since.
+    behind: Option<(u64, bool)>,
     current: Option<(Segment<M::File>, u64)>,
 }
 
@@ -200,12 +202,15 @@ impl<M: Medium> Reader<M> {
         let identity = data.identity()?;
         let place = control_path(path, identity.inode);
         let file = open(&*medium, &place, Access::Read, &data)?.ok_or_else(|| missing(None))?;
-        let (control, _) = whole_control(&file)?.ok_or_else(|| missing(None))?;
+        let (control, confirmed) = whole_control(&file)?.ok_or_else(|| missing(None))?;
         if !control.is_of(identity) {
             return Err(missing(None));
         }
         let path = path.to_owned();
-        let mut reader = Reader { medium, path, place, data, file, uuid: control.uuid, last: from, current: None };
+        // An engine may give numbers that are in no log, so the one that was asked for may be among them.
+        let behind = (confirmed.number < from).then_some((confirmed.number, false));
+        let uuid = control.uuid;
+        let mut reader = Reader { medium, path, place, data, file, uuid, last: from, behind, current: None };
         reader.find(&control)?;
         Ok(reader)
     }
@@ -246,6 +251,25 @@ impl<M: Medium> Reader<M> {
         Ok(None)
     }
 
+    /// The last commit that the log has, if a later one was asked for.
+    pub(crate) fn behind(&self) -> Option<u64> {
+        self.behind.map(|(number, _)| number)
+    }
+
+    /// Notes that the log goes up to this commit now, which must not show that the one asked for was never made.
+    fn check_start(&mut self, number: u64) -> Result<()> {
+        let Some((had, one_came)) = self.behind.filter(|(had, _)| *had < number) else { return Ok(()) };
+        if number > self.last {
+            self.behind = None;
+        } else if one_came {
+            return Err(Error::NoSuchCommit { path: self.path.clone(), commit: self.last, last: number.max(had) });
+        } else {
+            // One commit may have been on its way when the log was opened, with a lower number than the engine's.
+            self.behind = Some((number, true));
+        }
+        Ok(())
+    }
+
     fn missing(&self, oldest: Option<u64>) -> Error {
         Error::CommitsMissing { path: self.path.clone(), from: self.last, oldest }
     }
@@ -270,12 +294,13 @@ impl<M: Medium> Reader<M> {
     }
 
     /// How far the log goes now.
-    fn confirmed(&self) -> Result<Option<(Control, Confirmed)>> {
+    fn confirmed(&mut self) -> Result<Option<(Control, Confirmed)>> {
         let (control, confirmed) = whole_control(&self.file)?.ok_or_else(|| self.missing(None))?;
         if control.uuid != self.uuid {
             return Err(self.missing(Some(control.base)));
         }
         if self.medium.makes_check(barriers::CONFIRMED) {
+            self.check_start(confirmed.number)?;
             if confirmed.number <= self.last {
                 return Ok(None);
             }

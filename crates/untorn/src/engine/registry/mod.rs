@@ -153,6 +153,10 @@ impl Registry {
                 );
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
+            if let Some(how) = shared.other_commit_log(options) {
+                let holder = format!("this process, {how}, and all handles of one file have one commit log");
+                return Err(Error::InUse { path: path.to_owned(), holder });
+            }
             let wants_it = options.redundancy.is_some() || options.verify_reads.is_some();
             let keeps_none = wants_it && shared.engine.redundancy().is_none();
             if keeps_none || !shared.engine.accepts(options) {

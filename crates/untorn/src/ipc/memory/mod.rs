@@ -198,6 +198,11 @@ impl SharedMemory {
         if self.is_ours() { self.member.control.commit() } else { 0 }
     }
 
+    /// On what terms the process that came first opened the backing.
+    pub(crate) fn negotiated(&self) -> String {
+        self.member.control.negotiated()
+    }
+
     /// The address of the first byte; [`reserved`](SharedMemory::reserved) bytes belong to the shared memory, and those
     /// beyond its length are lost pages.
     pub(crate) fn address(&self) -> *mut u8 {

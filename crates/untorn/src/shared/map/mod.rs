@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::negotiated;
+use crate::engine::commits::CommitService;
 use crate::engine::exclusion::NotShared;
 use crate::engine::snapshot::Snapshot;
 use crate::engine::snapshot::remote::client;
@@ -312,9 +313,14 @@ pub(crate) fn open(
     let len = std::fs::metadata(&path).map_err(|error| Error::io("examine", &path, error))?.len();
     let dir = sidecar::directory(&path);
     let reserve = options.reserve_for_map(len, RESERVE);
+    let wanted = options.clone();
     let opener = Committed { path: path.clone(), identity, options, open };
     let place = sidecar::meeting_place(identity, sidecar::SHARE);
     let copy = in_directory(&path, &dir, || SharedMemory::open(&path, &dir, &place, with(opener), reserve))?;
+    if let Some(what) = negotiated::other_commit_log(&copy.negotiated(), &wanted) {
+        copy.leave()?;
+        return Err(Error::InUse { path, holder: format!("another process or handle: {what}") });
+    }
     Ok(SharedMap { copy, path, identity })
 }
 
@@ -351,7 +357,8 @@ impl Opener for Committed {
         let options =
             Options { exclusion: Some(exclusion), lost_page: self.options.lost_page, keep_sidecar: true, ..agreed };
         let shared = (self.open)(&self.path, &options)?;
-        let negotiated = negotiated::of(&options, &shared.engine.info());
+        let negotiated =
+            negotiated::of(&options, &shared.engine.info(), shared.engine.commits().map(CommitService::limit));
         // The path may have come to name another file since it was looked at.
         if shared.engine.identity()? != self.identity {
             return Err(another());

@@ -1,0 +1,55 @@
+//! What a commit log has, for reports: nothing is locked or changed.
+
+use std::path::Path;
+
+use super::files::{Segment, open, read_control, segments};
+use super::format::LINE;
+use super::log::control_path;
+use crate::error::Result;
+use crate::storage::{Access, Medium, MediumFile};
+
+/// A commit log, as [`inspect`](crate::inspect) found it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommitLogInfo {
+    /// Bytes that it may take.
+    pub limit: u64,
+    /// Bytes that it takes.
+    pub bytes: u64,
+    /// The commit that it begins after: a stream can start from here, and from any later one.
+    pub oldest: u64,
+    /// The number of the first commit that it has; `None` if it has none yet.
+    pub first: Option<u64>,
+    /// The number of the last commit that it has; `None` if it has none yet.
+    pub last: Option<u64>,
+}
+
+/// What the log of a file has; `None` if the file has no log, or none that counts.
+///
+/// # Errors
+/// [`Error::NoAccess`](crate::Error::NoAccess), [`Error::Untrusted`](crate::Error::Untrusted); those of reading.
+pub(crate) fn look<M: Medium>(medium: &M, path: &Path) -> Result<Option<CommitLogInfo>> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let identity = data.identity()?;
+    let place = control_path(path, identity.inode);
+    let Some(file) = open(medium, &place, Access::Read, &data)? else { return Ok(None) };
+    // The writer may be writing to it this moment; the other copy of each half is whole then.
+    let Some((control, confirmed)) = read_control(&file)?.filter(|(control, _)| control.is_of(identity)) else {
+        return Ok(None);
+    };
+    let (mut bytes, mut oldest, mut first) = (file.len(), None, None);
+    for index in segments(medium, &place)? {
+        let Some(segment) = Segment::open(medium, &place, &control.uuid, index, Access::Read, &data)? else {
+            continue;
+        };
+        bytes += segment.file.len();
+        if oldest.is_none() {
+            let head = segment.head(&control.uuid, LINE)?.map(|(head, _)| head.number);
+            first = head.filter(|number| *number <= confirmed.number);
+            oldest = Some(segment.base);
+        }
+    }
+    let oldest = oldest.unwrap_or(control.base);
+    let last = (confirmed.number > oldest).then_some(confirmed.number);
+    Ok(Some(CommitLogInfo { limit: control.limit, bytes, oldest, first, last }))
+}
