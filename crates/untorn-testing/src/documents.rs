@@ -1,4 +1,4 @@
-//! The code blocks of the book, so that tests can run them.
+//! The code blocks of the README and of the book, so that tests can run them.
 //!
 //! The first word after the fence is the language; words after commas say how the block is tested:
 //!
@@ -11,6 +11,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+const README: &str = "README.md";
 
 /// A document with code blocks.
 #[derive(Debug)]
@@ -54,13 +56,13 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The pages of the book that have code blocks, in the order of their paths.
+/// The README and the pages of the book that have code blocks, in the order of their paths.
 ///
 /// # Panics
 ///
 /// Panics if they cannot be read.
 pub fn documents() -> Vec<Document> {
-    let mut paths = Vec::new();
+    let mut paths = vec![README.to_owned()];
     pages(&root(), "book/src", &mut paths);
     paths.sort();
     let read = |path: String| {
@@ -147,6 +149,22 @@ mod tests {
         assert!(!shows("a ... c", "a b d"));
         assert!(!shows("a ... c", "a b c d"));
         assert!(!shows("a", "ab"));
+    }
+
+    /// Doctests run in the directory of a crate. A line that the book hides leads its programs to another one, and the
+    /// README cannot hide any.
+    #[test]
+    fn the_readme_shows_rust_programs_of_the_book() {
+        let visible = |code: &str| {
+            code.lines().filter(|line| *line != "#" && !line.starts_with("# ")).collect::<Vec<_>>().join("\n")
+        };
+        let (readme, book): (Vec<_>, Vec<_>) = documents().into_iter().partition(|document| document.path == README);
+        let rust = |documents: Vec<Document>| {
+            let blocks = documents.into_iter().flat_map(|document| document.blocks);
+            blocks.filter(|block| block.is("rust")).map(|block| visible(&block.code)).collect::<Vec<_>>()
+        };
+        let (readme, book) = (rust(readme), rust(book));
+        assert!(!readme.is_empty() && readme.iter().all(|program| book.contains(program)), "{readme:#?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! - [`isolated`]: starts one test in a mount namespace of its own.
 //! - [`built`]: the tool, the C library and the preload library, for tests of other programs.
 //! - [`programs`]: unmodified programs under `untorn run`, and bare.
-//! - [`documents`]: the code blocks of the book, which tests run.
+//! - [`documents`]: the code blocks of the README and of the book, which tests run.
 //! - [`SplitMix`] and [`seed`]: random choices that a failure message can repeat; [`cases`]: how many of them.
 //!
 //! Nothing here depends on the product, so every crate may use it, the lowest included.

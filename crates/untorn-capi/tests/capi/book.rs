@@ -1,4 +1,4 @@
-//! The C programs of the book compile without warnings, and do their work.
+//! The C programs of the README and of the book compile without warnings, and do their work.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The shell blocks of the book do what they show.
+//! The shell blocks of the README and of the book do what they show.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
