@@ -1,11 +1,11 @@
-//! The shell blocks of the README and of the book do what they show.
+//! The shell blocks of the README and of the book do what they show, and systemd takes the units of the documents.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
 use untorn_testing::documents::{self, Block, Document, shows};
-use untorn_testing::{skip, skipped, skips};
+use untorn_testing::{needs, skip, skipped, skips};
 
 use crate::common::{UNTORN, untorn};
 
@@ -98,4 +98,48 @@ fn options_in_documents_are_options_of_the_tool() {
         }
     }
     assert!(seen > 0, "the documents name no options");
+}
+
+/// What systemd says about a unit; nothing, if it takes it.
+fn complaints(name: &str, unit: &str) -> String {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let at = |name: &str| directory.path().join(name);
+    // The service that a timer starts.
+    fs::write(at("unit.service"), "[Service]\nExecStart=/bin/true\n").expect("a file can be written");
+    fs::write(at(name), unit).expect("a file can be written");
+    let mut systemd = Command::new("systemd-analyze");
+    let output = systemd.args(["verify", "--man=no"]).arg(at(name)).output().expect("systemd-analyze runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    // It looks at other units of the machine, too.
+    let about = |line: &&str| line.contains("unit.") || line.contains(name);
+    let about: Vec<&str> = said.lines().filter(about).collect();
+    if about.is_empty() && !output.status.success() { said.into_owned() } else { about.join("\n") }
+}
+
+#[test]
+fn systemd_takes_the_units_of_the_documents() {
+    needs!("systemd-analyze");
+    let least = complaints("unit.service", "[Service]\nExecStart=/bin/true\n");
+    if !least.is_empty() {
+        skip!("systemd-analyze refuses every unit here: {}", least.lines().next().unwrap_or_default());
+    }
+    assert!(!complaints("unit.service", "[Service]\nExecStart=/bin/true\nNice=very\n").is_empty(), "it checks nothing");
+    let mount = fs::read_to_string(documents::root().join("docs/mount.md")).expect("a document can be read");
+    let mut all = vec![Document { path: "docs/mount.md".to_owned(), blocks: documents::blocks(&mount) }];
+    all.extend(documents::documents());
+    let mut count = 0;
+    for document in all {
+        for block in document.blocks.iter().filter(|block| block.is("ini")) {
+            let name = if block.code.contains("[Timer]") { "unit.timer" } else { "unit.service" };
+            // The tool is not installed here, and a drop-in has its program from the unit that it belongs to.
+            let mut unit = block.code.replace("/usr/local/bin/untorn", "/bin/true");
+            if name == "unit.service" && !unit.contains("ExecStart=") {
+                unit.push_str("ExecStart=/bin/true\n");
+            }
+            let complaints = complaints(name, &unit);
+            assert!(complaints.is_empty(), "{}:{}: {complaints}\n{unit}", document.path, block.line);
+            count += 1;
+        }
+    }
+    assert!(count > 0, "the documents have no units");
 }
