@@ -10,8 +10,8 @@ use clap::Args;
 /// Arguments of `cargo xtask loom`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Run only the models of this module: page_seqlock, clean_bits, slots, writer_gate, wake_flag, index, lane,
-    /// group_commit, registry or limits
+    /// Run only the models of this module: page_seqlock, page_marks, clean_bits, slots, writer_gate, wake_flag, index,
+    /// lane, group_commit, registry or limits
     #[arg(value_name = "MODULE")]
     module: Option<String>,
 }

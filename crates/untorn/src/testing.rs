@@ -1,6 +1,9 @@
 //! For tests, simulators and the other crates of this repository: nothing here is promised to stay.
 
+use crate::AtomicFile;
 use crate::engine::snapshot;
+pub use crate::engine::snapshot::ReaderView;
+use crate::error::Result;
 use crate::options::EngineKind;
 use crate::storage::Barrier;
 pub use crate::sys::{FirstUse, OnceForAll, PerProcess, in_forked_child, incarnation};
@@ -20,6 +23,14 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
         EngineKind::HybridLog => [file::hybrid_log::barriers::ALL, SIDECAR, NUMBER, snapshot::barriers::ALL].concat(),
         EngineKind::Passthrough => file::passthrough::barriers::ALL.to_vec(),
     }
+}
+
+/// Takes a snapshot as a reader in another process does.
+///
+/// # Errors
+/// As for [`AtomicFile::snapshot`].
+pub fn reader_view(file: &AtomicFile) -> Result<ReaderView> {
+    ReaderView::take(file.shared())
 }
 
 /// Every barrier that a region store passes: the list the mutation tests must convict whole.

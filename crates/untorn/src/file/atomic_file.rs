@@ -56,7 +56,7 @@ impl AtomicFile {
         AtomicFile { shared }
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 

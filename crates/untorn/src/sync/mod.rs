@@ -4,10 +4,11 @@
 //! move into memory shared by several processes. Each lock-free one has a model for `loom` (`cargo xtask loom`).
 //!
 //! Reading order: [`word_lock`], [`page_seqlock`], [`clean_bits`], [`slots`], [`writer_gate`], [`wake_flag`],
-//! [`group_commit`], [`pool`].
+//! [`page_marks`], [`group_commit`], [`pool`].
 
 pub(crate) mod clean_bits;
 pub(crate) mod group_commit;
+pub(crate) mod page_marks;
 pub(crate) mod page_seqlock;
 pub(crate) mod pool;
 pub(crate) mod slots;

@@ -152,6 +152,18 @@ impl FileMap {
         }
     }
 
+    /// Copies bytes out of the mapping, which others may be storing to: what a store meanwhile leaves in the copy is
+    /// not specified. A page that is lost is copied as zeros; ask [`lost`](FileMap::lost) afterwards.
+    #[inline]
+    pub(crate) fn copy_out(&self, offset: u64, into: &mut [u8]) {
+        assert!(
+            self.watch.is_some() && offset.checked_add(into.len() as u64).is_some_and(|end| end <= self.reserved())
+        );
+        // SAFETY: within the mapping, which is readable, by the check above: a page beyond the end of the file is
+        // replaced, for the mapping is watched. The destination is Rust's own memory, so elsewhere.
+        unsafe { super::copy::read_racy(self.at(offset), into) }
+    }
+
     /// The address at `offset`, wherever that is: not to be accessed.
     #[inline(always)]
     pub(crate) fn address(&self, offset: u64) -> *const u8 {

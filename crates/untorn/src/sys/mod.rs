@@ -3,6 +3,7 @@
 //! With the media above it, the only place for unsafe code: what it offers upwards is safe, or states in a `# Safety`
 //! section what the one caller must hold.
 
+pub(crate) mod alive;
 pub(crate) mod barrier_of_all_threads;
 pub(crate) mod cached;
 pub(crate) mod copy;

@@ -51,7 +51,19 @@ impl SharedPages {
     /// # Errors
     /// Those of `mmap(2)`.
     pub(crate) fn map(file: OwnedFd, reserve: usize) -> io::Result<Self> {
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        Self::map_as(file, reserve, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// The same, to load only: a store is a SIGSEGV.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub(crate) fn map_to_load(file: OwnedFd, reserve: usize) -> io::Result<Self> {
+        Self::map_as(file, reserve, ProtFlags::READ)
+    }
+
+    fn map_as(file: OwnedFd, reserve: usize, protection: ProtFlags) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
         let start = unsafe { mmap(ptr::null_mut(), reserve, protection, flags, &file, 0) }?;
         let start = NonNull::new(start.cast()).expect("a mapping the kernel places is never at address 0");
@@ -61,6 +73,14 @@ impl SharedPages {
         // SAFETY: as above. Advice: a huge page would be protected and copied as one; kernels without them refuse.
         let _ = unsafe { madvise(start.as_ptr().cast(), reserve, Advice::LinuxNoHugepage) };
         Ok(pages)
+    }
+
+    /// From now on only the mappings that exist can be stored to: another process can map the file to load only.
+    ///
+    /// # Errors
+    /// EINVAL before Linux 5.1.
+    pub(crate) fn let_others_load_only(&self) -> io::Result<()> {
+        Ok(rustix::fs::fcntl_add_seals(&self.file, SealFlags::FUTURE_WRITE)?)
     }
 
     /// The file behind it.

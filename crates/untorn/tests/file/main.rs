@@ -47,6 +47,7 @@ mod refusals;
 mod sigbus;
 mod snapshot;
 mod snapshot_map;
+mod snapshot_readers;
 mod space;
 mod strangers;
 mod threads;

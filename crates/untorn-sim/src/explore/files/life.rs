@@ -7,7 +7,8 @@ use std::vec::IntoIter;
 
 use untorn::options::{LogPolicy, Order, ReadPolicy};
 use untorn::testing::storage::{Latched, Medium};
-use untorn::{AtomicFile, EngineKind, Error, Options, Snapshot};
+use untorn::testing::{ReaderView, reader_view};
+use untorn::{AtomicFile, EngineKind, Error, Options};
 
 use super::super::finding::{Finding, Found, differs, guarded, tried, wrong};
 use super::super::life::{Plan, Subject};
@@ -31,8 +32,8 @@ pub(in crate::explore) struct File {
     /// Whether closing it keeps the sidecar.
     pub(super) keeps_sidecar: bool,
     pub(super) states: Model,
-    /// A snapshot that is held over several operations, and its bytes.
-    pub(super) held: Option<(Snapshot, Vec<u8>)>,
+    /// A snapshot that is held over several operations, as a reader has it, and its bytes.
+    pub(super) held: Option<(ReaderView, Vec<u8>)>,
     pub(super) numbers: Numbers,
 }
 
@@ -259,24 +260,40 @@ impl Life<'_> {
         if self.model.held.is_some() || !rng.one_in(3) || self.config().engine == EngineKind::Passthrough {
             return Ok(());
         }
-        let snapshot = tried("taking a snapshot", || self.handle().snapshot())?;
-        let bytes = tried("reading a snapshot", || read_snapshot(&snapshot))?;
+        let view = tried("taking a snapshot", || reader_view(self.handle()))?;
+        let bytes = tried("reading a snapshot", || read_snapshot(view.snapshot()))?;
         if let Some(difference) = self.model.states.allowed().difference(&bytes) {
             return differs(format!("the snapshot {difference}"));
         }
-        self.model.held = Some((snapshot, bytes));
-        Ok(())
+        self.model.held = Some((view, bytes));
+        self.check_home()
     }
 
     /// The held snapshot, if there is one, must have the bytes that it had. Gives it up now and then.
     fn check_snapshot(&mut self, rng: &mut Rng) -> Found<()> {
-        let Some((snapshot, bytes)) = &self.model.held else { return Ok(()) };
-        let seen = tried("reading a held snapshot", || read_snapshot(snapshot))?;
+        let Some((view, bytes)) = &self.model.held else { return Ok(()) };
+        let seen = tried("reading a held snapshot", || read_snapshot(view.snapshot()))?;
         if let Some(difference) = Allowed::new([Arc::new(bytes.clone())], false).difference(&seen) {
             return differs(format!("the held snapshot {difference}"));
         }
+        self.check_home()?;
         if rng.one_in(4) {
             self.model.held = None;
+        }
+        Ok(())
+    }
+
+    /// A reader in another process copies a page out of the data file if it was there and has no mark since: it must
+    /// have the bytes of the snapshot.
+    fn check_home(&self) -> Found<()> {
+        let Some((view, bytes)) = &self.model.held else { return Ok(()) };
+        let file = self.medium.peek(PATH).unwrap_or_default();
+        for page in view.home() {
+            let at = page as usize * 4096;
+            let end = (at + 4096).min(bytes.len());
+            if file.get(at..end) != Some(&bytes[at..end]) {
+                return differs(format!("page {page} of the data file, which a reader takes for the snapshot's"));
+            }
         }
         Ok(())
     }

@@ -17,7 +17,10 @@
 //! 5. While no snapshot is held, a write pays for entering the gate and for one load.
 //! 6. A range is a hole for a snapshot if the engine says that it holds zeros now, and if afterwards no page of it has
 //!    a pre-image: by invariant 3 no store came before.
-//! 7. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
+//! 7. A reader in another process may copy a page out of the data file by itself, as long as no mark says that the page
+//!    has changed ([`marks`]). A write raises the marks of its pages before its first store, as invariant 3 has it of
+//!    pre-images. Whatever ends snapshots, or takes pages from them otherwise, raises the mark of all pages first.
+//! 8. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
 //!    changed ends the snapshot ([`Capture::unchanging`]).
 //!
 //! In a forked child every call fails before it takes a lock, which a thread of the parent may have held at the fork.
@@ -27,9 +30,12 @@
 mod handle;
 pub(crate) mod holes;
 mod map;
+mod marks;
 mod preimages;
 pub(crate) mod remote;
+mod service;
 mod spill;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -40,8 +46,12 @@ use std::time::{Duration, SystemTime};
 
 pub use self::handle::{HeldSnapshots, Snapshot, SnapshotInfo};
 pub use self::map::SnapshotMap;
+pub(crate) use self::marks::Marks;
+use self::marks::MarksOfFile;
 pub(crate) use self::preimages::PAGE;
 use self::preimages::{PreImages, lock};
+pub(crate) use self::service::{Capture, Captured, SnapshotService, Taken, Unchanging};
+pub use self::view::ReaderView;
 use super::{Close, Engine, Info, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::number::Stamped;
@@ -58,6 +68,8 @@ pub(crate) mod barriers {
         PRE_IMAGE = "snapshot.pre-image";
         /// A check: what the open epoch has changed is kept as the last commit has it when a snapshot is taken.
         OPEN_EPOCH = "snapshot.open-epoch";
+        /// A check: a page is marked before it changes, for readers that copy it out of the data file by themselves.
+        PAGE_MARK = "snapshot.page-mark";
     }
 }
 
@@ -68,88 +80,9 @@ const REST_ROUNDS: u32 = 20;
 /// Slots of the gate: a further thread passes it more slowly.
 const SLOTS: usize = 16;
 
-/// The commit that an engine was at.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Captured {
-    /// The number of the last commit. Every later commit has a higher one.
-    pub(crate) commit: u64,
-    /// The length at that commit.
-    pub(crate) len: u64,
-}
-
-/// An engine that can tell what its last commit has.
-pub(crate) trait Capture: Engine {
-    /// Calls `keep` with each page that is not as the last commit has it, and with its bytes there, zeros behind the
-    /// end. When it returns, that commit is durable. No write and no change of the length is under way.
-    ///
-    /// # Errors
-    /// Those of reading, and of the commit's flush.
-    fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured>;
-
-    /// The first range at `offset` or behind it that may hold other bytes than zeros now; none up to the end. A page
-    /// may come home meanwhile. A page that is written to meanwhile may be missed: its writer keeps its pre-image.
-    ///
-    /// # Errors
-    /// Those of asking the file system.
-    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>>;
-
-    /// For an engine that reads a file which other programs may change: its times and its length. They change at the
-    /// latest with the first byte that another program changes. `None` for an engine that keeps writers away.
-    ///
-    /// # Errors
-    /// Those of looking at the file.
-    fn unchanging(&self) -> Result<Option<Unchanging>> {
-        Ok(None)
-    }
-}
-
-/// Length, modification time and change time of a file, the times in nanoseconds since 1970.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unchanging {
-    pub(crate) len: u64,
-    pub(crate) modified: i128,
-    pub(crate) changed: i128,
-}
-
 /// The number of the last snapshot of this process. No two have the same number, also of different files, so that one
 /// whose file was closed and opened again is not taken for a new one.
 static LAST: AtomicU64 = AtomicU64::new(0);
-
-/// A held snapshot, as its holder sees it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
-    /// Its number among all of this process.
-    pub(crate) snapshot: u64,
-    pub(crate) captured: Captured,
-    pub(crate) since: SystemTime,
-    /// The process that reads it.
-    pub(crate) process: u32,
-}
-
-/// The operations of a handle on snapshots.
-pub(crate) trait SnapshotService: Send + Sync {
-    /// Takes a snapshot of the last commit, for a process.
-    ///
-    /// # Errors
-    /// Those of reading what the open epoch has changed.
-    fn take(&self, process: u32) -> Result<Taken>;
-    /// Fills `dst` from `offset` of a held snapshot. The range is within its length.
-    ///
-    /// # Errors
-    /// [`Error::SnapshotEnded`]; those of reading.
-    fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()>;
-    /// The first range at `offset` or behind it, within the length, that may hold other bytes than zeros.
-    ///
-    /// # Errors
-    /// As for [`read`](SnapshotService::read).
-    fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
-        Ok((offset < taken.captured.len).then_some(offset..taken.captured.len))
-    }
-    /// Gives a snapshot up.
-    fn release(&self, snapshot: u64);
-    /// The held snapshots, the oldest first.
-    fn held(&self) -> HeldSnapshots;
-}
 
 #[derive(Default)]
 struct Holding {
@@ -189,6 +122,8 @@ pub(crate) struct WithSnapshots<E, M> {
     held: Mutex<Held>,
     /// The longest length of a held snapshot.
     longest: AtomicU64,
+    /// Those for readers that copy pages by themselves, once there was one.
+    marks: MarksOfFile,
     /// The process that opened the file.
     process: u64,
 }
@@ -201,7 +136,30 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         let gate = WriterGate::new(SLOTS).map_err(|error| Error::io("reserve memory for", &path, error))?;
         let images = PreImages::new(&path, options.snapshot_memory);
         let (held, longest) = (Mutex::default(), AtomicU64::new(0));
-        Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, process: incarnation() })
+        let (marks, process) = (MarksOfFile::default(), incarnation());
+        Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, marks, process })
+    }
+
+    /// Marks pages that are about to change. The caller is inside the gate.
+    #[cold]
+    fn mark(&self, pages: impl Iterator<Item = u64>) {
+        if self.medium.makes_check(barriers::PAGE_MARK) {
+            self.marks.note_change(pages, self.images.newest());
+        }
+    }
+
+    /// Marks all pages for the snapshots up to one: their readers have to ask.
+    fn mark_all(&self, snapshot: u64) {
+        if self.medium.makes_check(barriers::PAGE_MARK) {
+            self.marks.note_end(snapshot);
+        }
+    }
+
+    /// Before another process may change the file: no reader of this one's snapshots copies a page by itself any more.
+    fn end_readers(&self) {
+        if self.ours().is_ok() {
+            self.mark_all(u64::MAX);
+        }
     }
 
     /// Keeps the pre-images of pages that are about to change, or those of them that are not zeros. The caller is
@@ -259,6 +217,7 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
     fn end_all(&self, cause: &Error) {
         tracing::warn!(path = %self.path.display(), error = %cause, "cannot keep a page for the held snapshots; they \
                                                                      end");
+        self.mark_all(self.images.newest());
         let mut held = lock(&self.held);
         for holding in held.snapshots.values_mut() {
             holding.ended.get_or_insert_with(|| cause.to_string());
@@ -312,6 +271,42 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         Ok(seen)
     }
 
+    /// Takes a snapshot, with marks or without.
+    fn take_with(&self, process: u32, marked: bool) -> Result<(Taken, Option<Arc<Marks>>)> {
+        self.ours()?;
+        let unchanging = self.await_rest()?;
+        let _closed = self.close_gate()?;
+        let mut held = lock(&self.held);
+        let snapshot = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        let marks = if marked && unchanging.is_none() {
+            self.marks.for_reader(&self.path, self.engine.len(), held.snapshots.is_empty())
+        } else {
+            None
+        };
+        // From here on pre-images count for it, those of the open epoch first.
+        held.snapshots.insert(snapshot, Holding { unchanging, ..Holding::default() });
+        self.note(&held);
+        drop(held);
+        let mut kept = Ok(());
+        let mut keep = |page: u64, bytes: &[u8; PAGE]| {
+            if kept.is_ok() && self.medium.makes_check(barriers::OPEN_EPOCH) {
+                kept = self.images.add(page, snapshot, bytes);
+            }
+            if let Some(marks) = marks.as_ref().filter(|_| self.medium.makes_check(barriers::OPEN_EPOCH)) {
+                marks.note_change(std::iter::once(page), snapshot);
+            }
+        };
+        let captured = self.engine.capture(&mut keep).and_then(|captured| kept.map(|()| captured));
+        let mut held = lock(&self.held);
+        let taken = captured.map(|captured| Taken { snapshot, captured, since: SystemTime::now(), process });
+        match (&taken, held.snapshots.get_mut(&snapshot)) {
+            (Ok(taken), Some(holding)) => holding.taken = Some(*taken),
+            _ => drop(held.snapshots.remove(&snapshot)),
+        }
+        self.note(&held);
+        taken.map(|taken| (taken, marks))
+    }
+
     /// The part of one page that a snapshot has at `offset`.
     fn read_part(&self, snapshot: u64, offset: u64, dst: &mut [u8]) -> Result<()> {
         let (page, from) = (offset / PAGE as u64, (offset % PAGE as u64) as usize);
@@ -320,6 +315,16 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         }
         let read = self.engine.read(offset, dst);
         if self.images.read(page, snapshot, from, dst)? { Ok(()) } else { read }
+    }
+}
+
+impl<E, M> Drop for WithSnapshots<E, M> {
+    fn drop(&mut self) {
+        // The engine goes after this, and with it the lock that keeps other processes away. In a forked child the
+        // marks are not there.
+        if self.process == incarnation() {
+            self.marks.note_end(u64::MAX);
+        }
     }
 }
 
@@ -333,30 +338,25 @@ fn pages_of<'a>(pieces: &'a [Piece<'_>]) -> impl Iterator<Item = u64> + 'a {
 
 impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
     fn take(&self, process: u32) -> Result<Taken> {
+        self.take_with(process, false).map(|(taken, _)| taken)
+    }
+
+    fn take_marked(&self, process: u32) -> Result<(Taken, Option<Arc<Marks>>)> {
+        self.take_with(process, true)
+    }
+
+    fn at_home(&self, taken: &Taken, pages: Range<u64>, found: &mut dyn FnMut(Range<u64>)) -> Result<()> {
         self.ours()?;
-        let unchanging = self.await_rest()?;
-        let _closed = self.close_gate()?;
-        let mut held = lock(&self.held);
-        let snapshot = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        // From here on pre-images count for it, those of the open epoch first.
-        held.snapshots.insert(snapshot, Holding { unchanging, ..Holding::default() });
-        self.note(&held);
-        drop(held);
-        let mut kept = Ok(());
-        let mut keep = |page: u64, bytes: &[u8; PAGE]| {
-            if kept.is_ok() && self.medium.makes_check(barriers::OPEN_EPOCH) {
-                kept = self.images.add(page, snapshot, bytes);
+        let last = self.engine.len().min(taken.captured.len).div_ceil(PAGE as u64);
+        let mut rest = pages.start..pages.end.min(last);
+        while !rest.is_empty() {
+            let elsewhere = self.engine.elsewhere(rest.clone()).unwrap_or(rest.end..rest.end);
+            if rest.start < elsewhere.start {
+                found(rest.start..elsewhere.start);
             }
-        };
-        let captured = self.engine.capture(&mut keep).and_then(|captured| kept.map(|()| captured));
-        let mut held = lock(&self.held);
-        let taken = captured.map(|captured| Taken { snapshot, captured, since: SystemTime::now(), process });
-        match (&taken, held.snapshots.get_mut(&snapshot)) {
-            (Ok(taken), Some(holding)) => holding.taken = Some(*taken),
-            _ => drop(held.snapshots.remove(&snapshot)),
+            rest.start = elsewhere.end;
         }
-        self.note(&held);
-        taken
+        self.check_not_ended(taken.snapshot)
     }
 
     fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -459,6 +459,7 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
         let _inside = self.gate.enter(|round| self.medium.relax(round));
         if self.images.newest() != 0 {
             self.engine.writable()?;
+            self.mark(pages_of(pieces));
             self.keep(pages_of(pieces), true);
         }
         self.engine.write(pieces)
@@ -485,6 +486,9 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
         // Alone: of two changes of the length, neither may take away what the other is about to keep.
         let _closed = self.close_gate()?;
         let cut_off = if kept == self.cut_off(len) { kept } else { self.keep_cut_off(len)? };
+        if let Some((newest, _)) = cut_off {
+            self.mark_all(newest);
+        }
         if let Some((_, pages)) = cut_off.filter(|_| self.medium.makes_check(barriers::PRE_IMAGE)) {
             self.images.note_cut_off(pages);
         }
@@ -516,10 +520,12 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
     }
 
     fn close(&self, how: Close) -> Result<()> {
+        self.end_readers();
         self.engine.close(how)
     }
 
     fn settle(&self) -> Result<()> {
+        self.end_readers();
         self.engine.settle()
     }
 

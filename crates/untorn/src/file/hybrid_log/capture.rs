@@ -122,7 +122,7 @@ impl<M: Medium> Core<M> {
     }
 
     /// The first run of blocks whose bytes are not at home, or are just changing.
-    fn elsewhere(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+    pub(super) fn elsewhere(&self, blocks: Range<u64>) -> Option<Range<u64>> {
         if !self.view.is_empty() {
             return self.view.first_in(blocks);
         }

@@ -294,6 +294,10 @@ impl<M: Medium> Capture for HybridLog<M> {
     fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
         self.core.data_from(offset)
     }
+
+    fn elsewhere(&self, pages: Range<u64>) -> Option<Range<u64>> {
+        self.core.elsewhere(pages)
+    }
 }
 
 impl<M: Medium> Engine for HybridLog<M> {

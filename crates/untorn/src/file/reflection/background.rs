@@ -273,4 +273,8 @@ impl<M: Medium> Capture for Deploying<M> {
     fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
         Capture::data_from(&*self.engine, offset)
     }
+
+    fn elsewhere(&self, pages: Range<u64>) -> Option<Range<u64>> {
+        Capture::elsewhere(&*self.engine, pages)
+    }
 }

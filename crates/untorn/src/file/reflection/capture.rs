@@ -39,18 +39,16 @@ impl<M: Medium> Capture for Reflection<M> {
     }
 
     fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let home = |offset| self.data.data_from(offset);
+        holes::data_from(offset, Engine::len(self), home, |pages| Capture::elsewhere(self, pages))
+    }
+
+    fn elsewhere(&self, pages: Range<u64>) -> Option<Range<u64>> {
         let elsewhere = |page: &u64| {
             let state = self.state.pages.get(*page as usize);
             state.and_then(|state| state.read_guard()).is_none_or(|read_guard| read_guard.bitmap != 0)
         };
-        holes::data_from(
-            offset,
-            Engine::len(self),
-            |offset| self.data.data_from(offset),
-            |pages| {
-                let start = pages.clone().find(elsewhere)?;
-                Some(start..(start + 1..pages.end).find(|page| !elsewhere(page)).unwrap_or(pages.end))
-            },
-        )
+        let start = pages.clone().find(elsewhere)?;
+        Some(start..(start + 1..pages.end).find(|page| !elsewhere(page)).unwrap_or(pages.end))
     }
 }

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::cache::Cache;
+use super::direct::Direct;
 use super::report::{Told, from_file};
-use super::{CHUNK, Incoming, Kind, MOST, Message, from_word, memory_for, name_of, receive};
+use super::{BYTES, HEADER, Incoming, Kind, MOST, Message, from_word, memory_for, name_of, receive};
 use crate::engine::figures::Figures;
 use crate::engine::snapshot::handle::Snapshot;
 use crate::engine::snapshot::preimages::lock;
@@ -36,14 +38,17 @@ pub(crate) struct RemoteSnapshot {
     pub(crate) commit: u64,
     pub(crate) len: u64,
     pub(crate) since: SystemTime,
+    /// The data file, for pages that need not be asked for.
+    direct: Option<Direct>,
+    cache: Cache,
     connection: Mutex<Connection>,
 }
 
 struct Connection {
     socket: OwnedFd,
-    pages: SharedPages,
-    /// The chunk at each place of the memory.
-    chunks: Vec<Option<u64>>,
+    /// The page behind the last ones that were asked for, and how many are asked for next if that is the first.
+    next: u64,
+    ahead: u64,
     /// Why nothing can be had any more.
     ended: Option<String>,
 }
@@ -163,21 +168,32 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
         Kind::Taken => {}
         _ => return Err(refused(&message.text)),
     }
-    let Ok([memory]) = <[OwnedFd; 1]>::try_from(fds) else { return Err(refused("its answer lacks the memory")) };
-    let size = memory_for(message.b);
-    let mapped = SharedPages::map(memory, size as usize);
-    let pages = mapped.and_then(|pages| if pages.file_len()? == size { Ok(pages) } else { Err(Errno::PROTO.into()) });
-    let pages = pages.map_err(|error| Error::io("map a snapshot of", path, error))?;
-    let connection = Connection { socket, pages, chunks: vec![None; (size / CHUNK) as usize], ended: None };
+    let failed = |error| Error::io("map a snapshot of", path, error);
+    let (len, mut fds) = (message.b, fds.into_iter());
+    let Some(memory) = fds.next() else { return Err(refused("its answer lacks the memory")) };
+    let cache = Cache::new(map_memory(memory, HEADER + memory_for(len)).map_err(failed)?).map_err(failed)?;
+    let identity = identity_of(file.as_fd(), path)?;
+    let direct = match (fds.next(), fds.next()) {
+        (Some(marks), Some(alive)) => Direct::new(path, identity, len, cache.memory(), (marks, alive)),
+        _ => None,
+    };
+    let connection = Connection { socket, next: 0, ahead: 1, ended: None };
     Ok(Asked::Taken(RemoteSnapshot {
         path: path.to_owned(),
         identity: identity_of(file.as_fd(), path)?,
         process: incarnation(),
         commit: message.a,
-        len: message.b,
+        len,
         since: from_word(message.c),
+        direct,
+        cache,
         connection: Mutex::new(connection),
     }))
+}
+
+fn map_memory(memory: OwnedFd, size: u64) -> std::io::Result<SharedPages> {
+    let pages = SharedPages::map(memory, size as usize)?;
+    if pages.file_len()? == size { Ok(pages) } else { Err(Errno::PROTO.into()) }
 }
 
 /// Whether the process at the other end is the one that has the file, and of a user who may decide what it holds.
@@ -217,19 +233,19 @@ impl RemoteSnapshot {
         if self.process != incarnation() {
             return Err(Error::Forked { path: self.path.clone() });
         }
-        let mut connection = lock(&self.connection);
+        let last = (offset + dst.len() as u64).div_ceil(BYTES);
         let mut done = 0;
         while done < dst.len() {
             let at = offset + done as u64;
-            let chunk = at / CHUNK;
-            if connection.chunks[connection.place_of(chunk)] != Some(chunk) {
-                let wanted = (offset + dst.len() as u64).div_ceil(CHUNK) - chunk;
-                self.fill(&mut connection, chunk, wanted)?;
+            let (page, from) = (at / BYTES, at % BYTES);
+            let here = ((BYTES - from) as usize).min(dst.len() - done);
+            let part = &mut dst[done..done + here];
+            let is_home = self.direct.as_ref().is_some_and(|direct| direct.read(page, at, part));
+            if is_home || self.cache.read(page, from, part) {
+                done += here;
+            } else {
+                self.bring(page, last)?;
             }
-            let here = ((CHUNK - at % CHUNK) as usize).min(dst.len() - done);
-            let place = connection.place_of(chunk) as u64 * CHUNK + at % CHUNK;
-            connection.pages.copy_out(place as usize, &mut dst[done..done + here]);
-            done += here;
         }
         Ok(())
     }
@@ -279,26 +295,32 @@ impl RemoteSnapshot {
         Err(error)
     }
 
-    /// Has some of `wanted` chunks filled, from this one on.
-    fn fill(&self, connection: &mut Connection, chunk: u64, wanted: u64) -> Result<()> {
-        let place = connection.place_of(chunk);
-        // A file read in order is read on; what is there already is not asked for again.
-        let follows = chunk > 0 && connection.chunks[connection.place_of(chunk - 1)] == Some(chunk - 1);
-        let wanted = if follows { MOST / CHUNK } else { wanted };
-        let room = connection.chunks.len() - place;
-        let count = wanted.clamp(1, MOST / CHUNK).min(room as u64);
-        let len = (count * CHUNK).min(self.len - chunk * CHUNK);
-        let count = len.div_ceil(CHUNK) as usize;
-        connection.chunks[place..place + count].fill(None);
-        let question = Message::new(Kind::Fill, chunk * CHUNK, len);
-        self.ask(connection, &question, Kind::Filled)?;
-        (0..count).for_each(|next| connection.chunks[place + next] = Some(chunk + next as u64));
+    /// Learns where a page is, or brings it into the memory, and with it others of a read that ends before `last`.
+    #[cold]
+    fn bring(&self, page: u64, last: u64) -> Result<()> {
+        let mut connection = lock(&self.connection);
+        if let Some(direct) = &self.direct
+            && let Some(region) = direct.region_to_ask_for(page)
+        {
+            self.ask(&mut connection, &Message::new(Kind::Home, region, 0), Kind::Homed)?;
+            direct.note_home(region, self.cache.memory());
+            return Ok(());
+        }
+        if self.cache.has(page) {
+            return Ok(());
+        }
+        // A file that is read in order is read ahead, more each time.
+        let follows = (connection.next..connection.next + connection.ahead).contains(&page);
+        connection.ahead = if follows { (2 * connection.ahead).min(MOST / BYTES) } else { 1 };
+        let wanted = connection.ahead.max(last - page);
+        let end = self.cache.run_from(page, wanted.min(MOST / BYTES)).min(self.len.div_ceil(BYTES));
+        let is_home = |page: &u64| self.direct.as_ref().is_some_and(|direct| direct.has(*page));
+        let end = (page + 1..end).find(is_home).unwrap_or(end);
+        let len = ((end - page) * BYTES).min(self.len - page * BYTES);
+        self.cache.replace(page..end);
+        self.ask(&mut connection, &Message::new(Kind::Fill, page * BYTES, len), Kind::Filled)?;
+        self.cache.note_filled(page..end);
+        connection.next = end;
         Ok(())
-    }
-}
-
-impl Connection {
-    fn place_of(&self, chunk: u64) -> usize {
-        (chunk % self.chunks.len() as u64) as usize
     }
 }

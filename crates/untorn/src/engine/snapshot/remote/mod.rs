@@ -3,9 +3,11 @@
 //! ```text
 //!  reader: Snapshot::open ─ finds the process that has the lock of the sidecar ─► its socket
 //!          TAKE + a descriptor of the data file ─────────────────► server: takes a snapshot
-//!          ◄───────────── commit, length + memory for pages ──────┘
-//!          FILL a chunk ─────────────────────────────────────────► copies it into the memory
-//!  reader: copies out of the memory, as long as the chunk is there
+//!          ◄── commit, length + memory for pages, marks, life ────┘
+//!          HOME a region ────────────────────────────────────────► which pages of it the data file has
+//!  reader: copies such a page out of the data file, and looks whether it is still unchanged
+//!          FILL other pages ─────────────────────────────────────► copies them into the memory
+//!  reader: copies out of the memory, as long as the page is there
 //!          SEEK an offset ───────────────────────────────────────► the next range that is no hole
 //!
 //!  info:   REPORT + a descriptor of the data file ───────────────► who holds which snapshot, as text
@@ -22,10 +24,17 @@
 //! 2. A connection has one snapshot, which goes when the connection ends, as it does when its process is killed.
 //! 3. The server holds a file only during a request, under the lock of its place in the registry. So a reader keeps
 //!    nobody from closing the file; its snapshot ends then.
-//! 4. Memory for pages has a fixed number of chunks. A chunk's place follows from its number, and the reader knows
-//!    which chunk is at each place.
+//! 4. Memory for pages has a fixed number of places. A page's place follows from its number, and the reader knows
+//!    which page is at each place ([`cache`]).
+//! 5. A reader uses what it copied out of the data file only if, after the copy, the page has no
+//!    [mark](super::marks), the server still holds the snapshot, and the server's thread lives ([`direct`]). The
+//!    server says that it gives a snapshot up before it does, so writers that leave out marks come after that. While
+//!    its thread lives, the kernel has not taken the sidecar's lock from its process, so no other process opened the
+//!    file.
 
+mod cache;
 pub(crate) mod client;
+mod direct;
 mod report;
 pub(crate) mod server;
 
@@ -35,17 +44,30 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::sys::socket::{self, Received};
 
-/// Bytes of a chunk.
-const CHUNK: u64 = 64 << 10;
+/// Bytes of a page.
+const BYTES: u64 = super::PAGE as u64;
 
 /// Bytes of the memory for pages, at most.
-const MEMORY: u64 = 16 << 20;
+const MEMORY: u64 = 64 << 20;
+
+/// Bytes of that memory before the pages: words, and the answer to HOME as bits.
+const HEADER: u64 = 2 * BYTES;
+/// The word that says that the server has given the snapshot up: not 0 then.
+const RELEASED: usize = 0;
+/// The word that is the number of the snapshot.
+const SNAPSHOT: usize = 1;
+/// The word that is the number of the server's thread; 0 if the reader has to ask for each page.
+const THREAD: usize = 2;
+const HOME_BITS: usize = BYTES as usize;
+
+/// Pages of a region. To look at all of them takes the server some ten microseconds.
+const REGION: u64 = 4096;
 
 /// Bytes that one request fills, at most.
 const MOST: u64 = 1 << 20;
 
 /// The first word of every message: a process with another library says so, and neither goes on.
-const VERSION: u64 = 0x756e_746f_726e_0002;
+const VERSION: u64 = 0x756e_746f_726e_0003;
 
 const WORDS: usize = 6;
 const LONGEST: usize = 8 * WORDS + 1000;
@@ -55,9 +77,9 @@ fn name_of(process: u32) -> String {
     format!("untorn/snapshots/{process}")
 }
 
-/// The memory for pages of a file with this length.
+/// The memory for pages of a file with this length, without what comes before them.
 fn memory_for(len: u64) -> u64 {
-    len.clamp(CHUNK, MEMORY).next_multiple_of(CHUNK)
+    len.clamp(BYTES, MEMORY).next_multiple_of(BYTES)
 }
 
 /// The kind of a message: a question or an answer.
@@ -65,7 +87,8 @@ fn memory_for(len: u64) -> u64 {
 enum Kind {
     /// A snapshot of the file whose descriptor comes with it.
     Take = 1,
-    /// The answer: `a` is the commit, `b` the length, `c` when it was taken; with the memory for pages.
+    /// The answer: `a` is the commit, `b` the length, `c` when it was taken; with the memory for pages. If the reader
+    /// may copy pages out of the data file, the marks and the life of the server's thread come too.
     Taken = 2,
     /// `b` bytes from `a` into their place in the memory.
     Fill = 3,
@@ -83,12 +106,16 @@ enum Kind {
     Seek = 9,
     /// The answer: from `a` up to `b`, or both the length.
     Sought = 10,
+    /// Which pages of the region `a` the data file has as the commit has them: as bits into the memory.
+    Home = 11,
+    /// The answer.
+    Homed = 12,
 }
 
 impl Kind {
     fn from_word(word: u64) -> Option<Self> {
-        use Kind::{Busy, Failed, Fill, Filled, Report, Reported, Seek, Sought, Take, Taken};
-        let all = [Take, Taken, Fill, Filled, Failed, Busy, Report, Reported, Seek, Sought];
+        use Kind::{Busy, Failed, Fill, Filled, Home, Homed, Report, Reported, Seek, Sought, Take, Taken};
+        let all = [Take, Taken, Fill, Filled, Failed, Busy, Report, Reported, Seek, Sought, Home, Homed];
         all.into_iter().find(|kind| *kind as u64 == word)
     }
 }
@@ -163,8 +190,8 @@ mod tests {
 
     #[test]
     fn memory_suits_any_length_that_a_message_gives() {
-        let all = [0, 1, CHUNK, CHUNK + 1, MEMORY - 1, MEMORY + 1, u64::MAX].map(memory_for);
-        assert_eq!(all, [CHUNK, CHUNK, CHUNK, 2 * CHUNK, MEMORY, MEMORY, MEMORY]);
+        let all = [0, 1, BYTES, BYTES + 1, MEMORY - 1, MEMORY + 1, u64::MAX].map(memory_for);
+        assert_eq!(all, [BYTES, BYTES, BYTES, 2 * BYTES, MEMORY, MEMORY, MEMORY]);
     }
 
     #[test]

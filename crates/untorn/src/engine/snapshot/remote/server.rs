@@ -1,27 +1,35 @@
 //! The thread that serves snapshots to other processes.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::{CHUNK, Incoming, Kind, MOST, Message, memory_for, name_of, receive, report, to_word};
+use super::{
+    BYTES, HEADER, HOME_BITS, Incoming, Kind, MOST, Message, REGION, RELEASED, SNAPSHOT, THREAD, memory_for, name_of,
+    receive, report, to_word,
+};
 use crate::engine::registry;
-use crate::engine::snapshot::Taken;
+use crate::engine::snapshot::{Marks, Taken};
 use crate::error::{Error, Result};
 use crate::storage::{Identity, identity_of};
+use crate::sync::page_marks::raise;
+use crate::sys::alive::Alive;
 use crate::sys::shared::SharedPages;
 use crate::sys::{PerProcess, socket};
 
 /// Readers at a time; others are turned away.
 const MOST_READERS: usize = 256;
 
-/// Ranges of data that one answer joins.
+/// Ranges of data that one answer joins, and how far apart they may be.
 const MOST_JOINED: usize = 1000;
+const NEAR: u64 = 64 << 10;
 
 /// Whether this process has its thread, or tried to start it.
 static STARTED: PerProcess<Mutex<bool>> = PerProcess::new();
@@ -36,7 +44,12 @@ pub(crate) fn start() {
     *started = true;
     let server = socket::listen_abstract(&name_of(std::process::id()));
     let spawned = server.and_then(|listener| {
-        let serve = move || Server { listener, readers: Vec::new() }.serve();
+        let serve = move || {
+            let alive = Alive::of_this_thread().inspect_err(|error| {
+                tracing::debug!(%error, "readers of snapshots have to ask for each page");
+            });
+            Server { listener, readers: Vec::new(), alive: alive.ok() }.serve();
+        };
         thread::Builder::new().name("untorn-snapshots".to_owned()).spawn(serve)
     });
     if let Err(error) = spawned {
@@ -49,6 +62,7 @@ struct Held {
     identity: Identity,
     taken: Taken,
     pages: SharedPages,
+    marks: Option<Arc<Marks>>,
 }
 
 struct Reader {
@@ -61,6 +75,8 @@ struct Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
+        // First of all: once it is released, writers leave out its marks.
+        raise(&held.pages.words(8 * RELEASED, 1)[..], u64::MAX);
         release(held.identity, &held.taken);
     }
 }
@@ -76,6 +92,8 @@ fn release(identity: Identity, taken: &Taken) {
 struct Server {
     listener: OwnedFd,
     readers: Vec<Reader>,
+    /// That of this thread, if readers can tell.
+    alive: Option<&'static Alive>,
 }
 
 impl Server {
@@ -94,7 +112,8 @@ impl Server {
                 waits.iter().map(|wait| !wait.revents().is_empty()).collect::<Vec<_>>()
             };
             let mut of_readers = ready[1..].iter();
-            self.readers.retain_mut(|reader| !of_readers.next().copied().unwrap_or(false) || reader.answer_next());
+            let alive = self.alive;
+            self.readers.retain_mut(|reader| !of_readers.next().copied().unwrap_or(false) || reader.answer_next(alive));
             if ready[0] {
                 self.accept();
             }
@@ -124,21 +143,32 @@ fn trusted_peer(socket: BorrowedFd<'_>) -> Option<u32> {
 
 impl Reader {
     /// Answers its next message, if there is one. False if the connection has ended.
-    fn answer_next(&mut self) -> bool {
+    fn answer_next(&mut self, alive: Option<&'static Alive>) -> bool {
         let mut text = None;
         let answer = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return true,
             Incoming::End => return false,
-            Incoming::Message(message, fds) => self.answer(&message, fds, &mut text),
+            Incoming::Message(message, fds) => self.answer(&message, fds, alive, &mut text),
         };
-        let memory = self.held.as_ref().filter(|_| answer.kind == Kind::Taken).map(|held| held.pages.file());
-        let with = memory.or(text.as_ref().map(OwnedFd::as_fd));
-        answer.send(self.socket.as_fd(), with.as_slice()).is_ok()
+        let mut with: Vec<BorrowedFd<'_>> = text.iter().map(OwnedFd::as_fd).collect();
+        if let Some(held) = self.held.as_ref().filter(|_| answer.kind == Kind::Taken) {
+            with.push(held.pages.file());
+            with.extend(held.marks.iter().map(|marks| marks.file()));
+            with.extend(alive.filter(|_| held.marks.is_some()).map(Alive::file));
+        }
+        answer.send(self.socket.as_fd(), &with).is_ok()
     }
 
-    fn answer(&mut self, message: &Message, fds: Vec<OwnedFd>, text: &mut Option<OwnedFd>) -> Message {
+    fn answer(
+        &mut self,
+        message: &Message,
+        fds: Vec<OwnedFd>,
+        alive: Option<&'static Alive>,
+        text: &mut Option<OwnedFd>,
+    ) -> Message {
         let answered = match message.kind {
-            Kind::Take => self.take(fds),
+            Kind::Take => self.take(fds, alive),
+            Kind::Home => self.home(message.a),
             Kind::Fill => self.fill(message.a, message.b),
             Kind::Report => report(fds, text),
             Kind::Seek => self.seek(message.a),
@@ -154,13 +184,14 @@ impl Reader {
         })
     }
 
-    fn take(&mut self, fds: Vec<OwnedFd>) -> Result<Message> {
+    fn take(&mut self, fds: Vec<OwnedFd>, alive: Option<&'static Alive>) -> Result<Message> {
         if self.held.is_some() {
             return Err(invalid("there is one on this connection"));
         }
         let identity = identity_shown(fds)?;
         let taken = registry::try_with(identity, |shared| match shared.engine.snapshots() {
-            Some(service) => service.take(self.process),
+            Some(service) if alive.is_some() => service.take_marked(self.process),
+            Some(service) => service.take(self.process).map(|taken| (taken, None)),
             // Another process serves it by now; asking again finds that one.
             None => Err(Error::InUse {
                 path: shared.engine.path().to_owned(),
@@ -168,23 +199,30 @@ impl Reader {
             }),
         });
         let Some(taken) = taken else { return Ok(Message::new(Kind::Busy, 0, 0)) };
-        let taken = taken?;
-        let memory = memory_for(taken.captured.len);
-        let pages = SharedPages::create("untorn-snapshot", memory, memory as usize);
+        let (taken, marks) = taken?;
+        let memory = HEADER + memory_for(taken.captured.len);
+        let thread = alive.filter(|_| marks.is_some()).map_or(0, Alive::thread);
+        let pages = SharedPages::create("untorn-snapshot", memory, memory as usize).and_then(|pages| {
+            pages.allocate(0, HEADER)?;
+            let words = pages.words(0, HEADER as usize / 8);
+            words[SNAPSHOT].store(taken.snapshot, Ordering::Relaxed);
+            words[THREAD].store(thread.into(), Ordering::Relaxed);
+            Ok(pages)
+        });
         let failed = |error| {
             release(identity, &taken);
             Error::io("make memory for a snapshot of", Path::new("the reader's file"), error)
         };
-        self.held = Some(Held { identity, taken, pages: pages.map_err(failed)? });
+        self.held = Some(Held { identity, taken, pages: pages.map_err(failed)?, marks });
         Ok(Message { c: to_word(taken.since), ..Message::new(Kind::Taken, taken.captured.commit, taken.captured.len) })
     }
 
     fn fill(&self, offset: u64, len: u64) -> Result<Message> {
-        let Some(Held { identity, taken, pages }) = &self.held else { return Err(invalid("there is no snapshot")) };
-        let memory = pages.reserved() as u64;
+        let Some(Held { identity, taken, pages, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
+        let memory = pages.reserved() as u64 - HEADER;
         let place = offset % memory;
         let is_within = offset.checked_add(len).is_some_and(|end| end <= taken.captured.len);
-        if !is_within || len == 0 || len > MOST || !offset.is_multiple_of(CHUNK) || place + len > memory {
+        if !is_within || len == 0 || len > MOST || !offset.is_multiple_of(BYTES) || place + len > memory {
             return Err(invalid("it asks for a range that is none of the snapshot's"));
         }
         let mut bytes = vec![0; len as usize];
@@ -194,9 +232,29 @@ impl Reader {
         });
         read.unwrap_or_else(|| Err(closed()))?;
         let path = Path::new("a snapshot");
+        let place = HEADER + place;
         pages.allocate(place, len).map_err(|error| Error::io("take memory for", path, error))?;
         pages.copy_in(place as usize, &bytes);
         Ok(Message::new(Kind::Filled, offset, len))
+    }
+
+    /// Tells which pages of a region the data file has.
+    fn home(&self, region: u64) -> Result<Message> {
+        let Some(Held { identity, taken, pages, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
+        let first = region.checked_mul(REGION).ok_or_else(|| invalid("it asks for a region that no file has"))?;
+        let words = pages.words(HOME_BITS, REGION as usize / 64);
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let mut note = |run: Range<u64>| {
+            for page in run.map(|page| page - first) {
+                words[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Relaxed);
+            }
+        };
+        let told = registry::with(*identity, |shared| match shared.engine.snapshots() {
+            Some(service) => service.at_home(taken, first..first.saturating_add(REGION), &mut note),
+            None => Err(closed()),
+        });
+        told.unwrap_or_else(|| Err(closed()))?;
+        Ok(Message::new(Kind::Homed, region, 0))
     }
 
     /// The next range that may hold other bytes than zeros, with the short holes in it.
@@ -208,7 +266,7 @@ impl Reader {
             let Some(mut found) = service.data_from(taken, offset)? else { return Ok(len..len) };
             for _ in 0..MOST_JOINED {
                 match service.data_from(taken, found.end)? {
-                    Some(next) if next.start - found.end < CHUNK => found.end = next.end,
+                    Some(next) if next.start - found.end < NEAR => found.end = next.end,
                     _ => break,
                 }
             }

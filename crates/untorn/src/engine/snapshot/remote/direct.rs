@@ -1,0 +1,140 @@
+//! Pages that a reader copies out of the data file by itself.
+//!
+//! # Invariants
+//!
+//! 1. A page counts as home only if the server said so after the snapshot was taken.
+//! 2. A copy counts only if, after it, neither the page nor the file has a mark for this snapshot, the
+//!    server has not given the snapshot up, its thread lives, and no page of the mapping was lost. A server that ends
+//!    or closes the file says so, or is seen to have ended, before the lock of the sidecar goes; so no other process
+//!    stored to the file before the copy.
+//! 3. The reader maps the file that the server has open: it opened it after the snapshot was taken, and it is the
+//!    same inode.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use super::{BYTES, HEADER, HOME_BITS, REGION, RELEASED, SNAPSHOT, THREAD};
+use crate::engine::snapshot::Marks;
+use crate::options::LostPage;
+use crate::storage::{Identity, identity_of};
+use crate::sync::page_marks::are_below;
+use crate::sys::ZeroedArray;
+use crate::sys::alive::Alive;
+use crate::sys::fault::none_lost;
+use crate::sys::map::{FileMap, MapKind};
+use crate::sys::shared::SharedPages;
+
+/// Pages of a region that had to be brought before the server is asked again: they may have come home.
+const PATIENCE: u32 = 64;
+
+/// The data file and what tells whether a copy out of it counts.
+pub(super) struct Direct {
+    file: FileMap,
+    marks: Marks,
+    alive: Alive,
+    /// The server's word for this snapshot.
+    released: SharedPages,
+    snapshot: u64,
+    /// A bit for each page that the server has said is home, and that had no mark yet.
+    home: ZeroedArray<AtomicU64>,
+    /// For each region the pages that had to be brought since the server was asked, and 1 more; 0 before.
+    asked: ZeroedArray<AtomicU32>,
+    /// Set once no copy counts any more.
+    is_over: AtomicBool,
+}
+
+impl Direct {
+    /// For a snapshot of `len` bytes, with the memory, the marks and the life that the server has sent. `None` if its
+    /// pages have to be brought: the file is not to be mapped, or another one has its name by now.
+    pub(super) fn new(
+        path: &Path,
+        identity: Identity,
+        len: u64,
+        memory: &SharedPages,
+        (marks, alive): (OwnedFd, OwnedFd),
+    ) -> Option<Direct> {
+        let make = || -> std::io::Result<Option<Direct>> {
+            let words = memory.words(0, HEADER as usize / 8);
+            let thread = u32::try_from(words[THREAD].load(Ordering::Relaxed)).unwrap_or(0);
+            let file = File::open(path)?;
+            if len == 0 || !identity_of(file.as_fd(), path).is_ok_and(|found| found == identity) {
+                return Ok(None);
+            }
+            let pages = len.div_ceil(BYTES);
+            Ok(Some(Direct {
+                file: FileMap::new(file.as_fd(), MapKind::Read, len, len, LostPage::Fail)?,
+                marks: Marks::of_another(marks)?,
+                alive: Alive::of_another(alive, thread)?,
+                released: SharedPages::map_to_load(memory.file().try_clone_to_owned()?, BYTES as usize)?,
+                snapshot: words[SNAPSHOT].load(Ordering::Relaxed),
+                home: ZeroedArray::reserve(pages.div_ceil(64) as usize)?,
+                asked: ZeroedArray::reserve(pages.div_ceil(REGION) as usize)?,
+                is_over: AtomicBool::new(false),
+            }))
+        };
+        make().unwrap_or_else(|error| {
+            tracing::debug!(path = %path.display(), %error, "pages of a snapshot have to be brought");
+            None
+        })
+    }
+
+    /// Whether a page counted as home when last seen.
+    #[inline(always)]
+    pub(super) fn has(&self, page: u64) -> bool {
+        let bits = self.home[(page / 64) as usize].load(Ordering::Relaxed);
+        bits & 1 << (page % 64) != 0 && !self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Copies bytes at `at`, which lie in one page. False, with unspecified bytes, if they have to be brought.
+    #[inline]
+    pub(super) fn read(&self, page: u64, at: u64, dst: &mut [u8]) -> bool {
+        if !self.has(page) {
+            return false;
+        }
+        let Some(mark) = self.marks.mark(page) else { return self.forget(page) };
+        self.file.copy_out(at, dst);
+        let released = &self.released.words(8 * RELEASED, 1)[0];
+        if are_below([mark, self.marks.floor(), released], self.snapshot) && !self.alive.is_over() && self.is_whole() {
+            return true;
+        }
+        self.forget(page)
+    }
+
+    /// Whether all that was copied so far came from the file.
+    #[inline(always)]
+    fn is_whole(&self) -> bool {
+        none_lost() || self.file.lost().is_none()
+    }
+
+    #[cold]
+    fn forget(&self, page: u64) -> bool {
+        self.home[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
+        let released = &self.released.words(8 * RELEASED, 1)[0];
+        let holds = are_below([self.marks.floor(), released, released], self.snapshot);
+        if !holds || self.alive.is_over() || !self.is_whole() {
+            self.is_over.store(true, Ordering::Relaxed);
+        }
+        false
+    }
+
+    /// The region of a page that is about to be brought, if the server is to be asked for it first.
+    pub(super) fn region_to_ask_for(&self, page: u64) -> Option<u64> {
+        let region = page / REGION;
+        let asked = &self.asked[region as usize];
+        let brought = asked.load(Ordering::Relaxed);
+        let asks = !self.is_over.load(Ordering::Relaxed) && (brought == 0 || brought > PATIENCE);
+        asked.store(if asks { 1 } else { brought.saturating_add(1) }, Ordering::Relaxed);
+        asks.then_some(region)
+    }
+
+    /// Notes what the server answered: its bits are in the memory.
+    pub(super) fn note_home(&self, region: u64, memory: &SharedPages) {
+        let first = (region * REGION / 64) as usize;
+        let answer = memory.words(HOME_BITS, REGION as usize / 64);
+        for (word, bits) in self.home[first..].iter().zip(answer) {
+            word.fetch_or(bits.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}

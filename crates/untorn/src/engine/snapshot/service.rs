@@ -1,0 +1,110 @@
+//! The part of an engine that tells of its last commit, and the operations of a handle on snapshots.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{HeldSnapshots, Marks, PAGE};
+use crate::engine::Engine;
+use crate::error::Result;
+
+/// The commit that an engine was at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Captured {
+    /// The number of the last commit. Every later commit has a higher one.
+    pub(crate) commit: u64,
+    /// The length at that commit.
+    pub(crate) len: u64,
+}
+
+/// An engine that can tell what its last commit has.
+pub(crate) trait Capture: Engine {
+    /// Calls `keep` with each page that is not as the last commit has it, and with its bytes there, zeros behind the
+    /// end. When it returns, that commit is durable. No write and no change of the length is under way.
+    ///
+    /// # Errors
+    /// Those of reading, and of the commit's flush.
+    fn capture(&self, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured>;
+
+    /// The first range at `offset` or behind it that may hold other bytes than zeros now; none up to the end. A page
+    /// may come home meanwhile. A page that is written to meanwhile may be missed: its writer keeps its pre-image.
+    ///
+    /// # Errors
+    /// Those of asking the file system.
+    fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>>;
+
+    /// The first run of these pages some of whose bytes are not in the data file now, or are just changing. Any other
+    /// of them is in the data file as it is read, and no byte of it there changes before a write to it.
+    fn elsewhere(&self, pages: Range<u64>) -> Option<Range<u64>> {
+        (!pages.is_empty()).then_some(pages)
+    }
+
+    /// For an engine that reads a file which other programs may change: its times and its length. They change at the
+    /// latest with the first byte that another program changes. `None` for an engine that keeps writers away.
+    ///
+    /// # Errors
+    /// Those of looking at the file.
+    fn unchanging(&self) -> Result<Option<Unchanging>> {
+        Ok(None)
+    }
+}
+
+/// Length, modification time and change time of a file, the times in nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unchanging {
+    pub(crate) len: u64,
+    pub(crate) modified: i128,
+    pub(crate) changed: i128,
+}
+
+/// A held snapshot, as its holder sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    /// Its number among all of this process.
+    pub(crate) snapshot: u64,
+    pub(crate) captured: Captured,
+    pub(crate) since: SystemTime,
+    /// The process that reads it.
+    pub(crate) process: u32,
+}
+
+/// The operations of a handle on snapshots.
+pub(crate) trait SnapshotService: Send + Sync {
+    /// Takes a snapshot of the last commit, for a process.
+    ///
+    /// # Errors
+    /// Those of reading what the open epoch has changed.
+    fn take(&self, process: u32) -> Result<Taken>;
+    /// The same for a reader that copies pages out of the data file by itself, with the marks that it looks at; without
+    /// them if it cannot.
+    ///
+    /// # Errors
+    /// As for [`take`](SnapshotService::take).
+    fn take_marked(&self, process: u32) -> Result<(Taken, Option<Arc<Marks>>)> {
+        Ok((self.take(process)?, None))
+    }
+    /// Calls `found` with the runs of these pages that such a reader finds in the data file.
+    ///
+    /// # Errors
+    /// [`SnapshotEnded`](crate::Error::SnapshotEnded).
+    fn at_home(&self, taken: &Taken, pages: Range<u64>, found: &mut dyn FnMut(Range<u64>)) -> Result<()> {
+        let _ = (taken, pages, found);
+        Ok(())
+    }
+    /// Fills `dst` from `offset` of a held snapshot. The range is within its length.
+    ///
+    /// # Errors
+    /// [`SnapshotEnded`](crate::Error::SnapshotEnded); those of reading.
+    fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()>;
+    /// The first range at `offset` or behind it, within the length, that may hold other bytes than zeros.
+    ///
+    /// # Errors
+    /// As for [`read`](SnapshotService::read).
+    fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
+        Ok((offset < taken.captured.len).then_some(offset..taken.captured.len))
+    }
+    /// Gives a snapshot up.
+    fn release(&self, snapshot: u64);
+    /// The held snapshots, the oldest first.
+    fn held(&self) -> HeldSnapshots;
+}
