@@ -12,6 +12,7 @@ const HOMES: &[(&str, &str)] = &[
     ("crates/untorn/tests/common/system.rs", "counts allocations and forks, for the tests"),
     ("crates/untorn-capi/", "the C boundary"),
     ("crates/untorn-python/src/map.rs", "the buffer protocol of Python"),
+    ("crates/untorn-sqlite/src/", "the C interface of SQLite"),
     ("crates/untorn-ring/src/environment.rs", "asks what rights the program has"),
     ("crates/untorn-ring/src/flush.rs", "writes cache lines back"),
     ("crates/untorn-ring/src/robust.rs", "takes locks that processes share"),

@@ -1,0 +1,402 @@
+//! A connection's database.
+//!
+//! # Invariants
+//!
+//! 1. Writes wait in the [`Overlay`] until SQLite commits, and go to the file in one transaction of the library. So
+//!    neither another connection nor a crash ever sees a part of one.
+//! 2. A reader holds a snapshot and no lock: no writer waits for it, and it waits for none. A writer holds SQLite's own
+//!    locks, on a file of the guard's.
+//! 3. Who becomes a writer read the last commit: after RESERVED is locked, the change counter of the snapshot must be
+//!    the file's. Otherwise SQLite is told `SQLITE_BUSY_SNAPSHOT`, as in WAL mode.
+//! 4. The file may be longer than the database, for it grows in steps. The database is as long as its header says. A
+//!    header of zeros is that of a new one, which has no pages. The last close cuts the rest off.
+//! 5. In WAL mode SQLite itself keeps readers apart, so there are no snapshots, and readers lock as in the VFS `unix`.
+//! 6. With a journal in memory the database is atomic alone. If the program chose a journal in a file, SQLite keeps
+//!    several databases of one transaction together by it, so the journal must be right after a crash: the VFS promises
+//!    no order of writes then, and SQLite flushes it.
+
+use std::ffi::c_int;
+use std::fs::OpenOptions;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot};
+
+use crate::abi;
+use crate::guard::Guard;
+use crate::inner::Inner;
+use crate::overlay::Overlay;
+use crate::{Code, code_of};
+
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+const HEADER: usize = 100;
+/// Steps in which the file grows, at least and at most.
+const STEPS: (u64, u64) = (64 << 10, 4 << 20);
+
+/// Reads bytes of the file.
+type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), Error> + 'a;
+
+/// What the parameters of a URI choose.
+#[derive(Clone, Debug)]
+pub(crate) struct Choices {
+    pub(crate) engine: EngineKind,
+    pub(crate) snapshots: bool,
+}
+
+/// The main database of one connection.
+pub(crate) struct Database {
+    path: PathBuf,
+    inode: (u64, u64),
+    read_only: bool,
+    snapshots: bool,
+    overlay: Overlay,
+    view: Option<Snapshot>,
+    file: AtomicFile,
+    /// The lock that SQLite believes to have, and the one on the guard's file.
+    level: c_int,
+    real: c_int,
+    locks: Inner,
+    wal: bool,
+    /// The program chose a rollback journal in a file.
+    journal_in_file: bool,
+    guard: Guard,
+}
+
+fn number(header: &[u8; HEADER], at: usize) -> u64 {
+    header[at..at + 4].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// How long the database is by its header, in a file of a length.
+fn len_by(header: &[u8; HEADER], file_len: u64) -> u64 {
+    if header[..MAGIC.len()] == [0; MAGIC.len()] {
+        return 0;
+    }
+    let pages = number(header, 28);
+    // A writer from before 3.7.0 leaves the count of pages as it was, and the two counters tell.
+    if header[..MAGIC.len()] != MAGIC[..] || pages == 0 || number(header, 24) != number(header, 92) {
+        return file_len;
+    }
+    let page = match u64::from(header[16]) << 8 | u64::from(header[17]) {
+        1 => 1 << 16,
+        page => page,
+    };
+    (pages * page).min(file_len)
+}
+
+impl Database {
+    /// Opens a database, or creates it. `locks` opens the file for SQLite's locks; `nobody_uses_it` looks for a stock
+    /// SQLite that uses it.
+    pub(crate) fn open(
+        path: &Path,
+        flags: c_int,
+        choices: &Choices,
+        nobody_uses_it: impl FnMut() -> Result<(), Code>,
+        locks: impl FnOnce(&Path) -> Result<Inner, Code>,
+    ) -> Result<Self, Code> {
+        let read_only = flags & abi::OPEN_READONLY != 0;
+        let found =
+            OpenOptions::new().read(true).write(true).create(flags & abi::OPEN_CREATE != 0).open(path)?.metadata()?;
+        let guard = Guard::new(path, nobody_uses_it)?;
+        let locks = locks(&guard.directory().join("lock"))?;
+        let options =
+            Options::new().shared(true).durability(Durability::PerWrite).engine(choices.engine).keep_sidecar(false);
+        let file = options.open(path).map_err(|error| code_of(&error, abi::CANTOPEN))?;
+        Ok(Database {
+            path: path.to_owned(),
+            inode: (found.dev(), found.ino()),
+            read_only,
+            snapshots: choices.snapshots,
+            overlay: Overlay::default(),
+            view: None,
+            file,
+            level: abi::LOCK_NONE,
+            real: abi::LOCK_NONE,
+            locks,
+            wal: false,
+            journal_in_file: false,
+            guard,
+        })
+    }
+
+    /// Bytes of the view, or of the file.
+    fn read_below(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        let len = self.view.as_ref().map_or_else(|| self.file.len(), Snapshot::len);
+        let has = len.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        let (there, beyond) = bytes.split_at_mut(has);
+        beyond.fill(0);
+        match &self.view {
+            _ if there.is_empty() => Ok(()),
+            Some(view) => view.read_at(there, offset),
+            None => self.file.read_at(there, offset),
+        }
+    }
+
+    fn len_below(&self) -> Result<u64, Error> {
+        let len = self.view.as_ref().map_or_else(|| self.file.len(), Snapshot::len);
+        let mut header = [0; HEADER];
+        self.read_below(0, &mut header)?;
+        Ok(len_by(&header, len))
+    }
+
+    /// The length of the database.
+    pub(crate) fn len(&self) -> Result<u64, Code> {
+        match self.overlay.len() {
+            Some(len) => Ok(len),
+            None => self.len_below().map_err(|error| code_of(&error, abi::IOERR_FSTAT)),
+        }
+    }
+
+    /// Fills `bytes`, with zeros beyond the end. False if there is an end within.
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool, Code> {
+        self.read_below(offset, bytes).map_err(|error| code_of(&error, abi::IOERR_READ))?;
+        self.overlay.read(offset, bytes);
+        let len = match (self.overlay.len(), &self.view) {
+            (Some(len), _) => len,
+            (None, Some(view)) => view.len(),
+            (None, None) => self.file.len(),
+        };
+        let has = len.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        bytes[has..].fill(0);
+        Ok(has == bytes.len())
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Code> {
+        self.check_writable()?;
+        let end = offset.checked_add(bytes.len() as u64).ok_or(Code(abi::FULL))?;
+        if self.overlay.len().is_none_or(|len| end > len) {
+            let len = self.len()?.max(end);
+            self.change(abi::IOERR_WRITE, |overlay, own, fill| overlay.set_len(len, own, fill))?;
+        }
+        self.change(abi::IOERR_WRITE, |overlay, _, fill| overlay.write(offset, bytes, fill))
+    }
+
+    pub(crate) fn truncate(&mut self, len: u64) -> Result<(), Code> {
+        self.check_writable()?;
+        if len == self.len()? && self.overlay.is_empty() {
+            return Ok(());
+        }
+        self.change(abi::IOERR_TRUNCATE, |overlay, own, fill| overlay.set_len(len, own, fill))
+    }
+
+    fn check_writable(&self) -> Result<(), Code> {
+        if self.read_only { Err(Code(abi::READONLY)) } else { Ok(()) }
+    }
+
+    fn change(
+        &mut self,
+        otherwise: c_int,
+        change: impl FnOnce(&mut Overlay, u64, &mut Fill<'_>) -> Result<(), Error>,
+    ) -> Result<(), Code> {
+        let mut overlay = std::mem::take(&mut self.overlay);
+        let own = self.len_below();
+        let changed = own.and_then(|own| change(&mut overlay, own, &mut |at, bytes| self.read_below(at, bytes)));
+        self.overlay = overlay;
+        changed.map_err(|error| code_of(&error, otherwise))
+    }
+
+    /// Commits what this connection wrote.
+    pub(crate) fn commit(&mut self) -> Result<(), Code> {
+        if self.overlay.is_empty() {
+            return Ok(());
+        }
+        self.store().map_err(|error| code_of(&error, abi::IOERR_FSYNC))?;
+        self.overlay = Overlay::default();
+        Ok(())
+    }
+
+    fn store(&self) -> Result<(), Error> {
+        let own = self.file.len();
+        let len = match self.overlay.len() {
+            Some(len) => len,
+            None => self.len_below()?,
+        };
+        if len > own {
+            let step = (own / 8).clamp(STEPS.0, STEPS.1);
+            self.file.resize(len.max(own.saturating_add(step)).next_multiple_of(STEPS.0))?;
+        }
+        let mut transaction = self.file.transaction();
+        for (offset, piece) in self.overlay.pieces() {
+            let has = len.saturating_sub(offset).min(piece.len() as u64) as usize;
+            transaction.write_at(&piece[..has], offset)?;
+        }
+        transaction.commit()?;
+        if len + 2 * STEPS.1 < self.file.len() {
+            // After the commit, by which the header says so.
+            self.file.resize(len)?;
+        }
+        Ok(())
+    }
+
+    /// Drops what this connection wrote since the last commit.
+    pub(crate) fn roll_back(&mut self) {
+        self.overlay = Overlay::default();
+    }
+
+    fn takes_snapshots(&self) -> bool {
+        self.snapshots && !self.wal
+    }
+
+    fn take_view(&mut self) -> Result<(), Code> {
+        // The process that serves the others may have ended just now; SQLite waits and tries again.
+        let view = self.file.snapshot().map_err(|error| code_of(&error, abi::BUSY))?;
+        self.view = Some(view);
+        Ok(())
+    }
+
+    pub(crate) fn lock(&mut self, level: c_int) -> Result<(), Code> {
+        if level <= self.level {
+            return Ok(());
+        }
+        if level == abi::LOCK_SHARED && self.takes_snapshots() {
+            self.take_view()?;
+            self.level = level;
+            return Ok(());
+        }
+        if self.real < abi::LOCK_SHARED {
+            self.locks.lock(abi::LOCK_SHARED)?;
+            self.real = abi::LOCK_SHARED;
+        }
+        if level > abi::LOCK_SHARED
+            && let Err(code) = self.locks.lock(level)
+        {
+            if self.view.is_some() {
+                self.let_go()?;
+            }
+            return Err(code);
+        }
+        self.real = level;
+        if self.view.is_some() {
+            let is_last = self.is_last_commit();
+            if !matches!(is_last, Ok(true)) {
+                self.let_go()?;
+                return is_last.and(Err(Code(abi::BUSY_SNAPSHOT)));
+            }
+            self.view = None;
+        }
+        self.level = level;
+        Ok(())
+    }
+
+    /// Whether the snapshot is of the last commit: all writers count their changes in the header.
+    fn is_last_commit(&mut self) -> Result<bool, Code> {
+        let (mut seen, mut now) = ([0; HEADER], [0; HEADER]);
+        let view = self.view.take();
+        let read = self.read_below(0, &mut now);
+        self.view = view;
+        read.and_then(|()| self.read_below(0, &mut seen)).map_err(|error| code_of(&error, abi::IOERR_READ))?;
+        Ok(seen == now)
+    }
+
+    fn let_go(&mut self) -> Result<(), Code> {
+        self.real = abi::LOCK_NONE;
+        self.locks.unlock(abi::LOCK_NONE)
+    }
+
+    pub(crate) fn unlock(&mut self, level: c_int) -> Result<(), Code> {
+        if level >= self.level {
+            return Ok(());
+        }
+        // SQLite rolled back what had come from its cache: the old pages, once more. A journal in a file may be from
+        // before a crash, so its pages do count.
+        if self.real > abi::LOCK_SHARED && self.commit().is_err() {
+            self.roll_back();
+        }
+        if level == abi::LOCK_NONE {
+            self.view = None;
+            self.level = level;
+            return self.let_go();
+        }
+        if self.takes_snapshots() && self.real > abi::LOCK_NONE && self.take_view().is_ok() {
+            // While no other writer can commit, so that this reader goes on where it is.
+            self.level = level;
+            return self.let_go();
+        }
+        self.locks.unlock(level)?;
+        (self.real, self.level) = (level, level);
+        Ok(())
+    }
+
+    pub(crate) fn is_reserved(&mut self) -> Result<bool, Code> {
+        self.locks.check_reserved_lock()
+    }
+
+    /// SQLite turns to WAL mode.
+    pub(crate) fn begin_wal(&mut self) -> Result<(), Code> {
+        if self.wal {
+            return Ok(());
+        }
+        if self.level >= abi::LOCK_SHARED && self.real < abi::LOCK_SHARED {
+            self.locks.lock(abi::LOCK_SHARED)?;
+            self.real = abi::LOCK_SHARED;
+        }
+        (self.wal, self.view) = (true, None);
+        Ok(())
+    }
+
+    pub(crate) fn end_wal(&mut self) {
+        self.wal = false;
+    }
+
+    pub(crate) fn locks(&mut self) -> &mut Inner {
+        &mut self.locks
+    }
+
+    pub(crate) fn level(&self) -> c_int {
+        self.level
+    }
+
+    /// Whether the path names another file by now.
+    pub(crate) fn has_moved(&self) -> bool {
+        std::fs::metadata(&self.path).map_or(true, |found| (found.dev(), found.ino()) != self.inode)
+    }
+
+    pub(crate) fn journal_in_file(&self) -> bool {
+        self.journal_in_file
+    }
+
+    pub(crate) fn choose_journal_in_file(&mut self, in_file: bool) {
+        self.journal_in_file = in_file;
+    }
+
+    pub(crate) fn characteristics(&self) -> c_int {
+        let order = if self.journal_in_file { 0 } else { abi::IOCAP_SEQUENTIAL };
+        abi::IOCAP_SAFE_APPEND | abi::IOCAP_POWERSAFE_OVERWRITE | abi::IOCAP_BATCH_ATOMIC | order
+    }
+
+    /// A line for `PRAGMA untorn_info`.
+    pub(crate) fn info(&self) -> String {
+        let info = self.file.info();
+        let last = self.file.last_commit();
+        format!(
+            "engine={} durability={} commit={} length={} snapshots={}",
+            info.engine,
+            info.durability,
+            last.number,
+            self.file.len(),
+            if self.takes_snapshots() { "on" } else { "off" },
+        )
+    }
+
+    /// The number of the commit that this connection reads.
+    pub(crate) fn commit_number(&self) -> u64 {
+        self.view.as_ref().map_or_else(|| self.file.last_commit().number, Snapshot::commit)
+    }
+
+    /// Closes the database. Who has it open last makes it a plain file, which a stock SQLite opens.
+    pub(crate) fn close(mut self) -> Result<(), Code> {
+        (self.view, self.overlay) = (None, Overlay::default());
+        let _ = self.locks.unlock(abi::LOCK_NONE);
+        let len = self.len_below();
+        let Database { file, guard, locks, .. } = self;
+        let is_last = guard.is_last()?;
+        if is_last
+            && let Ok(len) = len
+            && len < file.len()
+        {
+            file.resize(len).map_err(|error| code_of(&error, abi::IOERR_CLOSE))?;
+        }
+        drop(locks);
+        file.close().map_err(|error| code_of(&error, abi::IOERR_CLOSE))?;
+        guard.end(is_last)
+    }
+}

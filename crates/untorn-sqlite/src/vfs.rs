@@ -1,0 +1,397 @@
+//! The VFS: databases go to [`database`](crate::database), everything else to SQLite's own VFS `unix`.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use untorn::EngineKind;
+
+use crate::abi::{self, File, Symbol, Vfs};
+use crate::database::{Choices, Database};
+use crate::guard::journal_in;
+use crate::inner::{Inner, Name};
+use crate::methods::{JournalFile, MainFile, database_of, put_database, put_journal};
+use crate::{Code, api, log};
+
+/// SQLite's VFS `unix`, which lives as long as the process.
+struct Unix(*mut Vfs);
+
+// SAFETY: SQLite uses a VFS from any thread.
+unsafe impl Send for Unix {}
+// SAFETY: as above.
+unsafe impl Sync for Unix {}
+
+static UNIX: OnceLock<Unix> = OnceLock::new();
+
+fn unix() -> *mut Vfs {
+    UNIX.get().map_or(std::ptr::null_mut(), |unix| unix.0)
+}
+
+/// Registers the VFS, once.
+pub(crate) fn register() -> Result<(), Code> {
+    static REGISTERED: Mutex<bool> = Mutex::new(false);
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *registered {
+        return Ok(());
+    }
+    // SAFETY: the name is a string.
+    let found = unsafe { (api().vfs_find)(c"unix".as_ptr()) };
+    // SAFETY: SQLite returns null or a VFS that stays.
+    let Some(base) = (unsafe { found.as_ref() }) else {
+        log(abi::ERROR, "this SQLite has no VFS `unix`");
+        return Err(Code(abi::ERROR));
+    };
+    let _ = UNIX.set(Unix(found));
+    let own = [size_of::<MainFile>(), size_of::<JournalFile>()].into_iter().max().unwrap_or(0) as c_int;
+    let vfs = Box::new(Vfs {
+        version: 2,
+        file_size: base.file_size.max(own),
+        max_path: base.max_path,
+        next: std::ptr::null_mut(),
+        name: c"untorn".as_ptr(),
+        app_data: std::ptr::null_mut(),
+        open,
+        delete,
+        access,
+        full_pathname,
+        dl_open,
+        dl_error,
+        dl_sym,
+        dl_close,
+        randomness,
+        sleep,
+        current_time,
+        get_last_error,
+        current_time_int64,
+        set_system_call,
+        get_system_call,
+        next_system_call,
+    });
+    let default = std::env::var_os("SQLITE_UNTORN_DEFAULT").is_some_and(|value| value == "1");
+    // SAFETY: the VFS is complete, and stays for good.
+    let code = unsafe { (api().vfs_register)(Box::into_raw(vfs), default.into()) };
+    crate::inner::check(code)?;
+    *registered = true;
+    Ok(())
+}
+
+/// The path of a name that SQLite passes; `None` without one.
+///
+/// # Safety
+/// SQLite passed the arguments to a method.
+unsafe fn path_of<'a>(name: *const c_char) -> Option<&'a Path> {
+    // SAFETY: SQLite passes null or a string.
+    (!name.is_null()).then(|| Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes())))
+}
+
+/// The name of the rollback journal's file, for a journal of a database that is open here. SQLite keeps the pointer of
+/// the name of an open file, so names stay, one for each database.
+fn journal_name(journal: &Path) -> Option<*const c_char> {
+    static NAMES: Mutex<Option<HashMap<PathBuf, Name>>> = Mutex::new(None);
+    if !journal.as_os_str().as_bytes().ends_with(b"-journal") || !journal.is_dir() {
+        return None;
+    }
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    let name = names.entry(journal.to_owned()).or_insert_with(|| Name::new(&journal_in(journal)));
+    Some(name.as_ptr())
+}
+
+/// What the parameters of a database's URI choose.
+///
+/// # Safety
+/// `name` is a name that SQLite passed to `xOpen` for a main database.
+unsafe fn choices(name: *const c_char) -> Result<Choices, Code> {
+    let parameter = |key: &CStr| {
+        // SAFETY: the caller passes SQLite's own name, behind which the parameters are.
+        let value = unsafe { (api().uri_parameter)(name, key.as_ptr()) };
+        // SAFETY: SQLite returns null or a string that lives as long as the name.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+    };
+    let refuse = |key: &str, value: &str, known: &str| {
+        log(abi::CANTOPEN, &format!("the parameter `{key}` of the URI is `{value}`, and may be {known}"));
+        Err(Code(abi::CANTOPEN))
+    };
+    let engine = match parameter(c"engine") {
+        None => EngineKind::Reflection,
+        Some(value) => match value.as_str() {
+            "reflection" => EngineKind::Reflection,
+            "hybrid-log" => EngineKind::HybridLog,
+            value => return refuse("engine", value, "`reflection` or `hybrid-log`"),
+        },
+    };
+    let snapshots = match parameter(c"snapshot").as_deref() {
+        None | Some("on" | "1") => true,
+        Some("off" | "0") => false,
+        Some(value) => return refuse("snapshot", value, "`on` or `off`"),
+    };
+    Ok(Choices { engine, snapshots })
+}
+
+/// Whether no stock SQLite reads or writes a database now, in any process.
+fn no_stock_user(path: &Path) -> Result<(), Code> {
+    let mut stock = Inner::open(unix(), path)?;
+    stock.lock(abi::LOCK_SHARED)?;
+    stock.lock(abi::LOCK_EXCLUSIVE)
+}
+
+/// # Safety
+/// As SQLite calls `xOpen`.
+unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags: c_int) -> Result<(), Code> {
+    // SAFETY: the name is that of a main database.
+    let choices = unsafe { choices(name) }?;
+    let path = path.to_owned();
+    let locks = |path: &Path| Inner::open(unix(), path);
+    let database =
+        catch_unwind(AssertUnwindSafe(|| Database::open(&path, flags, &choices, || no_stock_user(&path), locks)));
+    let database = database.unwrap_or(Err(Code(abi::CANTOPEN)))?;
+    // SAFETY: the VFS asks SQLite for as much room.
+    unsafe { put_database(file, database) };
+    Ok(())
+}
+
+/// `xOpen`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn open(
+    _vfs: *mut Vfs,
+    name: *const c_char,
+    file: *mut File,
+    flags: c_int,
+    flags_out: *mut c_int,
+) -> c_int {
+    // SAFETY: SQLite passes room for a file; without methods it is not open.
+    unsafe { (*file).methods = std::ptr::null() };
+    // SAFETY: SQLite passes null or a string.
+    let path = unsafe { path_of(name) };
+    let mut name = name;
+    if let Some(path) = path {
+        if flags & abi::OPEN_MAIN_DB != 0 && flags & abi::OPEN_DELETEONCLOSE == 0 {
+            // SAFETY: SQLite's arguments go on.
+            let opened = unsafe { open_database(name, path, file, flags) };
+            return match opened {
+                Ok(()) => {
+                    // SAFETY: SQLite passes null or a place for the flags.
+                    if let Some(flags_out) = unsafe { flags_out.as_mut() } {
+                        *flags_out = flags;
+                    }
+                    abi::OK
+                }
+                Err(Code(code)) => code,
+            };
+        }
+        if let Some(own) = journal_name(path) {
+            // Another database's journal, which a super-journal names, is in a file, and opened with another flag.
+            let database = if flags & abi::OPEN_MAIN_JOURNAL != 0 && !journal_in(path).exists() {
+                // SAFETY: the name is that of a connection's journal, by which SQLite finds the database.
+                let database = unsafe { (api().database_file_object)(name) };
+                // SAFETY: it is the open file of the same connection.
+                unsafe { database_of(database) }
+            } else {
+                None
+            };
+            if database.is_some_and(|database| !database.journal_in_file()) {
+                // SAFETY: the VFS asks SQLite for as much room.
+                unsafe { put_journal(file) };
+                // SAFETY: SQLite passes null or a place for the flags.
+                if let Some(flags_out) = unsafe { flags_out.as_mut() } {
+                    *flags_out = flags;
+                }
+                return abi::OK;
+            }
+            name = own;
+        }
+    }
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on, and the room is as much as this VFS wants.
+    unsafe { (base.open)(unix(), name, file, flags, flags_out) }
+}
+
+/// `xDelete`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn delete(_vfs: *mut Vfs, name: *const c_char, sync: c_int) -> c_int {
+    // SAFETY: SQLite passes a string.
+    let path = unsafe { path_of(name) };
+    let own = path.and_then(journal_name);
+    if own.is_some() && path.is_some_and(|path| !journal_in(path).exists()) {
+        // It was in memory.
+        return abi::OK;
+    }
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.delete)(unix(), own.unwrap_or(name), sync) }
+}
+
+/// `xAccess`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn access(_vfs: *mut Vfs, name: *const c_char, flags: c_int, found: *mut c_int) -> c_int {
+    // SAFETY: SQLite passes a string.
+    let own = unsafe { path_of(name) }.and_then(journal_name).unwrap_or(name);
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.access)(unix(), own, flags, found) }
+}
+
+/// `xFullPathname`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn full_pathname(_vfs: *mut Vfs, name: *const c_char, room: c_int, path: *mut c_char) -> c_int {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.full_pathname)(unix(), name, room, path) }
+}
+
+/// `xDlOpen`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn dl_open(_vfs: *mut Vfs, name: *const c_char) -> *mut c_void {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.dl_open)(unix(), name) }
+}
+
+/// `xDlError`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn dl_error(_vfs: *mut Vfs, room: c_int, text: *mut c_char) {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.dl_error)(unix(), room, text) }
+}
+
+/// `xDlSym`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn dl_sym(_vfs: *mut Vfs, library: *mut c_void, name: *const c_char) -> Symbol {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.dl_sym)(unix(), library, name) }
+}
+
+/// `xDlClose`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn dl_close(_vfs: *mut Vfs, library: *mut c_void) {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.dl_close)(unix(), library) }
+}
+
+/// `xRandomness`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn randomness(_vfs: *mut Vfs, len: c_int, bytes: *mut c_char) -> c_int {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.randomness)(unix(), len, bytes) }
+}
+
+/// `xSleep`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn sleep(_vfs: *mut Vfs, microseconds: c_int) -> c_int {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.sleep)(unix(), microseconds) }
+}
+
+/// `xCurrentTime`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn current_time(_vfs: *mut Vfs, time: *mut f64) -> c_int {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.current_time)(unix(), time) }
+}
+
+/// `xGetLastError`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn get_last_error(_vfs: *mut Vfs, room: c_int, text: *mut c_char) -> c_int {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.get_last_error)(unix(), room, text) }
+}
+
+/// `xCurrentTimeInt64`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn current_time_int64(_vfs: *mut Vfs, time: *mut i64) -> c_int {
+    // SAFETY: it stays registered.
+    let base = unsafe { &*unix() };
+    // SAFETY: SQLite's arguments go on.
+    unsafe { (base.current_time_int64)(unix(), time) }
+}
+
+// SQLite's tests put their own system calls into a VFS. Those of the version that is registered are the VFS `unix`'s.
+
+/// `xSetSystemCall`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn set_system_call(_vfs: *mut Vfs, _name: *const c_char, _call: Symbol) -> c_int {
+    abi::NOTFOUND
+}
+
+/// `xGetSystemCall`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn get_system_call(_vfs: *mut Vfs, _name: *const c_char) -> Symbol {
+    None
+}
+
+/// `xNextSystemCall`.
+///
+/// # Safety
+/// SQLite calls it, by the rules of its documentation.
+unsafe extern "C" fn next_system_call(_vfs: *mut Vfs, _name: *const c_char) -> *const c_char {
+    std::ptr::null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guard::directory_of;
+
+    #[test]
+    fn only_a_guarded_database_has_a_journal_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = dir.path().join("app.db");
+        let journal = directory_of(&database);
+        assert!(journal_name(&journal).is_none());
+        std::fs::create_dir(&journal).unwrap();
+        assert!(journal_name(&journal).is_some());
+        assert!(journal_name(&database).is_none());
+    }
+}

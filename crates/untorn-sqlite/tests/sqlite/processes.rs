@@ -1,0 +1,48 @@
+//! Several processes, which are killed.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use crate::{lines, sql, work};
+
+/// Nothing that was acknowledged is lost, no transaction is half there, and no reader sees a half one.
+#[test]
+fn killed_writers_and_readers_leave_every_transfer_whole() {
+    let rounds = untorn_testing::cases(2, 1_000).to_string();
+    for (writers, readers, parameters) in [("1", "1", ""), ("3", "2", ""), ("2", "0", "&snapshot=off")] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bank.db");
+        let Some(mut bank) = work(&[&"bank", &path, &rounds, &writers, &readers, &parameters]) else { return };
+        let output = bank.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{writers} writers, {readers} readers, {parameters}: {error}");
+        println!("{}", lines(&output)[0]);
+    }
+}
+
+/// A journal in a file keeps two databases together, through SQLite's super-journal.
+#[test]
+fn attached_databases_with_a_journal_stay_together() {
+    for round in 0..untorn_testing::cases(4, 200) {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (dir.path().join("one.db"), dir.path().join("other.db"));
+        let Some(mut writer) = work(&[&"attached", &one, &other]) else { return };
+        let mut writer = writer.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut said = BufReader::new(writer.stdout.take().unwrap()).lines().map(Result::unwrap);
+        said.nth(round % 7).expect("the writer goes on");
+        std::thread::sleep(std::time::Duration::from_micros(700 * round as u64 % 5_000));
+        writer.kill().unwrap();
+        let last: i64 = said.last().map_or(round as i64 % 7, |line| line.parse().unwrap());
+        writer.wait().unwrap();
+        let attach = format!("ATTACH 'file:{}?vfs=untorn' AS other", other.display());
+        let counts = "SELECT (SELECT max(a) FROM main.t), (SELECT max(a) FROM other.t)";
+        let found = sql(&one, "", &[&attach, counts]).unwrap();
+        let [main, other] =
+            found[0].split(' ').map(|number| number.parse::<i64>().expect(&found[0])).collect::<Vec<_>>()[..]
+        else {
+            panic!("{found:?}")
+        };
+        assert_eq!(main, other, "{found:?}");
+        assert!(last <= main && main <= last + 1, "told {last}, found {main}");
+    }
+}

@@ -1,0 +1,223 @@
+"""Work for the tests: programs that use a database by the VFS `untorn`. The first argument is the library."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+LIBRARY = sys.argv[1]
+
+
+def load():
+    connection = sqlite3.connect(":memory:")
+    connection.enable_load_extension(True)
+    connection.load_extension(LIBRARY)
+    connection.close()
+
+
+def connect(path, parameters=""):
+    return sqlite3.connect(f"file:{path}?vfs=untorn{parameters}", uri=True, timeout=60, isolation_level=None)
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def writer(path, own, parameters):
+    """Moves money between accounts, and says each transfer that was committed."""
+    connection = connect(path, parameters)
+    chance = random.Random(int(own))
+    number = 0
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            one, other = chance.sample(range(100), 2)
+            connection.execute("UPDATE account SET balance = balance - 7 WHERE id = ?", (one,))
+            connection.execute("UPDATE account SET balance = balance + 7 WHERE id = ?", (other,))
+            connection.execute("INSERT INTO done VALUES (?, ?)", (own, number))
+            connection.execute("COMMIT")
+        except sqlite3.OperationalError:
+            # The process that served the others was killed.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            continue
+        say(number)
+        number += 1
+
+
+def reader(path, parameters):
+    """Sums the accounts again and again, in two statements of one transaction."""
+    connection = connect(path, parameters)
+    while True:
+        try:
+            connection.execute("BEGIN")
+            sums = [connection.execute("SELECT sum(balance) FROM account").fetchone()[0] for _ in range(2)]
+            connection.execute("COMMIT")
+        except sqlite3.OperationalError:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            continue
+        say("read" if sums == [100_000, 100_000] else f"torn: {sums}")
+
+
+def bank(path, rounds, writers, readers, parameters):
+    """Kills processes that write and read, and looks for what they were told."""
+    connection = connect(path, parameters)
+    connection.executescript(
+        "CREATE TABLE account (id INTEGER PRIMARY KEY, balance); CREATE TABLE done (who, number, PRIMARY KEY (who, number));"
+    )
+    connection.execute("BEGIN")
+    connection.executemany("INSERT INTO account VALUES (?, 1000)", ((number,) for number in range(100)))
+    connection.execute("COMMIT")
+    connection.close()
+    chance = random.Random(5)
+    own = transfers = reads = 0
+    for _ in range(int(rounds)):
+        start = lambda *arguments: subprocess.Popen(
+            [sys.executable, sys.argv[0], LIBRARY, *arguments, parameters], stdout=subprocess.PIPE
+        )
+        processes = {}
+        for _ in range(int(writers)):
+            own += 1
+            processes[str(own)] = start("writer", path, str(own))
+        seen = [start("reader", path) for _ in range(int(readers))]
+        time.sleep(0.3 + chance.random() / 2)
+        every = [*processes.values(), *seen]
+        chance.shuffle(every)
+        for process in every:
+            process.send_signal(signal.SIGKILL)
+            if chance.random() < 0.5:
+                time.sleep(chance.random() / 10)
+        said = {who: process.communicate()[0].decode().split("\n")[:-1] for who, process in processes.items()}
+        for process in seen:
+            lines = process.communicate()[0].decode().split("\n")[:-1]
+            assert all(line == "read" for line in lines), lines[-1]
+            reads += len(lines)
+        connection = connect(path, parameters)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT sum(balance) FROM account").fetchone() == (100_000,)
+        for who, lines in said.items():
+            last = int(lines[-1]) if lines else -1
+            found = connection.execute("SELECT coalesce(max(number), -1) FROM done WHERE who = ?", (who,)).fetchone()[0]
+            assert last <= found <= last + 1, f"writer {who} was told {last}, and the database has {found}"
+            transfers += len(lines)
+        connection.close()
+    assert transfers and (reads or int(readers) == 0)
+    say(f"{transfers} transfers, {reads} reads")
+
+
+def statements(chance, count):
+    """Random statements of a transaction, which mean the same in every database."""
+    for _ in range(count):
+        key, size = chance.randrange(200), chance.randrange(1, 5000)
+        yield chance.choice(
+            [
+                ("INSERT OR REPLACE INTO t VALUES (?, ?, ?)", (key, chance.random(), "x" * size)),
+                ("UPDATE t SET b = b + 1, c = c || 'y' WHERE a % 7 = ?", (key % 7,)),
+                ("DELETE FROM t WHERE a = ?", (key,)),
+                ("DELETE FROM t WHERE a > ?", (key,)),
+                ("INSERT INTO u SELECT a, length(c) FROM t WHERE a < ?", (key,)),
+                ("DELETE FROM u", ()),
+                ("SAVEPOINT s", ()),
+                ("ROLLBACK TO s", ()),
+                ("RELEASE s", ()),
+            ]
+        )
+
+
+def differential(path, mode, count, seed, parameters):
+    """The same statements in a database of the VFS, by several connections in turn, and in one of a stock SQLite."""
+    chance = random.Random(int(seed))
+    stock = sqlite3.connect(":memory:", isolation_level=None)
+    connections = [connect(path, parameters) for _ in range(3)]
+    for connection in [*connections, stock]:
+        connection.execute("PRAGMA cache_size = 5")
+    for connection in connections:
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+    for each in (connections[0], stock):
+        each.executescript("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c); CREATE TABLE u (a, n); CREATE INDEX i ON u (n);")
+    every = lambda each: [each.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in ("t", "u")]
+    done = 0
+    while done < int(count):
+        connection = chance.choice(connections)
+        some = list(statements(chance, chance.randrange(1, 12)))
+        if mode == "off":
+            # Without a journal SQLite cannot roll back, nor to a savepoint.
+            some = [one for one in some if one[0][:2] not in ("SA", "RO", "RE")]
+        done += len(some)
+        said = []
+        for each in (connection, stock):
+            outcomes = []
+            each.execute("BEGIN")
+            for text, values in some:
+                try:
+                    outcomes.append(each.execute(text, values).rowcount)
+                except sqlite3.OperationalError as error:
+                    outcomes.append(str(error))
+            said.append(outcomes)
+        assert said[0] == said[1], said
+        end = "COMMIT" if mode == "off" or chance.random() < 0.7 else "ROLLBACK"
+        for each in (connection, stock):
+            each.execute(end)
+        if chance.random() < 0.05:
+            chance.choice(connections).execute("VACUUM")
+        assert every(chance.choice(connections)) == every(stock), f"after {done} statements, seed {seed}"
+    assert connections[0].execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    for connection in connections:
+        connection.close()
+    assert not os.path.exists(path + "-journal"), os.listdir(os.path.dirname(path))
+    plain = sqlite3.connect(path, isolation_level=None)
+    assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert every(plain) == every(stock), "the plain file"
+    say(done)
+
+
+def hot(path):
+    """A stock SQLite that is killed amid a transaction whose pages are in the database already."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.executescript("PRAGMA journal_mode = delete; CREATE TABLE t (a); BEGIN;")
+    connection.executemany("INSERT INTO t VALUES (?)", (("old" * 300,) for _ in range(500)))
+    connection.execute("COMMIT")
+    connection.execute("PRAGMA cache_size = 1")
+    connection.execute("BEGIN")
+    connection.execute("UPDATE t SET a = 'new'")
+    assert os.path.getsize(path + "-journal") > 0
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def attached(path, other):
+    """Commits pairs of rows in two databases, each pair in one transaction with a journal in a file."""
+    connection = connect(path)
+    connection.execute(f"ATTACH 'file:{other}?vfs=untorn' AS other")
+    for schema in ("main", "other"):
+        connection.execute(f"PRAGMA {schema}.journal_mode = delete")
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {schema}.t (a)")
+    number = 0
+    while True:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO main.t VALUES (?)", (number,))
+        connection.execute("INSERT INTO other.t VALUES (?)", (number,))
+        connection.execute("COMMIT")
+        say(number)
+        number += 1
+
+
+def sql(path, parameters, *texts):
+    """Runs statements, and prints the rows and the errors."""
+    connection = connect(path, parameters)
+    for text in texts:
+        try:
+            for row in connection.execute(text):
+                say(*row)
+        except sqlite3.Error as error:
+            say(f"error: {error}")
+    if "--die" in texts:
+        os.kill(os.getpid(), signal.SIGKILL)
+    connection.close()
+
+
+load()
+globals()[sys.argv[2]](*sys.argv[3:])
