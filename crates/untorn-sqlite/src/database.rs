@@ -43,6 +43,12 @@ pub(crate) struct Choices {
     pub(crate) snapshots: bool,
 }
 
+/// The commit that a connection reads, and its header, for which SQLite asks at each beginning.
+struct View {
+    snapshot: Snapshot,
+    header: [u8; HEADER],
+}
+
 /// The main database of one connection.
 pub(crate) struct Database {
     path: PathBuf,
@@ -50,7 +56,7 @@ pub(crate) struct Database {
     read_only: bool,
     snapshots: bool,
     overlay: Overlay,
-    view: Option<Snapshot>,
+    view: Option<View>,
     file: AtomicFile,
     /// The lock that SQLite believes to have, and the one on the guard's file.
     level: c_int,
@@ -81,6 +87,19 @@ fn len_by(header: &[u8; HEADER], file_len: u64) -> u64 {
         page => page,
     };
     (pages * page).min(file_len)
+}
+
+/// Fills `bytes` of a file of a length, with zeros beyond.
+fn read_to_end(
+    bytes: &mut [u8],
+    offset: u64,
+    len: u64,
+    read: impl FnOnce(&mut [u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let has = len.saturating_sub(offset).min(bytes.len() as u64) as usize;
+    let (there, beyond) = bytes.split_at_mut(has);
+    beyond.fill(0);
+    if there.is_empty() { Ok(()) } else { read(there) }
 }
 
 impl Database {
@@ -120,22 +139,26 @@ impl Database {
 
     /// Bytes of the view, or of the file.
     fn read_below(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        let len = self.view.as_ref().map_or_else(|| self.file.len(), Snapshot::len);
-        let has = len.saturating_sub(offset).min(bytes.len() as u64) as usize;
-        let (there, beyond) = bytes.split_at_mut(has);
-        beyond.fill(0);
-        match &self.view {
-            _ if there.is_empty() => Ok(()),
-            Some(view) => view.read_at(there, offset),
-            None => self.file.read_at(there, offset),
+        if let Some(View { snapshot, header }) = &self.view {
+            let within = usize::try_from(offset).ok().and_then(|from| header.get(from..from + bytes.len()));
+            return match within {
+                Some(within) => {
+                    bytes.copy_from_slice(within);
+                    Ok(())
+                }
+                None => read_to_end(bytes, offset, snapshot.len(), |there| snapshot.read_at(there, offset)),
+            };
         }
+        read_to_end(bytes, offset, self.file.len(), |there| self.file.read_at(there, offset))
     }
 
     fn len_below(&self) -> Result<u64, Error> {
-        let len = self.view.as_ref().map_or_else(|| self.file.len(), Snapshot::len);
+        if let Some(View { snapshot, header }) = &self.view {
+            return Ok(len_by(header, snapshot.len()));
+        }
         let mut header = [0; HEADER];
         self.read_below(0, &mut header)?;
-        Ok(len_by(&header, len))
+        Ok(len_by(&header, self.file.len()))
     }
 
     /// The length of the database.
@@ -152,7 +175,7 @@ impl Database {
         self.overlay.read(offset, bytes);
         let len = match (self.overlay.len(), &self.view) {
             (Some(len), _) => len,
-            (None, Some(view)) => view.len(),
+            (None, Some(view)) => view.snapshot.len(),
             (None, None) => self.file.len(),
         };
         let has = len.saturating_sub(offset).min(bytes.len() as u64) as usize;
@@ -238,8 +261,11 @@ impl Database {
 
     fn take_view(&mut self) -> Result<(), Code> {
         // The process that serves the others may have ended just now; SQLite waits and tries again.
-        let view = self.file.snapshot().map_err(|error| code_of(&error, abi::BUSY))?;
-        self.view = Some(view);
+        let snapshot = self.file.snapshot().map_err(|error| code_of(&error, abi::BUSY))?;
+        let mut header = [0; HEADER];
+        read_to_end(&mut header, 0, snapshot.len(), |there| snapshot.read_at(there, 0))
+            .map_err(|error| code_of(&error, abi::IOERR_READ))?;
+        self.view = Some(View { snapshot, header });
         Ok(())
     }
 
@@ -278,13 +304,11 @@ impl Database {
     }
 
     /// Whether the snapshot is of the last commit: all writers count their changes in the header.
-    fn is_last_commit(&mut self) -> Result<bool, Code> {
-        let (mut seen, mut now) = ([0; HEADER], [0; HEADER]);
-        let view = self.view.take();
-        let read = self.read_below(0, &mut now);
-        self.view = view;
-        read.and_then(|()| self.read_below(0, &mut seen)).map_err(|error| code_of(&error, abi::IOERR_READ))?;
-        Ok(seen == now)
+    fn is_last_commit(&self) -> Result<bool, Code> {
+        let mut now = [0; HEADER];
+        read_to_end(&mut now, 0, self.file.len(), |there| self.file.read_at(there, 0))
+            .map_err(|error| code_of(&error, abi::IOERR_READ))?;
+        Ok(self.view.as_ref().is_some_and(|view| view.header == now))
     }
 
     fn let_go(&mut self) -> Result<(), Code> {
@@ -379,7 +403,7 @@ impl Database {
 
     /// The number of the commit that this connection reads.
     pub(crate) fn commit_number(&self) -> u64 {
-        self.view.as_ref().map_or_else(|| self.file.last_commit().number, Snapshot::commit)
+        self.view.as_ref().map_or_else(|| self.file.last_commit().number, |view| view.snapshot.commit())
     }
 
     /// Closes the database. Who has it open last makes it a plain file, which a stock SQLite opens.

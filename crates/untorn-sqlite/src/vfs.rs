@@ -87,17 +87,22 @@ unsafe fn path_of<'a>(name: *const c_char) -> Option<&'a Path> {
     (!name.is_null()).then(|| Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes())))
 }
 
-/// The name of the rollback journal's file, for a journal of a database that is open here. SQLite keeps the pointer of
-/// the name of an open file, so names stay, one for each database.
+/// The name of the rollback journal's file, for a journal of a database that this VFS has had open, or that it has in
+/// another process. SQLite keeps the pointer of the name of an open file, so names stay, one for each database.
 fn journal_name(journal: &Path) -> Option<*const c_char> {
     static NAMES: Mutex<Option<HashMap<PathBuf, Name>>> = Mutex::new(None);
-    if !journal.as_os_str().as_bytes().ends_with(b"-journal") || !journal.is_dir() {
+    if !journal.as_os_str().as_bytes().ends_with(b"-journal") {
         return None;
     }
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     let names = names.get_or_insert_default();
-    let name = names.entry(journal.to_owned()).or_insert_with(|| Name::new(&journal_in(journal)));
-    Some(name.as_ptr())
+    if let Some(name) = names.get(journal) {
+        return Some(name.as_ptr());
+    }
+    if !journal.is_dir() {
+        return None;
+    }
+    Some(names.entry(journal.to_owned()).or_insert_with(|| Name::new(&journal_in(journal))).as_ptr())
 }
 
 /// What the parameters of a database's URI choose.
