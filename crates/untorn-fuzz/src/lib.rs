@@ -1,26 +1,30 @@
 //! Hostile bytes: what the fuzz targets do with the bytes they are given.
 //!
 //! The targets themselves are one line each (`fuzz/fuzz_targets`), so that what a fuzzer found is replayed by a plain
-//! test on a stable compiler. All run over the simulated medium, whose file system lives in memory: the engine is the
-//! one that ships, and a case takes a fraction of a millisecond.
+//! test on a stable compiler. All but `manifest` run over the simulated medium, whose file system lives in memory: the
+//! engine is the one that ships, and a case takes a fraction of a millisecond.
 //!
 //! A target panics where untorn is wrong. Bytes that decode to nothing sensible are fine: every input is a case.
 #![forbid(unsafe_code)]
 
+mod commits;
 mod companion;
 mod forge;
 mod hybrid;
 mod input;
 mod judge;
 mod log;
+mod manifest;
 mod operations;
 mod pair;
 mod regions;
 mod seeds;
 
+pub use commits::commits;
 pub use companion::companion;
 use forge::Kind;
 pub use log::log;
+pub use manifest::manifest;
 pub use operations::operations;
 pub use regions::regions;
 
@@ -39,7 +43,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "superblock", run: superblock, seeds: || seeds::forged(1, &SUPERBLOCK) },
     Target { name: "records", run: records, seeds: || seeds::forged(1, &RECORDS) },
     Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(1, &SIDECAR) },
@@ -48,6 +52,8 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "log", run: log, seeds: seeds::logs },
     Target { name: "regions", run: regions, seeds: seeds::regions },
     Target { name: "hybrid", run: hybrid, seeds: || seeds::forged(6, &HYBRID) },
+    Target { name: "manifest", run: manifest, seeds: seeds::manifests },
+    Target { name: "commits", run: commits, seeds: seeds::commits },
 ];
 
 const SUPERBLOCK: [Kind; 3] = [Kind::Superblock, Kind::Retirement, Kind::RawHead];

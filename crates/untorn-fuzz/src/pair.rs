@@ -178,7 +178,7 @@ impl Pair {
 }
 
 /// Changes what differs, page by page, so that holes stay holes.
-fn replace(medium: &SimMedium, path: &Path, old: &[u8], new: &[u8]) -> Result<()> {
+pub(crate) fn replace(medium: &SimMedium, path: &Path, old: &[u8], new: &[u8]) -> Result<()> {
     let file = medium.open(path, Access::ReadWrite, new.len().max(old.len()) as u64)?;
     file.set_len(new.len() as u64)?;
     for (n, page) in new.chunks(PAGE).enumerate() {

@@ -58,3 +58,14 @@ pub(crate) fn logs() -> Vec<Vec<u8>> {
 pub(crate) fn regions() -> Vec<Vec<u8>> {
     spread(5, 20, 5, |bytes, n| bytes[..2].copy_from_slice(&[n, n / 4]))
 }
+
+/// For each backup of a chain, some changes.
+pub(crate) fn manifests() -> Vec<Vec<u8>> {
+    // Every other one is sealed anew, and of some the backup has other bytes.
+    spread(7, 6, 3, |bytes, n| bytes[..3].copy_from_slice(&[n, n / 3 % 2 | n / 12 * 2, n % 4]))
+}
+
+/// For each honest commit log, some changes.
+pub(crate) fn commits() -> Vec<Vec<u8>> {
+    spread(8, 8, 3, |bytes, n| bytes[..2].copy_from_slice(&[n, n / 8 * 2 + 1]))
+}
