@@ -5,7 +5,7 @@
 //! the file once a process.
 //!
 //! # Safety
-//! Three requests that read, and one that fills, a structure on the stack.
+//! Requests that read, and some that fill, a structure on the stack.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -40,13 +40,40 @@ pub(crate) fn holder(file: BorrowedFd<'_>, at: u64, count: u64) -> io::Result<Op
     Ok((found.l_type != libc::F_UNLCK as libc::c_short).then_some(found.l_pid))
 }
 
+/// The byte whose lock says that somebody waits for the lock of a whole file. No file reaches there.
+const WAITING: u64 = 1 << 62;
+
+/// Says on an open file that somebody waits for its exclusive lock, until this is dropped or the file is closed. The
+/// lock belongs to the open file, not to the process. Source: `fcntl(2)`, "Open file description locks".
+pub(crate) struct Waiting<'a>(BorrowedFd<'a>);
+
+impl<'a> Waiting<'a> {
+    /// `None` if another one waits already, or where the file system has no such locks. The file is open for writing.
+    pub(crate) fn announce(file: BorrowedFd<'a>) -> Option<Self> {
+        request(file, libc::F_OFD_SETLK, libc::F_WRLCK, WAITING, 1).ok().map(|_| Waiting(file))
+    }
+
+    /// Whether somebody waits, by another open file than this one.
+    pub(crate) fn is_announced(file: BorrowedFd<'_>) -> bool {
+        request(file, libc::F_OFD_GETLK, libc::F_WRLCK, WAITING, 1)
+            .is_ok_and(|found| found.l_type != libc::F_UNLCK as libc::c_short)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        // As for `unlock_byte`.
+        let _ = request(self.0, libc::F_OFD_SETLK, libc::F_UNLCK, WAITING, 1);
+    }
+}
+
 fn request(file: BorrowedFd<'_>, request: i32, kind: i32, at: u64, count: u64) -> io::Result<libc::flock> {
     // SAFETY: a structure of integers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     (lock.l_start, lock.l_len) = (at as libc::off_t, count as libc::off_t);
-    // SAFETY: the three requests used here read the structure, and one of them fills it.
+    // SAFETY: the requests used here read the structure, and two of them fill it.
     if unsafe { libc::fcntl(file.as_raw_fd(), request, &mut lock) } == 0 {
         return Ok(lock);
     }
@@ -127,6 +154,24 @@ mod tests {
         assert_eq!((flock_holder(file.as_fd()).unwrap(), flock_writer(file.as_fd()).unwrap()), (holder, None));
         assert_eq!(process_name(std::process::id()), "this process");
         assert!(process_name(1).starts_with("process 1"));
+    }
+
+    #[test]
+    fn one_waits_at_a_time_until_it_is_dropped() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let reader = std::fs::File::open(file.path()).unwrap();
+        let other = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+        assert!(!Waiting::is_announced(reader.as_fd()));
+        let waiting = Waiting::announce(file.as_file().as_fd()).unwrap();
+        assert!(Waiting::is_announced(reader.as_fd()));
+        assert!(!Waiting::is_announced(file.as_file().as_fd()), "its own");
+        assert!(Waiting::announce(other.as_fd()).is_none());
+        drop(waiting);
+        assert!(!Waiting::is_announced(reader.as_fd()));
+        let waiting = Waiting::announce(other.as_fd()).unwrap();
+        std::mem::forget(waiting);
+        drop(other);
+        assert!(!Waiting::is_announced(reader.as_fd()), "the file was closed");
     }
 
     #[test]

@@ -128,3 +128,43 @@ fn pages_at_home_are_read_without_the_writer() {
         AtomicFile::open(&path).unwrap().close().unwrap();
     }
 }
+
+/// Each reader has the file locked most of the time, so without turns there is hardly an instant at which none has.
+#[test]
+fn readers_that_come_and_go_let_a_writer_pass() {
+    alone!(120, "a writer beside readers that come and go");
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let path = scratch("data");
+        let options = Options::new().engine(engine).keep_sidecar(true);
+        let file = options.create(&path, PAGE as u64).unwrap();
+        file.write_at(&[7], 0).unwrap();
+        file.close().unwrap();
+        let told = path.with_extension("told");
+        let reads = |number: u64| {
+            in_forked_child(|| {
+                for round in 0.. {
+                    let held = Snapshot::open(&path);
+                    if round == 0 {
+                        std::fs::write(told.join(number.to_string()), "").unwrap();
+                    }
+                    std::thread::sleep(Duration::from_millis(30));
+                    drop(held);
+                }
+                0
+            })
+        };
+        std::fs::create_dir(&told).unwrap();
+        let readers: Vec<Child> = (0..6).map(reads).collect();
+        while std::fs::read_dir(&told).unwrap().count() < readers.len() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let file = options.open(&path).unwrap();
+        file.write_at(&[8], 0).unwrap();
+        file.close().unwrap();
+        for reader in readers {
+            reader.kill();
+            reader.wait();
+        }
+        options.open(&path).unwrap().settle().unwrap();
+    }
+}

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::options::{Durability, EngineKind, Layout, Options, Prefer};
 use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp, lock_holder};
+use crate::sys::locks::Waiting;
 
 /// A sidecar that belongs to its data file, locked by this handle.
 pub(crate) struct Attached<F> {
@@ -233,13 +234,21 @@ fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Resul
 
 /// Takes the lock of a sidecar; false if another process keeps it. One that was killed may still seem to for a moment:
 /// the kernel lets its files go only after the flushes it had under way.
+///
+/// A writer that waits says so, and readers let it pass: shared locks of readers that come and go may overlap for ever.
 pub(crate) fn take_lock<F: MediumFile>(side: &F, kind: LockKind) -> Result<bool> {
+    let mut announced = None;
     for _ in 0..50 {
-        if side.try_lock(kind)? {
+        let lets_pass = kind == LockKind::Shared && side.descriptor().is_some_and(Waiting::is_announced);
+        if !lets_pass && side.try_lock(kind)? {
             return Ok(true);
+        }
+        if kind == LockKind::Exclusive && announced.is_none() {
+            announced = side.descriptor().and_then(Waiting::announce);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+    // Whoever waits may have been stopped.
     side.try_lock(kind)
 }
 
