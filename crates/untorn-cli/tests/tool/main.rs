@@ -18,5 +18,6 @@ mod power_cut;
 mod protect;
 mod region;
 mod replay;
+mod snapshots;
 mod torture;
 mod verbs;
