@@ -114,7 +114,7 @@ impl Open {
                 let mut tx = env.write_txn()?;
                 let database = env.create_database(&mut tx, None)?;
                 for number in 0..RECORDS {
-                    database.put(&mut tx, &number, &record(number))?;
+                    database.put(&mut tx, &number, record(number).as_slice())?;
                 }
                 tx.commit()?;
                 Open::Lmdb(env, database)
@@ -143,7 +143,7 @@ impl Open {
             }
             Open::Lmdb(env, database) => {
                 let mut tx = env.write_txn()?;
-                database.put(&mut tx, &number, &[fill; RECORD])?;
+                database.put(&mut tx, &number, [fill; RECORD].as_slice())?;
                 tx.commit()?;
             }
             Open::Redb(database) => {
