@@ -11,7 +11,7 @@ const PAGE: &str = "book/src/errors.md";
 const ERRORS: &str = "crates/untorn/src/error/mod.rs";
 const TEXTS: &str = "crates/untorn/src/error/text.rs";
 const EXITS: &str = "crates/untorn-cli/src/exit.rs";
-const TOOL: &str = "crates/untorn-cli/src/";
+const TOOL: &[&str] = &["crates/untorn-cli/src/", "crates/untorn-mount/src/attach/"];
 /// Modules of the tool that test a machine; their messages go to people who read the sources.
 const RIGS: &[&str] = &["demo/", "torture/", "victim.rs", "verbs/bench.rs"];
 
@@ -73,7 +73,8 @@ fn missing_texts(file: &File, texts: extract::Paragraphs, shown: &str, findings:
 }
 
 fn is_of_the_tool(path: &str) -> bool {
-    path.strip_prefix(TOOL).is_some_and(|module| !RIGS.iter().any(|rig| module.starts_with(rig)))
+    let module = TOOL.iter().find_map(|root| path.strip_prefix(root));
+    module.is_some_and(|module| !RIGS.iter().any(|rig| module.starts_with(rig)))
 }
 
 /// Whether the literals that begin on this line are of a failure of usage, or of a text that is named for one.
@@ -81,7 +82,9 @@ fn is_about_a_request(file: &File, line: usize) -> bool {
     let end = file.text.split_inclusive('\n').take(line).map(str::len).sum::<usize>();
     let before = &file.code[..end].trim_end().trim_end_matches([';', '}', ')', ',']);
     let statement = &before[before.rfind([';', '}', '{']).map_or(0, |at| at + 1)..];
-    ["Failure::usage", "let what =", "let message =", "let ways ="].iter().any(|start| statement.contains(start))
+    // The fields of `AttachError::Request` are the last.
+    let starts = ["Failure::usage", "let what =", "let message =", "let ways =", "let why =", " path, why: "];
+    starts.iter().any(|start| statement.contains(start))
 }
 
 /// The variants of an enum, each with the line on which it stands.
