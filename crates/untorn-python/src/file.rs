@@ -34,6 +34,11 @@ pub(crate) fn bytes_of(data: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     PyBuffer::<u8>::get(&flat)?.to_vec(data.py())
 }
 
+fn backup_options(replace: bool, verify: bool, since: Option<u64>) -> BackupOptions {
+    let options = BackupOptions::new().replace(replace).verify(verify);
+    since.map_or(options.clone(), |since| options.since(since))
+}
+
 /// Refuses a range that is not within the file, before memory for it is asked for.
 fn within(py: Python<'_>, path: &Path, offset: u64, size: usize, file_len: u64) -> PyResult<()> {
     if offset.checked_add(size as u64).is_some_and(|end| end <= file_len) {
@@ -148,14 +153,23 @@ impl File {
     }
 
     /// Copies the last commit to the new file `dest`, with a manifest of checksums, while writers go on.
-    #[pyo3(signature = (dest, *, replace = false, verify = false))]
-    fn backup<'py>(&self, py: Python<'py>, dest: PathBuf, replace: bool, verify: bool) -> PyResult<Bound<'py, PyDict>> {
-        let options = BackupOptions::new().replace(replace).verify(verify);
+    /// With `since`, only what commits changed after that one, by the file's commit log.
+    #[pyo3(signature = (dest, *, replace = false, verify = false, since = None))]
+    fn backup<'py>(
+        &self,
+        py: Python<'py>,
+        dest: PathBuf,
+        replace: bool,
+        verify: bool,
+        since: Option<u64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let options = backup_options(replace, verify, since);
         let backup = self.with(py, |file| untorn::backup::create(&file.snapshot()?, &dest, &options))?;
         let told = PyDict::new(py);
         told.set_item("commit", backup.commit)?;
         told.set_item("len", backup.len)?;
         told.set_item("bytes", backup.bytes)?;
+        told.set_item("since", backup.base)?;
         Ok(told)
     }
 
@@ -401,14 +415,23 @@ impl Snapshot {
     }
 
     /// Copies the commit to the new file `dest`, with a manifest of checksums.
-    #[pyo3(signature = (dest, *, replace = false, verify = false))]
-    fn backup<'py>(&self, py: Python<'py>, dest: PathBuf, replace: bool, verify: bool) -> PyResult<Bound<'py, PyDict>> {
-        let options = BackupOptions::new().replace(replace).verify(verify);
+    /// With `since`, only what commits changed after that one, by the file's commit log.
+    #[pyo3(signature = (dest, *, replace = false, verify = false, since = None))]
+    fn backup<'py>(
+        &self,
+        py: Python<'py>,
+        dest: PathBuf,
+        replace: bool,
+        verify: bool,
+        since: Option<u64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let options = backup_options(replace, verify, since);
         let backup = self.with(py, |snapshot| untorn::backup::create(snapshot, &dest, &options))?;
         let told = PyDict::new(py);
         told.set_item("commit", backup.commit)?;
         told.set_item("len", backup.len)?;
         told.set_item("bytes", backup.bytes)?;
+        told.set_item("since", backup.base)?;
         Ok(told)
     }
 

@@ -153,7 +153,9 @@ def test_a_snapshot_stays_while_writers_go_on(engine: str) -> None:
             held.read_at(0, 1)
         assert memory == b"a" * 10000 and memory.readonly, "what is mapped outlives the snapshot"
         told = f.backup("copy", verify=True)
-        assert told["len"] == 10000
+        assert told["len"] == 10000 and told["since"] is None
+        with pytest.raises(untorn.CommitsMissingError, match="no commit log"):
+            f.backup("increment", since=told["commit"])
     assert open("copy", "rb").read() == b"b" * 10000
 
 

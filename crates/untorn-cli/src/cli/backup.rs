@@ -17,9 +17,14 @@ pub(crate) struct Backup {
     /// Replace a backup of that name.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Back up only what differs from this earlier backup. Its manifest alone is enough.
+    /// Back up only what differs from this earlier backup. Its manifest alone is enough. One that was made with --since
+    /// needs those that it follows before it, each with a --base of its own.
     #[arg(long, value_name = "BACKUP", conflicts_with = "resume")]
-    pub(crate) base: Option<PathBuf>,
+    pub(crate) base: Vec<PathBuf>,
+    /// Back up only what commits changed after this one, by the file's commit log: the commit of an earlier backup,
+    /// which need not be at hand.
+    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["resume", "base"])]
+    pub(crate) since: Option<u64>,
     /// Keep what is copied if the backup ends early, and go on from what an earlier one kept.
     #[arg(long)]
     pub(crate) resume: bool,

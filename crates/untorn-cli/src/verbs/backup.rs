@@ -24,8 +24,9 @@ pub(crate) fn backup(args: &cli::Backup) -> Result<Exit> {
     }
     let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let mut options = options(args.rate).verify(args.verify).replace(args.force).resume(args.resume);
-    if let Some(base) = &args.base {
-        options = options.base(base);
+    options = args.base.iter().fold(options, BackupOptions::base);
+    if let Some(since) = args.since {
+        options = options.since(since);
     }
     let options = options.cancel(stop.flag());
     let mut attempt = 1;
@@ -52,9 +53,10 @@ pub(crate) fn backup(args: &cli::Backup) -> Result<Exit> {
 
 /// Writes a backup to standard output. A signal ends the process as usual: there is nothing to clean up.
 fn stream(args: &cli::Backup) -> Result<Exit> {
-    if args.form.json || args.verify || args.force || args.resume || args.base.is_some() {
-        let what = "--json, --verify, --force, --base and --resume need a DEST that is a file: standard output gets \
-                    the bytes of the whole file";
+    let is_increment = args.since.is_some() || !args.base.is_empty();
+    if args.form.json || args.verify || args.force || args.resume || is_increment {
+        let what = "--json, --verify, --force, --base, --since and --resume need a DEST that is a file: standard \
+                    output gets the bytes of the whole file";
         return Err(Failure::usage(what));
     }
     let snapshot = Snapshot::open(&args.file)?;
@@ -94,13 +96,22 @@ fn options(rate: Option<u64>) -> BackupOptions {
     }
 }
 
-/// The way out where a name is taken.
+/// The way out where a name is taken, or where the commit log does not reach back far enough.
 fn force_helps(error: Error, force: bool) -> Failure {
     let taken = matches!(&error, Error::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists);
+    let way_out = match &error {
+        Error::CommitsMissing { oldest: None, .. } => {
+            "; once it has one, make a full backup, and --since goes on from there; without one, --base makes an \
+             increment"
+        }
+        Error::CommitsMissing { .. } => {
+            "; a full backup is one without --since, and --base makes an increment of an earlier one"
+        }
+        _ if taken && !force => "; --force replaces it",
+        _ => "",
+    };
     let mut failure = Failure::from(error);
-    if taken && !force {
-        failure.message.push_str("; --force replaces it");
-    }
+    failure.message.push_str(way_out);
     failure
 }
 

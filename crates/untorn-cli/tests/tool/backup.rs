@@ -38,6 +38,49 @@ fn increments_are_restored_in_order_and_nothing_else_is() {
     untorn(&["restore", &again]).expect(64);
 }
 
+#[test]
+fn increments_by_the_commit_log_need_no_earlier_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let [file, full, one, two, three, again] =
+        ["ledger", "full", "one", "two", "three", "again"].map(|name| at(dir, name));
+    let write = |text: &str| untorn_with(&["write", &file, "--offset", "500000"], text.as_bytes()).expect(0);
+    untorn(&["create", &file, "--len", "1M"]).expect(0);
+    let refused = untorn(&["backup", &file, &one, "--since", "0"]).expect(1);
+    refused.names("--base makes an increment").names("commits --start");
+    untorn(&["commits", &file, "--start", "16M"]).expect(0);
+    write("first");
+    let commit = |json: serde_json::Value| json["commit"].as_u64().unwrap().to_string();
+    let first = commit(untorn(&["backup", &file, &full, "--json"]).expect(0).json());
+    write("second");
+    let made =
+        untorn(&["backup", &file, &one, "--since", &first, "--json", "--verify", "--rate", "1G"]).expect(0).json();
+    assert_eq!((made["bytes"].as_u64(), made["since"].to_string()), (Some(16 << 10), first.clone()), "{made}");
+    write("third");
+    let text = untorn(&["backup", &file, &two, "--since", &commit(made)]).expect(0).text();
+    assert!(text.contains(" since ") && text.contains("the rest as before"), "{text}");
+    write("fourth");
+    // The full backup and its increments may be elsewhere.
+    untorn(&["backup", &file, &three, "--base", &two]).expect(64).names("made by --since");
+    let bases = [&full, &one, &two].map(|base| format!("--base={base}.manifest"));
+    untorn(&["backup", &file, &three, &bases[0], &bases[1], &bases[2]]).expect(0);
+    untorn(&["restore", &full, &two, &again]).expect(64).names("the changes in between are missing");
+    untorn(&["restore", &full, &one, &two, &three, &again]).expect(0);
+    assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&file).unwrap());
+    let number = |file: &str| untorn(&["info", file, "--json"]).expect(0).json()["commit"].as_u64().unwrap();
+    assert_eq!(number(&again), number(&file));
+    // Wrong uses.
+    let last = number(&file).to_string();
+    untorn(&["backup", &file, &at(dir, "x"), "--since", "9999"]).expect(64).names("not made yet");
+    untorn(&["backup", &file, "-", "--since", &last]).expect(64).names("standard output");
+    untorn(&["backup", &file, &at(dir, "x"), "--since", &last, "--resume"]).expect(64);
+    untorn(&["backup", &file, &at(dir, "x"), "--since", &last, "--base", &full]).expect(64);
+    untorn(&["backup", &file, &at(dir, "x"), "--since", "monday"]).expect(64);
+    untorn(&["commits", &file, "--stop"]).expect(0);
+    untorn(&["backup", &file, &at(dir, "x"), "--since", &last]).expect(1).names("no commit log");
+    assert!(!dir.join("x").exists());
+}
+
 /// A signal ends a backup in order, and says what is left.
 #[test]
 fn an_interrupted_backup_leaves_nothing_or_goes_on() {
