@@ -32,7 +32,9 @@ fn run(document: &Document, block: &Block, shown: Option<&Block>, directory: &Pa
     let paths = env::var_os("PATH").unwrap_or_default();
     let paths = [tool.to_owned()].into_iter().chain(env::split_paths(&paths));
     let mut shell = Command::new("bash");
-    shell.args(["-euo", "pipefail", "-c", &block.code]).current_dir(directory).stdin(Stdio::null());
+    // Pages show permissions as they are under the usual mask.
+    let script = format!("umask 022\n{}", block.code);
+    shell.args(["-euo", "pipefail", "-c", &script]).current_dir(directory).stdin(Stdio::null());
     shell.env("PATH", env::join_paths(paths).expect("a path has no colon")).env("HOME", directory).env("LC_ALL", "C");
     shell.env_remove("UNTORN_LOG").env_remove("UNTORN_ASSUME_PMEM");
     let output = shell.output().expect("bash runs");
