@@ -118,6 +118,7 @@ pub(crate) use no_tracing::{event as debug, event as error, event as info, event
 /// What is told of a file and of where it lies.
 pub mod report {
     pub use crate::doctor::Diagnosis;
+    pub use crate::engine::commits::consumer::ConsumerInfo;
     pub use crate::engine::commits::state::CommitLogInfo;
     pub use crate::engine::figures::Figures;
     pub use crate::engine::snapshot::{HeldSnapshots, SnapshotInfo};

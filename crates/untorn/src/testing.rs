@@ -56,6 +56,11 @@ pub fn commit_log_barriers() -> Vec<Barrier> {
     crate::engine::commits::barriers::ALL.to_vec()
 }
 
+/// The barriers of the consumers of a commit log: for the mutation tests.
+pub fn consumer_barriers() -> Vec<Barrier> {
+    crate::engine::commits::consumer::barriers::ALL.to_vec()
+}
+
 /// The barriers of an adoption: for the mutation tests.
 pub fn adoption_barriers() -> Vec<Barrier> {
     format::sidecar::adoption_barriers::ALL.to_vec()

@@ -1,5 +1,6 @@
 //! The simulated medium and the crash explorer.
 
+mod commit_consumers;
 mod commit_log;
 mod common;
 mod explore;

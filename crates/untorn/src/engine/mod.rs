@@ -242,13 +242,13 @@ impl Shared {
     fn other_commit_log(&self, options: &Options) -> Option<String> {
         // Processes that share a file negotiate this.
         let wanted = options.commit_log.filter(|_| !self.several)?;
-        match self.engine.commits().map(CommitService::limit) {
-            None if wanted == 0 => None,
+        match self.engine.commits().map(CommitService::kept) {
+            None if wanted.limit == 0 => None,
             None => {
                 Some("without a commit log; close all its handles first, or open the first with the log".to_owned())
             }
-            Some(limit) if wanted == limit => None,
-            Some(limit) => Some(format!("with a commit log of {limit} bytes, where {wanted} are asked for")),
+            Some(kept) if wanted == kept => None,
+            Some(kept) => Some(format!("with a commit log {kept}, where one {wanted} is asked for")),
         }
     }
 

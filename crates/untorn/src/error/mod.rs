@@ -208,6 +208,18 @@ pub enum Error {
         /// The oldest commit after which all are there; `None` if the file has no commit log.
         oldest: Option<u64>,
     },
+    /// A commit was refused: the commit log is full, and has to keep its oldest commits for a consumer. Nothing is
+    /// committed; the changes may be committed later.
+    ConsumerBehind {
+        /// The data file.
+        path: PathBuf,
+        /// The name of the consumer that is slowest.
+        consumer: String,
+        /// The last commit that it acknowledged.
+        acknowledged: u64,
+        /// The last commit of the log.
+        last: u64,
+    },
     /// A commit was asked for that the file does not have: its number is above that of the last one.
     NoSuchCommit {
         /// The data file.
@@ -356,6 +368,7 @@ impl Error {
             | Error::SnapshotEnded { path, .. }
             | Error::CommitsMissing { path, .. }
             | Error::NoSuchCommit { path, .. }
+            | Error::ConsumerBehind { path, .. }
             | Error::Forked { path } => path,
         }
     }
@@ -377,6 +390,7 @@ impl Error {
             | Error::Protection { .. }
             | Error::Invalid { .. }
             | Error::NoSuchCommit { .. } => Errno::INVAL,
+            Error::ConsumerBehind { .. } => Errno::AGAIN,
             Error::ReadOnly { .. } => Errno::ROFS,
             Error::InUse { .. } => Errno::BUSY,
             Error::SidecarMissing { .. }

@@ -157,6 +157,13 @@ impl fmt::Display for Error {
                 "{}: it has no commit log; `untorn commits --start SIZE` gives it one (`Options::commit_log`)",
                 path.display()
             ),
+            Error::ConsumerBehind { path, consumer, acknowledged, last } => write!(
+                f,
+                "{}: nothing was committed: the commit log is full, and its consumer {consumer:?} has acknowledged \
+                 commits up to {acknowledged} of {last} only; commit again when it has got on, or remove it with \
+                 `untorn commits --forget {consumer}`",
+                path.display()
+            ),
             Error::NoSuchCommit { path, commit, last } => write!(
                 f,
                 "{}: it has no commit {commit}: its last one is {last}; if the file was restored from an older backup, \

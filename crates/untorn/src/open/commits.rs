@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::engine::commits::consumer::Consuming;
 use crate::engine::commits::stream::Reader;
 pub use crate::engine::commits::stream::{Change, Changes, Commit, CommitStream};
 use crate::engine::snapshot::remote::client;
@@ -13,6 +14,7 @@ use crate::engine::{Engine, Shared, State};
 use crate::error::{Error, Result};
 use crate::file::{AtomicFile, AtomicMap, inspect};
 use crate::options::Options;
+use crate::shared::SharedMap;
 use crate::storage::{PageCache, resolve};
 
 impl CommitStream {
@@ -35,6 +37,49 @@ impl CommitStream {
         }
         Ok(CommitStream::new(Box::new(reader)))
     }
+
+    /// The commits of the file at `path` for the registered consumer of this name, after the last that it
+    /// [acknowledged](Self::acknowledge). Its position outlives its process. A new name is registered, durably, and
+    /// begins at the start of the log.
+    ///
+    /// A name has 1 to 64 letters, digits, `-`, `_` and `.`. One stream at a time is of a consumer. A consumer that has
+    /// not acknowledged a commit may be given it again by its next stream: at least once, in order, without a gap.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`] if the file has no commit log, or if commits that the consumer needs are not in it any
+    /// more: it goes on from a backup of the commit that the error names, or a later one, by
+    /// [`consumer_from`](Self::consumer_from). [`Error::InUse`] if another stream is of this consumer;
+    /// [`Error::Invalid`] for its name; otherwise as for [`open`](Self::open).
+    pub fn consumer(path: impl AsRef<Path>, name: &str) -> Result<CommitStream> {
+        consumer(path.as_ref(), name, None)
+    }
+
+    /// Like [`consumer`](Self::consumer), after the commit of this number, which becomes the position of the consumer.
+    ///
+    /// # Errors
+    /// As for [`consumer`](Self::consumer) and [`open`](Self::open).
+    pub fn consumer_from(path: impl AsRef<Path>, name: &str, from: u64) -> Result<CommitStream> {
+        consumer(path.as_ref(), name, Some(from))
+    }
+}
+
+fn consumer(path: &Path, name: &str, from: Option<u64>) -> Result<CommitStream> {
+    let path = resolve(path)?;
+    if let Some(from) = from {
+        // A start that the file does not have is refused before anything is written.
+        CommitStream::open(&path, from)?;
+    }
+    let consuming = Consuming::open(Arc::new(PageCache::reading_by_call()), &path, name, from)?;
+    Ok(CommitStream::new(Box::new(consuming)))
+}
+
+/// Removes a registered consumer of the file at `path`: the log keeps nothing for it any more. Returns whether there was
+/// one. A stream that is open of it can acknowledge nothing from then on.
+///
+/// # Errors
+/// [`Error::Invalid`] for a name that no consumer can have; those of removing its position.
+pub fn forget(path: impl AsRef<Path>, name: &str) -> Result<bool> {
+    crate::engine::commits::consumer::forget(&PageCache::reading_by_call(), &resolve(path.as_ref())?, name)
 }
 
 /// The number of the last commit of a file; `None` if another process has it open and does not tell.
@@ -90,6 +135,14 @@ fn logged(shared: &Shared, from: u64) -> Result<CommitStream> {
     }
 }
 
+fn consuming(shared: &Shared, name: &str) -> Result<CommitStream> {
+    let engine: &dyn Engine = &*shared.engine;
+    match engine.commits() {
+        Some(commits) => Ok(CommitStream::new(commits.consumer(name, None)?)),
+        None => CommitStream::consumer(engine.path(), name),
+    }
+}
+
 macro_rules! calls_of {
     ($handle:ident) => {
         impl $handle {
@@ -102,6 +155,14 @@ macro_rules! calls_of {
                 logged(self.shared(), from)
             }
 
+            /// The commits of this file for a registered consumer, as [`CommitStream::consumer`] gives them.
+            ///
+            /// # Errors
+            /// As for [`CommitStream::consumer`].
+            pub fn consumer(&self, name: &str) -> Result<CommitStream> {
+                consuming(self.shared(), name)
+            }
+
             /// Which bytes commits changed after the one of this number; see [`changed_since`].
             ///
             /// # Errors
@@ -111,6 +172,25 @@ macro_rules! calls_of {
             }
         }
     };
+}
+
+impl SharedMap {
+    /// The commits of this file after the one of this number, whichever process made them, as [`CommitStream::open`]
+    /// gives them.
+    ///
+    /// # Errors
+    /// As for [`CommitStream::open`].
+    pub fn commits(&self, from: u64) -> Result<CommitStream> {
+        CommitStream::open(self.path(), from)
+    }
+
+    /// The commits of this file for a registered consumer, as [`CommitStream::consumer`] gives them.
+    ///
+    /// # Errors
+    /// As for [`CommitStream::consumer`].
+    pub fn consumer(&self, name: &str) -> Result<CommitStream> {
+        CommitStream::consumer(self.path(), name)
+    }
 }
 
 calls_of!(AtomicFile);

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::commits::{glance, with_commit_log};
+use crate::engine::commits::{check_no_regions, glance, with_commit_log};
 use crate::engine::exclusion::{NotShared, retry_while_shared};
 use crate::engine::snapshot::remote::server;
 use crate::engine::snapshot::{Capture, WithSnapshots};
@@ -286,6 +286,7 @@ fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> 
         return chosen_engine_on(medium, path, options);
     }
     // How the file stands tells whether the log goes on; the engine may change that.
+    check_no_regions(&*medium, path, options)?;
     let glance = glance(&*medium, path)?;
     let engine = chosen_engine_on(Arc::clone(&medium), path, options)?;
     with_commit_log(engine, &medium, options, glance)

@@ -1,6 +1,7 @@
 //! How to open a file: engine, durability, layout, and options with measured defaults.
 
 mod choices;
+mod commit_log;
 mod exclusion;
 mod map;
 mod redundancy;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 pub use self::choices::{
     DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Order, Prefer, ReadPolicy,
 };
+pub use self::commit_log::CommitLog;
 pub(crate) use self::exclusion::ExclusionCheck;
 #[cfg(feature = "redundancy")]
 pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
@@ -69,8 +71,8 @@ pub struct Options {
     pub(crate) keep_sidecar: bool,
     pub(crate) deploy_ahead: Option<u64>,
     pub(crate) snapshot_memory: u64,
-    /// 0 gives an existing log up.
-    pub(crate) commit_log: Option<u64>,
+    /// A limit of 0 gives an existing log up.
+    pub(crate) commit_log: Option<CommitLog>,
     pub(crate) serve_snapshots: bool,
     pub(crate) lost_page: LostPage,
     pub(crate) dirty_tracking: DirtyTracking,
@@ -351,12 +353,19 @@ impl Options {
     /// limit is reached. A commit larger than the limit fails with ENOSPC, and so does one that finds no space for the
     /// log; such a failure leaves the open epoch as it is.
     ///
+    /// With a [`CommitLog`] in the place of a number, the log can also keep its oldest commits until registered
+    /// [consumers](crate::commits::CommitStream::consumer) have them, and have commits wait for that.
+    ///
+    /// A [region store](crate::region::RegionStore) has none: its regions commit one by one, each with numbers of its
+    /// own, and so have no one order. A read-only handle and the engine `passthrough` begin none either. All three are
+    /// refused with [`Error::Invalid`].
+    ///
     /// A file that has a log keeps it: every later opening for writing keeps it up, also without this option, until
     /// [`commits::stop`](crate::commits::stop). A limit of 0 gives it up at this opening. While a file has a log, its
     /// commits are serialized, and each waits for one more flush.
     #[must_use]
-    pub fn commit_log(mut self, limit: u64) -> Self {
-        self.commit_log = Some(limit);
+    pub fn commit_log(mut self, log: impl Into<CommitLog>) -> Self {
+        self.commit_log = Some(log.into());
         self
     }
 
@@ -491,6 +500,9 @@ impl Options {
         }
         if self.redundancy.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
             return invalid("redundancy needs a writable handle and an engine other than `passthrough`");
+        }
+        if self.commit_log.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
+            return invalid("commit_log needs a writable handle and an engine other than `passthrough`");
         }
         let stripe = self.redundancy.as_ref().and_then(|redundancy| redundancy.settings.stripe);
         if !stripe.is_none_or(|pages| (1..=Settings::MAX_STRIPE).contains(&pages)) {

@@ -3,17 +3,17 @@
 use std::str::FromStr;
 
 use crate::engine::Info;
-use crate::options::Options;
+use crate::options::{CommitLog, Options};
 
 /// What is said of an option that nobody set.
 const ANY: &str = "any";
 
 /// The terms as a text: those of a file that was opened with these options, and turned out to be so.
-/// `commit_log` is the limit of its log, if it has one.
-pub(crate) fn of(options: &Options, info: &Info, commit_log: Option<u64>) -> String {
+/// `commit_log` is how its log is kept, if it has one.
+pub(crate) fn of(options: &Options, info: &Info, commit_log: Option<CommitLog>) -> String {
     let mut options = options.clone();
     (options.engine, options.durability) = (info.engine, Some(info.durability));
-    options.commit_log = Some(commit_log.unwrap_or(0));
+    options.commit_log = Some(commit_log.unwrap_or(CommitLog::new(0)));
     list(&options).map(|(name, value)| format!("{name}={value}\n")).concat()
 }
 
@@ -46,9 +46,9 @@ fn list(options: &Options) -> [(&'static str, String); 11] {
     ]
 }
 
-/// The words for a commit log with this limit; 0 stands for none.
-fn commit_log(limit: u64) -> String {
-    if limit == 0 { "none".to_owned() } else { format!("of {limit} bytes") }
+/// The words for a commit log; a limit of 0 stands for none.
+fn commit_log(log: CommitLog) -> String {
+    if log.limit == 0 { "none".to_owned() } else { log.to_string() }
 }
 
 /// Whether a process that joins others asks for another commit log than the file has, in words.
@@ -144,14 +144,14 @@ mod tests {
 
     #[test]
     fn unstated_options_are_taken_over() {
-        let negotiated = of(&peculiar(), &info(), Some(1 << 20));
+        let negotiated = of(&peculiar(), &info(), Some(CommitLog::new(1 << 20)));
         let called = std::sync::Arc::new(());
         let mine = Options::new().prefer(Prefer::File).adopt(true).progress({
             let called = called.clone();
             move |_| drop(called.clone())
         });
         let agreed = agree(&negotiated, &mine).unwrap();
-        assert_eq!(list(&Options { commit_log: Some(1 << 20), ..agreed.clone() }), list(&peculiar()));
+        assert_eq!(list(&Options { commit_log: Some(CommitLog::new(1 << 20)), ..agreed.clone() }), list(&peculiar()));
         assert_eq!((agreed.prefer, agreed.adopt), (None, false));
         drop(mine);
         assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
             "it would be called in a thread that is not the program's"
         );
         // With what it gives it is agreed with again, and states the same.
-        assert_eq!(of(&agreed, &info(), Some(1 << 20)), negotiated);
+        assert_eq!(of(&agreed, &info(), Some(CommitLog::new(1 << 20))), negotiated);
         assert!(negotiated.len() <= 1024 && agree(&negotiated, &agreed).is_ok());
         assert_eq!(agree(&of(&Options::new(), &info(), None), &Options::new()).unwrap().max_len, None);
     }

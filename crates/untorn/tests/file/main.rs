@@ -7,6 +7,7 @@ mod adopt;
 mod ahead;
 mod clean_bits;
 mod closed;
+mod commit_consumers;
 mod commit_log;
 mod commit_numbers;
 mod concurrent;

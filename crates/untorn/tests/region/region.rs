@@ -489,3 +489,14 @@ fn looking_at_a_store_and_opening_what_is_none_store_nothing() {
     });
     assert_eq!(lost, 0, "stores of a live program were taken back");
 }
+
+#[test]
+fn a_region_store_has_no_commit_log() {
+    let path = scratch("store");
+    small().create(&path).unwrap().close().unwrap();
+    let error = untorn::Options::new().commit_log(1 << 20).open(&path).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("has no commit log"), "{error}");
+    let error = untorn::commits::CommitStream::open(&path, 0).unwrap_err();
+    assert!(matches!(error, Error::CommitsMissing { oldest: None, .. }), "{error}");
+    small().open(&path).unwrap().close().unwrap();
+}

@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::common::members::{hear, kill, role, start, unless_forbidden};
 use crate::common::system::in_forked_child;
 use crate::common::{ReadAt, Rng, alone, limit, make_long, memory_dir, page_tables, scratch, seed, wait_until};
+use untorn::commits::{Commit, CommitStream};
 use untorn::shared::SharedMap;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::sibling;
@@ -323,5 +324,58 @@ fn a_long_shared_map_takes_page_tables_for_what_is_touched() {
     map.close().unwrap();
     let map = SharedMap::open(&path).unwrap();
     assert!((0..TOUCHED).all(|nth| map.words(place(nth), 1).unwrap()[0].load(Ordering::SeqCst) == nth + 3));
+    map.close().unwrap();
+}
+
+/// Also of those that were committed while another process took over.
+#[test]
+fn a_stream_has_the_commits_of_all_processes() {
+    let dir = memory_dir();
+    let path = file(dir.path());
+    let Some(map) = unless_forbidden(Options::new().commit_log(256 << 20).share_map(&path)) else { return };
+    let mut stream = map.commits(map.last_commit()).unwrap();
+    let mut children: Vec<Child> = (0..3).map(|number| sharer(&path, number)).collect();
+    let mut replica = vec![0; LEN as usize];
+    let mut previous = stream.position();
+    let mut repeat = |commit: &Commit| {
+        assert_eq!(commit.previous, previous);
+        previous = commit.number;
+        for change in &commit.changes {
+            replica[change.range.start as usize..change.range.end as usize].copy_from_slice(&change.bytes);
+        }
+    };
+    let take = |stream: &mut CommitStream, repeat: &mut dyn FnMut(&Commit)| {
+        (0..30).for_each(|_| repeat(&stream.next_within(Duration::from_secs(60)).unwrap().unwrap()));
+    };
+    take(&mut stream, &mut repeat);
+    // The owner leaves, and then the next one is killed, whichever it is.
+    map.close().unwrap();
+    take(&mut stream, &mut repeat);
+    for mut child in children.drain(..) {
+        kill(&mut child);
+        if let Some(commit) = stream.next().unwrap() {
+            repeat(&commit);
+        }
+    }
+    let file = AtomicFile::open(&path).unwrap();
+    while let Some(commit) = stream.next().unwrap() {
+        repeat(&commit);
+    }
+    assert!(file.bytes_at(0, LEN as usize) == replica);
+    file.close().unwrap();
+}
+
+#[test]
+fn a_process_that_joins_with_another_commit_log_is_refused() {
+    let dir = memory_dir();
+    let path = file(dir.path());
+    let Some(map) = share(&path) else { return };
+    let child = in_forked_child(|| match Options::new().commit_log(1 << 20).share_map(&path) {
+        Err(error) if error.to_string().contains("commit log none") => 0,
+        _ => 1,
+    });
+    assert_eq!(child.wait(), Some(0));
+    map.write_at(&[1], 0).unwrap();
+    map.commit().unwrap();
     map.close().unwrap();
 }

@@ -36,6 +36,27 @@ pub(super) fn segment_path(control: &Path, index: u64) -> PathBuf {
     control.with_extension(format!("commits.{index:016x}"))
 }
 
+/// The path of the file with the position of a consumer.
+pub(super) fn consumer_path(control: &Path, name: &str) -> PathBuf {
+    control.with_extension(format!("commits.{CONSUMER}{name}"))
+}
+
+/// What such a name has after that of the control. No segment is called so.
+const CONSUMER: &str = "consumer-";
+
+/// The names of the consumers beside a control file.
+///
+/// # Errors
+/// Those of listing the directory.
+pub(super) fn consumers<M: Medium>(medium: &M, control: &Path) -> Result<Vec<String>> {
+    let mut prefix = control.file_name().unwrap_or_default().as_encoded_bytes().to_vec();
+    prefix.extend_from_slice(format!(".{CONSUMER}").as_bytes());
+    let name =
+        |name: &OsStr| std::str::from_utf8(name.as_encoded_bytes().strip_prefix(&prefix[..])?).ok().map(str::to_owned);
+    let dir = control.parent().unwrap_or(Path::new("."));
+    Ok(medium.list(dir)?.iter().filter_map(|found| name(found)).collect())
+}
+
 /// The segments beside a control file, by number, ascending.
 ///
 /// # Errors

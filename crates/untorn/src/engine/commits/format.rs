@@ -2,6 +2,8 @@
 //!
 //! Nothing read here is believed before its checksum and its bounds are checked.
 
+use std::time::Duration;
+
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -24,6 +26,13 @@ pub(super) const CONFIRMED_AT: [u64; 2] = [2048, 3072];
 const CONTROL: [u8; 8] = *b"UNTORNCL";
 const SEGMENT: [u8; 8] = *b"UNTORNCS";
 const RECORD: [u8; 8] = *b"UNTORNCR";
+const POSITION: [u8; 8] = *b"UNTORNCP";
+
+/// Bytes of the file of a consumer's position.
+pub(super) const POSITION_LEN: u64 = 4096;
+
+/// Where the two copies of the position are: in different sectors.
+pub(super) const POSITION_AT: [u64; 2] = [0, 1024];
 
 /// The log as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +44,8 @@ pub(super) struct Control {
     pub(super) identity: Identity,
     /// Bytes that the segments may take.
     pub(super) limit: u64,
+    /// How long a commit waits for consumers; `None` if commits are dropped that they have not acknowledged.
+    pub(super) block: Option<Duration>,
     /// The last commit before the first record: one may read from there.
     pub(super) base: u64,
     /// How the data file was closed; `None` while it is open, and after a crash.
@@ -55,7 +66,9 @@ pub(super) struct RawControl {
     is_closed: U64,
     size: U64,
     modified: U64,
-    reserved: [u8; 24],
+    /// 0: commits do not wait for consumers. Any other number: they wait for one millisecond less than this.
+    block: U64,
+    reserved: [u8; 16],
     check: U64,
 }
 
@@ -76,6 +89,7 @@ impl Control {
             is_closed: u64::from(self.closed.is_some()).into(),
             size: closed.size.into(),
             modified: closed.modified.into(),
+            block: self.block.map_or(0, milliseconds).into(),
             ..RawControl::new_zeroed()
         };
         seal(0, raw.as_mut_bytes());
@@ -94,6 +108,7 @@ impl Control {
                 birth: raw.birth.get(),
             },
             limit: raw.limit.get(),
+            block: raw.block.get().checked_sub(1).map(Duration::from_millis),
             base: raw.base.get(),
             closed: (raw.is_closed.get() == 1).then_some(closed),
         };
@@ -105,6 +120,11 @@ impl Control {
     pub(super) fn is_of(&self, identity: Identity) -> bool {
         Identity { device: 0, ..identity } == self.identity
     }
+}
+
+/// A time in milliseconds, and one more: 0 stands for none.
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).saturating_add(1)
 }
 
 /// Up to where the engine has committed what is in the log.
@@ -140,6 +160,45 @@ impl Confirmed {
         let confirmed = Confirmed { number: raw.number.get(), segment: raw.segment.get(), at: raw.at.get() };
         let is_sound = confirmed.number <= MAX_NUMBER && confirmed.at <= MAX_LEN && confirmed.at.is_multiple_of(LINE);
         (is_sound && is_sealed(xxh3(1, uuid), raw.as_bytes())).then_some(confirmed)
+    }
+}
+
+/// How far a consumer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) seq: u64,
+    /// The log that it is of.
+    pub(super) uuid: [u8; 16],
+    /// The last commit that it acknowledged, or the one that it started after.
+    pub(super) number: u64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct RawPosition {
+    magic: [u8; 8],
+    seq: U64,
+    uuid: [u8; 16],
+    number: U64,
+    reserved: [u8; 16],
+    check: U64,
+}
+
+const _: () = assert!(size_of::<RawPosition>() == LINE as usize);
+
+impl Position {
+    pub(super) fn encode(&self) -> RawPosition {
+        let Position { seq, uuid, number } = *self;
+        let (seq, number) = (seq.into(), number.into());
+        let mut raw = RawPosition { magic: POSITION, seq, uuid, number, ..RawPosition::new_zeroed() };
+        seal(0, raw.as_mut_bytes());
+        raw
+    }
+
+    pub(super) fn decode(raw: &RawPosition) -> Option<Self> {
+        let position = Position { seq: raw.seq.get(), uuid: raw.uuid, number: raw.number.get() };
+        let is_sealed = is_sealed(0, raw.as_bytes()) && raw.magic == POSITION;
+        (is_sealed && position.number <= MAX_NUMBER && position.seq < u64::MAX).then_some(position)
     }
 }
 
@@ -276,13 +335,17 @@ mod tests {
             uuid: UUID,
             identity: Identity { device: 0, inode: 5, generation: 6, birth: 7 },
             limit: 1 << 20,
+            block: Some(Duration::from_millis(1500)),
             base: 9,
             closed: Some(Stamp { size: 1, modified: 2 }),
         };
+        let position = Position { seq: 3, uuid: UUID, number: 9 };
         let confirmed = Confirmed { number: 9, segment: 3, at: 128 };
         let head = Head { number: 10, previous: 9, time: 11, len: 12, shortest: 3, ranges: 2 };
         assert_eq!(Control::decode(&control.encode()), Some(control));
         assert_eq!(Control::decode(&Control { closed: None, ..control }.encode()).unwrap().closed, None);
+        assert_eq!(Control::decode(&Control { block: None, ..control }.encode()).unwrap().block, None);
+        assert_eq!(Position::decode(&position.encode()), Some(position));
         assert_eq!(Confirmed::decode(&confirmed.encode(&UUID), &UUID), Some(confirmed));
         assert_eq!(Head::decode(&head.encode(&UUID, 3, 64), &UUID, 3, 64), Some(head));
         assert_eq!(RawSegment::new(UUID, 3, 8).base(&UUID, 3), Some(8));
@@ -299,6 +362,9 @@ mod tests {
             flip(two.as_mut_bytes());
             flip(three.as_mut_bytes());
             flip(four.as_mut_bytes());
+            let mut five = position.encode();
+            flip(five.as_mut_bytes());
+            assert!(Position::decode(&five).is_none(), "bit {bit}");
             assert!(Control::decode(&one).is_none() && Confirmed::decode(&two, &UUID).is_none(), "bit {bit}");
             assert!(Head::decode(&three, &UUID, 3, 64).is_none() && four.base(&UUID, 3).is_none(), "bit {bit}");
         }

@@ -2,23 +2,41 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
-use super::barriers;
-use super::files::{PIECE, Segment, Sum, open, read_control, segment_path, segments};
+use super::files::{PIECE, Segment, Sum, consumer_path, consumers, open, read_control, segment_path, segments};
 use super::format::{
     CONFIRMED_AT, CONTROL_AT, CONTROL_LEN, Confirmed, Control, Head, LINE, RawHead, RawRange, RawSegment, body_len,
 };
+use super::{barriers, consumer};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
-use crate::storage::{Access, Medium, MediumFile, Stamp};
+use crate::options::CommitLog;
+use crate::storage::{Access, Medium, MediumClass, MediumFile, Stamp};
 
 /// A log is divided into so many segments, the oldest of which goes when the limit is reached.
 const SEGMENTS: u64 = 8;
 
 /// Bytes of a segment at least, unless the limit is smaller.
 const LEAST_SEGMENT: u64 = 64 << 10;
+
+/// How often a commit looks whether a consumer has got on.
+const POLL: Duration = Duration::from_millis(2);
+
+/// What became of the oldest segment.
+enum Oldest {
+    Dropped,
+    /// It has the last commit.
+    IsNewest,
+    /// This consumer has not acknowledged all of it.
+    Held {
+        consumer: String,
+        acknowledged: u64,
+    },
+}
 
 /// A commit that is about to be made.
 pub(super) struct Coming<'a> {
@@ -77,7 +95,7 @@ pub(crate) fn glance<M: Medium>(medium: &M, path: &Path) -> Result<Option<Glance
 }
 
 impl<M: Medium> Log<M> {
-    /// Opens the log of a file whose engine this process has just opened, or makes one with this limit. The engine's
+    /// Opens the log of a file whose engine this process has just opened, or makes one as it is wanted. The engine's
     /// last commit is `last`, and it recovered the file if `recovered`. Returns the log, and whether it goes on from
     /// where it was; a new one begins at `last`.
     ///
@@ -86,7 +104,7 @@ impl<M: Medium> Log<M> {
     pub(super) fn open(
         medium: Arc<M>,
         path: &Path,
-        limit: Option<u64>,
+        wanted: Option<CommitLog>,
         glance: Option<Glance>,
         last: u64,
         recovered: bool,
@@ -101,7 +119,7 @@ impl<M: Medium> Log<M> {
             found = None;
         }
         let is_new = found.is_none();
-        let file = match (found, limit) {
+        let file = match (found, wanted) {
             (Some(file), _) => file,
             (None, None) => return Ok(None),
             (None, Some(_)) => {
@@ -119,15 +137,16 @@ impl<M: Medium> Log<M> {
         let read = if is_new { None } else { read_control(&file)? };
         // A file of an earlier file with this inode number, or one that a crash left half made.
         let ours = read.filter(|(control, _)| control.is_of(identity));
-        if ours.is_none() && limit.is_none() {
+        if ours.is_none() && wanted.is_none() {
             remove(&*medium, &place)?;
             return Ok(None);
         }
         let (control, confirmed) = ours.unwrap_or_default();
-        let limit = limit.unwrap_or(control.limit);
         let mut log =
             Log { medium, path: path.to_owned(), data, place, file, control, confirmed, segment: None, turn: 0 };
-        log.control.limit = limit;
+        if let Some(CommitLog { limit, block }) = wanted {
+            (log.control.limit, log.control.block) = (limit, block);
+        }
         let stands = |closed: Stamp| glance.is_some_and(|glance| glance.stamp == closed);
         // Closed, and nobody has changed the file since; or the crash left a sidecar, which kept others away.
         let goes_on = ours.is_some() && (recovered || control.closed.is_some_and(stands));
@@ -176,8 +195,16 @@ impl<M: Medium> Log<M> {
                 self.medium.bring_in_line(&segment, &self.data)?;
             }
         }
+        for name in consumers(&*self.medium, &self.place)? {
+            let path = consumer_path(&self.place, &name);
+            if let Some(position) = open(&*self.medium, &path, Access::ReadWrite, &self.data)? {
+                self.medium.bring_in_line(&position, &self.data)?;
+            }
+        }
         if self.confirmed.at == 0 {
-            return Ok(true);
+            // Nothing was confirmed yet, or neither copy is whole: then the first segment must still be there.
+            let first = segments(&*self.medium, &self.place)?.into_iter().next();
+            return Ok(first.is_none_or(|first| first <= self.confirmed.segment));
         }
         self.segment = self.open_segment(self.confirmed.segment)?;
         Ok(self.segment.is_some())
@@ -234,8 +261,8 @@ impl<M: Medium> Log<M> {
     /// Appends the record of a commit that is about to be made, durably. `fill` gives its bytes.
     ///
     /// # Errors
-    /// [`Error::Io`] with ENOSPC, also if the commit is larger than the log may be; those of writing. Nothing is in the
-    /// log then that counts.
+    /// [`Error::Io`] with ENOSPC, also if the commit is larger than the log may be; [`Error::ConsumerBehind`]; those of
+    /// writing. Nothing is in the log then that counts.
     pub(super) fn append(
         &mut self,
         coming: &Coming<'_>,
@@ -285,12 +312,16 @@ impl<M: Medium> Log<M> {
             }
         }
         segment.file.write(next, &sum.0.to_le_bytes())?;
-        self.medium.fence(barriers::RECORD, &[&segment.file])?;
+        // With it the confirmation before, where a fence costs the same for both: of two that are on their way, a power
+        // cut may tear both copies. A device keeps each of them whole, in a sector of its own.
+        let both = [&segment.file, &self.file];
+        let is_memory = self.medium.class() == MediumClass::PersistentMemory;
+        self.medium.fence(barriers::RECORD, if is_memory { &both } else { &both[..1] })?;
         Ok(Appended { segment: segment.index, at, next: at + LINE + body, number: coming.number })
     }
 
-    /// Says that the engine has committed an appended record, durably. That this itself is durable the next record's
-    /// fence sees to: until then a crash repeats the commit, which has the same bytes.
+    /// Says that the engine has committed an appended record, durably. This itself is durable before the next segment
+    /// goes: until then a crash repeats the commits since, which have the same bytes.
     pub(super) fn confirm(&mut self, appended: Appended) -> Result<()> {
         let Appended { segment, next, number, .. } = appended;
         self.confirmed = Confirmed { number, segment, at: next };
@@ -328,7 +359,7 @@ impl<M: Medium> Log<M> {
         let made = loop {
             match self.make_segment(&path, len, RawSegment::new(uuid, index, base)) {
                 // The log is shorter than its limit on a full disk.
-                Err(error) if is_full(&error) && self.drop_oldest()? => {}
+                Err(error) if is_full(&error) && matches!(self.drop_oldest()?, Oldest::Dropped) => {}
                 made => break made?,
             }
         };
@@ -351,9 +382,26 @@ impl<M: Medium> Log<M> {
         Ok(file)
     }
 
-    /// Removes the oldest segments until the others have no more than so many bytes.
+    /// Removes the oldest segments until the others have no more than so many bytes. Waits for consumers if the log
+    /// blocks. A consumer takes no lock to get on, so it needs nothing of what this thread holds.
+    ///
+    /// # Errors
+    /// [`Error::ConsumerBehind`]; those of looking and removing.
     fn drop_beyond(&self, most: u64) -> Result<()> {
-        while self.bytes_of_segments()? > most && self.drop_oldest()? {}
+        let since = Instant::now();
+        while self.bytes_of_segments()? > most {
+            let (consumer, acknowledged) = match self.drop_oldest()? {
+                Oldest::Dropped => continue,
+                Oldest::IsNewest => break,
+                Oldest::Held { consumer, acknowledged } => (consumer, acknowledged),
+            };
+            let left = self.control.block.unwrap_or_default().saturating_sub(since.elapsed());
+            if left.is_zero() {
+                let (path, last) = (self.path.clone(), self.confirmed.number);
+                return Err(Error::ConsumerBehind { path, consumer, acknowledged, last });
+            }
+            thread::sleep(left.min(POLL));
+        }
         Ok(())
     }
 
@@ -364,15 +412,27 @@ impl<M: Medium> Log<M> {
         })
     }
 
-    /// Removes the oldest segment, unless nothing but that of the last commit is left. Whoever still reads it goes on.
-    fn drop_oldest(&self) -> Result<bool> {
-        let oldest = segments(&*self.medium, &self.place)?.into_iter().next();
-        match oldest {
-            Some(index) if index < self.confirmed.segment => {
-                self.medium.unlink(&segment_path(&self.place, index)).map(|()| true)
+    /// Removes the oldest segment, unless nothing but that of the last commit is left, or a consumer needs it. A reader
+    /// that has it open goes on.
+    fn drop_oldest(&self) -> Result<Oldest> {
+        let mut indices = segments(&*self.medium, &self.place)?.into_iter();
+        let Some(index) = indices.next().filter(|index| *index < self.confirmed.segment) else {
+            return Ok(Oldest::IsNewest);
+        };
+        if self.control.block.is_some() && self.medium.makes_check(consumer::barriers::HELD) {
+            let next = indices.next().map_or(Ok(None), |next| self.open_segment(next))?;
+            // Nobody can be given what comes before a segment that is damaged.
+            let through = next.map_or(0, |next| next.base);
+            let slowest = consumer::slowest(&*self.medium, &self.place, &self.control.uuid, &self.data)?;
+            if let Some((consumer, acknowledged)) = slowest.filter(|(_, acknowledged)| *acknowledged < through) {
+                return Ok(Oldest::Held { consumer, acknowledged });
             }
-            _ => Ok(false),
+            consumer::make_durable(&*self.medium, &self.place, &self.data)?;
         }
+        // After a crash the open looks for records from the confirmation on, which must not name what is gone.
+        self.medium.fence(consumer::barriers::DROP, &[&self.file])?;
+        self.medium.unlink(&segment_path(&self.place, index))?;
+        Ok(Oldest::Dropped)
     }
 
     /// Says, durably, that the file was closed and how it stands.
@@ -399,6 +459,8 @@ fn is_full(error: &Error) -> bool {
 /// Removes a log: the control first, without which segments are nothing.
 fn remove<M: Medium>(medium: &M, place: &Path) -> Result<()> {
     let indices = segments(medium, place)?;
+    let names = consumers(medium, place)?;
     medium.unlink(place)?;
+    names.iter().try_for_each(|name| medium.unlink(&consumer_path(place, name)))?;
     indices.into_iter().try_for_each(|index| medium.unlink(&segment_path(place, index)))
 }

@@ -17,12 +17,15 @@
 //!    another UUID, and each reader from before learns that commits are missing.
 //! 6. Every open for writing keeps an existing log up.
 //! 7. Commits are serialized, and no write is under way while a record is made.
-//! 8. A number of the log is above all earlier ones of the file, and not above the engine's own of that commit. The
+//! 8. If the log blocks, no segment goes that a registered [consumer] has not acknowledged. A commit waits for the
+//!    consumer, up to a limit in time, before its record is made: a commit that is refused changes nothing.
+//! 9. A number of the log is above all earlier ones of the file, and not above the engine's own of that commit. The
 //!    engine may give numbers in between, as `reflection` does when it copies slices home.
 //! 9. No snapshot is taken between a record and its confirmation ([`since`]).
 //!
 //! Lock order: the gate, the log, then those of the engine within.
 
+pub(crate) mod consumer;
 mod files;
 mod format;
 mod log;
@@ -35,6 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use self::consumer::Consuming;
 use self::format::RawRange;
 use self::log::{Appended, Coming, Log};
 pub(crate) use self::log::{Glance, glance};
@@ -43,9 +47,10 @@ use super::redundancy::RedundancyService;
 use super::snapshot::SnapshotService;
 use super::{Close, Engine, Info, Piece};
 use crate::error::{Error, Result};
+use crate::format::magic::is_region_store;
 use crate::format::sidecar::number::Stamped;
-use crate::options::{Durability, Options};
-use crate::storage::{Identity, Medium};
+use crate::options::{CommitLog, Durability, Options};
+use crate::storage::{Access, Identity, Medium, MediumFile};
 use crate::sync::word_lock::lock;
 use crate::sync::writer_gate::{Closed, WriterGate};
 use crate::sys::incarnation;
@@ -115,8 +120,13 @@ pub(crate) trait CommitService: Send + Sync {
     /// # Errors
     /// [`Error::CommitsMissing`]; [`Error::NoSuchCommit`]; those of reading.
     fn after(&self, commit: u64) -> Result<Box<dyn Commits>>;
-    /// Bytes that the log may take.
-    fn limit(&self) -> u64;
+    /// The commits that this consumer has not acknowledged, or those after `from`.
+    ///
+    /// # Errors
+    /// As for [`Consuming::open`].
+    fn consumer(&self, name: &str, from: Option<u64>) -> Result<Box<dyn Commits>>;
+    /// How the log is kept.
+    fn kept(&self) -> CommitLog;
 }
 
 /// An engine whose commits are logged.
@@ -129,13 +139,34 @@ pub(crate) struct WithCommitLog<M: Medium> {
     log: Mutex<Option<Log<M>>>,
     pending: Mutex<Pending>,
     durability: Durability,
-    limit: u64,
+    kept: CommitLog,
     /// Whether a change of the length is a commit by itself, which takes the open epoch with it.
     resize_commits: bool,
     /// A record could not be taken back.
     broken: AtomicBool,
     /// The process that opened the file.
     process: u64,
+}
+
+/// Refuses a log for a region store: the engine of the regions commits past it.
+///
+/// # Errors
+/// [`Error::Invalid`]; those of reading.
+pub(crate) fn check_no_regions<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<()> {
+    if options.commit_log.is_none_or(|log| log.limit == 0) {
+        return Ok(());
+    }
+    let file = medium.open(path, Access::Read, 0)?;
+    let mut start = [0; 8192];
+    let there = file.len().min(start.len() as u64) as usize;
+    file.read(0, &mut start[..there])?;
+    if is_region_store(&start[..there]) {
+        let what = "a region store has no commit log: its regions commit one by one, each with numbers of its own; \
+                    back a store up with `untorn backup`"
+            .to_owned();
+        return Err(Error::Invalid { path: path.to_owned(), what });
+    }
+    Ok(())
 }
 
 /// Puts the log around an engine that was just opened for writing, if its file has one or is to get one.
@@ -155,10 +186,10 @@ pub(crate) fn with_commit_log<M: Medium>(
     let info = engine.info();
     // Of a file whose user chose another version than the log's nothing goes on.
     let recovered = info.recovery.was_needed && options.prefer.is_none();
-    let limit = options.commit_log.filter(|limit| *limit > 0);
-    let log = Log::open(Arc::clone(medium), &path, limit, glance, engine.last_commit().number, recovered)?;
+    let wanted = options.commit_log.filter(|log| log.limit > 0);
+    let log = Log::open(Arc::clone(medium), &path, wanted, glance, engine.last_commit().number, recovered)?;
     let Some(log) = log else { return Ok(engine) };
-    if options.commit_log == Some(0) {
+    if options.commit_log.is_some_and(|log| log.limit == 0) {
         log.remove()?;
         return Ok(engine);
     }
@@ -166,7 +197,7 @@ pub(crate) fn with_commit_log<M: Medium>(
     let logged = WithCommitLog {
         resize_commits: engine.resize_commits(),
         durability: info.durability,
-        limit: log.control.limit,
+        kept: CommitLog { limit: log.control.limit, block: log.control.block },
         engine,
         medium: Arc::clone(medium),
         path,
@@ -353,8 +384,16 @@ impl<M: Medium> CommitService for WithCommitLog<M> {
         Ok(Box::new(Reader::open(Arc::clone(&self.medium), &self.path, commit)?))
     }
 
-    fn limit(&self) -> u64 {
-        self.limit
+    fn consumer(&self, name: &str, from: Option<u64>) -> Result<Box<dyn Commits>> {
+        let last = self.engine.last_commit().number;
+        if let Some(commit) = from.filter(|commit| *commit > last) {
+            return Err(Error::NoSuchCommit { path: self.path.clone(), commit, last });
+        }
+        Ok(Box::new(Consuming::open(Arc::clone(&self.medium), &self.path, name, from)?))
+    }
+
+    fn kept(&self) -> CommitLog {
+        self.kept
     }
 }
 

@@ -1,7 +1,9 @@
 //! What a commit log has, for reports: nothing is locked or changed.
 
 use std::path::Path;
+use std::time::Duration;
 
+use super::consumer::{ConsumerInfo, positions};
 use super::files::{Segment, open, read_control, segments};
 use super::format::LINE;
 use super::log::control_path;
@@ -22,6 +24,13 @@ pub struct CommitLogInfo {
     pub first: Option<u64>,
     /// The number of the last commit that it has; `None` if it has none yet.
     pub last: Option<u64>,
+    /// How long a commit waits for consumers that have not acknowledged the oldest commits; `None` if it does not, and
+    /// those commits go.
+    pub block: Option<Duration>,
+    /// The registered consumers, by name.
+    pub consumers: Vec<ConsumerInfo>,
+    /// Which log it is.
+    pub(crate) uuid: [u8; 16],
 }
 
 /// What the log of a file has; `None` if the file has no log, or none that counts.
@@ -51,5 +60,15 @@ pub(crate) fn look<M: Medium>(medium: &M, path: &Path) -> Result<Option<CommitLo
     }
     let oldest = oldest.unwrap_or(control.base);
     let last = (confirmed.number > oldest).then_some(confirmed.number);
-    Ok(Some(CommitLogInfo { limit: control.limit, bytes, oldest, first, last }))
+    let consumers = positions(medium, &place, &data)?
+        .into_iter()
+        .map(|(name, position)| ConsumerInfo {
+            name,
+            acknowledged: position.number,
+            lag: confirmed.number.saturating_sub(position.number),
+            has_missed: position.uuid != control.uuid || position.number < oldest,
+        })
+        .collect();
+    let (limit, block, uuid) = (control.limit, control.block, control.uuid);
+    Ok(Some(CommitLogInfo { limit, bytes, oldest, first, last, block, consumers, uuid }))
 }

@@ -71,14 +71,28 @@ pub(crate) trait Commits: Send {
     /// # Errors
     /// [`Error::CommitsMissing`]; those of reading.
     fn next(&mut self, with_bytes: bool) -> Result<Option<Commit>>;
+    /// The data file.
+    fn path(&self) -> &Path;
     /// The number of the last one that was given.
     fn position(&self) -> u64;
+    /// The last that was acknowledged; `None` if this is not the stream of a consumer.
+    fn acknowledged(&self) -> Option<u64> {
+        None
+    }
+    /// Makes this the position of the consumer, durably. Only the stream of a consumer is asked.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a commit that was not given; those of writing.
+    fn acknowledge(&mut self, _number: u64) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The commits of a file in order, each exactly once, from the file's commit log.
 ///
 /// A stream is pulled. A slow reader never slows a commit: the log keeps the newest commits up to its limit, and a
-/// reader that has fallen behind is told so. It holds no lock and may be anywhere: in the process that has the file
+/// reader that has fallen behind is told so. Only registered [consumers](Self::consumer) are waited for, if the log was
+/// asked to ([`CommitLog::block`](crate::options::CommitLog::block)). It holds no lock and may be anywhere: in the process that has the file
 /// open, in another one, or in one that comes when the writer has gone.
 ///
 /// ```
@@ -149,6 +163,28 @@ impl CommitStream {
     /// from there.
     pub fn position(&self) -> u64 {
         self.commits.position()
+    }
+
+    /// Notes durably that this consumer is done with the commits up to this one: its next stream goes on after it, and
+    /// the log may drop them. A lower number than an earlier one changes nothing. A flush for each call; a consumer may
+    /// acknowledge many commits at once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if this is not the stream of a [consumer](Self::consumer), if it has not given that commit
+    /// yet, or if the consumer was [forgotten](crate::commits::forget) meanwhile. [`Error::Io`]: the position may be
+    /// the old or the new one then.
+    pub fn acknowledge(&mut self, number: u64) -> Result<()> {
+        if self.acknowledged().is_none() {
+            let what = "only the stream of a consumer acknowledges commits; open it by `CommitStream::consumer`";
+            return Err(Error::Invalid { path: self.commits.path().to_owned(), what: what.to_owned() });
+        }
+        self.commits.acknowledge(number)
+    }
+
+    /// The last commit that this consumer acknowledged, or the one that it started after; `None` if this is not the
+    /// stream of a [consumer](Self::consumer).
+    pub fn acknowledged(&self) -> Option<u64> {
+        self.commits.acknowledged()
     }
 
     /// Everything that is there now, as ranges.
@@ -316,7 +352,7 @@ impl<M: Medium> Reader<M> {
 }
 
 /// The control, which the writer may be writing to this moment.
-fn whole_control<F: MediumFile>(file: &F) -> Result<Option<(Control, Confirmed)>> {
+pub(super) fn whole_control<F: MediumFile>(file: &F) -> Result<Option<(Control, Confirmed)>> {
     for _ in 0..8 {
         if let Some(read) = read_control(file)? {
             return Ok(Some(read));
@@ -390,6 +426,10 @@ impl<M: Medium> Commits for Reader<M> {
             let (len, shortest) = (head.len, head.shortest);
             return Ok(Some(Commit { number: head.number, previous, time, len, shortest, changes }));
         }
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
     }
 
     fn position(&self) -> u64 {

@@ -358,7 +358,7 @@ impl Opener for Committed {
             Options { exclusion: Some(exclusion), lost_page: self.options.lost_page, keep_sidecar: true, ..agreed };
         let shared = (self.open)(&self.path, &options)?;
         let negotiated =
-            negotiated::of(&options, &shared.engine.info(), shared.engine.commits().map(CommitService::limit));
+            negotiated::of(&options, &shared.engine.info(), shared.engine.commits().map(CommitService::kept));
         // The path may have come to name another file since it was looked at.
         if shared.engine.identity()? != self.identity {
             return Err(another());

@@ -85,7 +85,7 @@ pub(super) fn join(
 fn begin(path: &Path, rendezvous: &Arc<Rendezvous>, options: &Options, opener: &Opener) -> Result<Arc<Member>> {
     let failed = |error: std::io::Error| Error::io("share", path, error);
     let engine = opener(options)?;
-    let negotiated = negotiated::of(options, &engine.info(), engine.commits().map(CommitService::limit));
+    let negotiated = negotiated::of(options, &engine.info(), engine.commits().map(CommitService::kept));
     let agreed =
         negotiated::agree(&negotiated, options).map_err(|what| Error::Invalid { path: path.to_owned(), what })?;
     let identity = super::words_of(engine.identity()?);
