@@ -207,7 +207,8 @@ fn killed_consumer(class: MediumClass, muted: Option<Barrier>) -> Result<(), Str
     let mut life = Life::new(medium, Expected::default());
     let mut rng = Rng::new(7);
     life.open()?;
-    for _ in 0..3 {
+    // More than a segment has, so that the next position lets one go.
+    for _ in 0..9 {
         life.commit(&mut rng)?;
     }
     let before = life.expected().acknowledged;
