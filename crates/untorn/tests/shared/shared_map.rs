@@ -351,8 +351,8 @@ fn a_stream_has_the_commits_of_all_processes() {
     // The owner leaves, and then the next one is killed, whichever it is.
     map.close().unwrap();
     take(&mut stream, &mut repeat);
-    for mut child in children.drain(..) {
-        kill(&mut child);
+    for child in children.drain(..) {
+        kill(child);
         if let Some(commit) = stream.next().unwrap() {
             repeat(&commit);
         }
