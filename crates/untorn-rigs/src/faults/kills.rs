@@ -195,7 +195,7 @@ fn live(program: &Program, verb: Verb, dir: &Path, kill: usize) -> Result<(End, 
 }
 
 /// A directory of one process: in memory, where a flush costs nothing, if extended attributes work there.
-fn directory() -> Result<tempfile::TempDir> {
+pub(super) fn directory() -> Result<tempfile::TempDir> {
     let memory = Path::new("/dev/shm");
     let made = |base: &Path| tempfile::tempdir_in(base).map_err(Error::io_at("create a directory in", base));
     if memory.is_dir() {

@@ -4,6 +4,7 @@
 //! answer each of its system calls with an errno, or make the call transfer half of its bytes. A run without failures
 //! counts the calls. Then, for every call and each applicable errno, a new process runs in which only that call fails.
 //! Its reports, and the state that another process then finds on the disk, must match the documented promises.
+//! `failures` does the same with the calls of a backup and of a restoration.
 //!
 //! [`kills`] kills a process before each of its calls that change a file, and looks at what it leaves.
 //!
@@ -12,6 +13,7 @@
 
 mod backups;
 mod calls;
+mod failures;
 mod judge;
 pub mod kills;
 mod report;

@@ -13,10 +13,12 @@ use std::thread;
 use nix::libc;
 
 use super::calls::{CALLS, Call, How};
+use super::failures;
 use super::judge::{Allowed, Check, Failure, judge};
 use super::report::Report;
 use super::script::{Place, Setup, script};
 use super::tracer::{Action, End, Entry, trace};
+use super::verbs::FAILING;
 use super::victim::{HANGS, READY, Role};
 use crate::error::{Error, Result};
 
@@ -60,6 +62,31 @@ struct Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}:{}", self.setup, CALLS[self.row].name, self.number, self.how)
+    }
+}
+
+/// A case of the script, or one of a verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chosen {
+    Script(Case),
+    Verb(failures::Case),
+}
+
+impl Chosen {
+    fn row(&self) -> usize {
+        match self {
+            Chosen::Script(case) => case.row,
+            Chosen::Verb(case) => case.row,
+        }
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Chosen::Script(case) => case.fmt(f),
+            Chosen::Verb(case) => case.fmt(f),
+        }
     }
 }
 
@@ -116,7 +143,8 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
         let life = undisturbed(&settings.program, setup)?;
         for (row, call) in CALLS.iter().enumerate().filter(|(_, call)| setup.place != Place::Ring || of_ring(call)) {
             let numbers = 1..=life.counts[row];
-            let new = numbers.flat_map(|number| call.ways().map(move |how| Case { setup, row, number, how }));
+            let case = move |number, how| Chosen::Script(Case { setup, row, number, how });
+            let new = numbers.flat_map(|number| call.ways().map(move |how| case(number, how)));
             let before = cases.len();
             cases.extend(new);
             if cases.len() > before {
@@ -128,6 +156,16 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
             *outcome.spared.entry(number).or_default() += count;
         }
     }
+    for verb in FAILING {
+        let counts = failures::undisturbed(&settings.program, verb)?;
+        for ((row, call), count) in CALLS.iter().enumerate().zip(counts).filter(|(_, count)| *count > 0) {
+            let case = |number, how| Chosen::Verb(failures::Case { verb, row, number, how });
+            let before = cases.len();
+            cases.extend((1..=count).flat_map(|number| call.ways().map(move |how| case(number, how))));
+            let tally = outcome.calls.entry(call.name).or_default();
+            *tally = (tally.0 + count, tally.1 + cases.len() - before);
+        }
+    }
     outcome.total = cases.len();
     let chosen = choose(settings, cases)?;
     let (next, outcome) = (AtomicUsize::new(0), Mutex::new(outcome));
@@ -137,7 +175,11 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
         for _ in 0..settings.jobs.max(1) {
             scope.spawn(|| {
                 while let Some(case) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match attempt(&settings.program, case, settings.replay.is_some()) {
+                    let attempted = match case {
+                        Chosen::Script(case) => attempt(&settings.program, case, settings.replay.is_some()),
+                        Chosen::Verb(case) => met(|| failures::attempt(&settings.program, case)),
+                    };
+                    match attempted {
                         Ok(Ok(Course::Unmet)) => locked().unmet += 1,
                         Ok(Ok(course)) => {
                             let mut outcome = locked();
@@ -175,16 +217,16 @@ fn of_ring(call: &Call) -> bool {
     call.name.starts_with("io_uring") || call.name == "mmap"
 }
 
-fn choose(settings: &Settings, cases: Vec<Case>) -> Result<Vec<Case>> {
-    let named = |case: &Case| match (&settings.only, &settings.replay) {
+fn choose(settings: &Settings, cases: Vec<Chosen>) -> Result<Vec<Chosen>> {
+    let named = |case: &Chosen| match (&settings.only, &settings.replay) {
         (_, Some(token)) => {
             let name = case.to_string();
             name == *token || name.split_once(':').is_some_and(|(_, rest)| rest == token)
         }
-        (Some(only), None) => CALLS[case.row].name == only,
+        (Some(only), None) => CALLS[case.row()].name == only,
         (None, None) => true,
     };
-    let mut chosen: Vec<Case> = cases.into_iter().filter(named).collect();
+    let mut chosen: Vec<Chosen> = cases.into_iter().filter(named).collect();
     if let Some((wanted, seed)) = settings.sample {
         let stride = chosen.len().div_ceil(wanted.max(1)).max(1);
         let from = untorn_sim::Rng::new(seed).below(stride as u64) as usize;
@@ -216,7 +258,7 @@ fn undisturbed(program: &Program, setup: Setup) -> Result<Life> {
 
 /// The outcome of a case without a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Course {
+pub(super) enum Course {
     /// An operation reported the failure.
     Told,
     /// All operations succeeded.
@@ -227,22 +269,26 @@ enum Course {
 
 /// Tries one case. Returns its outcome or the violation.
 fn attempt(program: &Program, case: &Case, stop_always: bool) -> Result<Check<Course>> {
-    let met = |role| {
-        let mut course = Ok(Course::Unmet);
-        for _ in 0..MEETINGS {
-            course = attempt_as(program, case, role)?;
-            if course != Ok(Course::Unmet) {
-                break;
-            }
-        }
-        Ok(course)
-    };
-    let course = met(Role::GoOn)?.map_err(|what| format!("if the process continues after the failure: {what}"));
+    let course = met(|| attempt_as(program, case, Role::GoOn))?
+        .map_err(|what| format!("if the process continues after the failure: {what}"));
     // If nothing failed, a process that stops would have done the same.
     if course != Ok(Course::Told) || !(stop_always || CALLS[case.row].leaves_its_own(case.how)) {
         return Ok(course);
     }
-    Ok(met(Role::Stop)?.map_err(|what| format!("if the process exits after the failure: {what}")))
+    Ok(met(|| attempt_as(program, case, Role::Stop))?
+        .map_err(|what| format!("if the process exits after the failure: {what}")))
+}
+
+/// Tries a case until its call is made.
+fn met(mut attempt: impl FnMut() -> Result<Check<Course>>) -> Result<Check<Course>> {
+    let mut course = Ok(Course::Unmet);
+    for _ in 0..MEETINGS {
+        course = attempt()?;
+        if course != Ok(Course::Unmet) {
+            break;
+        }
+    }
+    Ok(course)
 }
 
 fn attempt_as(program: &Program, case: &Case, role: Role) -> Result<Check<Course>> {
@@ -351,7 +397,7 @@ impl Meddler<'_> {
             && self.calls.iter().filter(|(entry, _)| Call::row(entry) == Some(case.row)).count() == case.number
         {
             self.failed = Some(said);
-            return self.fail(case.how, entry);
+            return fail(case.how, entry, &mut self.torn);
         }
         match entry.number {
             // Answer flushes as the filter does.
@@ -359,18 +405,19 @@ impl Meddler<'_> {
             _ => Action::Run,
         }
     }
+}
 
-    fn fail(&mut self, how: How, entry: &Entry) -> Action {
-        let half = entry.arguments[2].div_ceil(2);
-        match how {
-            How::Errno(errno) => Action::Answer(-i64::from(errno)),
-            How::Short => Action::Shorten(half),
-            // One byte cannot be halved, and a write of zero bytes is the error itself.
-            How::Torn(errno) if entry.arguments[2] < 2 => Action::Answer(-i64::from(errno)),
-            How::Torn(errno) => {
-                self.torn = Some((entry.thread, errno));
-                Action::Shorten(half)
-            }
+/// Has a call fail. After a torn write the next one of the thread is to fail with the errno that comes into `torn`.
+pub(super) fn fail(how: How, entry: &Entry, torn: &mut Option<(i32, i32)>) -> Action {
+    let half = entry.arguments[2].div_ceil(2);
+    match how {
+        How::Errno(errno) => Action::Answer(-i64::from(errno)),
+        How::Short => Action::Shorten(half),
+        // One byte cannot be halved, and a write of zero bytes is the error itself.
+        How::Torn(errno) if entry.arguments[2] < 2 => Action::Answer(-i64::from(errno)),
+        How::Torn(errno) => {
+            *torn = Some((entry.thread, errno));
+            Action::Shorten(half)
         }
     }
 }

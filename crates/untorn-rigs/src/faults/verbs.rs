@@ -79,11 +79,23 @@ impl Verb {
         Verb::Copy(Kind::New),
         Verb::Copy(Kind::Over),
         Verb::Copy(Kind::Increment),
+        Verb::Copy(Kind::Since),
         Verb::Copy(Kind::Resumable),
         Verb::Restore,
         Verb::RestoreOver,
     ];
 }
+
+/// Those whose system calls are made to fail.
+pub(super) const FAILING: [Verb; 7] = [
+    Verb::Copy(Kind::New),
+    Verb::Copy(Kind::Over),
+    Verb::Copy(Kind::Increment),
+    Verb::Copy(Kind::Since),
+    Verb::Copy(Kind::Resumable),
+    Verb::Restore,
+    Verb::RestoreOver,
+];
 
 impl fmt::Display for Verb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -338,6 +350,19 @@ impl Verb {
         }
     }
 
+    /// Whether what it reported as done is there.
+    ///
+    /// # Errors
+    /// In words, what is missing.
+    pub(super) fn is_done(self, dir: &Path) -> std::result::Result<(), String> {
+        let now = image(&BEFORE, LEN);
+        match self {
+            Verb::Copy(kind) => backups::is_made(kind, dir, &now),
+            _ if fs::read(self.path(dir)).is_ok_and(|bytes| bytes == now) => Ok(()),
+            _ => Err("the file was reported as restored, and is not there".to_owned()),
+        }
+    }
+
     /// Whether the file is refused until somebody decides, so that the verb has to be repeated.
     fn decides(self) -> bool {
         matches!(self, Verb::TrustSidecar | Verb::TrustFile | Verb::Adopt(_) | Verb::AdoptProtected(_))
@@ -383,6 +408,9 @@ pub(super) fn survives(verb: Verb, dir: &Path, allowed: &Allowed) -> std::result
     }
     if plain != held {
         return Err("the recovered file is not a plain one".to_owned());
+    }
+    if matches!(verb, Verb::Restore | Verb::RestoreOver) && held == image(&BEFORE, LEN) {
+        backups::numbered(dir, &file)?;
     }
     if !held.is_empty() {
         write(&file, (held.len() as u64 / 2, b'z', 1)).map_err(told("writing"))?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use untorn::{AtomicFile, Error};
 use untorn_sim::script::{Op, perform};
 
+use super::failures;
 use super::report::{Handle, Report};
 use super::script::{Setup, digest, read_all, script};
 
@@ -59,6 +60,9 @@ impl FromStr for Role {
 /// If no rig gave these arguments, or the rig has exited.
 pub fn victim(words: &[String]) -> io::Result<()> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    if let [verb, dir] = words {
+        return failures::victim(verb, Path::new(dir));
+    }
     let [role, setup, path, asked] = words else {
         return Err(invalid("expected four arguments: a role, a setup, a path and calls".to_owned()));
     };
