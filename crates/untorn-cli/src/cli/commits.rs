@@ -12,20 +12,32 @@ use crate::size;
 pub(crate) struct Commits {
     /// The file.
     pub(crate) file: PathBuf,
-    /// Print the commits after this one [default: all that the log has].
-    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["start", "stop"])]
+    /// Print the commits after this one [default: all that the log has; with --consumer, after the last that it
+    /// acknowledged].
+    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["start", "stop", "forget"])]
     pub(crate) from: Option<u64>,
     /// Wait for further commits at the end, until a signal; also for the commit of --from, if the file is not there
     /// yet.
-    #[arg(long, conflicts_with_all = ["start", "stop"])]
+    #[arg(long, conflicts_with_all = ["start", "stop", "forget"])]
     pub(crate) follow: bool,
     /// Print the changed bytes too, in hexadecimal digits.
-    #[arg(long, requires = "json", conflicts_with_all = ["start", "stop"])]
+    #[arg(long, requires = "json", conflicts_with_all = ["start", "stop", "forget"])]
     pub(crate) bytes: bool,
+    /// Print the commits that the consumer of this name has not acknowledged, and acknowledge them when they are
+    /// printed. A new name is registered, and begins at the start of the log, or after --from.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["start", "stop", "forget"])]
+    pub(crate) consumer: Option<String>,
+    /// Remove the consumer of this name: the log keeps nothing for it any more.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["start", "stop"])]
+    pub(crate) forget: Option<String>,
     /// Give the file a commit log of at most so many bytes; suffixes K, M, G, T are powers of 1024. The limit of a log
     /// that it has changes.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "stop")]
     pub(crate) start: Option<u64>,
+    /// With --start: keep commits until every consumer has acknowledged them. A commit waits up to so many seconds for
+    /// the slowest consumer, and then fails. Without it the oldest commits go, and the consumer is told.
+    #[arg(long, value_name = "SECONDS", requires = "start")]
+    pub(crate) block: Option<u64>,
     /// Give the commit log up.
     #[arg(long)]
     pub(crate) stop: bool,

@@ -156,10 +156,15 @@ pub(crate) enum Verb {
     /// Works while another process has the file open, and when it has gone. --start gives the file a log, which every
     /// later opening keeps up; --stop gives it up. Each line of --json has the number of a commit, that of the commit
     /// before it, its time, the length of the file and the changed ranges.
+    ///
+    /// A consumer (--consumer) has a name and a position that outlives it: each commit is printed at least once, by one
+    /// process at a time. `untorn info` shows how far each is.
     #[command(
         after_help = "Exit codes: 0 all commits were printed; 1 commits are missing: the message names the oldest \
-        that one can go on from; 2 corrupt; 64 usage, or --from above the last commit; 74 I/O error\n\n\
-        Examples:\n  untorn commits ledger --start 256M\n  untorn commits ledger --from 4711 --follow --json"
+        that one can go on from, or --forget found no consumer; 2 corrupt; 64 usage, or --from above the last \
+        commit; 74 I/O error\n\n\
+        Examples:\n  untorn commits ledger --start 256M\n  untorn commits ledger --from 4711 --follow --json\n  untorn \
+        commits ledger --consumer replica --follow --json --bytes | apply-to-replica"
     )]
     Commits(Commits),
     /// Print a line for each commit of a file from now on, also while another process has it open.

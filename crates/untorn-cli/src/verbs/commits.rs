@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use untorn::commits::{self, Commit, CommitStream};
+use untorn::options::CommitLog;
 use untorn::{Options, inspect};
 
 use super::info::seconds;
@@ -17,10 +18,22 @@ use crate::size;
 /// How long to wait for a commit before looking whether the reader of standard output is still there.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How many commits a consumer acknowledges at once: each time costs a flush.
+const BATCH: u64 = 256;
+
 /// Prints commits, or gives the file its log or takes it.
 pub(crate) fn commits(args: &cli::Commits) -> Result<Exit> {
     if let Some(limit) = args.start {
-        return start(&args.file, limit, args.form.json);
+        let log = CommitLog::new(limit);
+        let log = args.block.map_or(log, |seconds| log.block(Duration::from_secs(seconds)));
+        return start(&args.file, log, args.form.json);
+    }
+    if let Some(name) = &args.forget {
+        let had = commits::forget(&args.file, name)?;
+        let object = json!({ "path": args.file.display().to_string(), "consumer": name, "forgotten": had });
+        let what = if had { "removed its consumer" } else { "it has no consumer" };
+        output::report(args.form.json, &object, || format!("{}: {what} {name}\n", args.file.display()))?;
+        return Ok(if had { Exit::Clean } else { Exit::Attention });
     }
     if args.stop {
         let had = commits::stop(&args.file)?;
@@ -38,9 +51,19 @@ pub(crate) fn commits(args: &cli::Commits) -> Result<Exit> {
 
 /// The stream that was asked for.
 fn opened(args: &cli::Commits) -> Result<CommitStream> {
-    let Some(from) = args.from else { return Ok(CommitStream::open(&args.file, oldest(&args.file)?)?) };
+    let name = args.consumer.as_deref();
+    let Some(from) = args.from else {
+        return Ok(match name {
+            Some(name) => CommitStream::consumer(&args.file, name)?,
+            None => CommitStream::open(&args.file, oldest(&args.file)?)?,
+        });
+    };
     loop {
-        match CommitStream::open(&args.file, from) {
+        let stream = match name {
+            Some(name) => CommitStream::consumer_from(&args.file, name, from),
+            None => CommitStream::open(&args.file, from),
+        };
+        match stream {
             Err(untorn::Error::NoSuchCommit { .. }) if args.follow => std::thread::sleep(PATIENCE),
             Err(error @ untorn::Error::NoSuchCommit { .. }) => {
                 let what = format!("{error}; --follow waits until the file is there");
@@ -74,13 +97,15 @@ fn last(stream: CommitStream) -> untorn::Result<u64> {
     Ok(stream.position())
 }
 
-fn start(path: &Path, limit: u64, as_json: bool) -> Result<Exit> {
+fn start(path: &Path, log: CommitLog, as_json: bool) -> Result<Exit> {
+    let limit = log.limit();
     if limit == 0 {
         return Err(Failure::usage("a commit log of 0 bytes holds nothing; --stop gives a log up"));
     }
-    Options::new().commit_log(limit).open(path)?.close()?;
+    Options::new().commit_log(log).open(path)?.close()?;
     let commit = inspect(path)?.commit;
-    let object = json!({ "path": path.display().to_string(), "limit": limit, "commit": commit });
+    let object = json!({ "path": path.display().to_string(), "limit": limit,
+        "block_seconds": log.waits().map(|time| time.as_secs_f64()), "commit": commit });
     output::report(as_json, &object, || {
         let (path, size) = (path.display(), size::show(limit));
         format!("{path}: it has a commit log of at most {size}; it is at commit {commit} now\n")
@@ -88,15 +113,41 @@ fn start(path: &Path, limit: u64, as_json: bool) -> Result<Exit> {
     Ok(Exit::Clean)
 }
 
-/// Prints what there is, and what comes if `follow`, until nobody reads it any more.
+/// Prints what there is, and what comes if `follow`, until nobody reads it any more. A consumer acknowledges what is
+/// printed: when nothing more is there, and after each [`BATCH`].
 fn print(mut stream: CommitStream, follow: bool, form: impl Fn(&Commit) -> String) -> Result<Exit> {
-    loop {
-        let next = if follow { stream.next_within(PATIENCE)? } else { stream.next()? };
+    let mut printed = None;
+    for count in 1_u64.. {
+        let next = match stream.next()? {
+            None => {
+                acknowledge(&mut stream, printed.take())?;
+                if follow { stream.next_within(PATIENCE)? } else { None }
+            }
+            next => next,
+        };
         match next {
-            Some(commit) if output::bytes(form(&commit).as_bytes())? == Reader::Gone => return Ok(Exit::Clean),
-            None if !follow => return Ok(Exit::Clean),
-            Some(_) | None => {}
+            Some(commit) => {
+                if output::bytes(form(&commit).as_bytes())? == Reader::Gone {
+                    break;
+                }
+                printed = Some(commit.number);
+            }
+            None if !follow => break,
+            None => {}
         }
+        if count.is_multiple_of(BATCH) {
+            acknowledge(&mut stream, printed.take())?;
+        }
+    }
+    acknowledge(&mut stream, printed)?;
+    Ok(Exit::Clean)
+}
+
+/// Acknowledges this commit, if there is one and the stream is that of a consumer.
+fn acknowledge(stream: &mut CommitStream, number: Option<u64>) -> Result<()> {
+    match (number, stream.acknowledged()) {
+        (Some(number), Some(_)) => Ok(stream.acknowledge(number)?),
+        _ => Ok(()),
     }
 }
 

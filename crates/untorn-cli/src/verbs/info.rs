@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use untorn::EngineKind;
-use untorn::report::{CommitLogInfo, HeldSnapshots, Report, SnapshotInfo, State};
+use untorn::report::{CommitLogInfo, ConsumerInfo, HeldSnapshots, Report, SnapshotInfo, State};
 
 use super::{protect, prune};
 use crate::cli::Look;
@@ -83,7 +83,23 @@ pub(crate) fn object(report: &Report) -> Value {
 
 /// The JSON form of a commit log.
 fn commit_log(log: &CommitLogInfo) -> Value {
-    json!({ "limit": log.limit, "bytes": log.bytes, "oldest": log.oldest, "first": log.first, "last": log.last })
+    let one = |consumer: &ConsumerInfo| {
+        json!({
+            "name": consumer.name,
+            "acknowledged": consumer.acknowledged,
+            "lag": consumer.lag,
+            "has_missed": consumer.has_missed,
+        })
+    };
+    json!({
+        "limit": log.limit,
+        "bytes": log.bytes,
+        "oldest": log.oldest,
+        "first": log.first,
+        "last": log.last,
+        "block_seconds": log.block.map(|time| time.as_secs_f64()),
+        "consumers": log.consumers.iter().map(one).collect::<Vec<_>>(),
+    })
 }
 
 /// The lines of the text form that tell of a commit log.
@@ -94,7 +110,16 @@ fn commit_log_lines(log: Option<&CommitLogInfo>) -> String {
         (Some(first), Some(last)) => format!("commits {first} to {last}"),
         _ => format!("no commit after {} yet", log.oldest),
     };
-    format!("  commit log  {has}, {bytes} of at most {limit}\n")
+    let mut text = format!("  commit log  {has}, {bytes} of at most {limit}\n");
+    // Writing to a String cannot fail.
+    if let Some(time) = log.block {
+        let _ = writeln!(text, "              commits wait up to {} s for its consumers", time.as_secs_f64());
+    }
+    for ConsumerInfo { name, acknowledged, lag, has_missed, .. } in &log.consumers {
+        let lost = if *has_missed { "; commits that it needs are gone" } else { "" };
+        let _ = writeln!(text, "              consumer {name}: acknowledged {acknowledged}, {lag} behind{lost}");
+    }
+    text
 }
 
 /// The JSON form of the held snapshots.

@@ -90,3 +90,36 @@ fn watch_prints_a_line_for_each_commit_of_another_process() {
         file.close().unwrap();
     }
 }
+
+#[test]
+fn a_consumer_goes_on_where_it_acknowledged_and_blocks() {
+    let place = Place::empty();
+    untorn(&["create", place.name(), "--len", "64K"]).expect(0);
+    let start = untorn(&["commits", place.name(), "--start", "64K", "--block", "0", "--json"]).expect(0).text();
+    assert!(start.contains("\"block_seconds\":0.0"), "{start}");
+    let write = |text: &str| untorn_with(&["write", place.name(), "--offset", "9"], text.as_bytes());
+    let printed = || lines(&untorn(&["commits", place.name(), "--consumer", "one", "--json"]).expect(0).text()).len();
+    assert_eq!(printed(), 0);
+    write("a").expect(0);
+    write("b").expect(0);
+    assert_eq!(printed(), 2);
+    write("c").expect(0);
+    assert_eq!((printed(), printed()), (1, 0));
+    // The log is full after some commits, and keeps what the consumer has not acknowledged.
+    let long = "x".repeat(20_000);
+    let refused = (0..20).map(|_| write(&long)).find(|run| run.code() != Some(0)).expect("no commit was refused");
+    refused.expect(74).names("--forget one");
+    let log = &place.info()["commit_log"];
+    assert_eq!((&log["consumers"][0]["name"], &log["consumers"][0]["has_missed"]), (&"one".into(), &false.into()));
+    assert!(log["consumers"][0]["lag"].as_u64() > Some(0) && log["block_seconds"] == 0.0, "{log}");
+    let text = untorn(&["info", place.name()]).expect(0).text();
+    assert!(text.contains("consumer one: acknowledged ") && text.contains("commits wait up to 0 s"), "{text}");
+    assert!(printed() > 0);
+    write(&long).expect(0);
+    untorn(&["commits", place.name(), "--forget", "one"]).expect(0);
+    untorn(&["commits", place.name(), "--forget", "one"]).expect(1);
+    (0..9).for_each(|_| drop(write(&long).expect(0)));
+    untorn(&["commits", place.name(), "--consumer", "a/b"]).expect(64).names("cannot be the name");
+    untorn(&["commits", place.name(), "--block", "1"]).expect(64);
+    untorn(&["commits", place.name(), "--forget", "one", "--follow"]).expect(64);
+}
