@@ -25,7 +25,8 @@ impl CommitStream {
     /// [`Error::CommitsMissing`] if the file has no commit log, or the log does not reach back so far;
     /// [`Error::NoSuchCommit`] if the number is above that of the file's last commit, as for a file that was restored
     /// from an older backup. If another process has the file open and does not tell its last commit, that error comes
-    /// at the second commit from now on. [`Error::NoAccess`] if this user may not write the file; errors of opening and reading.
+    /// at the second commit from now on. [`Error::NoAccess`] if this user may not write the file; errors of opening and
+    /// reading.
     pub fn open(path: impl AsRef<Path>, from: u64) -> Result<CommitStream> {
         let path = resolve(path.as_ref())?;
         let reader = Reader::open(Arc::new(PageCache::reading_by_call()), &path, from)?;

@@ -92,8 +92,8 @@ pub(crate) trait Commits: Send {
 ///
 /// A stream is pulled. A slow reader never slows a commit: the log keeps the newest commits up to its limit, and a
 /// reader that has fallen behind is told so. Only registered [consumers](Self::consumer) are waited for, if the log was
-/// asked to ([`CommitLog::block`](crate::options::CommitLog::block)). It holds no lock and may be anywhere: in the process that has the file
-/// open, in another one, or in one that comes when the writer has gone.
+/// asked to ([`CommitLog::block`](crate::options::CommitLog::block)). It holds no lock and may be anywhere: in the
+/// process that has the file open, in another one, or in one that comes when the writer has gone.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
