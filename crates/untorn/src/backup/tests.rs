@@ -214,7 +214,9 @@ fn random_chains_restore_what_a_full_backup_has() {
             if kind < 3 {
                 whole.clear();
             }
-            (whole.push(dest.clone()), commits.push(made.commit), backups.push(dest));
+            whole.push(dest.clone());
+            commits.push(made.commit);
+            backups.push(dest);
             let again = dir.path().join("again");
             let made = restore(&backups, &again, &BackupOptions::new().replace(true)).unwrap();
             assert_eq!(made.len, file.len(), "case {case}, {engine}, backup {number}");

@@ -29,7 +29,8 @@ fn by_the_log() -> Manifest {
     assert_eq!(manifest.add(0, &[7; 16 << 10], None), Some(0));
     assert_eq!(manifest.add(2 << 20, &[1; 7], None), Some(16 << 10));
     manifest.note_zeros(&chunks);
-    assert_eq!((manifest.zeros.clone(), manifest.file_len()), (vec![3..5], (16 << 10) + 7));
+    assert!(manifest.zeros.iter().eq([&(3..5)]));
+    assert_eq!(manifest.file_len(), (16 << 10) + 7);
     manifest
 }
 

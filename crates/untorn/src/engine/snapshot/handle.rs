@@ -51,7 +51,7 @@ pub struct Snapshot(pub(super) std::sync::Arc<Kept>);
 /// Which process keeps it. It is held until the last that shares it goes.
 pub(super) enum Kept {
     Here { shared: Arc<Shared>, taken: Taken },
-    Elsewhere(RemoteSnapshot),
+    Elsewhere(Box<RemoteSnapshot>),
 }
 
 /// A snapshot that is held, as [`AtomicFile::snapshots`](crate::AtomicFile::snapshots) lists it.
@@ -113,7 +113,7 @@ impl Snapshot {
     }
 
     /// One that another process keeps.
-    pub(crate) fn remote(snapshot: RemoteSnapshot) -> Self {
+    pub(crate) fn remote(snapshot: Box<RemoteSnapshot>) -> Self {
         Snapshot(std::sync::Arc::new(Kept::Elsewhere(snapshot)))
     }
 

@@ -55,7 +55,7 @@ struct Connection {
 
 /// How asking for a snapshot came out.
 pub(crate) enum Asked {
-    Taken(RemoteSnapshot),
+    Taken(Box<RemoteSnapshot>),
     /// The file is being opened or closed there.
     Busy,
 }
@@ -178,7 +178,7 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
         _ => None,
     };
     let connection = Connection { socket, next: 0, ahead: 1, ended: None };
-    Ok(Asked::Taken(RemoteSnapshot {
+    Ok(Asked::Taken(Box::new(RemoteSnapshot {
         path: path.to_owned(),
         identity: identity_of(file.as_fd(), path)?,
         process: incarnation(),
@@ -188,7 +188,7 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
         direct,
         cache,
         connection: Mutex::new(connection),
-    }))
+    })))
 }
 
 fn map_memory(memory: OwnedFd, size: u64) -> std::io::Result<SharedPages> {

@@ -76,7 +76,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
         // First of all: once it is released, writers leave out its marks.
-        raise(&held.pages.words(8 * RELEASED, 1)[..], u64::MAX);
+        raise(held.pages.words(8 * RELEASED, 1), u64::MAX);
         release(held.identity, &held.taken);
     }
 }
