@@ -171,7 +171,7 @@ impl Forged {
                 false
             }
             6 => {
-                let bytes = if input.byte() % 2 == 0 { &mut self.control } else { &mut self.segment };
+                let bytes = if input.byte().is_multiple_of(2) { &mut self.control } else { &mut self.segment };
                 bytes.resize(input.below(MAX_LEN) as usize, 0);
                 true
             }

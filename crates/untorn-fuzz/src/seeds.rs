@@ -62,7 +62,7 @@ pub(crate) fn regions() -> Vec<Vec<u8>> {
 /// For each backup of a chain, some changes.
 pub(crate) fn manifests() -> Vec<Vec<u8>> {
     // Every other one is sealed anew, and of some the backup has other bytes.
-    spread(7, 6, 3, |bytes, n| bytes[..3].copy_from_slice(&[n, n / 3 % 2 | n / 12 * 2, n % 4]))
+    spread(7, 6, 3, |bytes, n| bytes[..3].copy_from_slice(&[n, (n / 3 % 2) | (n / 12 * 2), n % 4]))
 }
 
 /// For each honest commit log, some changes.
