@@ -107,7 +107,7 @@ fn a_consumer_goes_on_where_it_acknowledged_and_blocks() {
     assert_eq!((printed(), printed()), (1, 0));
     // The log is full after some commits, and keeps what the consumer has not acknowledged.
     let long = "x".repeat(20_000);
-    let refused = (0..20).map(|_| write(&long)).find(|run| run.code != Some(0)).expect("no commit was refused");
+    let refused = (0..20).map(|_| write(&long)).find(|run| run.code != 0).expect("no commit was refused");
     refused.expect(74).names("--forget one");
     let log = &place.info()["commit_log"];
     assert_eq!((&log["consumers"][0]["name"], &log["consumers"][0]["has_missed"]), (&"one".into(), &false.into()));
