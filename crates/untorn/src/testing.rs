@@ -1,9 +1,9 @@
 //! For tests, simulators and the other crates of this repository: nothing here is promised to stay.
 
-use crate::AtomicFile;
 use crate::engine::snapshot;
 pub use crate::engine::snapshot::ReaderView;
 use crate::error::Result;
+use crate::file::AtomicFile;
 use crate::options::EngineKind;
 use crate::storage::Barrier;
 pub use crate::sys::{FirstUse, OnceForAll, PerProcess, in_forked_child, incarnation};

@@ -30,7 +30,9 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("product", &["file", "region", "write_cache", "redundancy", "shared"]),
     // Composes products.
     ("factory", &["open"]),
-    ("facade", &["backup", "doctor", "stats", "testing"]),
+    ("facade", &["backup", "doctor", "stats"]),
+    // What tests and simulators see of all that.
+    ("hooks", &["testing"]),
 ];
 
 /// The same inside a room: its modules, lowest first. Modules that are not named are free.

@@ -182,8 +182,8 @@ pub(crate) enum Verb {
     /// With --base, DEST is an increment: it has the chunks whose checksums differ from those of an earlier backup,
     /// which may be an increment too. With --since, it has the chunks that commits changed after the commit of an
     /// earlier backup, by the file's commit log: only they are read, and no earlier backup need be at hand. The earlier
-    /// one must have been made after the log began (`untorn create --commit-log`, `untorn commits --start`). Ctrl-C leaves nothing; with --resume it leaves what is copied, and the same
-    /// command goes on.
+    /// one must have been made after the log began (`untorn create --commit-log`, `untorn commits --start`). Ctrl-C
+    /// leaves nothing; with --resume it leaves what is copied, and the same command goes on.
     #[command(
         after_help = "Exit codes: 0 the backup is durable; 1 the file needs a decision; 2 corrupt; 64 usage; 74 \
         I/O error, DEST exists, or the program that has the file open serves no snapshots\n\n\
@@ -195,9 +195,9 @@ pub(crate) enum Verb {
     Backup(Backup),
     /// Make a file of a backup, whole or not at all.
     ///
-    /// Increments follow their full backup, in the order in which they were made, of either kind. Every byte is compared
-    /// with a manifest before the file gets its name. The file has the permissions of the backed-up one, as far as the
-    /// umask allows, and its commits go on above the number that the backup has.
+    /// Increments follow their full backup, in the order in which they were made, of either kind. Every byte is
+    /// compared with a manifest before the file gets its name. The file has the permissions of the backed-up one, as
+    /// far as the umask allows, and its commits go on above the number that the backup has.
     #[command(
         after_help = "Exit codes: 0 restored, durably; 2 the backup does not match its manifest, and nothing was \
         restored; 64 usage, or the backups are no chain; 74 I/O error, FILE exists, or a process has it open\n\n\

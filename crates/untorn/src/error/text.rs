@@ -148,8 +148,8 @@ impl fmt::Display for Error {
             Error::CommitsMissing { path, from, oldest: Some(oldest) } => write!(
                 f,
                 "{}: the commits after {from} are not all in its commit log, which begins after commit {oldest}; start \
-                 from a backup of commit {oldest} or a later one, or copy the file as it is (`untorn backup`), and go \
-                 on from the commit of the copy",
+                 from a backup of commit {oldest} or a later one. Without one, copy the file as it is (`untorn \
+                 backup`), and go on from the commit of the copy",
                 path.display()
             ),
             Error::CommitsMissing { path, oldest: None, .. } => write!(

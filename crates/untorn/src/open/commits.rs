@@ -74,8 +74,8 @@ fn consumer(path: &Path, name: &str, from: Option<u64>) -> Result<CommitStream> 
     Ok(CommitStream::new(Box::new(consuming)))
 }
 
-/// Removes a registered consumer of the file at `path`: the log keeps nothing for it any more. Returns whether there was
-/// one. A stream that is open of it can acknowledge nothing from then on.
+/// Removes a registered consumer of the file at `path`: the log keeps nothing for it any more. Returns whether there
+/// was one. A stream that is open of it can acknowledge nothing from then on.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a name that no consumer can have; those of removing its position.
