@@ -44,12 +44,7 @@ pub(crate) fn start() {
     *started = true;
     let server = socket::listen_abstract(&name_of(std::process::id()));
     let spawned = server.and_then(|listener| {
-        let serve = move || {
-            let alive = Alive::of_this_thread().inspect_err(|error| {
-                tracing::debug!(%error, "readers of snapshots have to ask for each page");
-            });
-            Server { listener, readers: Vec::new(), alive: alive.ok() }.serve();
-        };
+        let serve = move || Server { listener, readers: Vec::new(), alive: None }.serve();
         thread::Builder::new().name("untorn-snapshots".to_owned()).spawn(serve)
     });
     if let Err(error) = spawned {
@@ -92,8 +87,8 @@ fn release(identity: Identity, taken: &Taken) {
 struct Server {
     listener: OwnedFd,
     readers: Vec<Reader>,
-    /// That of this thread, if readers can tell.
-    alive: Option<&'static Alive>,
+    /// Since the first reader, that of this thread, if it has one: a process that nobody reads from needs none.
+    alive: Option<Option<&'static Alive>>,
 }
 
 impl Server {
@@ -112,7 +107,7 @@ impl Server {
                 waits.iter().map(|wait| !wait.revents().is_empty()).collect::<Vec<_>>()
             };
             let mut of_readers = ready[1..].iter();
-            let alive = self.alive;
+            let alive = self.alive.flatten();
             self.readers.retain_mut(|reader| !of_readers.next().copied().unwrap_or(false) || reader.answer_next(alive));
             if ready[0] {
                 self.accept();
@@ -124,6 +119,13 @@ impl Server {
         match socket::accept(self.listener.as_fd()) {
             // Without a reader the connection ends.
             Ok(Some(socket)) if self.readers.len() < MOST_READERS => {
+                let alive = || {
+                    let alive = Alive::of_this_thread().inspect_err(|error| {
+                        tracing::debug!(%error, "readers of snapshots have to ask for each page");
+                    });
+                    alive.ok()
+                };
+                self.alive.get_or_insert_with(alive);
                 let process = trusted_peer(socket.as_fd());
                 self.readers.extend(process.map(|process| Reader { socket, process, held: None }));
             }
