@@ -152,7 +152,8 @@ unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags
     let locks = |path: &Path| Inner::open(unix(), path);
     let database =
         catch_unwind(AssertUnwindSafe(|| Database::open(&path, flags, &choices, || no_stock_user(&path), locks)));
-    let database = database.unwrap_or(Err(Code(abi::CANTOPEN)))?;
+    let database = database.unwrap_or(Err(Code(abi::CANTOPEN)));
+    let database = database.inspect_err(|code| log(code.0, &format!("cannot open {}", path.display())))?;
     // SAFETY: the VFS asks SQLite for as much room.
     unsafe { put_database(file, database) };
     Ok(())
