@@ -83,6 +83,9 @@ extern "C" {
 #define UNTORN_EACCES (-EACCES)
 /* The range is not within the file; untorn_resize changes its length. */
 #define UNTORN_EFAULT (-EFAULT)
+/* Nothing was committed: the commit log is full, and keeps its oldest commits
+ * for a consumer. Commit again when the consumer has got on. */
+#define UNTORN_EAGAIN (-EAGAIN)
 /* Another process, or a handle of this process with other options, has the
  * file open. */
 #define UNTORN_EBUSY (-EBUSY)
@@ -127,6 +130,9 @@ extern "C" {
 /* The snapshot has ended: there was no space to keep a page for it, or the
  * process that has the file open closed it or ended. */
 #define UNTORN_ESNAPSHOT (-1007)
+/* Commits that were asked for are not in the commit log any more, or the file
+ * has no commit log. The text names the oldest commit to go on from. */
+#define UNTORN_ECOMMITS (-1008)
 
 /* Bytes of untorn_error.message, including the final zero. */
 #define UNTORN_MESSAGE_SIZE 508
@@ -276,6 +282,12 @@ typedef struct untorn_tx untorn_tx;
 /* With REFLECTION, deploy nothing in the background; see
  * untorn_options.deploy_ahead. */
 #define UNTORN_NO_DEPLOY_AHEAD 1024
+/* With untorn_options.commit_log: keep commits until every registered consumer
+ * has acknowledged them. A commit for which the log has no room waits for the
+ * slowest consumer, up to untorn_options.commit_log_wait, and then fails with
+ * UNTORN_EAGAIN. Without this flag the oldest commits go, and the consumer is
+ * told. */
+#define UNTORN_COMMIT_LOG_BLOCK 2048
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has
  * its default. Later versions add fields at the end, and the size field
@@ -333,10 +345,17 @@ typedef struct untorn_options {
      * file, one with UNTORN_SHARED or UNTORN_KEEP_SIDECAR, and a forked child
      * do without it. */
     uint64_t deploy_ahead;
+    /* Give the file a commit log of at most so many bytes, for the functions
+     * untorn_commits_*. The file keeps it through later openings, also those
+     * that leave this 0. 0: none is begun. */
+    uint64_t commit_log;
+    /* With UNTORN_COMMIT_LOG_BLOCK: milliseconds that a commit waits for
+     * consumers; 0 fails at once. */
+    uint64_t commit_log_wait;
 } untorn_options;
 
 /* All defaults: `untorn_options options = UNTORN_OPTIONS_INIT;` */
-#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
  * Files.
@@ -429,6 +448,73 @@ uint64_t untorn_snapshot_commit(untorn_snapshot_t *snapshot);
 
 /* Gives a snapshot up. No other thread may use it any more. */
 int untorn_snapshot_close(untorn_snapshot_t *snapshot);
+
+/*
+ * The stream of commits: each commit of a file with a commit log
+ * (untorn_options.commit_log), once and in order, for any process, also while
+ * another one has the file open. One thread at a time may use a stream.
+ * A slow stream never slows a commit, unless it is that of a consumer and
+ * UNTORN_COMMIT_LOG_BLOCK is set.
+ */
+typedef struct untorn_commits_t untorn_commits_t;
+
+/* Bytes that a commit changed. */
+typedef struct untorn_change {
+    uint64_t offset;
+    uint64_t len;
+    const void *bytes;
+} untorn_change;
+
+/* One commit. To repeat it: set the length to `shortest`, then to `len` (bytes
+ * in between are zeros), then write the changes. */
+typedef struct untorn_commit {
+    uint64_t number;
+    /* The number of the commit before it. */
+    uint64_t previous;
+    /* Nanoseconds since 1970; 0 if that is not known. */
+    uint64_t time_ns;
+    /* The length of the file after it. */
+    uint64_t len;
+    /* The shortest that the file was in it. */
+    uint64_t shortest;
+    /* Ascending. They are valid until the next call with the stream. */
+    const untorn_change *changes;
+    size_t change_count;
+} untorn_commit;
+
+/* Opens the stream of the commits after the one of number `from`, as
+ * untorn_commit_number returns it; 0: all since the file was created with its
+ * log.
+ * Errors: NULL, with the code in *err (which may be NULL): UNTORN_ECOMMITS;
+ * UNTORN_EINVAL if the file has no commit `from` yet; those of untorn_open. */
+untorn_commits_t *untorn_commits_open(const char *path, uint64_t from, untorn_error *err);
+
+/* Opens the stream of a registered consumer, which has a name (1 to 64 letters,
+ * digits, `-`, `_` and `.`) and a durable position. The stream goes on after
+ * the last commit that was acknowledged, or, if `from` is not NULL, after
+ * *from. A new name is registered, and begins at the start of the log.
+ * Errors: as for untorn_commits_open; UNTORN_EBUSY if another stream is of this
+ * consumer. */
+untorn_commits_t *untorn_commits_consumer(const char *path, const char *name, const uint64_t *from,
+                                          untorn_error *err);
+
+/* Returns 1 with the next commit in *commit; 0 if there is none after so many
+ * milliseconds, and 0 of them look only. All bytes of the commit are in memory.
+ * Errors: UNTORN_ECOMMITS; UNTORN_EBADMSG if the log is damaged; UNTORN_EIO. */
+int untorn_commits_next(untorn_commits_t *stream, uint64_t timeout_ms, untorn_commit *commit);
+
+/* Notes durably that the consumer is done with the commits up to this one. It
+ * costs a flush; a consumer may acknowledge many commits at once.
+ * Errors: UNTORN_EINVAL if the stream is of no consumer, or has not given that
+ * commit yet; UNTORN_EIO. */
+int untorn_commits_acknowledge(untorn_commits_t *stream, uint64_t number);
+
+/* Removes a consumer: the log keeps nothing for it any more.
+ * Errors: UNTORN_ENOENT if there is none of this name. */
+int untorn_commits_forget(const char *path, const char *name);
+
+/* Closes a stream. No other thread may use it any more. */
+int untorn_commits_close(untorn_commits_t *stream);
 
 /* Commits the open epoch. If this is the process's last handle to the file, it
  * also deploys everything into the data file and removes the sidecar: a closed

@@ -21,6 +21,8 @@ constants! {
     UNTORN_EACCES = -(libc::EACCES as i64);
     /// The range does not lie within the file.
     UNTORN_EFAULT = -(libc::EFAULT as i64);
+    /// The commit log is full, and keeps its oldest commits for a consumer.
+    UNTORN_EAGAIN = -(libc::EAGAIN as i64);
     /// Another process, or an incompatible handle of this one, has the file open.
     UNTORN_EBUSY = -(libc::EBUSY as i64);
     /// The file exists and was to be created.
@@ -57,6 +59,8 @@ constants! {
     UNTORN_ETXOPEN = -1006;
     /// The snapshot has ended.
     UNTORN_ESNAPSHOT = -1007;
+    /// Commits are not in the commit log any more, or the file has no log.
+    UNTORN_ECOMMITS = -1008;
 
     /// Engine: chosen by the medium.
     UNTORN_ENGINE_AUTO = 0;
@@ -118,6 +122,8 @@ constants! {
     UNTORN_REPAIR_READS = 256;
     /// Flag: closing keeps the sidecar.
     UNTORN_KEEP_SIDECAR = 512;
+    /// Flag: the commit log keeps commits for its consumers.
+    UNTORN_COMMIT_LOG_BLOCK = 2048;
     /// Flag: nothing goes home in the background.
     UNTORN_NO_DEPLOY_AHEAD = 1024;
     /// Stripes of neighbours.
@@ -205,6 +211,44 @@ pub struct untorn_options {
     pub dirty_tracking: u32,
     /// Reflection: bytes in the sidecar from which on pages go home in the background; 0 for the default.
     pub deploy_ahead: u64,
+    /// Bytes that the commit log may take; 0 for none, unless the file has one.
+    pub commit_log: u64,
+    /// With `UNTORN_COMMIT_LOG_BLOCK`: milliseconds that a commit waits for the consumers of the log.
+    pub commit_log_wait: u64,
+}
+
+/// `untorn_change`: bytes that a commit changed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types, reason = "the name C programs use")]
+pub struct untorn_change {
+    /// Where they are in the file.
+    pub offset: u64,
+    /// How many there are.
+    pub len: u64,
+    /// What they are now.
+    pub bytes: *const c_void,
+}
+
+/// `untorn_commit`: one commit of a stream.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types, reason = "the name C programs use")]
+pub struct untorn_commit {
+    /// Its number.
+    pub number: u64,
+    /// The number of the commit before it.
+    pub previous: u64,
+    /// When it was made, in nanoseconds since 1970; 0 if that is not known.
+    pub time_ns: u64,
+    /// The length of the file after it.
+    pub len: u64,
+    /// The shortest that the file was in it.
+    pub shortest: u64,
+    /// What it changed, ascending.
+    pub changes: *const untorn_change,
+    /// How many changes there are.
+    pub change_count: usize,
 }
 
 /// `untorn_redundancy_options`: how to protect a mapping. Zero in a field means its default.

@@ -39,7 +39,8 @@ impl Failure {
             abi::UNTORN_ESIDECAR_MISSING
             | abi::UNTORN_ESIDECAR_MISMATCH
             | abi::UNTORN_EMIXED_USE
-            | abi::UNTORN_ESNAPSHOT => libc::ESTALE,
+            | abi::UNTORN_ESNAPSHOT
+            | abi::UNTORN_ECOMMITS => libc::ESTALE,
             abi::UNTORN_ETXOPEN => libc::EBUSY,
             _ => -self.code,
         }
@@ -54,6 +55,7 @@ impl From<Error> for Failure {
             Error::SidecarMismatch { .. } => abi::UNTORN_ESIDECAR_MISMATCH,
             Error::ModifiedExternally { .. } => abi::UNTORN_EMIXED_USE,
             Error::SnapshotEnded { .. } => abi::UNTORN_ESNAPSHOT,
+            Error::CommitsMissing { .. } => abi::UNTORN_ECOMMITS,
             _ => -i64::from(error.errno()),
         };
         Failure::new(code, error.to_string())
@@ -119,6 +121,8 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         abi::UNTORN_ESIDECAR_MISMATCH => c"The sidecar does not belong to the file",
         abi::UNTORN_EMIXED_USE => c"Another program changed the file while its sidecar held committed bytes",
         abi::UNTORN_ESNAPSHOT => c"The snapshot has ended; take a new one",
+        abi::UNTORN_ECOMMITS => c"Commits are not in the commit log; go on from a backup",
+        abi::UNTORN_EAGAIN => c"The commit log is full until a consumer gets on; commit again",
         abi::UNTORN_ETXOPEN => c"Transactions of this handle are still open; end them first",
         code => usize::try_from(-code)
             .ok()

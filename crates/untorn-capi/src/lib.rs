@@ -8,6 +8,7 @@ pub mod abi;
 pub mod acumen;
 mod boundary;
 mod by_address;
+pub mod commits;
 mod descriptor;
 mod errors;
 mod mapped;

@@ -2,8 +2,9 @@
 
 use std::mem::offset_of;
 use std::path::Path;
+use std::time::Duration;
 
-use untorn_core::options::{DirtyTracking, Layout, LogPolicy, LostPage, Order, ReadPolicy};
+use untorn_core::options::{CommitLog, DirtyTracking, Layout, LogPolicy, LostPage, Order, ReadPolicy};
 use untorn_core::redundancy::VerifyReads;
 use untorn_core::shared::SharedMap;
 use untorn_core::{AtomicFile, AtomicMap, Durability, EngineKind, Options};
@@ -72,6 +73,8 @@ fn decode(bytes: &[u8]) -> Result<untorn_options> {
         checkpointers: word(offset_of!(untorn_options, checkpointers)),
         dirty_tracking: word(offset_of!(untorn_options, dirty_tracking)),
         deploy_ahead: long(offset_of!(untorn_options, deploy_ahead)),
+        commit_log: long(offset_of!(untorn_options, commit_log)),
+        commit_log_wait: long(offset_of!(untorn_options, commit_log_wait)),
     })
 }
 
@@ -132,6 +135,19 @@ fn translate(c: &untorn_options) -> Result<Options> {
             return Err(Failure::invalid(message));
         }
     };
+    let blocks = i64::from(c.flags) & abi::UNTORN_COMMIT_LOG_BLOCK != 0;
+    options = match (c.commit_log, blocks, c.commit_log_wait) {
+        (0, false, 0) => options,
+        (limit, false, 0) => options.commit_log(limit),
+        (0, ..) => {
+            let message = "untorn_options sets UNTORN_COMMIT_LOG_BLOCK or commit_log_wait without commit_log";
+            return Err(Failure::invalid(message));
+        }
+        (_, false, _) => {
+            return Err(Failure::invalid("untorn_options sets commit_log_wait without UNTORN_COMMIT_LOG_BLOCK"));
+        }
+        (limit, true, wait) => options.commit_log(CommitLog::new(limit).block(Duration::from_millis(wait))),
+    };
     let flag = |flag: i64| i64::from(c.flags) & flag != 0;
     if flag(abi::UNTORN_LOST_PAGE_SIGNAL) {
         options = options.on_lost_page(LostPage::Signal);
@@ -182,7 +198,8 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_VERIFY_READS
     | abi::UNTORN_REPAIR_READS
     | abi::UNTORN_KEEP_SIDECAR
-    | abi::UNTORN_NO_DEPLOY_AHEAD;
+    | abi::UNTORN_NO_DEPLOY_AHEAD
+    | abi::UNTORN_COMMIT_LOG_BLOCK;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {

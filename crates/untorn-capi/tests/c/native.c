@@ -61,6 +61,11 @@ static void null_arguments(const char *dir) {
     CHECK(untorn_snapshot_read(NULL, 0, &byte, 1) == UNTORN_EINVAL);
     CHECK(untorn_snapshot_len(NULL) == 0 && untorn_snapshot_commit(NULL) == 0);
     CHECK(untorn_snapshot_close(NULL) == UNTORN_EINVAL);
+    CHECK(!untorn_commits_open(NULL, 0, NULL) && !untorn_commits_consumer(NULL, "a", NULL, NULL));
+    CHECK(!untorn_commits_consumer("a", NULL, NULL, NULL));
+    CHECK(untorn_commits_next(NULL, 0, NULL) == UNTORN_EINVAL && untorn_commits_close(NULL) == UNTORN_EINVAL);
+    CHECK(untorn_commits_acknowledge(NULL, 0) == UNTORN_EINVAL);
+    CHECK(untorn_commits_forget(NULL, "a") == UNTORN_EINVAL && untorn_commits_forget("a", NULL) == UNTORN_EINVAL);
     CHECK(untorn_close(NULL) == UNTORN_EINVAL);
     CHECK(untorn_settle(NULL) == UNTORN_EINVAL);
     CHECK(untorn_last_error(NULL) == UNTORN_EINVAL);
@@ -296,6 +301,69 @@ static void snapshots(const char *dir) {
     CHECK(!untorn_snapshot_open(in_dir(dir, "nothing"), &error) && error.code == UNTORN_ENOENT);
 }
 
+static void commits(const char *dir) {
+    const char *path = in_dir(dir, "commits");
+    untorn_error error;
+    untorn_commit commit;
+    untorn_options options = UNTORN_OPTIONS_INIT;
+    options.flags = UNTORN_CREATE;
+    options.length = 8192;
+    options.durability = UNTORN_DURABILITY_PER_COMMIT;
+    options.flags |= UNTORN_COMMIT_LOG_BLOCK;
+    CHECK(refused(path, &options) == UNTORN_EINVAL);
+    options.commit_log = 64 << 10;
+    untorn_t *file = untorn_open(path, &options, &error);
+    CHECK(file);
+    uint64_t from = (uint64_t)untorn_commit_number(file);
+    untorn_commits_t *stream = untorn_commits_open(path, from, &error);
+    CHECK(stream && error.code == 0 && untorn_commits_next(stream, 0, &commit) == 0);
+    CHECK(untorn_write(file, 100, "first", 5) == 0 && untorn_write(file, 4000, "other", 5) == 0);
+    CHECK(untorn_sync(file) == 0);
+    CHECK(untorn_commits_next(stream, 1000, NULL) == UNTORN_EINVAL);
+    CHECK(untorn_commits_next(stream, 1000, &commit) == 1);
+    CHECK(commit.number > from && commit.len == 8192 && commit.shortest >= 8192 && commit.change_count == 2);
+    CHECK(commit.time_ns / 1000000000 + 60 > (uint64_t)time(NULL));
+    CHECK(commit.changes[0].offset == 100 && commit.changes[0].len == 5 && commit.changes[1].offset == 4000);
+    CHECK(memcmp(commit.changes[0].bytes, "first", 5) == 0 && memcmp(commit.changes[1].bytes, "other", 5) == 0);
+    CHECK(untorn_commits_next(stream, 1, &commit) == 0);
+    CHECK(untorn_commits_acknowledge(stream, commit.number) == UNTORN_EINVAL);
+    CHECK(untorn_commits_close(stream) == 0);
+    CHECK(!untorn_commits_open(path, commit.number + 99, &error) && error.code == UNTORN_EINVAL);
+
+    untorn_commits_t *one = untorn_commits_consumer(path, "one", NULL, &error);
+    CHECK(one && error.code == 0);
+    CHECK(!untorn_commits_consumer(path, "one", NULL, &error) && error.code == UNTORN_EBUSY);
+    CHECK(!untorn_commits_consumer(path, "o/e", NULL, &error) && error.code == UNTORN_EINVAL);
+    CHECK(untorn_commits_acknowledge(one, commit.number + 99) == UNTORN_EINVAL);
+    CHECK(untorn_commits_next(one, 0, &commit) == 1 && untorn_commits_acknowledge(one, commit.number) == 0);
+    CHECK(untorn_commits_close(one) == 0);
+    /* The log fills up, and keeps what the consumer has not acknowledged. */
+    static char bytes[8192];
+    int code = 0;
+    for (int i = 0; i < 100 && !code; i++) {
+        bytes[0] = (char)i;
+        code = untorn_write(file, 0, bytes, sizeof bytes) || untorn_sync(file) ? untorn_sync(file) : 0;
+    }
+    CHECK(code == UNTORN_EAGAIN);
+    uint64_t last = commit.number;
+    one = untorn_commits_consumer(path, "one", NULL, &error);
+    CHECK(one);
+    while (untorn_commits_next(one, 0, &commit) == 1) {
+        CHECK(commit.previous == last && commit.change_count > 0);
+        last = commit.number;
+    }
+    CHECK(untorn_commits_acknowledge(one, last) == 0 && untorn_sync(file) == 0);
+    CHECK(untorn_commits_close(one) == 0);
+    one = untorn_commits_consumer(path, "one", &last, &error);
+    CHECK(one && untorn_commits_next(one, 0, &commit) == 1 && commit.previous == last);
+    CHECK(untorn_commits_close(one) == 0);
+    CHECK(untorn_commits_forget(path, "one") == 0 && untorn_commits_forget(path, "one") == UNTORN_ENOENT);
+    CHECK(untorn_close(file) == 0);
+    untorn_t *plain = create(in_dir(dir, "unlogged"), 4096, UNTORN_DURABILITY_AUTO);
+    CHECK(!untorn_commits_open(in_dir(dir, "unlogged"), 0, &error) && error.code == UNTORN_ECOMMITS);
+    CHECK(untorn_close(plain) == 0);
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 64;
     null_arguments(argv[1]);
@@ -307,5 +375,7 @@ int main(int argc, char **argv) {
     texts();
     version(argv[2]);
     threads(argv[1]);
+    /* The last: its log stays beside the file. */
+    commits(argv[1]);
     return 0;
 }

@@ -11,7 +11,7 @@ use std::mem::offset_of;
 use std::process::Command;
 
 use crate::common::{Link, check_syntax, compile, include_dir, manifest_dir, succeed};
-use abi::{untorn_coverage, untorn_error, untorn_options, untorn_redundancy_options};
+use abi::{untorn_change, untorn_commit, untorn_coverage, untorn_error, untorn_options, untorn_redundancy_options};
 use untorn_testing::{built, needs};
 
 const HEADERS: [&str; 6] =
@@ -143,8 +143,10 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
     layout!(untorn_error: code, message);
     layout!(
         untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len,
-        log_size, log_policy, redo_from, checkpointers, dirty_tracking, deploy_ahead
+        log_size, log_policy, redo_from, checkpointers, dirty_tracking, deploy_ahead, commit_log, commit_log_wait
     );
+    layout!(untorn_change: offset, len, bytes);
+    layout!(untorn_commit: number, previous, time_ns, len, shortest, changes, change_count);
     layout!(
         untorn_redundancy_options: size, stripe, layout, checksum, flags, batch, period_ms, scrub_every_ms, scrub_rate,
         on_damage, context

@@ -114,6 +114,14 @@ fn the_accounts_example_survives_its_kills() {
 }
 
 #[test]
+fn the_commit_stream_example_makes_the_same_file() {
+    for_both_libraries(&example("commit_stream.c"), |program, files| {
+        let said = succeed(program.arg(files.join("file")).arg("15"));
+        assert_eq!(said, "300 commits, 15 kills of the consumer: the copy is the file\n");
+    });
+}
+
+#[test]
 fn the_self_healing_example_gets_its_bytes_back() {
     for_both_libraries(&example("self_healing.c"), |program, files| {
         program.arg(files.join("table"));
