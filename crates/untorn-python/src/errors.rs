@@ -29,6 +29,7 @@ pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
         Error::SnapshotEnded { path, .. } => ("SnapshotEnded", path),
         Error::Forked { path } => ("Forked", path),
         Error::CommitsMissing { path, .. } => ("CommitsMissing", path),
+        Error::ConsumerBehind { path, .. } => ("ConsumerBehind", path),
         Error::NoSuchCommit { path, .. } => ("NoSuchCommit", path),
         Error::ReplayIncomplete { path, .. } => ("ReplayIncomplete", path),
         Error::UntrustedLog { path, .. } => ("UntrustedLog", path),

@@ -13,7 +13,7 @@ use untorn::{AtomicFile, EngineKind, Options};
 
 use crate::errors::raise;
 use crate::map::SnapshotMap;
-use crate::options::parse;
+use crate::options::{commit_log_of, parse};
 
 /// The value, also after a panic of another thread: no invariant of the values here spans a panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -96,7 +96,7 @@ impl File {
 impl File {
     /// Opens (`"open"`), creates (`"create"`) or does either (`"either"`).
     #[new]
-    #[pyo3(signature = (path, how, size, read_only, engine, durability, shared))]
+    #[pyo3(signature = (path, how, size, read_only, engine, durability, shared, commit_log, commit_log_block))]
     #[allow(clippy::too_many_arguments, reason = "`untorn.open` gives them names and defaults")]
     fn new(
         py: Python<'_>,
@@ -107,8 +107,13 @@ impl File {
         engine: Option<&str>,
         durability: &str,
         shared: bool,
+        commit_log: Option<u64>,
+        commit_log_block: Option<f64>,
     ) -> PyResult<Self> {
-        let options = parse(engine, durability)?.read_only(read_only).shared(shared);
+        let mut options = parse(engine, durability)?.read_only(read_only).shared(shared);
+        if let Some(log) = commit_log_of(commit_log, commit_log_block)? {
+            options = options.commit_log(log);
+        }
         let opened =
             py.detach(|| open(&options, &path, how, size, engine.is_none())).map_err(|error| raise(py, error))?;
         Ok(File { path, file: RwLock::new(Some(opened)) })

@@ -4,6 +4,7 @@
 //! - [`errors`]: the library's errors as Python exceptions.
 //! - [`options`]: words of Python's arguments as the library's options.
 //! - [`file`]: files, their transactions and snapshots.
+//! - [`commits`]: the stream of the commits of a file.
 //! - [`map`]: files as memory, with the buffer protocol.
 //!
 //! # Invariants
@@ -16,6 +17,7 @@
 
 #![deny(unsafe_code)]
 
+mod commits;
 mod errors;
 mod file;
 mod map;
@@ -63,9 +65,12 @@ fn _untorn(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<file::File>()?;
     module.add_class::<file::Transaction>()?;
     module.add_class::<file::Snapshot>()?;
+    module.add_class::<commits::Commits>()?;
+    module.add_class::<commits::Commit>()?;
     module.add_class::<map::Map>()?;
     module.add_class::<map::SnapshotMap>()?;
     module.add_function(wrap_pyfunction!(recover, module)?)?;
     module.add_function(wrap_pyfunction!(inspect, module)?)?;
+    module.add_function(wrap_pyfunction!(commits::forget_consumer, module)?)?;
     Ok(())
 }

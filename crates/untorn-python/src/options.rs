@@ -1,7 +1,10 @@
 //! Words of Python's arguments as the library's options.
 
+use std::time::Duration;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use untorn::options::CommitLog;
 use untorn::report::State;
 use untorn::{Durability, EngineKind, Options};
 
@@ -21,6 +24,17 @@ pub(crate) fn parse(engine: Option<&str>, durability: &str) -> PyResult<Options>
     match known.into_iter().find(|known| known.as_str() == durability) {
         Some(durability) => Ok(options.durability(durability)),
         None => Err(PyValueError::new_err(format!("durability is {durability:?}; it may be \"commit\" or \"write\""))),
+    }
+}
+
+/// The commit log that the arguments ask for.
+pub(crate) fn commit_log_of(limit: Option<u64>, block: Option<f64>) -> PyResult<Option<CommitLog>> {
+    let refused = |what: &str| Err(PyValueError::new_err(what.to_owned()));
+    match (limit.map(CommitLog::new), block.map(Duration::try_from_secs_f64)) {
+        (log, None) => Ok(log),
+        (None, Some(_)) => refused("commit_log_block needs a commit_log"),
+        (Some(log), Some(Ok(time))) => Ok(Some(log.block(time))),
+        (Some(_), Some(Err(_))) => refused("commit_log_block is a number of seconds, not negative"),
     }
 }
 

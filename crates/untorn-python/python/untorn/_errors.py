@@ -117,6 +117,10 @@ class CommitsMissingError(Error, OSError):
     """The commit log does not reach back to the commit that was asked for, or the file keeps none."""
 
 
+class ConsumerBehindError(Error, OSError):
+    """Nothing was committed: the commit log is full, and keeps its oldest commits for a consumer. Commit again later."""
+
+
 class NoSuchCommitError(Error, ValueError):
     """The file has no commit with this number: its last one is below it."""
 
