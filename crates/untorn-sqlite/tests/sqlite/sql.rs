@@ -53,7 +53,7 @@ fn a_database_that_a_stock_sqlite_uses_is_refused() {
                    c.execute('CREATE TABLE t (a)'); c.execute('BEGIN IMMEDIATE'); print('begun', flush=True); input(); \
                    c.execute('INSERT INTO t VALUES (1)'); c.execute('COMMIT')";
     let mut user = std::process::Command::new(python);
-    let user = user.args(["-c", program]).arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let user = user.args(["-c", program]).arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut user = user.spawn().unwrap();
     let mut begun = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(user.stdout.as_mut().unwrap()), &mut begun).unwrap();

@@ -84,16 +84,19 @@ def bank(path, rounds, writers, readers, parameters):
             own += 1
             processes[str(own)] = start("writer", path, str(own))
         seen = [start("reader", path) for _ in range(int(readers))]
-        time.sleep(0.3 + chance.random() / 2)
         every = [*processes.values(), *seen]
+        # Each has done something by then, however busy the machine is.
+        first = {process: process.stdout.readline().decode() for process in every}
+        time.sleep(chance.random() / 2)
         chance.shuffle(every)
         for process in every:
             process.send_signal(signal.SIGKILL)
             if chance.random() < 0.5:
                 time.sleep(chance.random() / 10)
-        said = {who: process.communicate()[0].decode().split("\n")[:-1] for who, process in processes.items()}
+        lines_of = lambda process: (first[process] + process.communicate()[0].decode()).split("\n")[:-1]
+        said = {who: lines_of(process) for who, process in processes.items()}
         for process in seen:
-            lines = process.communicate()[0].decode().split("\n")[:-1]
+            lines = lines_of(process)
             assert all(line == "read" for line in lines), lines[-1]
             reads += len(lines)
         connection = connect(path, parameters)
