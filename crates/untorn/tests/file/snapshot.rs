@@ -183,12 +183,19 @@ fn writer(path: &Path, options: &Options) -> Child {
             (0..PAGES).for_each(|page| tx.write_at(&stamp.to_le_bytes(), page * PAGE as u64 + 64).unwrap());
             tx.commit().unwrap();
             file.sync().unwrap();
+            if stamp == 1 {
+                std::fs::write(path.with_extension("begun"), "").unwrap();
+            }
         }
         0
     })
 }
 
 fn until_open(path: &Path) -> Snapshot {
+    // A snapshot of the file before the writer has opened it would end when it does.
+    while !path.with_extension("begun").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     loop {
         match Snapshot::open(path) {
             Ok(snapshot) if !snapshot.is_empty() && word(&snapshot, 0) > 0 => return snapshot,
