@@ -6,11 +6,12 @@
 //!    neither another connection nor a crash ever sees a part of one.
 //! 2. A reader holds a snapshot and no lock: no writer waits for it, and it waits for none. A writer holds SQLite's own
 //!    locks, on a file of the guard's.
-//! 3. Who becomes a writer read the last commit: after RESERVED is locked, the change counter of the snapshot must be
-//!    the file's. Otherwise SQLite is told `SQLITE_BUSY_SNAPSHOT`, as in WAL mode.
+//! 3. A connection that becomes a writer has read the last commit: after RESERVED is locked, the change counter of the
+//!    snapshot must be the file's. Otherwise SQLite is told `SQLITE_BUSY_SNAPSHOT`, as in WAL mode.
 //! 4. The file may be longer than the database, for it grows in steps. The database is as long as its header says. A
 //!    header of zeros is that of a new one, which has no pages. The last close cuts the rest off.
 //! 5. In WAL mode SQLite itself keeps readers apart, so there are no snapshots, and readers lock as in the VFS `unix`.
+//!    A checkpoint tells others of its pages without a sync, so its writes go to the file at once.
 //! 6. With a journal in memory the database is atomic alone. If the program chose a journal in a file, SQLite keeps
 //!    several databases of one transaction together by it, so the journal must be right after a crash: the VFS promises
 //!    no order of writes then, and SQLite flushes it.
@@ -36,7 +37,7 @@ const STEPS: (u64, u64) = (64 << 10, 4 << 20);
 /// Reads bytes of the file.
 type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), Error> + 'a;
 
-/// What the parameters of a URI choose.
+/// The choices of a URI's parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Choices {
     pub(crate) engine: EngineKind,
@@ -63,6 +64,8 @@ pub(crate) struct Database {
     real: c_int,
     locks: Inner,
     wal: bool,
+    /// The commit of a checkpoint failed, and SQLite does not know yet.
+    failed: Option<Code>,
     /// The program chose a rollback journal in a file.
     journal_in_file: bool,
     guard: Guard,
@@ -132,6 +135,7 @@ impl Database {
             real: abi::LOCK_NONE,
             locks,
             wal: false,
+            failed: None,
             journal_in_file: false,
             guard,
         })
@@ -186,6 +190,9 @@ impl Database {
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Code> {
         self.check_writable()?;
         let end = offset.checked_add(bytes.len() as u64).ok_or(Code(abi::FULL))?;
+        if self.wal && self.overlay.is_empty() {
+            return self.write_at_once(offset, bytes, end).map_err(|error| code_of(&error, abi::IOERR_WRITE));
+        }
         if self.overlay.len().is_none_or(|len| end > len) {
             let len = self.len()?.max(end);
             self.change(abi::IOERR_WRITE, |overlay, own, fill| overlay.set_len(len, own, fill))?;
@@ -193,8 +200,22 @@ impl Database {
         self.change(abi::IOERR_WRITE, |overlay, _, fill| overlay.write(offset, bytes, fill))
     }
 
+    fn write_at_once(&self, offset: u64, bytes: &[u8], end: u64) -> Result<(), Error> {
+        if end > self.file.len() {
+            self.file.resize(end.next_multiple_of(STEPS.0))?;
+        }
+        self.file.write_at(bytes, offset)
+    }
+
     pub(crate) fn truncate(&mut self, len: u64) -> Result<(), Code> {
         self.check_writable()?;
+        if let Some(code) = self.failed.take() {
+            return Err(code);
+        }
+        if self.wal && self.overlay.is_empty() {
+            // The file keeps its steps: the header has the length.
+            return Ok(());
+        }
         if len == self.len()? && self.overlay.is_empty() {
             return Ok(());
         }
@@ -248,6 +269,12 @@ impl Database {
             self.file.resize(len)?;
         }
         Ok(())
+    }
+
+    /// Commits the pages of a checkpoint. SQLite asks for nothing in return, and truncates the file next: that fails
+    /// then.
+    pub(crate) fn commit_checkpoint(&mut self) {
+        self.failed = self.commit().err();
     }
 
     /// Drops what this connection wrote since the last commit.
@@ -320,11 +347,9 @@ impl Database {
         if level >= self.level {
             return Ok(());
         }
-        // SQLite rolled back what had come from its cache: the old pages, once more. A journal in a file may be from
-        // before a crash, so its pages do count.
-        if self.real > abi::LOCK_SHARED && self.commit().is_err() {
-            self.roll_back();
-        }
+        // What counts was committed: at the end of a transaction, of a rollback and of a hot journal's playback SQLite
+        // asks for that (`SQLITE_FCNTL_SYNC`), and heard of it if it failed.
+        self.roll_back();
         if level == abi::LOCK_NONE {
             self.view = None;
             self.level = level;

@@ -60,7 +60,8 @@ impl Guard {
     pub(crate) fn new(database: &Path, mut nobody_uses_it: impl FnMut() -> Result<(), Code>) -> Result<Self, Code> {
         let directory = directory_of(database);
         loop {
-            let made = make(&directory)?;
+            make(&directory)?;
+            check_trusted(&directory, database)?;
             let users = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -83,13 +84,15 @@ impl Guard {
                 Err(error) => return Err(error.into()),
             }
             let guard = Guard { directory, users };
-            if made {
-                if let Err(code) = nobody_uses_it() {
-                    guard.end(false)?;
-                    return Err(code);
-                }
-                sync_directory(&guard.directory)?;
+            // Each looks, whoever made the directory: the one that did may be looking still. One at a time, since a
+            // look locks the database.
+            let looking = locks::alone(File::create(guard.directory.join("opening"))?);
+            let looked = looking.map_err(Code::from).and_then(|_looking| nobody_uses_it());
+            if let Err(code) = looked {
+                guard.end(false)?;
+                return Err(code);
             }
+            sync_directory(&guard.directory)?;
             return Ok(guard);
         }
     }
@@ -116,7 +119,7 @@ impl Guard {
     }
 
     fn remove(&self) -> io::Result<()> {
-        for name in ["journal", "lock", "lock-shm", "users"] {
+        for name in ["journal", "lock", "lock-shm", "opening", "users"] {
             match fs::remove_file(self.directory.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -136,16 +139,28 @@ fn is_hot(journal: &Path) -> io::Result<bool> {
     }
 }
 
-/// Makes the directory. False if it was there.
-fn make(directory: &Path) -> io::Result<bool> {
+/// Refuses a directory that another user may have planted: SQLite believes a journal in it.
+fn check_trusted(directory: &Path, database: &Path) -> Result<(), Code> {
+    let (found, owner) = (fs::symlink_metadata(directory)?, fs::metadata(database)?.uid());
+    let trusted = [0, rustix::process::geteuid().as_raw(), owner].contains(&found.uid());
+    if trusted && found.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let text = format!("{}: another user may have planted this directory, or may change it", directory.display());
+    crate::log(crate::abi::CANTOPEN, &text);
+    Err(Code(crate::abi::CANTOPEN))
+}
+
+/// Makes the directory, unless it is there.
+fn make(directory: &Path) -> io::Result<()> {
     let create = |directory: &Path| fs::DirBuilder::new().mode(0o755).create(directory);
     match create(directory) {
-        Ok(()) => return Ok(true),
+        Ok(()) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
     }
     match fs::symlink_metadata(directory) {
-        Ok(found) if found.is_dir() => return Ok(false),
+        Ok(found) if found.is_dir() => return Ok(()),
         Ok(found) if found.is_file() => {}
         Ok(_) => return Err(io::Error::other("the journal's name is taken by something else")),
         // It went meanwhile.
@@ -169,6 +184,5 @@ fn make(directory: &Path) -> io::Result<bool> {
     }
     sync_directory(directory)?;
     // The journal's own name of before.
-    fs::remove_file(&own)?;
-    Ok(true)
+    fs::remove_file(&own)
 }

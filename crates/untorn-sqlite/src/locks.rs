@@ -25,6 +25,11 @@ pub(crate) fn share(file: &File) -> io::Result<()> {
     set(file, libc::F_RDLCK, true)
 }
 
+/// Locks a file for this one alone, and waits for it. The lock goes with the file.
+pub(crate) fn alone(file: File) -> io::Result<File> {
+    set(&file, libc::F_WRLCK, true).map(|()| file)
+}
+
 /// Locks a file for this one alone. False if another has it; then the lock stays as it was.
 pub(crate) fn try_alone(file: &File) -> io::Result<bool> {
     match set(file, libc::F_WRLCK, false) {

@@ -225,7 +225,11 @@ unsafe extern "C" fn file_control(file: *mut File, code: c_int, argument: *mut c
 /// `argument` is what SQLite's documentation says for this code.
 unsafe fn control(database: &mut Database, code: c_int, argument: *mut c_void) -> c_int {
     match code {
-        abi::FCNTL_COMMIT_PHASETWO | abi::FCNTL_COMMIT_ATOMIC_WRITE => result(database.commit()),
+        abi::FCNTL_SYNC | abi::FCNTL_COMMIT_PHASETWO | abi::FCNTL_COMMIT_ATOMIC_WRITE => result(database.commit()),
+        abi::FCNTL_CKPT_DONE => {
+            database.commit_checkpoint();
+            abi::OK
+        }
         abi::FCNTL_ROLLBACK_ATOMIC_WRITE => {
             database.roll_back();
             abi::OK

@@ -140,6 +140,9 @@ def differential(path, mode, count, seed, parameters):
         connection.execute("PRAGMA cache_size = 5")
     for connection in connections:
         connection.execute(f"PRAGMA journal_mode = {mode}")
+        # A checkpoint of few pages, which tells the other connections of them.
+        connection.execute(f"PRAGMA synchronous = {chance.choice(['off', 'normal', 'full'])}")
+        connection.execute("PRAGMA wal_autocheckpoint = 2")
     for each in (connections[0], stock):
         each.executescript("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c); CREATE TABLE u (a, n); CREATE INDEX i ON u (n);")
     every = lambda each: [each.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in ("t", "u")]
