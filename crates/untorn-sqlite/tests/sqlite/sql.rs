@@ -81,6 +81,14 @@ fn a_hot_journal_of_a_stock_sqlite_is_rolled_back() {
 }
 
 #[test]
+fn a_checkpoint_without_a_sync_is_seen_by_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut work) = work(&[&"checkpoint", &dir.path().join("app.db")]) else { return };
+    let output = work.output().unwrap();
+    assert_eq!(lines(&output), ["2 2"], "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn wrong_parameters_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("app.db");

@@ -181,6 +181,18 @@ def differential(path, mode, count, seed, parameters):
     say(done)
 
 
+def checkpoint(path):
+    """A checkpoint that a reader keeps from its end; another connection then reads its pages out of the database."""
+    one, reader, other = (connect(path) for _ in range(3))
+    one.executescript("PRAGMA journal_mode = wal; PRAGMA synchronous = off; CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+    one.execute("UPDATE t SET a = 2")
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT a FROM t").fetchone() == (2,)
+    one.execute("CREATE TABLE u (b)")
+    one.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    say(*other.execute("SELECT a FROM t").fetchone(), *reader.execute("SELECT a FROM t").fetchone())
+
+
 def hot(path):
     """A stock SQLite that is killed amid a transaction whose pages are in the database already."""
     connection = sqlite3.connect(path, isolation_level=None)
