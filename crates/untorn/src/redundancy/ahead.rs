@@ -8,11 +8,12 @@
 //! 1. A place that cannot be read costs no other page its verdict: the pages of such a read are read again one by one.
 //! 2. A hole is not read. It holds zeros, so its pages are judged like any others.
 //! 3. What is read ahead accuses nothing. A stripe that seems wrong is read again under the lock.
-//! 4. While the scrub judges what is in memory, a thread reads what comes next, into the buffers of the time before
-//!    last. So the device does not wait for the checksums. The thread takes no lock that the scrub holds. A scrub with
-//!    a rate, which sleeps, and one of a simulated file, whose reads have an order, read by themselves.
+//! 4. While the scrub judges what is in memory, two threads read the two parts that come next, into buffers that were
+//!    used before. So the device does not wait for the checksums, and always has another request to go on with. The
+//!    threads take no lock that the scrub holds. A scrub with a rate, which sleeps, and one of a simulated file, whose
+//!    reads have an order, read by themselves.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::thread::{Scope, ScopedJoinHandle};
 
@@ -34,19 +35,25 @@ const RUN: u64 = 64;
 /// How much of a second's worth a scrub with a rate reads at once, as a divisor.
 const SHARE: u64 = 8;
 
-/// The part that a scrub has in memory, and the one that a thread reads for it meanwhile.
+/// Parts that are read while the scrub judges one.
+const DEPTH: usize = 2;
+
+/// The part that a scrub has in memory, and those that threads read for it meanwhile.
 pub(super) struct Reader<'scope, 'env, M: Medium> {
     redundancy: &'env Redundancy<M>,
     rate: Option<u64>,
     scope: &'scope Scope<'scope, 'env>,
     now: Ahead,
-    next: Option<ScopedJoinHandle<'scope, (Ahead, Result<()>)>>,
-    spare: Ahead,
+    /// In the order of the stripes.
+    next: VecDeque<ScopedJoinHandle<'scope, Ahead>>,
+    /// The first stripe behind those.
+    end: u64,
+    spare: Vec<Ahead>,
 }
 
 impl<'scope, 'env, M: Medium> Reader<'scope, 'env, M> {
     pub(super) fn new(redundancy: &'env Redundancy<M>, rate: Option<u64>, scope: &'scope Scope<'scope, 'env>) -> Self {
-        Reader { redundancy, rate, scope, now: Ahead::default(), next: None, spare: Ahead::default() }
+        Reader { redundancy, rate, scope, now: Ahead::default(), next: VecDeque::new(), end: 0, spare: Vec::new() }
     }
 
     /// Has a stripe in memory, with some that follow.
@@ -57,32 +64,37 @@ impl<'scope, 'env, M: Medium> Reader<'scope, 'env, M> {
         if self.now.stripes.contains(&stripe) {
             return Ok(&self.now);
         }
-        if let Some(next) = self.next.take() {
-            let (ahead, read) = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            self.spare = std::mem::replace(&mut self.now, ahead);
-            // Where it does not begin with what is needed, an error was about something else.
+        while let Some(next) = self.next.pop_front() {
+            let ahead = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            self.spare.push(std::mem::replace(&mut self.now, ahead));
             if self.now.stripes.contains(&stripe) {
-                read?;
+                break;
             }
         }
         self.redundancy.read_ahead(&mut self.now, stripe, self.rate)?;
+        self.end = self.end.max(self.now.stripes.end);
         self.begin_next();
         Ok(&self.now)
     }
 
-    /// Has a thread read what follows. Without a thread the scrub reads it when it comes by.
+    /// Has threads read what follows. Without a thread the scrub reads it when it comes by.
     fn begin_next(&mut self) {
-        let (redundancy, from) = (self.redundancy, self.now.stripes.end);
-        let is_real = redundancy.pages.is_on_device();
-        if self.rate.is_some() || !is_real || from >= redundancy.geometry.stripes() {
+        let redundancy = self.redundancy;
+        if self.rate.is_some() || !redundancy.pages.is_on_device() {
             return;
         }
-        let mut ahead = std::mem::take(&mut self.spare);
-        let read = move || {
-            let read = redundancy.read_ahead(&mut ahead, from, None);
-            (ahead, read)
-        };
-        self.next = std::thread::Builder::new().spawn_scoped(self.scope, read).ok();
+        while self.next.len() < DEPTH && self.end < redundancy.geometry.stripes() {
+            let from = self.end;
+            let mut ahead = self.spare.pop().unwrap_or_default();
+            let read = move || {
+                // After an error nothing of it is there, so that the scrub reads it itself and meets the error again.
+                redundancy.read_ahead(&mut ahead, from, None).ok();
+                ahead
+            };
+            let Ok(next) = std::thread::Builder::new().spawn_scoped(self.scope, read) else { return };
+            self.next.push_back(next);
+            self.end = redundancy.stripes_at_once(from, None).end;
+        }
     }
 }
 
@@ -186,6 +198,15 @@ impl Ahead {
 }
 
 impl<M: Medium> Redundancy<M> {
+    /// The stripes that are read with one: as many as a scrub of this rate reads at once.
+    fn stripes_at_once(&self, stripe: u64, rate: Option<u64>) -> Range<u64> {
+        let width = u64::from(self.geometry.stripe);
+        let least = if self.geometry.layout == StripeLayout::Spread { RUN } else { 1 };
+        let allowed = rate.map_or(u64::MAX, |rate| rate / SHARE / (width * PAGE));
+        let count = (PAGES / width).max(least).min(allowed).max(1);
+        stripe..(stripe + count).min(self.geometry.stripes())
+    }
+
     /// Has a stripe in memory, and those that follow: as many as a scrub of this rate reads at once.
     ///
     /// # Errors
@@ -194,13 +215,9 @@ impl<M: Medium> Redundancy<M> {
         if ahead.stripes.contains(&stripe) {
             return Ok(());
         }
-        let width = u64::from(self.geometry.stripe);
-        let least = if self.geometry.layout == StripeLayout::Spread { RUN } else { 1 };
-        let allowed = rate.map_or(u64::MAX, |rate| rate / SHARE / (width * PAGE));
-        let count = (PAGES / width).max(least).min(allowed).max(1);
         // Until all of it is there.
         ahead.stripes = 0..0;
-        let stripes = stripe..(stripe + count).min(self.geometry.stripes());
+        let stripes = self.stripes_at_once(stripe, rate);
         let runs = self.geometry.runs(stripes.clone());
         ahead.runs.resize_with(runs.len(), Run::default);
         let data = Source {
