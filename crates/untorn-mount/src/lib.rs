@@ -42,4 +42,7 @@ mod error;
 mod serve;
 
 pub use error::{Error, Result};
-pub use serve::{Globs, Mode, OpenFiles, Report, ServeOptions, Serving, make_log_directory, pull_for, serve};
+pub use serve::{
+    Globs, Mode, OpenFiles, Report, ServeOptions, Serving, make_log_directory, pull_for, remove_empty_log_directory,
+    serve,
+};

@@ -135,6 +135,10 @@ fn wrong_requests_are_refused_before_anything_is_made() {
     }
     let refused = untorn(&["mount", "--json", source, source]).expect(64);
     assert_eq!(refused.json()["path"], source);
+    let no_directory = tree.dir.path().join("file");
+    fs::write(&no_directory, "").unwrap();
+    untorn(&["mount", source, text(&no_directory)]).expect(64);
+    assert!(!tree.source.join(".untorn").exists(), "a refused mount leaves the directory of its log");
     assert!(!tree.is_mounted());
 }
 

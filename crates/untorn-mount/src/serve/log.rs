@@ -72,6 +72,12 @@ pub fn make_log_directory(source: &Path) -> Result<PathBuf> {
     Ok(ServeOptions::default_log(source))
 }
 
+/// Removes the directory of the default log after a refusal, if nothing is in it. One that has something stays, and so
+/// does one that cannot be removed.
+pub fn remove_empty_log_directory(source: &Path) {
+    let _ = fs::remove_dir(hidden_in(source));
+}
+
 /// Why another user than the source's owner, the caller or root may have planted the directory of a log.
 fn planted(hidden: &Path, source: &Path) -> Result<Option<String>> {
     let failed = |path: &Path| {

@@ -51,7 +51,7 @@ pub use self::globs::Globs;
 use self::handles::Handles;
 use self::locks::Locks;
 use self::log::Sealing;
-pub use self::log::make_log_directory;
+pub use self::log::{make_log_directory, remove_empty_log_directory};
 use self::managed::Managing;
 pub use self::managed::Report;
 use self::nodes::{Descriptors, Node, Nodes};

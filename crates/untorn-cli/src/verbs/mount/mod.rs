@@ -44,6 +44,15 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
     let half = if args.half { Some(Half::take()?) } else { None };
     // A half has the name of the link that it was started by.
     rustix::thread::set_name(c"untorn").map_err(|error| Failure::io("cannot name this process", &error.into()))?;
+    serve(args, half).inspect_err(|_| {
+        if args.log.is_none() {
+            untorn_mount::remove_empty_log_directory(&args.source);
+        }
+    })
+}
+
+/// Mounts, and serves in this process until the mount is removed.
+fn serve(args: &Mount, half: Option<Half>) -> Result<Exit> {
     let places = Places::of(args)?;
     let mut options = options(args, &places)?;
     // Handlers come first: a signal from here on removes the mount and does not leave it without a server.
