@@ -16,9 +16,10 @@ use super::ops::{BEFORE, DIRS, NAMES, Op, State};
 use crate::medium::SimMedium;
 
 /// The log of every run, in a directory of its own: what makes its name durable does nothing for those of the files.
-pub(super) const LOG: &str = "/fast/log";
-const FAST: &str = "/fast";
-const SPILL: &str = "/fast/log.spill";
+pub(super) const LOG: &str = "/.untorn/log";
+/// Made with the log, so that whoever opens the log makes its name durable, too.
+const OWN: &str = "/.untorn";
+const SPILL: &str = "/.untorn/log.spill";
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
@@ -116,12 +117,13 @@ enum File {
 impl Opened {
     pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
         let place = Arc::new(MediumDir(medium.clone()));
-        for dir in [FAST, DIRS[1]] {
-            if !medium.exists(Path::new(dir))? {
-                medium.create_dir(Path::new(dir))?;
-            }
+        if !medium.exists(Path::new(DIRS[1]))? {
+            medium.create_dir(Path::new(DIRS[1]))?;
         }
         medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
+        if !medium.exists(Path::new(OWN))? {
+            medium.create_dir(Path::new(OWN))?;
+        }
         let cache = match config.is_canary() {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
@@ -427,10 +429,10 @@ impl Opened {
 
     /// All files as a program sees them, or a finding.
     pub(super) fn read(&self) -> Result<std::result::Result<State, String>> {
-        for dir in [DIRS[0], DIRS[1], FAST] {
+        for dir in [DIRS[0], DIRS[1], OWN] {
             for name in self.medium.list(Path::new(dir))? {
                 let path = Path::new(dir).join(&name);
-                let known = [LOG, SPILL, FAST, DIRS[1]].iter().chain(&NAMES).any(|known| path == Path::new(known));
+                let known = [LOG, SPILL, OWN, DIRS[1]].iter().chain(&NAMES).any(|known| path == Path::new(known));
                 if !known && !is_unfinished(&name) {
                     return Ok(Err(format!("a file {name:?} was left behind")));
                 }

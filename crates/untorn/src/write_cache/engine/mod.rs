@@ -137,6 +137,8 @@ pub(crate) mod barriers {
         ATTACH_LOG = "cache.attach.log";
         /// The log's name is durable before anything in it is acknowledged, whichever process created it.
         ATTACH_NAME = "cache.attach.name";
+        /// The same of the directory `.untorn`, which is made for the log.
+        ATTACH_DIRECTORY = "cache.attach.directory";
         /// An open reads from the medium, not from pages that a failed flush left in the cache.
         ATTACH_CACHE = "cache.attach.cache";
         /// A session is durable before the first entry that only counts in it.

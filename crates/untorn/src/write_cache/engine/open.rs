@@ -161,7 +161,7 @@ pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
     medium.sync_dir(barriers::ATTACH_NAME, &directory)?;
     if storage::is_companion_directory(&directory) {
         // This one comes and goes with the log.
-        medium.sync_dir(barriers::ATTACH_NAME, &parent(&directory))?;
+        medium.sync_dir(barriers::ATTACH_DIRECTORY, &parent(&directory))?;
     }
     file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
     if medium.class() == MediumClass::PersistentMemory {
