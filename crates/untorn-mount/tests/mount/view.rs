@@ -46,6 +46,40 @@ fn what_is_untorns_own_does_not_exist_in_the_mount() {
     assert_eq!(rustix::fs::setxattr(&path, "user.untorn", b"1", XattrFlags::empty()), Err(Errno::PERM));
 }
 
+/// Programs reach such a file from a directory near it. In a directory that has too long a path itself, no file is made.
+#[test]
+fn a_file_with_too_long_a_path_is_plain() {
+    let Some(mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+    let name = "d".repeat(250);
+    for length in [15, 16] {
+        let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+        let mut directory = rustix::fs::open(mount.path(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        for _ in 0..length {
+            match rustix::fs::mkdirat(&directory, &name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => panic!("{length}: {error}"),
+            }
+            let found = rustix::fs::openat(&directory, &name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+            directory = found.unwrap();
+        }
+        // The last bytes of the longest path that the kernel tells.
+        let file = "f".repeat(200);
+        let open = |flags| rustix::fs::openat(&directory, &file, flags, mode).map(File::from);
+        let made = open(flags | OFlags::CREATE).unwrap_or_else(|error| panic!("{length}: {error}"));
+        made.write_all_at(b"0123456789", 0).and_then(|()| made.sync_all()).unwrap();
+        made.set_len(5).unwrap();
+        drop(made);
+        let again = open(flags).unwrap_or_else(|error| panic!("{length}: {error}"));
+        again.write_all_at(b"x", 1).unwrap();
+        let mut bytes = String::new();
+        (&again).read_to_string(&mut bytes).unwrap();
+        assert_eq!(bytes, "0x234", "{length}");
+        assert_eq!(open(flags | OFlags::TRUNC).unwrap().metadata().unwrap().len(), 0, "{length}");
+        rustix::fs::unlinkat(&directory, &file, rustix::fs::AtFlags::empty()).unwrap();
+    }
+    assert!(mount.unmount().1 > 0, "nothing tells of the plain files");
+}
+
 /// The kernel's request for it is one that the server does not know. Programs make a file and remove its name then.
 #[test]
 fn a_file_without_a_name_is_refused() {

@@ -544,7 +544,16 @@ impl Server {
     /// A path of a node, and whether the globs choose it. Any of its names may be the one that they choose.
     fn choose(&self, node: &Node) -> Result<(Option<PathBuf>, bool), Errno> {
         let choose = |path: &PathBuf| self.managing.globs.choose(path);
-        let path = self.path_of(node)?;
+        let path = match self.path_of(node) {
+            // The kernel tells nobody such a path, so a replay could not find the file.
+            Err(Errno::NAMETOOLONG) => {
+                let name = node.found_as().map_or_else(PathBuf::new, |(_, name)| name.into());
+                let reason = "its path is longer than the kernel tells".to_owned();
+                self.managing.is_plain_or_refused(&Path::new("...").join(name), reason)?;
+                return Ok((None, false));
+            }
+            path => path?,
+        };
         if path.as_ref().is_some_and(choose) {
             return Ok((path, true));
         }
