@@ -19,6 +19,7 @@ pub(super) fn check(root: &Path, archive: &Path, scratch: &Path) -> Result<Vec<S
     let mut skipped = Vec::new();
     symbols(root, &place, &mut skipped)?;
     tool(&place, scratch)?;
+    sqlite(&place, scratch, &mut skipped)?;
     let user = User { root, prefix: &place, scratch };
     user.pkg_config(&mut skipped)?;
     user.cmake(&mut skipped)?;
@@ -102,6 +103,26 @@ fn tool(prefix: &Path, scratch: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// SQLite's shell loads the extension, keeps a database in it, and reads the plain file afterwards.
+fn sqlite(prefix: &Path, scratch: &Path, skipped: &mut Vec<String>) -> Result<()> {
+    if let Err(Failure::Missing(why)) = require("sqlite3", "apt-get install sqlite3") {
+        skipped.push(format!("SQLite with libuntorn_sqlite.so: {why}"));
+        return Ok(());
+    }
+    let database = scratch.join("of-sqlite.db");
+    let extension = prefix.join("lib/libuntorn_sqlite");
+    let mut shell = Command::new("sqlite3");
+    // The shell splits the command's words at spaces, which the path has.
+    shell.args([":memory:", "-cmd", &format!(".load '{}'", extension.display())]);
+    shell.args(["-cmd", &format!(".open file:{}?vfs=untorn", database.display())]);
+    let rows = said(shell.arg("CREATE TABLE t (x); INSERT INTO t VALUES (41), (1); PRAGMA untorn_info;"))?;
+    if !rows.contains("engine") {
+        return wrong(format!("SQLite does not use the VFS untorn: PRAGMA untorn_info says {rows:?}"));
+    }
+    let sum = said(Command::new("sqlite3").arg(&database).arg("SELECT sum(x) FROM t;"))?;
+    if sum == "42" { Ok(()) } else { wrong(format!("a stock SQLite reads {sum:?} from a closed database, not 42")) }
 }
 
 /// Someone with programs in C and C++, who knows only the prefix.

@@ -13,6 +13,8 @@ pub(super) struct Places {
     /// The prefix that the units of systemd name; all else follows the prefix when it is moved.
     prefix: &'static str,
     libraries: String,
+    /// For libraries that programs load by their path: those for `LD_PRELOAD` and for SQLite.
+    plugins: String,
     /// For programs that only other programs start.
     helpers: &'static str,
     units: &'static str,
@@ -27,6 +29,7 @@ impl Places {
         Places {
             prefix: "/usr/local",
             libraries: "lib".to_owned(),
+            plugins: "lib".to_owned(),
             helpers: "libexec",
             units: "lib/systemd/system",
             zsh: "share/zsh/site-functions",
@@ -46,6 +49,7 @@ const COMPLETIONS: &[(&str, &str)] = &[
 pub(super) fn lay_out(root: &Path, built: &Path, places: &Places, tree: &Path) -> Result<()> {
     let tool = program(built, tree)?;
     libraries(root, built, &tree.join(&places.libraries))?;
+    plugins(built, &tree.join(&places.plugins))?;
     development(root, places, tree)?;
     for (shell, place) in COMPLETIONS {
         let script = output(Command::new(&tool).args(["completions", shell]))?;
@@ -73,9 +77,19 @@ fn libraries(root: &Path, built: &Path, directory: &Path) -> Result<()> {
     copy(&built.join("libuntorn.a"), &archive)?;
     succeed(Command::new("strip").args(["--strip-debug", "--enable-deterministic-archives"]).arg(&archive))?;
     let shared = library::link(root, &archive, directory)?;
-    let preload = directory.join("libuntorn_preload.so");
-    copy(&built.join("libuntorn_preload.so"), &preload)?;
-    succeed(Command::new("strip").arg("--strip-unneeded").args([shared, preload]))
+    succeed(Command::new("strip").arg("--strip-unneeded").arg(shared))
+}
+
+/// The libraries that programs load by their path.
+pub(super) const PLUGINS: &[&str] = &["libuntorn_preload.so", "libuntorn_sqlite.so"];
+
+fn plugins(built: &Path, directory: &Path) -> Result<()> {
+    for name in PLUGINS {
+        let plugin = directory.join(name);
+        copy(&built.join(name), &plugin)?;
+        succeed(Command::new("strip").arg("--strip-unneeded").arg(plugin))?;
+    }
+    Ok(())
 }
 
 /// The headers, and the files with which pkg-config and CMake find them and the libraries.
@@ -130,8 +144,8 @@ fn permissions(tree: &Path) -> Result<()> {
             left.extend(entries(&path)?);
         }
         let parent = path.parent().and_then(Path::file_name).unwrap_or_default();
-        let is_program =
-            path.extension().is_none() && ["bin", "libexec", "untorn-helpers"].iter().any(|d| parent == *d);
+        let is_helper = path.file_name().is_some_and(|name| name == "untorn-listed");
+        let is_program = is_helper || parent == "bin";
         let mode = if metadata.is_dir() || is_program { 0o755 } else { 0o644 };
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(at("set the permissions of", &path))?;
     }
