@@ -315,6 +315,104 @@ private:
     handle handle_;
 };
 
+/* Commits. */
+
+/* One commit of a stream. To repeat it: set the length to `shortest`, then to `size` (bytes in between are zeros), then
+ * write the changes. */
+struct commit {
+    std::uint64_t number = 0;
+    /* The number of the commit before it. */
+    std::uint64_t previous = 0;
+    /* Since 1970; 0 if it is not known. */
+    std::chrono::nanoseconds time{0};
+    /* The length of the file after it. */
+    std::uint64_t size = 0;
+    /* The shortest that the file was in it. */
+    std::uint64_t shortest = 0;
+    /* Ascending. They are valid until the next call with the stream. */
+    span<const untorn_change> changes;
+};
+
+/* The commits of a file with a commit log (options::commit_log), each once and in order, also while another process has
+ * the file open. One thread at a time uses a stream. */
+class commit_stream {
+public:
+    commit_stream() noexcept = default;
+    explicit commit_stream(untorn_commits_t *owned) noexcept : handle_(owned) {}
+    /* The commits after the one of this number; 0: all since the file was created with its log. */
+    explicit commit_stream(const std::string &path, std::uint64_t from = 0) {
+        untorn_error why;
+        handle_ = handle(detail::checked(untorn_commits_open(path.c_str(), from, &why), why));
+    }
+    commit_stream(const std::string &path, std::uint64_t from, std::error_code &ec) noexcept {
+        untorn_error why;
+        handle_ = handle(detail::noted(untorn_commits_open(path.c_str(), from, &why), why, ec));
+    }
+    /* The stream of a consumer, which has a name and a durable position. It goes on after the last commit that was
+     * acknowledged, or after *from. A new name is registered, and begins at the start of the log. */
+    static commit_stream consumer(const std::string &path, const std::string &name,
+                                  const std::uint64_t *from = nullptr) {
+        untorn_error why;
+        untorn_commits_t *opened = untorn_commits_consumer(path.c_str(), name.c_str(), from, &why);
+        return commit_stream(detail::checked(opened, why));
+    }
+    static commit_stream consumer(const std::string &path, const std::string &name, const std::uint64_t *from,
+                                  std::error_code &ec) noexcept {
+        untorn_error why;
+        untorn_commits_t *opened = untorn_commits_consumer(path.c_str(), name.c_str(), from, &why);
+        return commit_stream(detail::noted(opened, why, ec));
+    }
+
+    /* Stores the next commit; false if there is none after this time, and a time of 0 looks only. */
+    bool next(commit &into, std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) {
+        const int code = next_(into, timeout);
+        detail::check(code);
+        return code > 0;
+    }
+    bool next(commit &into, std::chrono::milliseconds timeout, std::error_code &ec) noexcept {
+        const int code = next_(into, timeout);
+        detail::note(code, ec);
+        return code > 0;
+    }
+    /* Notes durably that the consumer is done with the commits up to this one. */
+    void acknowledge(std::uint64_t number) { detail::check(untorn_commits_acknowledge(get(), number)); }
+    void acknowledge(std::uint64_t number, std::error_code &ec) noexcept {
+        detail::note(untorn_commits_acknowledge(get(), number), ec);
+    }
+    void close() { detail::check(untorn_commits_close(handle_.release())); }
+    void close(std::error_code &ec) noexcept { detail::note(untorn_commits_close(handle_.release()), ec); }
+
+    explicit operator bool() const noexcept { return get() != nullptr; }
+    untorn_commits_t *get() const noexcept { return handle_.get(); }
+    untorn_commits_t *release() noexcept { return handle_.release(); }
+
+private:
+    using handle = detail::owner<untorn_commits_t, untorn_commits_close>;
+    int next_(commit &into, std::chrono::milliseconds timeout) noexcept {
+        untorn_commit found;
+        const std::uint64_t wait = timeout.count() > 0 ? static_cast<std::uint64_t>(timeout.count()) : 0;
+        const int code = untorn_commits_next(get(), wait, &found);
+        if (code > 0) {
+            into.number = found.number;
+            into.previous = found.previous;
+            into.time = std::chrono::nanoseconds(found.time_ns);
+            into.size = found.len;
+            into.shortest = found.shortest;
+            into.changes = {found.changes, found.change_count};
+        }
+        return code;
+    }
+    handle handle_;
+};
+
+/* Removes a consumer: the log keeps nothing for it any more. */
+inline void forget_consumer(const std::string &path, const std::string &name) {
+    detail::check(untorn_commits_forget(path.c_str(), name.c_str()));
+}
+inline void forget_consumer(const std::string &path, const std::string &name, std::error_code &ec) noexcept {
+    detail::note(untorn_commits_forget(path.c_str(), name.c_str()), ec);
+}
+
 /* Files. */
 
 /* Writes to one file that commit together or not at all. One thread at a time uses it. */

@@ -31,6 +31,8 @@ static_assert(!std::is_copy_assignable_v<untorn::map> && std::is_nothrow_move_as
 static_assert(!std::is_copy_constructible_v<untorn::transaction> && !std::is_copy_constructible_v<untorn::snapshot>);
 static_assert(std::is_nothrow_move_constructible_v<untorn::protection> &&
               std::is_nothrow_move_constructible_v<untorn::shared_map>);
+static_assert(!std::is_copy_constructible_v<untorn::commit_stream> &&
+              std::is_nothrow_move_assignable_v<untorn::commit_stream>);
 static_assert(std::is_convertible_v<std::vector<int> &, untorn::mutable_buffer> &&
               std::is_convertible_v<const std::vector<int> &, untorn::const_buffer> &&
               std::is_convertible_v<std::string_view, untorn::const_buffer> &&
@@ -132,6 +134,54 @@ static void failures(const std::string &path) {
     CHECK(ec == std::errc::invalid_argument && nothing.size() == 0 && nothing.bytes().empty());
 }
 
+static void commits(const std::string &path) {
+    using std::chrono::milliseconds;
+    untorn::options options = created(1 << 16);
+    options.commit_log = 1 << 20;
+    untorn::file file(path, options);
+    file.write_value(8, std::uint64_t{1});
+    file.sync();
+    const std::uint64_t first = file.commit_number();
+    file.write_value(16, std::uint64_t{2});
+    file.sync();
+
+    untorn::commit found;
+    untorn::commit_stream stream(path, first);
+    CHECK(stream && stream.next(found) && found.previous == first && found.number == file.commit_number());
+    CHECK(found.size == 1 << 16 && found.shortest == 1 << 16 && found.time.count() > 0);
+    bool seen = false;
+    for (const untorn_change &change : found.changes) {
+        if (change.offset > 16 || change.offset + change.len < 24) continue;
+        std::uint64_t value;
+        std::memcpy(&value, static_cast<const char *>(change.bytes) + (16 - change.offset), sizeof value);
+        seen = value == 2;
+    }
+    CHECK(seen);
+    CHECK(!stream.next(found, milliseconds(1)));
+    std::error_code ec;
+    stream.acknowledge(first, ec);
+    CHECK(ec == std::errc::invalid_argument);
+    CHECK(!untorn::commit_stream(path, first + 1000, ec) && ec == std::errc::invalid_argument);
+
+    // The next stream of a consumer goes on where the last one acknowledged.
+    const std::uint64_t start = first - 1;
+    untorn::commit_stream indexer = untorn::commit_stream::consumer(path, "indexer", &start);
+    CHECK(indexer.next(found) && found.number == first);
+    indexer.acknowledge(found.number);
+    CHECK(!untorn::commit_stream::consumer(path, "indexer", nullptr, ec));
+    CHECK(ec == std::errc::device_or_resource_busy);
+    indexer.close();
+    CHECK(!indexer);
+    indexer = untorn::commit_stream::consumer(path, "indexer");
+    CHECK(indexer.next(found) && found.previous == first);
+    indexer = untorn::commit_stream();
+    untorn::forget_consumer(path, "indexer");
+    untorn::forget_consumer(path, "indexer", ec);
+    CHECK(ec == std::errc::no_such_file_or_directory);
+    untorn::commit_stream none;
+    CHECK(!none.next(found, milliseconds(0), ec) && ec == std::errc::invalid_argument);
+}
+
 static void maps(const std::string &path) {
     untorn::map map(path, created(1 << 20));
     CHECK(map && map.size() == 1 << 20 && map.bytes().size() == 1 << 20);
@@ -218,6 +268,7 @@ int main(int argc, char **argv) {
     CHECK(std::string(untorn::version()) == untorn_version());
     files(directory + "file");
     failures(directory + "failures");
+    commits(directory + "commits");
     maps(directory + "map");
     const bool shared = shared_maps(directory + "shared");
     if (!protections(directory + "protected") || !shared) std::puts("skipped: userfaultfd is not available");
