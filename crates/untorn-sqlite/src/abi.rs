@@ -34,6 +34,9 @@ pub(crate) const OPEN_READWRITE: c_int = 0x2;
 pub(crate) const OPEN_DELETEONCLOSE: c_int = 0x8;
 pub(crate) const OPEN_MAIN_DB: c_int = 0x100;
 pub(crate) const OPEN_MAIN_JOURNAL: c_int = 0x800;
+pub(crate) const OPEN_WAL: c_int = 0x80000;
+
+pub(crate) const ACCESS_EXISTS: c_int = 0;
 
 pub(crate) const LOCK_NONE: c_int = 0;
 pub(crate) const LOCK_SHARED: c_int = 1;

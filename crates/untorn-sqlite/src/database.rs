@@ -4,10 +4,12 @@
 //!
 //! 1. Writes wait in the [`Overlay`] until SQLite commits, and go to the file in one transaction of the library. So
 //!    neither another connection nor a crash ever sees a part of one.
-//! 2. A reader holds a snapshot and no lock: no writer waits for it, and it waits for none. A writer holds SQLite's own
-//!    locks, on a file of the guard's.
+//! 2. A reader holds a snapshot and no lock: no writer waits for it, and it waits for none. The connections of a process
+//!    share one ([`share`](crate::share)). A writer holds SQLite's own locks, on a file of the guard's.
 //! 3. A connection that becomes a writer has read the last commit: after RESERVED is locked, the change counter of the
 //!    snapshot must be the file's. Otherwise SQLite is told `SQLITE_BUSY_SNAPSHOT`, as in WAL mode.
+//!    A commit is refused if the file was changed by anybody else since then: a writer that was killed holds no locks any
+//!    more, but its commit may still be under way in the process that serves the file.
 //! 4. The file may be longer than the database, for it grows in steps. The database is as long as its header says. A
 //!    header of zeros is that of a new one, which has no pages. The last close cuts the rest off.
 //! 5. In WAL mode SQLite itself keeps readers apart, so there are no snapshots, and readers lock as in the VFS `unix`.
@@ -21,16 +23,16 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
 
 use crate::abi;
 use crate::guard::Guard;
 use crate::inner::Inner;
 use crate::overlay::Overlay;
-use crate::{Code, code_of};
+use crate::share::{HEADER, Part, Reading, View};
+use crate::{Code, code_of, log};
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-const HEADER: usize = 100;
 /// Steps in which the file grows, at least and at most.
 const STEPS: (u64, u64) = (64 << 10, 4 << 20);
 
@@ -40,14 +42,9 @@ type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), Error> + 'a;
 /// The choices of a URI's parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Choices {
-    pub(crate) engine: EngineKind,
+    /// `None`: the log, or whatever engine the processes that share the file have.
+    pub(crate) engine: Option<EngineKind>,
     pub(crate) snapshots: bool,
-}
-
-/// The commit that a connection reads, and its header, for which SQLite asks at each beginning.
-struct View {
-    snapshot: Snapshot,
-    header: [u8; HEADER],
 }
 
 /// The main database of one connection.
@@ -57,13 +54,18 @@ pub(crate) struct Database {
     read_only: bool,
     snapshots: bool,
     overlay: Overlay,
-    view: Option<View>,
+    /// The commit that the connection reads.
+    view: Option<Reading>,
+    /// Goes before the file, which its snapshot keeps open.
+    part: Part,
     file: AtomicFile,
     /// The lock that SQLite believes to have, and the one on the guard's file.
     level: c_int,
     real: c_int,
     locks: Inner,
     wal: bool,
+    /// The file's count of changes when this connection began to read what it may write over.
+    changes: Option<u64>,
     /// The commit of a checkpoint failed, and SQLite does not know yet.
     failed: Option<Code>,
     /// The program chose a rollback journal in a file.
@@ -120,21 +122,30 @@ impl Database {
             OpenOptions::new().read(true).write(true).create(flags & abi::OPEN_CREATE != 0).open(path)?.metadata()?;
         let guard = Guard::new(path, nobody_uses_it)?;
         let locks = locks(&guard.directory().join("lock"))?;
-        let options =
-            Options::new().shared(true).durability(Durability::PerWrite).engine(choices.engine).keep_sidecar(false);
-        let file = options.open(path).map_err(|error| code_of(&error, abi::CANTOPEN))?;
+        let inode = (found.dev(), found.ino());
+        let part = Part::join(path, inode, || guard.beside().map_err(Code::from))?;
+        let options = Options::new().shared(true).durability(Durability::PerWrite).keep_sidecar(false);
+        // A log takes a commit in one place, and one flush of one file.
+        let opened = options.clone().engine(choices.engine.unwrap_or(EngineKind::HybridLog)).open(path);
+        let opened = match opened {
+            Err(Error::InUse { .. }) if choices.engine.is_none() => options.open(path),
+            opened => opened,
+        };
+        let file = opened.map_err(|error| code_of(&error, abi::CANTOPEN))?;
         Ok(Database {
             path: path.to_owned(),
-            inode: (found.dev(), found.ino()),
+            inode,
             read_only,
             snapshots: choices.snapshots,
             overlay: Overlay::default(),
             view: None,
+            part,
             file,
             level: abi::LOCK_NONE,
             real: abi::LOCK_NONE,
             locks,
             wal: false,
+            changes: None,
             failed: None,
             journal_in_file: false,
             guard,
@@ -143,7 +154,7 @@ impl Database {
 
     /// Bytes of the view, or of the file.
     fn read_below(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        if let Some(View { snapshot, header }) = &self.view {
+        if let Some(View { snapshot, header, .. }) = self.view.as_deref() {
             let within = usize::try_from(offset).ok().and_then(|from| header.get(from..from + bytes.len()));
             return match within {
                 Some(within) => {
@@ -157,7 +168,7 @@ impl Database {
     }
 
     fn len_below(&self) -> Result<u64, Error> {
-        if let Some(View { snapshot, header }) = &self.view {
+        if let Some(View { snapshot, header, .. }) = self.view.as_deref() {
             return Ok(len_by(header, snapshot.len()));
         }
         let mut header = [0; HEADER];
@@ -243,12 +254,17 @@ impl Database {
         if self.overlay.is_empty() {
             return Ok(());
         }
-        self.store().map_err(|error| code_of(&error, abi::IOERR_FSYNC))?;
+        self.part.about_to_commit();
+        if !self.store().map_err(|error| code_of(&error, abi::IOERR_FSYNC))? {
+            log(abi::BUSY_SNAPSHOT, "another process, which has ended, committed meanwhile; nothing was stored");
+            return Err(Code(abi::BUSY_SNAPSHOT));
+        }
         self.overlay = Overlay::default();
         Ok(())
     }
 
-    fn store(&self) -> Result<(), Error> {
+    /// Stores what was written. False, and nothing of it is stored, if somebody else changed the file.
+    fn store(&mut self) -> Result<bool, Error> {
         let own = self.file.len();
         let len = match self.overlay.len() {
             Some(len) => len,
@@ -256,19 +272,42 @@ impl Database {
         };
         if len > own {
             let step = (own / 8).clamp(STEPS.0, STEPS.1);
-            self.file.resize(len.max(own.saturating_add(step)).next_multiple_of(STEPS.0))?;
+            if !self.resize(len.max(own.saturating_add(step)).next_multiple_of(STEPS.0))? {
+                return Ok(false);
+            }
         }
         let mut transaction = self.file.transaction();
         for (offset, piece) in self.overlay.pieces() {
             let has = len.saturating_sub(offset).min(piece.len() as u64) as usize;
             transaction.write_at(&piece[..has], offset)?;
         }
-        transaction.commit()?;
+        // SQLite's own locks keep checkpoints and readers apart in WAL mode.
+        match self.changes.filter(|_| !self.wal) {
+            Some(changes) => {
+                if !transaction.commit_if_unchanged(changes)? {
+                    return Ok(false);
+                }
+                // This one was counted.
+                self.changes = Some(changes + 1);
+            }
+            None => transaction.commit()?,
+        }
         if len + 2 * STEPS.1 < self.file.len() {
             // After the commit, by which the header says so.
-            self.file.resize(len)?;
+            self.resize(len)?;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Changes the length of the file. False if somebody else changed the file.
+    fn resize(&mut self, len: u64) -> Result<bool, Error> {
+        self.file.resize(len)?;
+        let now = self.file.changes();
+        let is_own = self.changes.is_none_or(|changes| now == Some(changes + 1));
+        if is_own {
+            self.changes = self.changes.and(now);
+        }
+        Ok(is_own)
     }
 
     /// Commits the pages of a checkpoint. SQLite asks for nothing in return, and truncates the file next: that fails
@@ -287,12 +326,15 @@ impl Database {
     }
 
     fn take_view(&mut self) -> Result<(), Code> {
-        // The process that serves the others may have ended just now; SQLite waits and tries again.
-        let snapshot = self.file.snapshot().map_err(|error| code_of(&error, abi::BUSY))?;
-        let mut header = [0; HEADER];
-        read_to_end(&mut header, 0, snapshot.len(), |there| snapshot.read_at(there, 0))
-            .map_err(|error| code_of(&error, abi::IOERR_READ))?;
-        self.view = Some(View { snapshot, header });
+        let take = || {
+            // The process that serves the others may have ended just now; SQLite waits and tries again.
+            let snapshot = self.file.snapshot().map_err(|error| code_of(&error, abi::BUSY))?;
+            let mut header = [0; HEADER];
+            read_to_end(&mut header, 0, snapshot.len(), |there| snapshot.read_at(there, 0))
+                .map_err(|error| code_of(&error, abi::IOERR_READ))?;
+            Ok((snapshot, header))
+        };
+        self.view = Some(self.part.read(take)?);
         Ok(())
     }
 
@@ -308,6 +350,11 @@ impl Database {
         if self.real < abi::LOCK_SHARED {
             self.locks.lock(abi::LOCK_SHARED)?;
             self.real = abi::LOCK_SHARED;
+            // Before anything is read under the lock. With a snapshot its own count says what was read.
+            self.changes = match &self.view {
+                Some(view) => view.snapshot.changes(),
+                None => self.file.changes(),
+            };
         }
         if level > abi::LOCK_SHARED
             && let Err(code) = self.locks.lock(level)
@@ -331,11 +378,19 @@ impl Database {
     }
 
     /// Whether the snapshot is of the last commit: all writers count their changes in the header.
-    fn is_last_commit(&self) -> Result<bool, Code> {
+    fn is_last_commit(&mut self) -> Result<bool, Code> {
+        if self.view.as_ref().is_some_and(Reading::is_last) {
+            return Ok(true);
+        }
+        let changes = self.file.changes();
         let mut now = [0; HEADER];
         read_to_end(&mut now, 0, self.file.len(), |there| self.file.read_at(there, 0))
             .map_err(|error| code_of(&error, abi::IOERR_READ))?;
-        Ok(self.view.as_ref().is_some_and(|view| view.header == now))
+        let is_last = self.view.as_ref().is_some_and(|view| view.header == now);
+        if is_last {
+            self.changes = changes;
+        }
+        Ok(is_last)
     }
 
     fn let_go(&mut self) -> Result<(), Code> {
@@ -378,7 +433,7 @@ impl Database {
             self.locks.lock(abi::LOCK_SHARED)?;
             self.real = abi::LOCK_SHARED;
         }
-        (self.wal, self.view) = (true, None);
+        (self.wal, self.view, self.changes) = (true, None, None);
         Ok(())
     }
 
@@ -436,7 +491,8 @@ impl Database {
         (self.view, self.overlay) = (None, Overlay::default());
         let _ = self.locks.unlock(abi::LOCK_NONE);
         let len = self.len_below();
-        let Database { file, guard, locks, .. } = self;
+        let Database { file, guard, locks, part, .. } = self;
+        drop(part);
         let is_last = guard.is_last()?;
         if is_last
             && let Ok(len) = len

@@ -26,12 +26,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::Code;
+use crate::beside::{Beside, Kind};
 use crate::locks;
 
 /// A database that no stock SQLite opens, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Guard {
     directory: PathBuf,
+    database: PathBuf,
     users: File,
 }
 
@@ -39,6 +41,13 @@ pub(crate) struct Guard {
 pub(crate) fn directory_of(database: &Path) -> PathBuf {
     let mut name = database.as_os_str().to_owned();
     name.push("-journal");
+    name.into()
+}
+
+/// The name of a database's write-ahead log.
+pub(crate) fn wal_of(database: &Path) -> PathBuf {
+    let mut name = database.as_os_str().to_owned();
+    name.push("-wal");
     name.into()
 }
 
@@ -83,7 +92,7 @@ impl Guard {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error.into()),
             }
-            let guard = Guard { directory, users };
+            let guard = Guard { directory, database: database.to_owned(), users };
             // Each looks, whoever made the directory: the one that did may be looking still. One at a time, since a
             // look locks the database.
             let looking = locks::alone(File::create(guard.directory.join("opening"))?);
@@ -95,6 +104,20 @@ impl Guard {
             sync_directory(&guard.directory)?;
             return Ok(guard);
         }
+    }
+
+    /// The words that say which files there may be beside the database, with those set that there are.
+    pub(crate) fn beside(&self) -> io::Result<Beside> {
+        let _opening = locks::alone(File::create(self.directory.join("opening"))?)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let beside = Beside::map(&options.open(self.directory.join("beside"))?)?;
+        for (kind, name) in [(Kind::Journal, journal_in(&self.directory)), (Kind::Wal, wal_of(&self.database))] {
+            if fs::symlink_metadata(name).is_ok() {
+                beside.note(kind);
+            }
+        }
+        Ok(beside)
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -119,7 +142,7 @@ impl Guard {
     }
 
     fn remove(&self) -> io::Result<()> {
-        for name in ["journal", "lock", "lock-shm", "opening", "users"] {
+        for name in ["beside", "journal", "lock", "lock-shm", "opening", "users"] {
             match fs::remove_file(self.directory.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

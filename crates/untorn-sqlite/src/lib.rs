@@ -2,6 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod abi;
+mod beside;
 mod database;
 mod guard;
 mod inner;
@@ -9,6 +10,7 @@ mod journal;
 mod locks;
 mod methods;
 mod overlay;
+mod share;
 mod vfs;
 
 use std::ffi::{CString, c_char, c_int, c_void};

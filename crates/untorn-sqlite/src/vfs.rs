@@ -10,10 +10,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use untorn::EngineKind;
 
 use crate::abi::{self, File, Symbol, Vfs};
+use crate::beside::Kind;
 use crate::database::{Choices, Database};
 use crate::guard::journal_in;
 use crate::inner::{Inner, Name};
 use crate::methods::{JournalFile, MainFile, database_of, put_database, put_journal};
+use crate::share::of_open_database;
 use crate::{Code, api, log};
 
 /// SQLite's VFS `unix`, which lives as long as the process.
@@ -105,6 +107,27 @@ fn journal_name(journal: &Path) -> Option<*const c_char> {
     Some(names.entry(journal.to_owned()).or_insert_with(|| Name::new(&journal_in(journal))).as_ptr())
 }
 
+/// The database of which a name is that of the journal or of the write-ahead log, and which of them.
+fn kind_of(name: &Path) -> Option<(&Path, Kind)> {
+    let name = name.as_os_str().as_bytes();
+    let kinds = [(Kind::Journal, &b"-journal"[..]), (Kind::Wal, b"-wal")];
+    let found = kinds.into_iter().find_map(|(kind, end)| Some((name.strip_suffix(end)?, kind)));
+    found.map(|(database, kind)| (Path::new(OsStr::from_bytes(database)), kind))
+}
+
+/// Whether there may be a journal or a write-ahead log of this name. It need not be looked for where this process has
+/// the database open and knows of none.
+fn may_exist(name: &Path) -> bool {
+    kind_of(name).and_then(|(database, kind)| of_open_database(database, |beside| beside.may_have(kind))) != Some(false)
+}
+
+/// Before such a file is created.
+fn note_creation(name: &Path) {
+    if let Some((database, kind)) = kind_of(name) {
+        of_open_database(database, |beside| beside.note(kind));
+    }
+}
+
 /// What the parameters of a database's URI choose.
 ///
 /// # Safety
@@ -121,10 +144,10 @@ unsafe fn choices(name: *const c_char) -> Result<Choices, Code> {
         Err(Code(abi::CANTOPEN))
     };
     let engine = match parameter(c"engine") {
-        None => EngineKind::Reflection,
+        None => None,
         Some(value) => match value.as_str() {
-            "reflection" => EngineKind::Reflection,
-            "hybrid-log" => EngineKind::HybridLog,
+            "reflection" => Some(EngineKind::Reflection),
+            "hybrid-log" => Some(EngineKind::HybridLog),
             value => return refuse("engine", value, "`reflection` or `hybrid-log`"),
         },
     };
@@ -192,7 +215,8 @@ unsafe extern "C" fn open(
         }
         if let Some(own) = journal_name(path) {
             // Another database's journal, which a super-journal names, is in a file, and opened with another flag.
-            let database = if flags & abi::OPEN_MAIN_JOURNAL != 0 && !journal_in(path).exists() {
+            let has_file = may_exist(path) && journal_in(path).exists();
+            let database = if flags & abi::OPEN_MAIN_JOURNAL != 0 && !has_file {
                 // SAFETY: the name is that of a connection's journal, by which SQLite finds the database.
                 let database = unsafe { (api().database_file_object)(name) };
                 // SAFETY: it is the open file of the same connection.
@@ -209,7 +233,10 @@ unsafe extern "C" fn open(
                 }
                 return abi::OK;
             }
+            note_creation(path);
             name = own;
+        } else if flags & abi::OPEN_WAL != 0 {
+            note_creation(path);
         }
     }
     // SAFETY: it stays registered.
@@ -226,7 +253,7 @@ unsafe extern "C" fn delete(_vfs: *mut Vfs, name: *const c_char, sync: c_int) ->
     // SAFETY: SQLite passes a string.
     let path = unsafe { path_of(name) };
     let own = path.and_then(journal_name);
-    if own.is_some() && path.is_some_and(|path| !journal_in(path).exists()) {
+    if own.is_some() && path.is_some_and(|path| !may_exist(path) || !journal_in(path).exists()) {
         // It was in memory.
         return abi::OK;
     }
@@ -242,7 +269,13 @@ unsafe extern "C" fn delete(_vfs: *mut Vfs, name: *const c_char, sync: c_int) ->
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn access(_vfs: *mut Vfs, name: *const c_char, flags: c_int, found: *mut c_int) -> c_int {
     // SAFETY: SQLite passes a string.
-    let own = unsafe { path_of(name) }.and_then(journal_name).unwrap_or(name);
+    let path = unsafe { path_of(name) };
+    if flags == abi::ACCESS_EXISTS && path.is_some_and(|path| !may_exist(path)) {
+        // SAFETY: SQLite passes a place for the answer.
+        unsafe { *found = 0 };
+        return abi::OK;
+    }
+    let own = path.and_then(journal_name).unwrap_or(name);
     // SAFETY: it stays registered.
     let base = unsafe { &*unix() };
     // SAFETY: SQLite's arguments go on.

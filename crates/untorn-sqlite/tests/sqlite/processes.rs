@@ -20,6 +20,21 @@ fn killed_writers_and_readers_leave_every_transfer_whole() {
     }
 }
 
+/// A statement reads every commit that was acknowledged before it began, whoever made it, and however long the
+/// connection has had nothing to do.
+#[test]
+fn a_resting_connection_reads_what_others_commit() {
+    let rounds = untorn_testing::cases(60, 5_000).to_string();
+    for parameters in ["", "&engine=reflection", "&snapshot=off"] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mut turns) = work(&[&"turns", &dir.path().join("app.db"), &rounds, &parameters]) else { return };
+        let output = turns.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{parameters}: {error}");
+        assert_eq!(lines(&output), [rounds.as_str()], "{parameters}");
+    }
+}
+
 /// A journal in a file keeps two databases together, through SQLite's super-journal.
 #[test]
 fn attached_databases_with_a_journal_stay_together() {

@@ -193,6 +193,44 @@ def checkpoint(path):
     say(*other.execute("SELECT a FROM t").fetchone(), *reader.execute("SELECT a FROM t").fetchone())
 
 
+def counter(path, parameters):
+    """Adds one at each line of its input, and says the sum once it is committed."""
+    connection = connect(path, parameters)
+    for _ in sys.stdin:
+        connection.execute("UPDATE t SET a = a + 1")
+        say(*connection.execute("SELECT a FROM t").fetchone())
+
+
+def turns(path, rounds, parameters):
+    """A connection that rests between its statements, while others commit: in its thread, its process, and others."""
+    own, other = connect(path, parameters), connect(path, parameters)
+    own.execute("CREATE TABLE t (a)")
+    own.execute("INSERT INTO t VALUES (0)")
+    read = lambda: own.execute("SELECT a FROM t").fetchone()[0]
+    children = [
+        subprocess.Popen(
+            [sys.executable, sys.argv[0], LIBRARY, "counter", path, parameters],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    chance = random.Random(3)
+    for number in range(1, int(rounds) + 1):
+        who = chance.randrange(4)
+        if who < 2:
+            (own, other)[who].execute("UPDATE t SET a = a + 1")
+        else:
+            children[who - 2].stdin.write(b"\n")
+            children[who - 2].stdin.flush()
+            assert int(children[who - 2].stdout.readline()) == number
+        assert read() == number and read() == number, f"{who} committed {number}, and {read()} is read"
+    for child in children:
+        child.stdin.close()
+        child.wait()
+    say(read())
+
+
 def hot(path):
     """A stock SQLite that is killed amid a transaction whose pages are in the database already."""
     connection = sqlite3.connect(path, isolation_level=None)

@@ -177,6 +177,14 @@ impl Engine for Metered {
         self.engine.last_commit()
     }
 
+    fn write_if(&self, pieces: &[Piece<'_>], changes: u64) -> Result<bool> {
+        self.engine.write_if(pieces, changes)
+    }
+
+    fn changes(&self) -> Option<u64> {
+        self.engine.changes()
+    }
+
     fn commits(&self) -> Option<&dyn CommitService> {
         self.engine.commits()
     }

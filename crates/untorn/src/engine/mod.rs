@@ -25,7 +25,7 @@ use self::commits::state::CommitLogInfo;
 pub(crate) use self::range::{check_growth, check_range, misaligned};
 use self::redundancy::RedundancyService;
 use self::snapshot::{HeldSnapshots, SnapshotService};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::sidecar::number::Stamped;
 pub(crate) use crate::options::EngineKind;
 #[cfg(doc)]
@@ -349,6 +349,17 @@ pub(crate) trait Engine: Send + Sync {
     }
     /// Snapshots of the file, if this keeps them.
     fn snapshots(&self) -> Option<&dyn SnapshotService> {
+        None
+    }
+    /// The same if nothing was changed since the count of [`changes`](Engine::changes) was this one. False, and nothing
+    /// is written, otherwise.
+    fn write_if(&self, _pieces: &[Piece<'_>], _changes: u64) -> Result<bool> {
+        let what = "only a file that processes share counts its changes".to_owned();
+        Err(Error::Invalid { path: self.path().to_owned(), what })
+    }
+    /// For a file that other processes change: a count that is another one after each change, before anybody is told of
+    /// it.
+    fn changes(&self) -> Option<u64> {
         None
     }
     /// The commits of the file, if this logs them.

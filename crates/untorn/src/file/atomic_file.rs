@@ -216,6 +216,13 @@ impl AtomicFile {
         self.engine().last_commit().into()
     }
 
+    /// A count that is another one after each change of the file, by whichever process, before anybody is told of the
+    /// change; `None` unless the file is [shared](crate::Options::shared). It counts failed changes and takeovers too.
+    /// See [`Transaction::commit_if_unchanged`].
+    pub fn changes(&self) -> Option<u64> {
+        self.engine().changes()
+    }
+
     /// The current state of the file.
     pub fn info(&self) -> Info {
         self.engine().info()

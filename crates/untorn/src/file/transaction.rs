@@ -68,7 +68,40 @@ impl<'a> Transaction<'a> {
     /// # Errors
     /// As for [`AtomicFile::write_at`](crate::AtomicFile::write_at); after an error none of the writes is applied.
     pub fn commit(self) -> Result<()> {
-        let pieces: Vec<Piece<'_>> = self.written.iter().map(|(offset, bytes)| Piece { offset, bytes }).collect();
-        self.engine.write(&pieces)
+        self.engine.write(&self.pieces())
+    }
+
+    /// The same, if nobody has changed the file since its count of [changes](crate::AtomicFile::changes) was this one.
+    /// False if somebody has; then nothing is written. Transactions that are committed so come one after the other, in
+    /// whatever processes.
+    ///
+    /// With it a program that is killed while its commit is under way does no harm: another one that has read the file
+    /// meanwhile commits first, and the late commit is refused, or the other way round.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("f");
+    /// # untorn::AtomicFile::create(&path, 4096)?.settle()?;
+    /// use untorn::{Durability, Options};
+    /// let file = Options::new().shared(true).durability(Durability::PerWrite).open(&path)?;
+    /// let changes = file.changes().unwrap();
+    /// for is_first in [true, false] {
+    ///     let mut tx = file.transaction();
+    ///     tx.write_at(b"mine", 0)?;
+    ///     assert_eq!(tx.commit_if_unchanged(changes)?, is_first);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`commit`](Self::commit), and [`Error::Invalid`](crate::Error::Invalid) unless the file is
+    /// [shared](crate::Options::shared).
+    pub fn commit_if_unchanged(self, changes: u64) -> Result<bool> {
+        self.engine.write_if(&self.pieces(), changes)
+    }
+
+    fn pieces(&self) -> Vec<Piece<'_>> {
+        self.written.iter().map(|(offset, bytes)| Piece { offset, bytes }).collect()
     }
 }

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::remote::client::{self, RemoteSnapshot};
-use super::{SnapshotService, Taken};
+use super::{Readers, SnapshotService, Taken};
 use crate::engine::{Shared, check_range};
 use crate::error::{Error, Result};
 use crate::storage::Identity;
-use crate::sys::sync::Arc;
+use crate::sys::sync::{Arc, Weak};
 
 /// A file as it was at one commit, for as long as this is held. Writers go on meanwhile.
 ///
@@ -50,8 +50,15 @@ pub struct Snapshot(pub(super) std::sync::Arc<Kept>);
 
 /// Which process keeps it. It is held until the last that shares it goes.
 pub(super) enum Kept {
-    Here { shared: Arc<Shared>, taken: Taken },
-    Elsewhere(Box<RemoteSnapshot>),
+    Here {
+        shared: Arc<Shared>,
+        taken: Taken,
+        readers: Option<std::sync::Arc<Readers>>,
+        /// The count of changes before it was taken, of a file that processes share.
+        changes: Option<u64>,
+    },
+    /// With the file that it was taken of, if this process has that open, and its count of changes before.
+    Elsewhere { snapshot: Box<RemoteSnapshot>, of: Option<(Weak<Shared>, u64)> },
 }
 
 /// A snapshot that is held, as [`AtomicFile::snapshots`](crate::AtomicFile::snapshots) lists it.
@@ -95,14 +102,20 @@ impl Snapshot {
     pub(crate) fn take(shared: &Arc<Shared>) -> Result<Self> {
         let engine = &*shared.engine;
         let keeps_it = || engine.snapshots().is_some();
+        // Before it is taken: a change that comes meanwhile makes the two differ.
+        let changes = engine.changes();
         let Some(service) = engine.snapshots() else {
             engine.writable()?;
+            let of = changes.map(|changes| (Arc::downgrade(shared), changes));
             let taken = client::take_elsewhere(engine.path(), engine.identity()?, keeps_it)?;
             // If it came to serve meanwhile, it keeps the snapshot.
-            return taken.map_or_else(|| Snapshot::take(shared), Ok);
+            let elsewhere = |snapshot| Ok(Snapshot(std::sync::Arc::new(Kept::Elsewhere { snapshot, of })));
+            return taken.map_or_else(|| Snapshot::take(shared), elsewhere);
         };
         let taken = service.take(std::process::id())?;
-        let snapshot = Snapshot(std::sync::Arc::new(Kept::Here { shared: Arc::clone(shared), taken }));
+        let readers = service.readers(taken.snapshot);
+        let snapshot =
+            Snapshot(std::sync::Arc::new(Kept::Here { shared: Arc::clone(shared), taken, readers, changes }));
         tracing::debug!(path = %snapshot.path().display(), commit = snapshot.commit(), "took a snapshot");
         Ok(snapshot)
     }
@@ -114,14 +127,68 @@ impl Snapshot {
 
     /// One that another process keeps.
     pub(crate) fn remote(snapshot: Box<RemoteSnapshot>) -> Self {
-        Snapshot(std::sync::Arc::new(Kept::Elsewhere(snapshot)))
+        Snapshot(std::sync::Arc::new(Kept::Elsewhere { snapshot, of: None }))
+    }
+
+    /// Says that the holder does not read for now. A commit that comes meanwhile ends the snapshot, instead of keeping
+    /// pages for it. [`resume`](Self::resume) comes before the next read.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let file = untorn::AtomicFile::create(dir.path().join("f"), 4096)?;
+    /// let mut snapshot = file.snapshot()?;
+    /// snapshot.rest();
+    /// assert!(snapshot.resume(), "nothing was committed");
+    /// snapshot.rest();
+    /// file.write_at(b"new", 0)?;
+    /// file.sync()?;
+    /// if !snapshot.resume() {
+    ///     snapshot = file.snapshot()?;
+    /// }
+    /// let mut bytes = [0; 3];
+    /// snapshot.read_at(&mut bytes, 0)?;
+    /// assert_eq!(&bytes, b"new");
+    /// # Ok(()) }
+    /// ```
+    pub fn rest(&self) {
+        match &*self.0 {
+            Kept::Here { readers, .. } => readers.iter().for_each(|readers| readers.rest()),
+            Kept::Elsewhere { snapshot, .. } => snapshot.rest(),
+        }
+    }
+
+    /// Goes on with a snapshot that rests. It is of the last commit: of every commit that was acknowledged before the
+    /// call. False if there may have been one since it was taken, or if it has ended; then take a new one.
+    ///
+    /// Several threads may use one snapshot, each between a `resume` that returned true and a `rest`. The thread that
+    /// took it has the first use, without a `resume`.
+    pub fn resume(&self) -> bool {
+        match &*self.0 {
+            Kept::Here { readers, .. } => readers.as_ref().is_some_and(|readers| readers.resume()),
+            Kept::Elsewhere { snapshot, of } => {
+                let Some((shared, changes)) =
+                    of.as_ref().and_then(|(shared, changes)| Some((shared.upgrade()?, changes)))
+                else {
+                    return false;
+                };
+                if !snapshot.resume() {
+                    return false;
+                }
+                let is_last = shared.engine.changes() == Some(*changes);
+                if !is_last {
+                    snapshot.rest();
+                }
+                is_last
+            }
+        }
     }
 
     /// The path of the data file.
     pub fn path(&self) -> &Path {
         match &*self.0 {
             Kept::Here { shared, .. } => shared.engine.path(),
-            Kept::Elsewhere(snapshot) => snapshot.path(),
+            Kept::Elsewhere { snapshot, .. } => snapshot.path(),
         }
     }
 
@@ -132,7 +199,7 @@ impl Snapshot {
     pub(crate) fn identity(&self) -> Result<Identity> {
         match &*self.0 {
             Kept::Here { shared, .. } => shared.engine.identity(),
-            Kept::Elsewhere(snapshot) => Ok(snapshot.identity),
+            Kept::Elsewhere { snapshot, .. } => Ok(snapshot.identity),
         }
     }
 
@@ -140,7 +207,7 @@ impl Snapshot {
     pub fn commit(&self) -> u64 {
         match &*self.0 {
             Kept::Here { taken, .. } => taken.captured.commit,
-            Kept::Elsewhere(snapshot) => snapshot.commit,
+            Kept::Elsewhere { snapshot, .. } => snapshot.commit,
         }
     }
 
@@ -148,7 +215,16 @@ impl Snapshot {
     pub fn since(&self) -> SystemTime {
         match &*self.0 {
             Kept::Here { taken, .. } => taken.since,
-            Kept::Elsewhere(snapshot) => snapshot.since,
+            Kept::Elsewhere { snapshot, .. } => snapshot.since,
+        }
+    }
+
+    /// The file's count of [changes](crate::AtomicFile::changes) before the snapshot was taken; `None` unless the file
+    /// is [shared](crate::Options::shared).
+    pub fn changes(&self) -> Option<u64> {
+        match &*self.0 {
+            Kept::Here { changes, .. } => *changes,
+            Kept::Elsewhere { of, .. } => of.as_ref().map(|(_, changes)| *changes),
         }
     }
 
@@ -156,7 +232,7 @@ impl Snapshot {
     pub fn len(&self) -> u64 {
         match &*self.0 {
             Kept::Here { taken, .. } => taken.captured.len,
-            Kept::Elsewhere(snapshot) => snapshot.len,
+            Kept::Elsewhere { snapshot, .. } => snapshot.len,
         }
     }
 
@@ -174,8 +250,8 @@ impl Snapshot {
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         check_range(self.path(), offset, buf.len() as u64, self.len())?;
         match &*self.0 {
-            Kept::Elsewhere(snapshot) => snapshot.read(offset, buf),
-            Kept::Here { shared, taken } => match shared.engine.snapshots() {
+            Kept::Elsewhere { snapshot, .. } => snapshot.read(offset, buf),
+            Kept::Here { shared, taken, .. } => match shared.engine.snapshots() {
                 Some(service) => service.read(taken, offset, buf),
                 None => {
                     // A file that is shared, whose open epoch was lost.
@@ -207,8 +283,8 @@ impl Snapshot {
     /// As for [`read_at`](Self::read_at); no offset is out of range.
     pub fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
         match &*self.0 {
-            Kept::Elsewhere(snapshot) => snapshot.next_data(offset),
-            Kept::Here { shared, taken } => match shared.engine.snapshots() {
+            Kept::Elsewhere { snapshot, .. } => snapshot.next_data(offset),
+            Kept::Here { shared, taken, .. } => match shared.engine.snapshots() {
                 Some(service) => service.data_from(taken, offset),
                 None => Ok((offset < self.len()).then_some(offset..self.len())),
             },
@@ -218,7 +294,7 @@ impl Snapshot {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Kept::Here { shared, taken } = self
+        if let Kept::Here { shared, taken, .. } = self
             && let Some(service) = shared.engine.snapshots()
         {
             service.release(taken.snapshot);

@@ -20,7 +20,8 @@
 //! 7. A reader in another process may copy a page out of the data file by itself, as long as no mark says that the page
 //!    has changed ([`marks`]). A write raises the marks of its pages before its first store, as invariant 3 has it of
 //!    pre-images. Whatever ends snapshots, or takes pages from them otherwise, raises the mark of all pages first.
-//! 8. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
+//! 8. A snapshot whose holder does not read for now ends with the next commit ([`readers`]).
+//! 9. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
 //!    changed ends the snapshot ([`Capture::unchanging`]).
 //!
 //! In a forked child every call fails before it takes a lock, which a thread of the parent may have held at the fork.
@@ -32,6 +33,7 @@ pub(crate) mod holes;
 mod map;
 mod marks;
 mod preimages;
+mod readers;
 pub(crate) mod remote;
 mod service;
 mod spill;
@@ -50,13 +52,15 @@ pub(crate) use self::marks::Marks;
 use self::marks::MarksOfFile;
 pub(crate) use self::preimages::PAGE;
 use self::preimages::{PreImages, lock};
+use self::readers::Changes;
+pub(crate) use self::readers::{LapseElsewhere, Readers};
 pub(crate) use self::service::{Capture, Captured, SnapshotService, Taken, Unchanging};
 pub use self::view::ReaderView;
 use super::{Close, Engine, Info, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::number::Stamped;
-use crate::options::Options;
-use crate::storage::{Identity, Medium};
+use crate::options::{Durability, Options};
+use crate::storage::{Identity, Medium, MediumClass};
 use crate::sync::writer_gate::{Closed, WriterGate};
 use crate::sys::incarnation;
 
@@ -92,6 +96,23 @@ struct Holding {
     ended: Option<String>,
     /// What has to stay as it is for the snapshot to hold.
     unchanging: Option<Unchanging>,
+    /// Who reads it in this process.
+    readers: Option<Arc<Readers>>,
+    /// The same for one that another process reads.
+    elsewhere: Option<LapseElsewhere>,
+}
+
+impl Holding {
+    /// Ends the snapshot if nobody reads it. Without that it holds.
+    fn lapse(&mut self) {
+        let lapses = match &self.elsewhere {
+            Some(lapse) => lapse(),
+            None => self.readers.as_ref().is_some_and(|readers| readers.lapse()),
+        };
+        if lapses {
+            self.ended.get_or_insert_with(|| "it rested while a commit was made; take a new snapshot".to_owned());
+        }
+    }
 }
 
 #[derive(Default)]
@@ -124,6 +145,7 @@ pub(crate) struct WithSnapshots<E, M> {
     longest: AtomicU64,
     /// Those for readers that copy pages by themselves, once there was one.
     marks: MarksOfFile,
+    changes: Arc<Changes>,
     /// The process that opened the file.
     process: u64,
 }
@@ -134,10 +156,13 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
     pub(crate) fn new(engine: E, medium: Arc<M>, options: &Options) -> Result<Self> {
         let path = engine.path().to_owned();
         let gate = WriterGate::new(SLOTS).map_err(|error| Error::io("reserve memory for", &path, error))?;
+        // Beside a flush of a disk a locked instruction is nothing, and taking a snapshot then needs no system call.
+        let flushes = options.durability == Some(Durability::PerWrite) && medium.class() == MediumClass::Block;
+        let gate = if flushes { gate.entered_by_locked_instructions() } else { gate };
         let images = PreImages::new(&path, options.snapshot_memory);
         let (held, longest) = (Mutex::default(), AtomicU64::new(0));
-        let (marks, process) = (MarksOfFile::default(), incarnation());
-        Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, marks, process })
+        let (marks, changes, process) = (MarksOfFile::default(), Arc::default(), incarnation());
+        Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, marks, changes, process })
     }
 
     /// Marks pages that are about to change. The caller is inside the gate.
@@ -225,12 +250,31 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         self.note(&held);
     }
 
+    /// Counts a change, which was made or failed, before anybody is told, and lapses the snapshots that rest.
+    #[inline(always)]
+    fn changed(&self) {
+        self.changes.note();
+        if self.images.newest() != 0 && self.changes.any_rests.load(Ordering::SeqCst) {
+            self.lapse();
+        }
+    }
+
+    #[cold]
+    fn lapse(&self) {
+        let mut held = lock(&self.held);
+        held.snapshots.values_mut().filter(|holding| holding.ended.is_none()).for_each(Holding::lapse);
+        self.note(&held);
+    }
+
     /// Notes which snapshots need pre-images from now on, and frees those that none needs.
     fn note(&self, held: &Held) {
         let numbers = held.numbers();
         self.longest.store(held.longest(), Ordering::Release);
         self.images.set_newest(numbers.last().copied().unwrap_or(0));
         self.images.sweep(&numbers);
+        if numbers.is_empty() {
+            self.changes.any_rests.store(false, Ordering::SeqCst);
+        }
     }
 
     /// Keeps writes and changes of the length out.
@@ -284,7 +328,8 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
             None
         };
         // From here on pre-images count for it, those of the open epoch first.
-        held.snapshots.insert(snapshot, Holding { unchanging, ..Holding::default() });
+        let readers = Some(Readers::new(&self.changes));
+        held.snapshots.insert(snapshot, Holding { unchanging, readers, ..Holding::default() });
         self.note(&held);
         drop(held);
         let mut kept = Ok(());
@@ -394,6 +439,19 @@ impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
         Ok((!found.is_empty()).then_some(found))
     }
 
+    fn readers(&self, snapshot: u64) -> Option<Arc<Readers>> {
+        lock(&self.held).snapshots.get(&snapshot)?.readers.clone()
+    }
+
+    fn let_lapse(&self, snapshot: u64, lapse: LapseElsewhere) {
+        if self.ours().is_ok()
+            && let Some(holding) = lock(&self.held).snapshots.get_mut(&snapshot)
+        {
+            holding.elsewhere = Some(lapse);
+            self.changes.any_rests.store(true, Ordering::SeqCst);
+        }
+    }
+
     fn release(&self, snapshot: u64) {
         if self.ours().is_ok() {
             let mut held = lock(&self.held);
@@ -462,7 +520,9 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
             self.mark(pages_of(pieces));
             self.keep(pages_of(pieces), true);
         }
-        self.engine.write(pieces)
+        let written = self.engine.write(pieces);
+        self.changed();
+        written
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
@@ -474,7 +534,9 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
     }
 
     fn sync(&self) -> Result<u64> {
-        self.engine.sync()
+        let synced = self.engine.sync();
+        self.changed();
+        synced
     }
 
     fn resize(&self, len: u64) -> Result<()> {
@@ -492,7 +554,9 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
         if let Some((_, pages)) = cut_off.filter(|_| self.medium.makes_check(barriers::PRE_IMAGE)) {
             self.images.note_cut_off(pages);
         }
-        self.engine.resize(len)
+        let resized = self.engine.resize(len);
+        self.changed();
+        resized
     }
 
     fn reclaim(&self) -> Result<u64> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{HeldSnapshots, Marks, PAGE};
+use super::{HeldSnapshots, LapseElsewhere, Marks, PAGE, Readers};
 use crate::engine::Engine;
 use crate::error::Result;
 
@@ -102,6 +102,15 @@ pub(crate) trait SnapshotService: Send + Sync {
     /// As for [`read`](SnapshotService::read).
     fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
         Ok((offset < taken.captured.len).then_some(offset..taken.captured.len))
+    }
+    /// The readers of a held snapshot in this process; `None` if it cannot rest.
+    fn readers(&self, snapshot: u64) -> Option<Arc<Readers>> {
+        let _ = snapshot;
+        None
+    }
+    /// Lets a snapshot that another process reads lapse, while it rests there.
+    fn let_lapse(&self, snapshot: u64, lapse: LapseElsewhere) {
+        let _ = (snapshot, lapse);
     }
     /// Gives a snapshot up.
     fn release(&self, snapshot: u64);

@@ -26,7 +26,12 @@ impl ReaderView {
         let invalid = || Error::Invalid { path: path.to_owned(), what: "it gives readers no marks".to_owned() };
         let service = shared.engine.snapshots().ok_or_else(invalid)?;
         let (taken, marks) = service.take_marked(std::process::id())?;
-        let snapshot = Snapshot(std::sync::Arc::new(Kept::Here { shared: Arc::clone(shared), taken }));
+        let snapshot = Snapshot(std::sync::Arc::new(Kept::Here {
+            shared: Arc::clone(shared),
+            taken,
+            readers: None,
+            changes: None,
+        }));
         let mut home = Vec::new();
         let pages = 0..taken.captured.len.div_ceil(PAGE as u64);
         service.at_home(&taken, pages, &mut |run| home.extend(run))?;

@@ -34,7 +34,7 @@ pub(crate) const MOST: usize = 128 << 20;
 /// The most bytes of a text that says why a call failed.
 pub(crate) const LONGEST: usize = 4096;
 /// Of the RPC area's layout and of the messages; processes of different versions don't share.
-pub(crate) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 2;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornBD");
 
@@ -59,6 +59,7 @@ const WORD_BEGUN: usize = 32;
 const WORD_COMMITTED: usize = 40;
 const WORD_POISONED: usize = 48;
 const WORD_LOST: usize = 49;
+const WORD_CHANGES: usize = 56;
 const WORD_NEGOTIATED: usize = 64;
 const NEGOTIATED_WORDS: usize = 128;
 
@@ -150,6 +151,17 @@ impl RpcArea {
 
     pub(crate) fn set_len(&self, len: u64) {
         self.words()[WORD_LEN].store(len, Ordering::SeqCst);
+    }
+
+    /// A count of changes, whichever process serves.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        self.words()[WORD_CHANGES].load(Ordering::SeqCst)
+    }
+
+    /// Counts a change that was made, or may have been, before anybody is told.
+    pub(crate) fn note_change(&self) {
+        self.words()[WORD_CHANGES].fetch_add(1, Ordering::SeqCst);
     }
 
     /// How often an open epoch was lost, or a failure ended all promises. Whoever took part before the last time has

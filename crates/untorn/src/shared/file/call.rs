@@ -13,7 +13,8 @@ kinds! {
     "The kind of a call.";
     /// `b` bytes from offset `a`.
     Read = 1,
-    /// `a` pieces as one: for each its offset and its length, then the bytes of all.
+    /// `a` pieces as one, under the condition `b`: for each its offset and its length, then the bytes of all. The answer
+    /// is whether it was written.
     Write = 2,
     /// `b` bytes from offset `a`, brought home.
     Deploy = 3,
@@ -30,6 +31,20 @@ const POISONED: u64 = 2;
 const INVALID: u64 = 3;
 const READ_ONLY: u64 = 4;
 const OTHER: u64 = 5;
+
+/// The answers to a write.
+pub(super) const WRITTEN: u64 = 0;
+pub(super) const REFUSED: u64 = 1;
+
+/// A write's condition, a count of changes, as a word; 0 is none.
+pub(super) fn of_condition(changes: Option<u64>) -> u64 {
+    changes.map_or(0, |changes| changes.wrapping_add(1))
+}
+
+/// The condition that a word is.
+pub(super) fn to_condition(word: u64) -> Option<u64> {
+    word.checked_sub(1)
+}
 
 /// Bytes of the table before the bytes of a write's pieces.
 pub(super) fn table(pieces: &[Piece<'_>]) -> Vec<u8> {

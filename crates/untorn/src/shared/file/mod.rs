@@ -180,6 +180,24 @@ impl RemoteFile {
         self.here_or(here, || self.member.call(call, numbers, 0, |_| 0, |_, words| words.a))
     }
 
+    /// Writes pieces as one, if the count of changes is the one that is asked for.
+    fn write_under(&self, pieces: &[Piece<'_>], condition: Option<u64>) -> Result<bool> {
+        let call = || {
+            let table = call::table(pieces);
+            let bytes = pieces.iter().fold(table.len(), |bytes, piece| bytes.saturating_add(piece.bytes.len()));
+            let put = |request_slot: RequestSlot<'_>| {
+                request_slot.put(0, &table);
+                pieces.iter().fold(table.len(), |at, piece| {
+                    request_slot.put(at, piece.bytes);
+                    at + piece.bytes.len()
+                })
+            };
+            let numbers = (pieces.len() as u64, call::of_condition(condition));
+            self.member.call((Kind::Write, "write"), numbers, bytes, put, |_, words| words.a == call::WRITTEN)
+        };
+        self.here_or(|service| service.write(pieces, condition, &mut None, || ()), call)
+    }
+
     fn ask_info(&self) -> Result<Info> {
         let take = |request_slot: RequestSlot<'_>, words: Words| {
             let mut bytes = vec![0; (words.len as usize).min(MOST)];
@@ -288,20 +306,11 @@ impl Engine for RemoteFile {
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        let call = || {
-            let table = call::table(pieces);
-            let bytes = pieces.iter().fold(table.len(), |bytes, piece| bytes.saturating_add(piece.bytes.len()));
-            let put = |request_slot: RequestSlot<'_>| {
-                request_slot.put(0, &table);
-                pieces.iter().fold(table.len(), |at, piece| {
-                    request_slot.put(at, piece.bytes);
-                    at + piece.bytes.len()
-                })
-            };
-            let numbers = (pieces.len() as u64, 0);
-            self.member.call((Kind::Write, "write"), numbers, bytes, put, |_, _| ())
-        };
-        self.here_or(|service| service.write(pieces, &mut None, || ()), call)
+        self.write_under(pieces, None).map(drop)
+    }
+
+    fn write_if(&self, pieces: &[Piece<'_>], changes: u64) -> Result<bool> {
+        self.write_under(pieces, Some(changes))
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
@@ -325,6 +334,10 @@ impl Engine for RemoteFile {
     /// Those of the open file, if this process serves it: the process that serves keeps the snapshots of all.
     fn snapshots(&self) -> Option<&dyn SnapshotService> {
         self.here().ok().flatten()?.engine().snapshots()
+    }
+
+    fn changes(&self) -> Option<u64> {
+        self.is_whole().then(|| self.member.rpc_area.changes())
     }
 
     fn info(&self) -> Info {

@@ -54,6 +54,8 @@ impl Drop for Change<'_> {
 impl Service {
     pub(super) fn new(engine: Box<dyn Engine>, rpc_area: Arc<RpcArea>) -> Self {
         rpc_area.set_len(engine.len());
+        // The process that served before may have been killed after a commit and before it counted that.
+        rpc_area.note_change();
         let has_epoch = engine.info().durability == Durability::PerCommit;
         let (ranges, under_way, broken) = (Ranges::new(), AtomicU64::new(0), AtomicBool::new(false));
         Service { engine, rpc_area, ranges, under_way, has_epoch, broken }
@@ -87,22 +89,32 @@ impl Service {
     }
 
     /// Writes all pieces as one. `begin` is called when no other change of these pages is under way, and before this
-    /// one is. The next one begins when what `held` gets is dropped.
+    /// one is. The next one begins when what `held` gets is dropped. False, and nothing is written, if there is a
+    /// condition and the count of changes is another one.
     pub(super) fn write<'a>(
         &'a self,
         pieces: &[Piece<'_>],
+        condition: Option<u64>,
         held: &mut Option<Held<'a>>,
         begin: impl FnOnce(),
-    ) -> Result<()> {
-        *held = Some(self.ranges.hold(pieces));
+    ) -> Result<bool> {
+        *held = Some(match condition {
+            None => self.ranges.hold(pieces),
+            // Of two writes with a condition the second finds the first counted: each holds the first page, too.
+            Some(_) => self.ranges.hold(&[&[Piece { offset: 0, bytes: &[0] }], pieces].concat()),
+        });
+        if condition.is_some_and(|changes| changes != self.rpc_area.changes()) {
+            return Ok(false);
+        }
         begin();
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Begun);
         let _change = self.change();
         let result = self.engine.write(pieces);
+        self.rpc_area.note_change();
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Written);
-        self.noted(result)
+        self.noted(result).map(|()| true)
     }
 
     /// The same for the length.
@@ -112,6 +124,7 @@ impl Service {
         let _change = self.change();
         let result = self.engine.resize(len);
         self.rpc_area.set_len(self.engine.len());
+        self.rpc_area.note_change();
         self.noted(result)
     }
 
@@ -147,7 +160,9 @@ impl Service {
         // Of changes under way nobody can say yet whether they will be in.
         let begun = self.rpc_area.begun();
         let covers = (self.under_way.load(Ordering::SeqCst) == 0).then_some(begun);
-        let number = self.noted(self.engine.sync())?;
+        let synced = self.engine.sync();
+        self.rpc_area.note_change();
+        let number = self.noted(synced)?;
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Synced);
         if let Some(changes) = covers {
@@ -201,8 +216,11 @@ fn answer<'a>(
         Some(Kind::Write) => take(bytes, words.len, engine.path()).and_then(|()| {
             request_slot.get(0, bytes);
             let pieces = call::pieces(words.a, bytes).ok_or_else(|| nonsense(engine.path()))?;
+            // One that was begun before this process served met its condition, and may have been counted since.
+            let condition = call::to_condition(words.b).filter(|_| request_slot.state() != EXECUTING);
             // From here on until the answer it may have been done.
-            number(service.write(&pieces, held, || request_slot.set_state(EXECUTING)).map(|()| 0))
+            let written = service.write(&pieces, condition, held, || request_slot.set_state(EXECUTING));
+            number(written.map(|written| if written { call::WRITTEN } else { call::REFUSED }))
         }),
         Some(Kind::Resize) => number(service.resize(words.a, held, || request_slot.set_state(EXECUTING)).map(|()| 0)),
         Some(Kind::Deploy) => number(service.deploy(words.a, words.b).map(|()| 0)),

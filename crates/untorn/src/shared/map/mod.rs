@@ -249,7 +249,7 @@ impl SharedMap {
         self.copy.check()?;
         let taken = client::take_elsewhere(&self.path, self.identity, || false)?;
         let holder = || "another process, which is taking over".to_owned();
-        taken.ok_or_else(|| Error::InUse { path: self.path.clone(), holder: holder() })
+        taken.map(Snapshot::remote).ok_or_else(|| Error::InUse { path: self.path.clone(), holder: holder() })
     }
 
     /// Grows the file to `len` bytes for all processes, and commits. New bytes are zeros. A shared file cannot shrink.

@@ -83,6 +83,11 @@ impl WriterGate {
         Ok(WriterGate { slots: ZeroedArray::reserve(slots)?, notice: ZeroedBox::new()?, asymmetric })
     }
 
+    /// Makes entering cost a locked instruction, and closing no system call.
+    pub(crate) fn entered_by_locked_instructions(self) -> Self {
+        WriterGate { asymmetric: false, ..self }
+    }
+
     /// Enters, once the gate is open.
     #[inline(always)]
     pub(crate) fn enter(&self, relax: impl FnMut(u32)) -> Inside<'_> {

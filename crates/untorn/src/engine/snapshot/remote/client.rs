@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,10 +14,11 @@ use rustix::io::Errno;
 use super::cache::Cache;
 use super::direct::Direct;
 use super::report::{Told, from_file};
-use super::{BYTES, HEADER, Incoming, Kind, MOST, Message, from_word, memory_for, name_of, receive};
+use super::{BYTES, HEADER, Incoming, Kind, MOST, Message, READERS, from_word, memory_for, name_of, receive};
 use crate::engine::figures::Figures;
 use crate::engine::snapshot::handle::Snapshot;
 use crate::engine::snapshot::preimages::lock;
+use crate::engine::snapshot::readers;
 use crate::engine::{Shared, registry};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
@@ -129,7 +131,11 @@ const TAKEOVER: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// As for [`take`]; [`Error::InUse`] if no process comes to serve it, or if another file has replaced it.
-pub(crate) fn take_elsewhere(path: &Path, identity: Identity, is_here: impl Fn() -> bool) -> Result<Option<Snapshot>> {
+pub(crate) fn take_elsewhere(
+    path: &Path,
+    identity: Identity,
+    is_here: impl Fn() -> bool,
+) -> Result<Option<Box<RemoteSnapshot>>> {
     let in_use = |holder: &str| Error::InUse { path: path.to_owned(), holder: holder.to_owned() };
     let since = Instant::now();
     while !is_here() {
@@ -139,7 +145,7 @@ pub(crate) fn take_elsewhere(path: &Path, identity: Identity, is_here: impl Fn()
         }
         let asked = process_with(path, identity.inode).map(|process| take(path, &file, process)).transpose();
         let refused = match asked {
-            Ok(Some(Asked::Taken(snapshot))) => return Ok(Some(Snapshot::remote(snapshot))),
+            Ok(Some(Asked::Taken(snapshot))) => return Ok(Some(snapshot)),
             Ok(_) => in_use("another process, which is opening or closing it"),
             // It may have ended a moment ago.
             Err(refused @ Error::InUse { .. }) => refused,
@@ -223,6 +229,25 @@ fn answer(socket: &OwnedFd, patience: Duration) -> std::result::Result<Incoming,
 impl RemoteSnapshot {
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    fn readers(&self) -> &AtomicU64 {
+        &self.cache.memory().words(8 * READERS, 1)[0]
+    }
+
+    /// Says that nobody reads.
+    pub(crate) fn rest(&self) {
+        if self.process == incarnation() {
+            readers::end(self.readers());
+        }
+    }
+
+    /// Says that somebody reads again. False if the snapshot has lapsed, or its process is not known to live.
+    pub(crate) fn resume(&self) -> bool {
+        // Without a life to look at, one whose server has ended would be found out by the next page that it brings.
+        self.process == incarnation()
+            && self.direct.as_ref().is_some_and(|direct| !direct.is_over())
+            && readers::begin(self.readers())
     }
 
     /// Fills `dst` from `offset`. The range is within the length.

@@ -87,6 +87,12 @@ impl Direct {
         bits & 1 << (page % 64) != 0 && !self.is_over.load(Ordering::Relaxed)
     }
 
+    /// Whether the snapshot has ended, or no copy counts any more.
+    pub(super) fn is_over(&self) -> bool {
+        let released = &self.released.words(8 * RELEASED, 1)[0];
+        self.is_over.load(Ordering::Relaxed) || !are_below([released; 3], self.snapshot) || self.alive.is_over()
+    }
+
     /// Copies bytes at `at`, which lie in one page. False, with unspecified bytes, if they have to be brought.
     #[inline]
     pub(super) fn read(&self, page: u64, at: u64, dst: &mut [u8]) -> bool {

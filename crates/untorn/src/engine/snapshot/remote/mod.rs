@@ -58,6 +58,8 @@ const RELEASED: usize = 0;
 const SNAPSHOT: usize = 1;
 /// The word that is the number of the server's thread; 0 if the reader has to ask for each page.
 const THREAD: usize = 2;
+/// The word that counts the readers, or says that the snapshot has [lapsed](super::readers).
+const READERS: usize = 3;
 const HOME_BITS: usize = BYTES as usize;
 
 /// Pages of a region. To look at all of them takes the server some ten microseconds.
@@ -67,7 +69,7 @@ const REGION: u64 = 4096;
 const MOST: u64 = 1 << 20;
 
 /// The first word of every message: a process with another library says so, and neither goes on.
-const VERSION: u64 = 0x756e_746f_726e_0003;
+const VERSION: u64 = 0x756e_746f_726e_0004;
 
 const WORDS: usize = 6;
 const LONGEST: usize = 8 * WORDS + 1000;

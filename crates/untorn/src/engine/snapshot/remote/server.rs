@@ -12,11 +12,11 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::{
-    BYTES, HEADER, HOME_BITS, Incoming, Kind, MOST, Message, REGION, RELEASED, SNAPSHOT, THREAD, memory_for, name_of,
-    receive, report, to_word,
+    BYTES, HEADER, HOME_BITS, Incoming, Kind, MOST, Message, READERS, REGION, RELEASED, SNAPSHOT, THREAD, memory_for,
+    name_of, receive, report, to_word,
 };
 use crate::engine::registry;
-use crate::engine::snapshot::{Marks, Taken};
+use crate::engine::snapshot::{Marks, Taken, readers};
 use crate::error::{Error, Result};
 use crate::storage::{Identity, identity_of};
 use crate::sync::page_marks::raise;
@@ -56,7 +56,7 @@ pub(crate) fn start() {
 struct Held {
     identity: Identity,
     taken: Taken,
-    pages: SharedPages,
+    pages: Arc<SharedPages>,
     marks: Option<Arc<Marks>>,
 }
 
@@ -80,6 +80,23 @@ fn release(identity: Identity, taken: &Taken) {
     registry::with(identity, |shared| {
         if let Some(service) = shared.engine.snapshots() {
             service.release(taken.snapshot);
+        }
+    });
+}
+
+/// Lets a snapshot lapse while its reader says that it rests.
+fn let_lapse(identity: Identity, taken: &Taken, pages: Arc<SharedPages>) {
+    let lapse = move || {
+        let lapses = readers::lapse(&pages.words(8 * READERS, 1)[0]);
+        if lapses {
+            // As where it is released: writers leave out its marks from now on.
+            raise(pages.words(8 * RELEASED, 1), u64::MAX);
+        }
+        lapses
+    };
+    registry::with(identity, |shared| {
+        if let Some(service) = shared.engine.snapshots() {
+            service.let_lapse(taken.snapshot, Box::new(lapse));
         }
     });
 }
@@ -208,6 +225,7 @@ impl Reader {
             pages.allocate(0, HEADER)?;
             let words = pages.words(0, HEADER as usize / 8);
             words[SNAPSHOT].store(taken.snapshot, Ordering::Relaxed);
+            words[READERS].store(1, Ordering::Relaxed);
             words[THREAD].store(thread.into(), Ordering::Relaxed);
             Ok(pages)
         });
@@ -215,7 +233,9 @@ impl Reader {
             release(identity, &taken);
             Error::io("make memory for a snapshot of", Path::new("the reader's file"), error)
         };
-        self.held = Some(Held { identity, taken, pages: pages.map_err(failed)?, marks });
+        let pages = Arc::new(pages.map_err(failed)?);
+        let_lapse(identity, &taken, Arc::clone(&pages));
+        self.held = Some(Held { identity, taken, pages, marks });
         Ok(Message { c: to_word(taken.since), ..Message::new(Kind::Taken, taken.captured.commit, taken.captured.len) })
     }
 
