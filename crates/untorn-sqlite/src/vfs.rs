@@ -18,27 +18,47 @@ use crate::methods::{JournalFile, MainFile, database_of, put_database, put_journ
 use crate::share::of_open_database;
 use crate::{Code, api, log};
 
-/// SQLite's VFS `unix`, which lives as long as the process.
-struct Unix(*mut Vfs);
+/// A VFS that lives as long as the process.
+struct Registered(*mut Vfs);
 
 // SAFETY: SQLite uses a VFS from any thread.
-unsafe impl Send for Unix {}
+unsafe impl Send for Registered {}
 // SAFETY: as above.
-unsafe impl Sync for Unix {}
+unsafe impl Sync for Registered {}
 
-static UNIX: OnceLock<Unix> = OnceLock::new();
+/// SQLite's VFS `unix`.
+static UNIX: OnceLock<Registered> = OnceLock::new();
 
 fn unix() -> *mut Vfs {
     UNIX.get().map_or(std::ptr::null_mut(), |unix| unix.0)
 }
 
-/// Registers the VFS, once.
+/// Whether the VFS is to be the default one. A program with more rights than its user does not take that from its
+/// user's environment.
+fn is_default_wanted() -> bool {
+    // SAFETY: the call only reads what the kernel passed to the process.
+    let has_more_rights = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    !has_more_rights && std::env::var_os("SQLITE_UNTORN_DEFAULT").is_some_and(|value| value == "1")
+}
+
+/// Registers the VFS. A second time this only makes it the default one again, if it is to be: SQLite takes that back
+/// whenever it starts anew (`sqlite3_initialize` after `sqlite3_shutdown`).
 pub(crate) fn register() -> Result<(), Code> {
-    static REGISTERED: Mutex<bool> = Mutex::new(false);
-    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *registered {
-        return Ok(());
-    }
+    static OWN: Mutex<Option<Registered>> = Mutex::new(None);
+    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let vfs = match own.as_ref() {
+        Some(Registered(vfs)) => *vfs,
+        None => new()?,
+    };
+    // SAFETY: the VFS is complete, and stays for good.
+    let code = unsafe { (api().vfs_register)(vfs, is_default_wanted().into()) };
+    crate::inner::check(code)?;
+    *own = Some(Registered(vfs));
+    Ok(())
+}
+
+/// A VFS that lives as long as the process.
+fn new() -> Result<*mut Vfs, Code> {
     // SAFETY: the name is a string.
     let found = unsafe { (api().vfs_find)(c"unix".as_ptr()) };
     // SAFETY: SQLite returns null or a VFS that stays.
@@ -46,9 +66,9 @@ pub(crate) fn register() -> Result<(), Code> {
         log(abi::ERROR, "this SQLite has no VFS `unix`");
         return Err(Code(abi::ERROR));
     };
-    let _ = UNIX.set(Unix(found));
+    let _ = UNIX.set(Registered(found));
     let own = [size_of::<MainFile>(), size_of::<JournalFile>()].into_iter().max().unwrap_or(0) as c_int;
-    let vfs = Box::new(Vfs {
+    Ok(Box::into_raw(Box::new(Vfs {
         version: 2,
         file_size: base.file_size.max(own),
         max_path: base.max_path,
@@ -71,13 +91,7 @@ pub(crate) fn register() -> Result<(), Code> {
         set_system_call,
         get_system_call,
         next_system_call,
-    });
-    let default = std::env::var_os("SQLITE_UNTORN_DEFAULT").is_some_and(|value| value == "1");
-    // SAFETY: the VFS is complete, and stays for good.
-    let code = unsafe { (api().vfs_register)(Box::into_raw(vfs), default.into()) };
-    crate::inner::check(code)?;
-    *registered = true;
-    Ok(())
+    })))
 }
 
 /// The path of a name that SQLite passes; `None` without one.
