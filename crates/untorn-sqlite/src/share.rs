@@ -117,7 +117,6 @@ impl Part {
         Ok(Part { share, path: path.to_owned(), own: None })
     }
 
-
     /// The last commit, by the view that the process has of it, or by a new one.
     pub(crate) fn read(
         &mut self,
