@@ -4,12 +4,12 @@
 //!
 //! 1. Writes wait in the [`Overlay`] until SQLite commits, and go to the file in one transaction of the library. So
 //!    neither another connection nor a crash ever sees a part of one.
-//! 2. A reader holds a snapshot and no lock: no writer waits for it, and it waits for none. The connections of a process
-//!    share one ([`share`](crate::share)). A writer holds SQLite's own locks, on a file of the guard's.
+//! 2. A reader holds a snapshot and no lock: no writer waits for it, and it waits for none. The connections of a
+//!    process share one ([`share`](crate::share)). A writer holds SQLite's own locks, on a file of the guard's.
 //! 3. A connection that becomes a writer has read the last commit: after RESERVED is locked, the change counter of the
 //!    snapshot must be the file's. Otherwise SQLite is told `SQLITE_BUSY_SNAPSHOT`, as in WAL mode.
-//!    A commit is refused if the file was changed by anybody else since then: a writer that was killed holds no locks any
-//!    more, but its commit may still be under way in the process that serves the file.
+//!    A commit is refused if the file was changed by anybody else since then: a writer that was killed holds no locks
+//!    any more, but its commit may still be under way in the process that serves the file.
 //! 4. The file may be longer than the database, for it grows in steps. The database is as long as its header says. A
 //!    header of zeros is that of a new one, which has no pages. The last close cuts the rest off.
 //! 5. In WAL mode SQLite itself keeps readers apart, so there are no snapshots, and readers lock as in the VFS `unix`.

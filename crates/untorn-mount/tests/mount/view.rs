@@ -46,7 +46,7 @@ fn what_is_untorns_own_does_not_exist_in_the_mount() {
     assert_eq!(rustix::fs::setxattr(&path, "user.untorn", b"1", XattrFlags::empty()), Err(Errno::PERM));
 }
 
-/// Programs reach such a file from a directory near it. In a directory that has too long a path itself, no file is made.
+/// Programs reach such a file from a directory near it. Where the directory has too long a path, no file is made.
 #[test]
 fn a_file_with_too_long_a_path_is_plain() {
     let Some(mount) = mount(untorn_testing::test_name!(), "/**") else { return };

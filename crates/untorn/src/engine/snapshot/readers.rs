@@ -7,8 +7,8 @@
 //! # Invariants
 //!
 //! 1. One word counts the readers that use a snapshot, or says that it has lapsed. A commit lapses it by a
-//!    compare-and-swap from no reader; a reader begins by a compare-and-swap to one more. So either the reader finds the
-//!    snapshot lapsed, or the commit finds the reader and the snapshot holds.
+//!    compare-and-swap from no reader; a reader begins by a compare-and-swap to one more. So either the reader finds
+//!    the snapshot lapsed, or the commit finds the reader and the snapshot holds.
 //! 2. Changes are counted after they were made and before anybody is told that they were. So a snapshot that was taken
 //!    when the count was the same has all that was acknowledged before its reader looked.
 //! 3. A snapshot lapses after the write that ends it, not before: readers go on with the last commit while the next one

@@ -13,8 +13,8 @@ kinds! {
     "The kind of a call.";
     /// `b` bytes from offset `a`.
     Read = 1,
-    /// `a` pieces as one, under the condition `b`: for each its offset and its length, then the bytes of all. The answer
-    /// is whether it was written.
+    /// `a` pieces as one, under the condition `b`: for each its offset and its length, then the bytes of all. The
+    /// answer is whether it was written.
     Write = 2,
     /// `b` bytes from offset `a`, brought home.
     Deploy = 3,
