@@ -11,7 +11,8 @@
 //!    A commit is refused if the file was changed by anybody else since then: a writer that was killed holds no locks
 //!    any more, but its commit may still be under way in the process that serves the file.
 //! 4. The file may be longer than the database, for it grows in steps. The database is as long as its header says. A
-//!    header of zeros is that of a new one, which has no pages. The last close cuts the rest off.
+//!    file of zeros is that of a new one, which has no pages. The last close cuts the rest off, once no other process
+//!    can commit.
 //! 5. In WAL mode SQLite itself keeps readers apart, so there are no snapshots, and readers lock as in the VFS `unix`.
 //!    A checkpoint tells others of its pages without a sync, so its writes go to the file at once.
 //! 6. With a journal in memory the database is atomic alone. If the program chose a journal in a file, SQLite keeps
@@ -168,12 +169,29 @@ impl Database {
     }
 
     fn len_below(&self) -> Result<u64, Error> {
-        if let Some(View { snapshot, header, .. }) = self.view.as_deref() {
-            return Ok(len_by(header, snapshot.len()));
+        let (header, file_len) = match self.view.as_deref() {
+            Some(View { snapshot, header, .. }) => (*header, snapshot.len()),
+            None => {
+                let mut header = [0; HEADER];
+                self.read_below(0, &mut header)?;
+                (header, self.file.len())
+            }
+        };
+        let len = len_by(&header, file_len);
+        // Pages behind a header that was lost are the user's, who may want to recover them.
+        if len == 0 && !self.is_blank(file_len)? { Ok(file_len) } else { Ok(len) }
+    }
+
+    /// Whether a file has zeros only: a new one, or one that grew for a first commit that a crash prevented.
+    fn is_blank(&self, file_len: u64) -> Result<bool, Error> {
+        let mut bytes = vec![0; STEPS.0 as usize];
+        for offset in (0..file_len).step_by(bytes.len()) {
+            self.read_below(offset, &mut bytes)?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
         }
-        let mut header = [0; HEADER];
-        self.read_below(0, &mut header)?;
-        Ok(len_by(&header, self.file.len()))
+        Ok(true)
     }
 
     /// The length of the database.
@@ -490,12 +508,12 @@ impl Database {
     pub(crate) fn close(mut self) -> Result<(), Code> {
         (self.view, self.overlay) = (None, Overlay::default());
         let _ = self.locks.unlock(abi::LOCK_NONE);
-        let len = self.len_below();
+        let is_last = self.guard.is_last()?;
+        // Only now no other process commits any more, and the length stays.
+        let len = if is_last { self.len_below().ok() } else { None };
         let Database { file, guard, locks, part, .. } = self;
         drop(part);
-        let is_last = guard.is_last()?;
-        if is_last
-            && let Ok(len) = len
+        if let Some(len) = len
             && len < file.len()
         {
             file.resize(len).map_err(|error| code_of(&error, abi::IOERR_CLOSE))?;
