@@ -56,6 +56,7 @@ pub(crate) const FCNTL_BEGIN_ATOMIC_WRITE: c_int = 31;
 pub(crate) const FCNTL_COMMIT_ATOMIC_WRITE: c_int = 32;
 pub(crate) const FCNTL_ROLLBACK_ATOMIC_WRITE: c_int = 33;
 pub(crate) const FCNTL_LOCK_TIMEOUT: c_int = 34;
+pub(crate) const FCNTL_EXTERNAL_READER: c_int = 40;
 
 pub(crate) const IOCAP_SAFE_APPEND: c_int = 0x200;
 pub(crate) const IOCAP_SEQUENTIAL: c_int = 0x400;
