@@ -33,12 +33,12 @@ fn unix() -> *mut Vfs {
     UNIX.get().map_or(std::ptr::null_mut(), |unix| unix.0)
 }
 
-/// Whether the VFS is to be the default one. A program with more rights than its user does not take that from its
-/// user's environment.
-fn is_default_wanted() -> bool {
+/// Whether a variable of the environment has this value. A program with more rights than its user takes nothing from
+/// its user's environment.
+fn is_set(variable: &str, to: &str) -> bool {
     // SAFETY: the call only reads what the kernel passed to the process.
     let has_more_rights = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    !has_more_rights && std::env::var_os("SQLITE_UNTORN_DEFAULT").is_some_and(|value| value == "1")
+    !has_more_rights && std::env::var_os(variable).is_some_and(|value| value == to)
 }
 
 /// Registers the VFS. A second time this only makes it the default one again, if it is to be: SQLite takes that back
@@ -51,7 +51,7 @@ pub(crate) fn register() -> Result<(), Code> {
         None => new()?,
     };
     // SAFETY: the VFS is complete, and stays for good.
-    let code = unsafe { (api().vfs_register)(vfs, is_default_wanted().into()) };
+    let code = unsafe { (api().vfs_register)(vfs, is_set("SQLITE_UNTORN_DEFAULT", "1").into()) };
     crate::inner::check(code)?;
     *own = Some(Registered(vfs));
     Ok(())
@@ -166,7 +166,9 @@ unsafe fn choices(name: *const c_char) -> Result<Choices, Code> {
         },
     };
     let snapshots = match parameter(c"snapshot").as_deref() {
-        None | Some("on" | "1") => true,
+        // Programs that open a database by its path alone.
+        None => !is_set("SQLITE_UNTORN_SNAPSHOT", "off"),
+        Some("on" | "1") => true,
         Some("off" | "0") => false,
         Some(value) => return refuse("snapshot", value, "`on` or `off`"),
     };
