@@ -56,6 +56,12 @@ pub fn commit_log_barriers() -> Vec<Barrier> {
     crate::engine::commits::barriers::ALL.to_vec()
 }
 
+/// The checks of the commit log of a region: for the mutation tests.
+#[cfg(feature = "regions")]
+pub fn region_log_barriers() -> Vec<Barrier> {
+    crate::engine::commits::part::barriers::ALL.to_vec()
+}
+
 /// The barriers of the consumers of a commit log: for the mutation tests.
 pub fn consumer_barriers() -> Vec<Barrier> {
     crate::engine::commits::consumer::barriers::ALL.to_vec()

@@ -10,8 +10,11 @@ use crate::size;
 /// Arguments of `commits`.
 #[derive(Debug, Args)]
 pub(crate) struct Commits {
-    /// The file.
+    /// The file, or a region store.
     pub(crate) file: PathBuf,
+    /// Print the commits of the region of this name, of a store. A program gives it its log.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["start", "stop"])]
+    pub(crate) region: Option<String>,
     /// Print the commits after this one [default: all that the log has; with --consumer, after the last that it
     /// acknowledged].
     #[arg(long, value_name = "COMMIT", conflicts_with_all = ["start", "stop", "forget"])]

@@ -1,12 +1,14 @@
 //! `untorn commits` and `untorn watch`: the commits of a file, from its commit log.
 
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use untorn::commits::{self, Commit, CommitStream};
 use untorn::options::CommitLog;
+use untorn::region::forget_consumer;
 use untorn::{Options, inspect};
 
 use super::info::seconds;
@@ -29,7 +31,10 @@ pub(crate) fn commits(args: &cli::Commits) -> Result<Exit> {
         return start(&args.file, log, args.form.json);
     }
     if let Some(name) = &args.forget {
-        let had = commits::forget(&args.file, name)?;
+        let had = match &args.region {
+            Some(region) => forget_consumer(&args.file, region, name)?,
+            None => commits::forget(&args.file, name)?,
+        };
         let object = json!({ "path": args.file.display().to_string(), "consumer": name, "forgotten": had });
         let what = if had { "removed its consumer" } else { "it has no consumer" };
         output::report(args.form.json, &object, || format!("{}: {what} {name}\n", args.file.display()))?;
@@ -51,17 +56,27 @@ pub(crate) fn commits(args: &cli::Commits) -> Result<Exit> {
 
 /// The stream that was asked for.
 fn opened(args: &cli::Commits) -> Result<CommitStream> {
+    let (file, region) = (&args.file, args.region.as_deref());
+    let open = |from| match region {
+        Some(region) => CommitStream::open_region(file, region, from),
+        None => CommitStream::open(file, from),
+    };
+    let consumer = |name, from| match (region, from) {
+        (Some(region), from) => CommitStream::consumer_of_region(file, region, name, from),
+        (None, Some(from)) => CommitStream::consumer_from(file, name, from),
+        (None, None) => CommitStream::consumer(file, name),
+    };
     let name = args.consumer.as_deref();
     let Some(from) = args.from else {
         return Ok(match name {
-            Some(name) => CommitStream::consumer(&args.file, name)?,
-            None => CommitStream::open(&args.file, oldest(&args.file)?)?,
+            Some(name) => consumer(name, None)?,
+            None => open(oldest(open)?)?,
         });
     };
     loop {
         let stream = match name {
-            Some(name) => CommitStream::consumer_from(&args.file, name, from),
-            None => CommitStream::open(&args.file, from),
+            Some(name) => consumer(name, Some(from)),
+            None => open(from),
         };
         match stream {
             Err(untorn::Error::NoSuchCommit { .. }) if args.follow => std::thread::sleep(PATIENCE),
@@ -77,14 +92,14 @@ fn opened(args: &cli::Commits) -> Result<CommitStream> {
 /// Prints a line for each commit from now on.
 pub(crate) fn watch(args: &cli::Watch) -> Result<Exit> {
     // Whatever the log still has from before is passed over.
-    let from = last(CommitStream::open(&args.file, oldest(&args.file)?)?)?;
+    let from = last(CommitStream::open(&args.file, oldest(|from| CommitStream::open(&args.file, from))?)?)?;
     let stream = CommitStream::open(&args.file, from)?.ranges_only();
     print(stream, true, |commit| if args.form.json { object(commit, false) } else { line(commit) })
 }
 
-/// The commit after which the log of a file has all.
-fn oldest(path: &Path) -> Result<u64> {
-    match CommitStream::open(path, 0) {
+/// The commit after which a log has all.
+fn oldest(open: impl Fn(u64) -> untorn::Result<CommitStream>) -> Result<u64> {
+    match open(0) {
         Ok(_) => Ok(0),
         Err(untorn::Error::CommitsMissing { oldest: Some(oldest), .. }) => Ok(oldest),
         Err(error) => Err(Failure::from(error)),
@@ -157,6 +172,12 @@ fn line(commit: &Commit) -> String {
     let bytes: u64 = commit.changes.iter().map(|change| change.range.end - change.range.start).sum();
     let count = output::count(bytes, "byte", "bytes");
     let mut text = format!("{} {time} length {}, {count} changed", commit.number, commit.len);
+    for (ranges, what) in [(&commit.allocated, "allocated"), (&commit.freed, "freed")] {
+        let pages: u64 = ranges.iter().map(|range| (range.end - range.start) / 4096).sum();
+        if pages > 0 {
+            let _ = write!(text, ", {} {what}", output::count(pages, "page", "pages"));
+        }
+    }
     for (index, change) in commit.changes.iter().take(4).enumerate() {
         let lead = if index == 0 { ": " } else { ", " };
         // Writing to a String cannot fail.
@@ -180,7 +201,7 @@ fn object(commit: &Commit, with_bytes: bool) -> String {
             }
         })
         .collect();
-    let object = json!({
+    let mut object = json!({
         "commit": commit.number,
         "previous": commit.previous,
         "time": commit.time.map(seconds),
@@ -188,6 +209,12 @@ fn object(commit: &Commit, with_bytes: bool) -> String {
         "shortest": commit.shortest,
         "changes": changes,
     });
+    for (ranges, name) in [(&commit.allocated, "allocated"), (&commit.freed, "freed")] {
+        if !ranges.is_empty() {
+            let range = |range: &Range<u64>| json!({ "offset": range.start, "len": range.end - range.start });
+            object[name] = ranges.iter().map(range).collect();
+        }
+    }
     format!("{object}\n")
 }
 

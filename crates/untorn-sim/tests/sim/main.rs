@@ -10,6 +10,7 @@ mod full_disk;
 mod lengths;
 mod lost_flush;
 mod redundancy;
+mod region_commits;
 mod regions;
 mod resized;
 mod schedule;

@@ -54,7 +54,7 @@ fn with_holders(mut report: Report) -> Report {
 
 /// The report with the commit log of the file.
 fn with_commit_log(mut report: Report) -> Report {
-    match commits::state::look(&PageCache::reading_by_call(), &report.path) {
+    match commits::state::look(&PageCache::reading_by_call(), &report.path, commits::LogOf::File) {
         Ok(log) => report.commit_log = log,
         Err(why) => report.findings.push(format!("its commit log is not known: {why}")),
     }

@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::engine::commits::LogOf;
 use crate::engine::commits::consumer::Consuming;
 use crate::engine::commits::stream::Reader;
 pub use crate::engine::commits::stream::{Change, Changes, Commit, CommitStream};
@@ -29,7 +30,7 @@ impl CommitStream {
     /// reading.
     pub fn open(path: impl AsRef<Path>, from: u64) -> Result<CommitStream> {
         let path = resolve(path.as_ref())?;
-        let reader = Reader::open(Arc::new(PageCache::reading_by_call()), &path, from)?;
+        let reader = Reader::open(Arc::new(PageCache::reading_by_call()), &path, LogOf::File, from)?;
         // Engines give numbers of their own, too, which are in no log.
         if let Some(last) = reader.behind()
             && let Some(last) = last_known(&path)?.map(|known| known.max(last)).filter(|last| *last < from)
@@ -70,7 +71,7 @@ fn consumer(path: &Path, name: &str, from: Option<u64>) -> Result<CommitStream> 
         // A start that the file does not have is refused before anything is written.
         CommitStream::open(&path, from)?;
     }
-    let consuming = Consuming::open(Arc::new(PageCache::reading_by_call()), &path, name, from)?;
+    let consuming = Consuming::open(Arc::new(PageCache::reading_by_call()), &path, LogOf::File, name, from)?;
     Ok(CommitStream::new(Box::new(consuming)))
 }
 
@@ -80,7 +81,7 @@ fn consumer(path: &Path, name: &str, from: Option<u64>) -> Result<CommitStream> 
 /// # Errors
 /// [`Error::Invalid`] for a name that no consumer can have; those of removing its position.
 pub fn forget(path: impl AsRef<Path>, name: &str) -> Result<bool> {
-    crate::engine::commits::consumer::forget(&PageCache::reading_by_call(), &resolve(path.as_ref())?, name)
+    crate::engine::commits::consumer::forget(&PageCache::reading_by_call(), &resolve(path.as_ref())?, LogOf::File, name)
 }
 
 /// The number of the last commit of a file; `None` if another process has it open and does not tell.

@@ -357,7 +357,7 @@ impl Options {
     /// [consumers](crate::commits::CommitStream::consumer) have them, and have commits wait for that.
     ///
     /// A [region store](crate::region::RegionStore) has none: its regions commit one by one, each with numbers of its
-    /// own, and so have no one order. A read-only handle and the engine `passthrough` begin none either. All three are
+    /// own, and [each has its log](crate::region::StoreOptions::commit_log). A read-only handle and the engine `passthrough` begin none either. All three are
     /// refused with [`Error::Invalid`].
     ///
     /// A file that has a log keeps it: every later opening for writing keeps it up, also without this option, until

@@ -4,16 +4,18 @@
 //! [`SharedRegion`] that of several. All three are faces of `engine`, which keeps the bytes.
 //!
 //! Reading order: `engine` (the invariants), `exclusion` (no process opens a store whose region is shared),
-//! `store`, `map`, `shared`. Each uses only those before it.
+//! `store`, `map`, `shared`, `commits`. Each uses only those before it.
 //!
 //! Lock order: see `engine`.
 
+mod commits;
 pub(crate) mod engine;
 mod exclusion;
 pub(crate) mod map;
 pub(crate) mod shared;
 mod store;
 
+pub use self::commits::forget_consumer;
 pub use self::engine::{Audit, RegionInfo, StoreInfo};
 pub use self::map::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedRegion;

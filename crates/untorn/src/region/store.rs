@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::options::{ExclusionCheck, Order};
+use crate::options::{CommitLog, ExclusionCheck, Order};
 use crate::region::engine::{
     self, AnyHeld, AnyRegion, AnyStore, MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, Settings, Store, Stored,
 };
@@ -126,13 +126,14 @@ impl RegionSnapshot {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions {
-    settings: Settings,
+    pub(in crate::region) settings: Settings,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
         let (order, nodes, max_len, grow_by) = (None, 1024, 1 << 40, 256);
-        StoreOptions { settings: Settings { order, nodes, max_len, grow_by, background: true, read_only: false } }
+        let (background, read_only, commit_log) = (true, false, None);
+        StoreOptions { settings: Settings { order, nodes, max_len, grow_by, background, read_only, commit_log } }
     }
 }
 
@@ -187,6 +188,36 @@ impl StoreOptions {
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.settings.read_only = read_only;
+        self
+    }
+
+    /// Keeps the commits of each region that is created or opened, up to so many bytes for a region, for
+    /// [streams](Region::commits) of them: each region has a log of its own, as its commits have numbers of their own.
+    ///
+    /// A region that has a log keeps it: every later opening keeps it up, also without this option. A limit of 0 gives
+    /// the log of each region up that is opened. The logs stand in the directory of sidecars beside the store and go
+    /// with the regions. A commit of a region with a log costs one more fence or flush, and writes its pages twice. A
+    /// commit larger than the limit fails with ENOSPC, as [`Options::commit_log`](crate::Options::commit_log) says.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("store");
+    /// use untorn::{commits::CommitStream, region::StoreOptions};
+    /// let store = StoreOptions::new().commit_log(1 << 20).create(&path)?;
+    /// let region = store.create_region("ledger")?;
+    /// region.alloc_pages(2)?;
+    /// region.write_at(b"hello", 4096)?;
+    /// region.pmsync()?;
+    /// let mut stream = CommitStream::open_region(&path, "ledger", 0)?; // any process
+    /// let commit = stream.next()?.unwrap();
+    /// assert_eq!((commit.number, commit.allocated), (1, vec![0..8192])); // page 0 is zeros
+    /// assert_eq!((commit.changes[0].range.clone(), &commit.changes[0].bytes[..5]), (4096..8192, &b"hello"[..]));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn commit_log(mut self, log: impl Into<CommitLog>) -> Self {
+        self.settings.commit_log = Some(log.into());
         self
     }
 

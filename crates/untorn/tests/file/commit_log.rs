@@ -91,6 +91,30 @@ fn a_stream_gives_each_commit_once_in_any_process() {
     }
 }
 
+/// Whoever backs a file up takes a snapshot and asks then; the file may be shorter by that time.
+#[test]
+fn a_shrink_after_a_snapshot_loses_no_change_of_it() {
+    for (engine, durability) in combinations() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let file = options(engine, durability).commit_log(8 << 20).create(&path, 100_000).unwrap();
+        file.sync().unwrap();
+        let since = file.last_commit().number;
+        file.write_at(&[1; 500], 90_000).unwrap();
+        file.sync().unwrap();
+        let snapshot = file.snapshot().unwrap();
+        file.resize(5000).unwrap();
+        file.sync().unwrap();
+        let changed = file.changed_since(since).unwrap();
+        assert_eq!((changed.len, changed.shortest), (Some(5000), Some(5000)));
+        let mut bytes = [0; 500];
+        snapshot.read_at(&mut bytes, 90_000).unwrap();
+        assert_eq!(bytes, [1; 500]);
+        let covers = |range: &std::ops::Range<u64>| range.start <= 90_000 && range.end >= 90_500;
+        assert!(changed.ranges.iter().any(covers), "{engine}, {durability}: {:?}", changed.ranges);
+    }
+}
+
 #[test]
 fn commits_of_a_map_are_in_its_stream() {
     let dir = tempfile::tempdir().unwrap();

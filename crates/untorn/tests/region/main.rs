@@ -4,6 +4,7 @@
 mod common;
 
 mod region;
+mod region_commits;
 mod region_golden;
 mod region_hostile;
 mod region_many;

@@ -19,7 +19,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::files::{consumer_path, consumers, open};
 use super::format::{POSITION_AT, POSITION_LEN, Position, RawPosition};
-use super::log::control_path;
+use super::log::{LogOf, control_path};
 use super::state;
 use super::stream::{Commit, Commits, Reader, whole_control};
 use crate::error::{Error, Result};
@@ -150,10 +150,10 @@ fn check_name(path: &Path, name: &str) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Invalid`] for a name that none can have; those of removing.
-pub(crate) fn forget<M: Medium>(medium: &M, path: &Path, name: &str) -> Result<bool> {
+pub(crate) fn forget<M: Medium>(medium: &M, path: &Path, of: LogOf, name: &str) -> Result<bool> {
     check_name(path, name)?;
     let data = medium.open(path, Access::Read, 0)?;
-    let place = consumer_path(&control_path(path, data.identity()?.inode), name);
+    let place = consumer_path(&control_path(path, data.identity()?.inode, of), name);
     let Some(_) = open(medium, &place, Access::ReadWrite, &data)? else { return Ok(false) };
     medium.unlink(&place)?;
     medium.sync_dir(barriers::REGISTER, &sidecar::parent(&place))?;
@@ -178,12 +178,12 @@ impl<M: Medium> Consuming<M> {
     /// # Errors
     /// [`Error::CommitsMissing`] if the log does not reach back so far; [`Error::InUse`] if another stream is of this
     /// consumer; [`Error::Invalid`] for its name; those of opening and writing.
-    pub(crate) fn open(medium: Arc<M>, path: &Path, name: &str, from: Option<u64>) -> Result<Self> {
+    pub(crate) fn open(medium: Arc<M>, path: &Path, of: LogOf, name: &str, from: Option<u64>) -> Result<Self> {
         check_name(path, name)?;
         let missing = || Error::CommitsMissing { path: path.to_owned(), from: from.unwrap_or(0), oldest: None };
         let data = medium.open(path, Access::Read, 0)?;
         let identity = data.identity()?;
-        let control = control_path(path, identity.inode);
+        let control = control_path(path, identity.inode, of);
         let file = open(&*medium, &control, Access::Read, &data)?.ok_or_else(missing)?;
         let (control_now, _) =
             whole_control(&file)?.filter(|(control, _)| control.is_of(identity)).ok_or_else(missing)?;
@@ -200,11 +200,11 @@ impl<M: Medium> Consuming<M> {
                     let from = position.number;
                     return Err(Error::CommitsMissing { path: path.to_owned(), from, oldest: Some(control_now.base) });
                 }
-                (Reader::open(Arc::clone(&medium), path, position.number)?, position)
+                (Reader::open(Arc::clone(&medium), path, of, position.number)?, position)
             }
             (found, from) => {
                 let seq = found.map_or(0, |position| position.seq);
-                Self::begin(&medium, path, &place, &file, seq, from).inspect_err(|_| {
+                Self::begin(&medium, (path, of), &place, &file, seq, from).inspect_err(|_| {
                     if found.is_none() {
                         // What remains of it counts for nothing, and the first error is the one that helps.
                         let _ = medium.unlink(&place);
@@ -239,7 +239,7 @@ impl<M: Medium> Consuming<M> {
     /// Registers the consumer durably, at a start that the log has.
     fn begin(
         medium: &Arc<M>,
-        path: &Path,
+        (path, of): (&Path, LogOf),
         place: &Path,
         file: &M::File,
         mut seq: u64,
@@ -248,7 +248,7 @@ impl<M: Medium> Consuming<M> {
         file.allocate(0, POSITION_LEN)?;
         let mut tries = 0;
         loop {
-            let log = state::look(&**medium, path)?;
+            let log = state::look(&**medium, path, of)?;
             let log = log.ok_or_else(|| Error::CommitsMissing { path: path.to_owned(), from: 0, oldest: None })?;
             let number = from.unwrap_or(log.oldest);
             seq += 1;
@@ -256,7 +256,7 @@ impl<M: Medium> Consuming<M> {
             write_position(&**medium, file, &position, barriers::REGISTER)?;
             file.sync(barriers::REGISTER)?;
             medium.sync_dir(barriers::REGISTER, &sidecar::parent(place))?;
-            match Reader::open(Arc::clone(medium), path, number) {
+            match Reader::open(Arc::clone(medium), path, of, number) {
                 // The segment has gone meanwhile.
                 Err(Error::CommitsMissing { oldest: Some(_), .. }) if from.is_none() && tries < TRIES => tries += 1,
                 reader => return Ok((reader?, position)),

@@ -154,11 +154,11 @@ impl<F: MediumFile> Segment<F> {
         if at + LINE + table > self.file.len() {
             return Ok(None);
         }
-        let mut ranges = vec![RawRange { offset: 0.into(), len: 0.into() }; head.ranges as usize];
+        let mut ranges = vec![RawRange::new_zeroed(); head.ranges as usize];
         self.file.read(at + LINE, ranges.as_mut_bytes())?;
         let mut end = 0;
         let sound = ranges.iter().all(|range| {
-            let (offset, len) = (range.offset.get(), range.len.get());
+            let (offset, len) = (range.offset(), range.len());
             let follows = offset >= end && len > 0 && offset <= MAX_LEN && len <= MAX_LEN && offset + len <= head.len;
             end = offset.saturating_add(len);
             follows
@@ -179,7 +179,7 @@ impl<F: MediumFile> Segment<F> {
         ranges: &[RawRange],
         mut each: impl FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<Option<u64>> {
-        let bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len.get()));
+        let bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.bytes()));
         let Some(body) = body_len(head.ranges.into(), bytes) else { return Ok(None) };
         let mut next = at + LINE;
         if next + body > self.file.len() {
@@ -191,7 +191,7 @@ impl<F: MediumFile> Segment<F> {
         next += size_of_val(ranges) as u64;
         let mut piece = vec![0; PIECE.min(usize::try_from(bytes).unwrap_or(PIECE))];
         for range in ranges {
-            let (mut offset, mut left) = (range.offset.get(), range.len.get());
+            let (mut offset, mut left) = (range.offset(), range.bytes());
             while left > 0 {
                 let here = left.min(PIECE as u64);
                 let part = &mut piece[..here as usize];

@@ -2,6 +2,7 @@
 //!
 //! Nothing read here is believed before its checksum and its bounds are checked.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use zerocopy::little_endian::{U32, U64};
@@ -48,6 +49,8 @@ pub(super) struct Control {
     pub(super) block: Option<Duration>,
     /// The last commit before the first record: one may read from there.
     pub(super) base: u64,
+    /// What tells the state of a [part](super::part) at that commit from another one; 0 for a file.
+    pub(super) state: u64,
     /// How the data file was closed; `None` while it is open, and after a crash.
     pub(super) closed: Option<Stamp>,
 }
@@ -68,7 +71,8 @@ pub(super) struct RawControl {
     modified: U64,
     /// 0: commits do not wait for consumers. Any other number: they wait for one millisecond less than this.
     block: U64,
-    reserved: [u8; 16],
+    state: U64,
+    reserved: [u8; 8],
     check: U64,
 }
 
@@ -86,6 +90,7 @@ impl Control {
             birth: self.identity.birth.into(),
             limit: self.limit.into(),
             base: self.base.into(),
+            state: self.state.into(),
             is_closed: u64::from(self.closed.is_some()).into(),
             size: closed.size.into(),
             modified: closed.modified.into(),
@@ -110,6 +115,7 @@ impl Control {
             limit: raw.limit.get(),
             block: raw.block.get().checked_sub(1).map(Duration::from_millis),
             base: raw.base.get(),
+            state: raw.state.get(),
             closed: (raw.is_closed.get() == 1).then_some(closed),
         };
         let is_sound = is_sealed(0, raw.as_bytes()) && raw.magic == CONTROL;
@@ -241,7 +247,8 @@ pub(super) struct Head {
     pub(super) time: u64,
     /// Length of the file after it.
     pub(super) len: u64,
-    /// The shortest that the file was in this commit: bytes from here on that no range has are zeros.
+    /// The shortest that the file was in this commit: bytes from here on that no range has are zeros. Of a
+    /// [part](super::part), what tells its state after this commit from another one.
     pub(super) shortest: u64,
     /// How many ranges follow.
     pub(super) ranges: u32,
@@ -307,12 +314,73 @@ impl RawHead {
     }
 }
 
-/// A range of a record's table.
+/// What a commit did to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RangeKind {
+    /// It has these bytes.
+    Written = 0,
+    /// It became part of what commits, and reads as zeros. No bytes are in the record.
+    Allocated = 1,
+    /// It is no part any more. No bytes are in the record.
+    Freed = 2,
+    /// It became part, and has these bytes.
+    AllocatedWritten = 3,
+}
+
+impl RangeKind {
+    pub(super) fn allocates(self) -> bool {
+        matches!(self, RangeKind::Allocated | RangeKind::AllocatedWritten)
+    }
+
+    pub(super) fn has_bytes(self) -> bool {
+        matches!(self, RangeKind::Written | RangeKind::AllocatedWritten)
+    }
+}
+
+/// A range of a record's table. A file has ranges with bytes only.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RawRange {
-    pub(super) offset: U64,
-    pub(super) len: U64,
+    offset: U64,
+    /// The length, and in the two highest bits the kind.
+    len_and_kind: U64,
+}
+
+/// Bits of the length of a range.
+const LEN_BITS: u32 = 62;
+
+impl RawRange {
+    /// A range of no more than [`MAX_LEN`] bytes.
+    pub(super) fn new(kind: RangeKind, range: &Range<u64>) -> Self {
+        let len = range.end.saturating_sub(range.start) & ((1 << LEN_BITS) - 1);
+        RawRange { offset: range.start.into(), len_and_kind: (len | (kind as u64) << LEN_BITS).into() }
+    }
+
+    pub(super) fn kind(&self) -> RangeKind {
+        match self.len_and_kind.get() >> LEN_BITS {
+            0 => RangeKind::Written,
+            1 => RangeKind::Allocated,
+            2 => RangeKind::Freed,
+            _ => RangeKind::AllocatedWritten,
+        }
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        self.offset.get()
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len_and_kind.get() & ((1 << LEN_BITS) - 1)
+    }
+
+    pub(super) fn range(&self) -> Range<u64> {
+        self.offset()..self.offset().saturating_add(self.len())
+    }
+
+    /// Bytes that the record has of it.
+    pub(super) fn bytes(&self) -> u64 {
+        if self.kind().has_bytes() { self.len() } else { 0 }
+    }
 }
 
 /// Bytes of the body of a record, its checksum included, up to the next line; `None` for more than any log has.
@@ -337,6 +405,7 @@ mod tests {
             limit: 1 << 20,
             block: Some(Duration::from_millis(1500)),
             base: 9,
+            state: 17,
             closed: Some(Stamp { size: 1, modified: 2 }),
         };
         let position = Position { seq: 3, uuid: UUID, number: 9 };
@@ -367,6 +436,16 @@ mod tests {
             assert!(Position::decode(&five).is_none(), "bit {bit}");
             assert!(Control::decode(&one).is_none() && Confirmed::decode(&two, &UUID).is_none(), "bit {bit}");
             assert!(Head::decode(&three, &UUID, 3, 64).is_none() && four.base(&UUID, 3).is_none(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn ranges_keep_their_kind() {
+        use RangeKind::{Allocated, AllocatedWritten, Freed, Written};
+        for kind in [Written, Allocated, Freed, AllocatedWritten] {
+            let raw = RawRange::new(kind, &(4096..4096 + MAX_LEN));
+            assert_eq!((raw.kind(), raw.range()), (kind, 4096..4096 + MAX_LEN));
+            assert_eq!(raw.bytes(), if matches!(kind, Written | AllocatedWritten) { MAX_LEN } else { 0 });
         }
     }
 

@@ -11,11 +11,11 @@ use super::files::{PIECE, Segment, Sum, consumer_path, consumers, open, read_con
 use super::format::{
     CONFIRMED_AT, CONTROL_AT, CONTROL_LEN, Confirmed, Control, Head, LINE, RawHead, RawRange, RawSegment, body_len,
 };
-use super::{barriers, consumer};
+use super::{barriers, consumer, part};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::options::CommitLog;
-use crate::storage::{Access, Medium, MediumClass, MediumFile, Stamp};
+use crate::storage::{Access, Identity, Medium, MediumClass, MediumFile, Stamp};
 
 /// A log is divided into so many segments, the oldest of which goes when the limit is reached.
 const SEGMENTS: u64 = 8;
@@ -70,6 +70,17 @@ pub(super) struct Log<M: Medium> {
     segment: Option<Segment<M::File>>,
     /// Which copy of the confirmation is the older one.
     turn: usize,
+    /// A record that could not be taken back yet.
+    stale: Option<Appended>,
+}
+
+/// The log of a file, just attached.
+struct Attached<M: Medium> {
+    log: Log<M>,
+    /// The data file.
+    identity: Identity,
+    /// Whether there was one that belongs to the file.
+    is_ours: bool,
 }
 
 /// What a log says before the engine opens its file.
@@ -79,9 +90,22 @@ pub(crate) struct Glance {
     pub(crate) stamp: Stamp,
 }
 
-/// The path of the control file of a data file.
-pub(super) fn control_path(path: &Path, inode: u64) -> PathBuf {
-    sidecar::path(path, inode).with_extension("commits")
+/// Whose commits a log has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogOf {
+    /// A file's.
+    File,
+    /// Those of a [part](super::part) of a file that commits by itself; no other one ever has the same number.
+    Part([u8; 16]),
+}
+
+/// The path of the control file of a data file, or of a part of it.
+pub(super) fn control_path(path: &Path, inode: u64, of: LogOf) -> PathBuf {
+    let sidecar = sidecar::path(path, inode);
+    match of {
+        LogOf::File => sidecar.with_extension("commits"),
+        LogOf::Part(uid) => sidecar.with_extension(format!("{:032x}.commits", u128::from_be_bytes(uid))),
+    }
 }
 
 /// Looks at a file that may have a log; `None` if it has none.
@@ -90,7 +114,7 @@ pub(super) fn control_path(path: &Path, inode: u64) -> PathBuf {
 /// Those of looking.
 pub(crate) fn glance<M: Medium>(medium: &M, path: &Path) -> Result<Option<Glance>> {
     let data = medium.open(path, Access::Read, 0)?;
-    let has_log = medium.exists(&control_path(path, data.identity()?.inode))?;
+    let has_log = medium.exists(&control_path(path, data.identity()?.inode, LogOf::File))?;
     Ok(if has_log { Some(Glance { stamp: data.stamp()? }) } else { None })
 }
 
@@ -109,9 +133,60 @@ impl<M: Medium> Log<M> {
         last: u64,
         recovered: bool,
     ) -> Result<Option<Self>> {
+        let Some(attached) = Self::attach(medium, path, LogOf::File, wanted)? else { return Ok(None) };
+        let Attached { mut log, identity, is_ours } = attached;
+        let stands = |closed: Stamp| glance.is_some_and(|glance| glance.stamp == closed);
+        // Closed, and nobody has changed the file since; or the crash left a sidecar, which kept others away.
+        let goes_on = is_ours && (recovered || log.control.closed.is_some_and(stands));
+        if goes_on && log.find_segment()? {
+            log.write_control(None)?;
+        } else {
+            log.restart(identity, last, 0)?;
+        }
+        Ok(Some(log))
+    }
+
+    /// Opens the log of a part whose last commit is `last`, in the state `state`. Records up to that commit are
+    /// confirmed, a later one is taken back, and the log goes on if its last commit is this one.
+    ///
+    /// # Errors
+    /// As for [`open`](Log::open).
+    pub(super) fn open_part(
+        medium: Arc<M>,
+        path: &Path,
+        uid: [u8; 16],
+        wanted: Option<CommitLog>,
+        last: u64,
+        state: u64,
+    ) -> Result<Option<Self>> {
+        let Some(attached) = Self::attach(medium, path, LogOf::Part(uid), wanted)? else { return Ok(None) };
+        let Attached { mut log, identity, is_ours } = attached;
+        let mut goes_on = is_ours && log.find_segment()?;
+        if goes_on {
+            while let Some((head, _, appended)) = log.tail()? {
+                if head.number > last {
+                    if log.medium.makes_check(part::barriers::DISCARD) {
+                        log.abort(appended)?;
+                    }
+                    break;
+                }
+                log.confirm(appended)?;
+            }
+            goes_on = log.confirmed.number == last && log.last_state()? == Some(state);
+        }
+        if goes_on {
+            log.write_control(None)?;
+        } else {
+            log.restart(identity, last, state)?;
+        }
+        Ok(Some(log))
+    }
+
+    /// The log that is there, or a new one if it is wanted.
+    fn attach(medium: Arc<M>, path: &Path, of: LogOf, wanted: Option<CommitLog>) -> Result<Option<Attached<M>>> {
         let data = medium.open(path, Access::Read, 0)?;
         let identity = data.identity()?;
-        let place = control_path(path, identity.inode);
+        let place = control_path(path, identity.inode, of);
         let mut found = open(&*medium, &place, Access::ReadWrite, &data)?;
         if found.as_ref().is_some_and(|file| file.len() < CONTROL_LEN) {
             // A crash left it half made.
@@ -142,27 +217,40 @@ impl<M: Medium> Log<M> {
             return Ok(None);
         }
         let (control, confirmed) = ours.unwrap_or_default();
-        let mut log =
-            Log { medium, path: path.to_owned(), data, place, file, control, confirmed, segment: None, turn: 0 };
+        let (path, segment, stale) = (path.to_owned(), None, None);
+        let mut log = Log { medium, path, data, place, file, control, confirmed, segment, turn: 0, stale };
         if let Some(CommitLog { limit, block }) = wanted {
             (log.control.limit, log.control.block) = (limit, block);
         }
-        let stands = |closed: Stamp| glance.is_some_and(|glance| glance.stamp == closed);
-        // Closed, and nobody has changed the file since; or the crash left a sidecar, which kept others away.
-        let goes_on = ours.is_some() && (recovered || control.closed.is_some_and(stands));
-        if goes_on && log.find_segment()? {
-            log.write_control(None)?;
-        } else {
-            log.restart(identity, last)?;
+        Ok(Some(Attached { log, identity, is_ours: ours.is_some() }))
+    }
+
+    /// What the log says of the state of its part at the last confirmed commit; `None` if its record is damaged.
+    fn last_state(&self) -> Result<Option<u64>> {
+        let Confirmed { number, at: end, .. } = self.confirmed;
+        if end == 0 {
+            return Ok((number == self.control.base).then_some(self.control.state));
         }
-        Ok(Some(log))
+        let Some(segment) = &self.segment else { return Ok(None) };
+        let mut at = LINE;
+        while at < end {
+            let Some((head, _)) = segment.head(&self.control.uuid, at)? else { break };
+            if head.number == number {
+                return Ok(Some(head.shortest));
+            }
+            let Some(ranges) = segment.ranges(&head, at)? else { break };
+            let bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.bytes()));
+            let Some(body) = body_len(head.ranges.into(), bytes) else { break };
+            at += LINE + body;
+        }
+        Ok(None)
     }
 
     /// Begins anew at this commit: whoever reads learns that commits are missing.
-    fn restart(&mut self, identity: crate::storage::Identity, base: u64) -> Result<()> {
+    fn restart(&mut self, identity: Identity, base: u64, state: u64) -> Result<()> {
         let uuid = self.medium.unique()?;
-        let identity = crate::storage::Identity { device: 0, ..identity };
-        self.control = Control { uuid, identity, base, ..self.control };
+        let identity = Identity { device: 0, ..identity };
+        self.control = Control { uuid, identity, base, state, ..self.control };
         self.confirmed = Confirmed { number: base, segment: 0, at: 0 };
         self.write_control(None)?;
         self.file.sync(barriers::CONTROL)?;
@@ -268,10 +356,14 @@ impl<M: Medium> Log<M> {
         coming: &Coming<'_>,
         mut fill: impl FnMut(u64, &mut [u8]) -> Result<()>,
     ) -> Result<Appended> {
+        if let Some(stale) = self.stale {
+            self.abort(stale)?;
+            self.stale = None;
+        }
         let path = self.path.clone();
         let no_space = || Error::io("append to the commit log of", &path, rustix::io::Errno::NOSPC);
         let count = u32::try_from(coming.ranges.len()).map_err(|_| no_space())?;
-        let bytes = coming.ranges.iter().map(|range| range.len.get()).sum();
+        let bytes = coming.ranges.iter().map(RawRange::bytes).sum();
         let body = body_len(count.into(), bytes).filter(|body| body + 2 * LINE <= self.control.limit);
         let body = body.ok_or_else(no_space)?;
         self.make_room(LINE + body)?;
@@ -281,6 +373,30 @@ impl<M: Medium> Log<M> {
             LINE
         };
         let Some(segment) = &self.segment else { return Err(no_space()) };
+        let appended = Appended { segment: segment.index, at, next: at + LINE + body, number: coming.number };
+        let written = self.write(coming, count, appended, &mut fill);
+        written.inspect_err(|_| {
+            // It may be whole, and whoever opens the log next would take it for one whose commit was under way.
+            self.take_back(appended);
+        })?;
+        Ok(appended)
+    }
+
+    /// Takes a record back, durably, at the latest before the next one is made.
+    pub(super) fn take_back(&mut self, appended: Appended) {
+        self.stale = self.abort(appended).is_err().then_some(appended);
+    }
+
+    /// Writes a record, durably.
+    fn write(
+        &self,
+        coming: &Coming<'_>,
+        count: u32,
+        appended: Appended,
+        fill: &mut impl FnMut(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let Some(segment) = &self.segment else { return Ok(()) };
+        let (at, bytes) = (appended.at, coming.ranges.iter().map(RawRange::bytes).max().unwrap_or(0));
         let head = Head {
             number: coming.number,
             previous: self.confirmed.number,
@@ -302,7 +418,7 @@ impl<M: Medium> Log<M> {
         put(coming.ranges.as_bytes())?;
         let mut piece = vec![0; PIECE.min(usize::try_from(bytes).unwrap_or(PIECE))];
         for range in coming.ranges {
-            let (mut offset, mut left) = (range.offset.get(), range.len.get());
+            let (mut offset, mut left) = (range.offset(), range.bytes());
             while left > 0 {
                 let here = left.min(PIECE as u64);
                 let part = &mut piece[..here as usize];
@@ -316,8 +432,7 @@ impl<M: Medium> Log<M> {
         // cut may tear both copies. A device keeps each of them whole, in a sector of its own.
         let both = [&segment.file, &self.file];
         let is_memory = self.medium.class() == MediumClass::PersistentMemory;
-        self.medium.fence(barriers::RECORD, if is_memory { &both } else { &both[..1] })?;
-        Ok(Appended { segment: segment.index, at, next: at + LINE + body, number: coming.number })
+        self.medium.fence(barriers::RECORD, if is_memory { &both } else { &both[..1] })
     }
 
     /// Says that the engine has committed an appended record, durably. This itself is durable before the next segment
@@ -331,7 +446,7 @@ impl<M: Medium> Log<M> {
     }
 
     /// Takes an appended record back that the engine did not commit, durably.
-    pub(super) fn abort(&mut self, appended: Appended) -> Result<()> {
+    pub(super) fn abort(&self, appended: Appended) -> Result<()> {
         let Some(segment) = &self.segment else { return Ok(()) };
         segment.file.write(appended.at, &[0; LINE as usize])?;
         self.medium.fence(barriers::ABORT, &[&segment.file])
@@ -457,7 +572,7 @@ fn is_full(error: &Error) -> bool {
 }
 
 /// Removes a log: the control first, without which segments are nothing.
-fn remove<M: Medium>(medium: &M, place: &Path) -> Result<()> {
+pub(super) fn remove<M: Medium>(medium: &M, place: &Path) -> Result<()> {
     let indices = segments(medium, place)?;
     let names = consumers(medium, place)?;
     medium.unlink(place)?;

@@ -21,7 +21,7 @@
 //!    consumer, up to a limit in time, before its record is made: a commit that is refused changes nothing.
 //! 9. A number of the log is above all earlier ones of the file, and not above the engine's own of that commit. The
 //!    engine may give numbers in between, as `reflection` does when it copies slices home.
-//! 9. No snapshot is taken between a record and its confirmation ([`since`]).
+//! 10. No snapshot is taken between a record and its confirmation ([`since`]).
 //!
 //! Lock order: the gate, the log, then those of the engine within.
 
@@ -29,6 +29,7 @@ pub(crate) mod consumer;
 mod files;
 mod format;
 mod log;
+pub(crate) mod part;
 pub(crate) mod since;
 pub(crate) mod state;
 pub(crate) mod stream;
@@ -39,9 +40,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use self::consumer::Consuming;
-use self::format::RawRange;
+use self::format::{RangeKind, RawRange};
 use self::log::{Appended, Coming, Log};
-pub(crate) use self::log::{Glance, glance};
+pub(crate) use self::log::{Glance, LogOf, glance};
 use self::stream::{Commits, Reader};
 use super::redundancy::RedundancyService;
 use super::snapshot::SnapshotService;
@@ -161,8 +162,8 @@ pub(crate) fn check_no_regions<M: Medium>(medium: &M, path: &Path, options: &Opt
     let there = file.len().min(start.len() as u64) as usize;
     file.read(0, &mut start[..there])?;
     if is_region_store(&start[..there]) {
-        let what = "a region store has no commit log: its regions commit one by one, each with numbers of its own; \
-                    back a store up with `untorn backup`"
+        let what = "a region store has no commit log of its own: each of its regions has one, with numbers of its \
+                    own; open it by `StoreOptions::commit_log`"
             .to_owned();
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
@@ -301,10 +302,7 @@ impl<M: Medium> WithCommitLog<M> {
         let mut log = lock(&self.log, self.relax());
         let Some(log) = log.as_mut() else { return commit() };
         let last = self.engine.last_commit().number.max(log.confirmed.number);
-        let table: Vec<RawRange> = ranges
-            .iter()
-            .map(|range| RawRange { offset: range.start.into(), len: (range.end - range.start).into() })
-            .collect();
+        let table: Vec<RawRange> = ranges.iter().map(|range| RawRange::new(RangeKind::Written, range)).collect();
         let (number, time) = (last + 1, self.medium.commit_time());
         let appended = log.append(&Coming { number, time, len, shortest, ranges: &table }, fill)?;
         // From here on the engine gives no number below that of the record.
@@ -381,7 +379,7 @@ impl<M: Medium> CommitService for WithCommitLog<M> {
         if commit > last {
             return Err(Error::NoSuchCommit { path: self.path.clone(), commit, last });
         }
-        Ok(Box::new(Reader::open(Arc::clone(&self.medium), &self.path, commit)?))
+        Ok(Box::new(Reader::open(Arc::clone(&self.medium), &self.path, LogOf::File, commit)?))
     }
 
     fn consumer(&self, name: &str, from: Option<u64>) -> Result<Box<dyn Commits>> {
@@ -389,7 +387,7 @@ impl<M: Medium> CommitService for WithCommitLog<M> {
         if let Some(commit) = from.filter(|commit| *commit > last) {
             return Err(Error::NoSuchCommit { path: self.path.clone(), commit, last });
         }
-        Ok(Box::new(Consuming::open(Arc::clone(&self.medium), &self.path, name, from)?))
+        Ok(Box::new(Consuming::open(Arc::clone(&self.medium), &self.path, LogOf::File, name, from)?))
     }
 
     fn kept(&self) -> CommitLog {

@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::WithCommitLog;
 use super::stream::{Commits, Reader};
+use super::{LogOf, WithCommitLog};
 use crate::engine::snapshot::{HeldSnapshots, SnapshotService, Taken};
 use crate::error::{Error, Result};
 use crate::storage::{Identity, Medium};
@@ -51,7 +51,7 @@ pub(crate) fn changed<M: Medium>(
     if let Some(from) = from.filter(|from| *from > snapshot) {
         return Err(invalid(format!("commit {from} is not made yet: the last one is {snapshot}")));
     }
-    let mut reader = Reader::open(medium, path, from.unwrap_or(u64::MAX))?;
+    let mut reader = Reader::open(medium, path, LogOf::File, from.unwrap_or(u64::MAX))?;
     // As the log itself compares: the device number changes with a reboot.
     if (Identity { device: 0, ..reader.identity()? }) != (Identity { device: 0, ..identity }) {
         return Err(invalid("another file has taken its place while it was backed up; begin anew".to_owned()));
@@ -77,8 +77,7 @@ pub(crate) fn changed<M: Medium>(
     if let Some((head, table)) =
         unconfirmed.filter(|(head, _)| (from.unwrap_or(0) + 1..=snapshot).contains(&head.number))
     {
-        let range = |range: &super::RawRange| range.offset.get()..range.offset.get() + range.len.get();
-        add(&mut table.iter().map(range), head.shortest, head.len);
+        add(&mut table.iter().map(super::RawRange::range), head.shortest, head.len);
         commit = head.number - 1;
     }
     Ok(Changed { log: reader.uuid(), commit, ranges: ranges.into_ranges() })

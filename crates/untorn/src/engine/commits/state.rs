@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::consumer::{ConsumerInfo, positions};
 use super::files::{Segment, open, read_control, segments};
 use super::format::LINE;
-use super::log::control_path;
+use super::log::{LogOf, control_path};
 use crate::error::Result;
 use crate::storage::{Access, Medium, MediumFile};
 
@@ -37,10 +37,10 @@ pub struct CommitLogInfo {
 ///
 /// # Errors
 /// [`Error::NoAccess`](crate::Error::NoAccess), [`Error::Untrusted`](crate::Error::Untrusted); those of reading.
-pub(crate) fn look<M: Medium>(medium: &M, path: &Path) -> Result<Option<CommitLogInfo>> {
+pub(crate) fn look<M: Medium>(medium: &M, path: &Path, of: LogOf) -> Result<Option<CommitLogInfo>> {
     let data = medium.open(path, Access::Read, 0)?;
     let identity = data.identity()?;
-    let place = control_path(path, identity.inode);
+    let place = control_path(path, identity.inode, of);
     let Some(file) = open(medium, &place, Access::Read, &data)? else { return Ok(None) };
     // The writer may be writing to it this moment; the other copy of each half is whole then.
     let Some((control, confirmed)) = read_control(&file)?.filter(|(control, _)| control.is_of(identity)) else {

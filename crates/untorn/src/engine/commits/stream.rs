@@ -11,8 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::barriers;
 use super::files::{Segment, open, read_control, segments};
-use super::format::{Confirmed, Control, Head, LINE, RawRange, body_len};
-use super::log::control_path;
+use super::format::{Confirmed, Control, Head, LINE, RangeKind, RawRange, body_len};
+use super::log::{LogOf, control_path};
 use crate::engine::time_of;
 use crate::error::{Error, Result};
 use crate::storage::{Access, Identity, Medium, MediumFile};
@@ -38,13 +38,32 @@ pub struct Commit {
     pub previous: u64,
     /// When it was made, to a few milliseconds.
     pub time: Option<SystemTime>,
-    /// The length of the file after it, in bytes.
+    /// The length of the file after it, in bytes. Of a region, the bytes of its maximum of pages.
     pub len: u64,
     /// The shortest that the file was in this commit. Whoever repeats it sets this length first, then
     /// [`len`](Self::len): bytes in between that no change has are zeros.
     pub shortest: u64,
+    /// Of a region, the pages that became part of it, as ranges of bytes, ascending. They read as zeros where no change
+    /// has them.
+    pub allocated: Vec<Range<u64>>,
+    /// Of a region, the pages that were part of it until this commit, as ranges of bytes, ascending.
+    pub freed: Vec<Range<u64>>,
     /// What it changed, ascending.
     pub changes: Vec<Change>,
+}
+
+impl Commit {
+    /// All ranges that it tells of.
+    pub(crate) fn ranges(&self) -> Runs {
+        let mut all = Runs::new();
+        self.changes.iter().for_each(|change| all.push(change.range.clone()));
+        for more in [&self.allocated, &self.freed] {
+            let mut runs = Runs::new();
+            more.iter().for_each(|range| runs.push(range.clone()));
+            all.add(&runs);
+        }
+        all
+    }
 }
 
 /// Which bytes the commits after one of them changed.
@@ -60,7 +79,7 @@ pub struct Changes {
     /// The shortest that the file was since; `None` if there was no commit.
     pub shortest: Option<u64>,
     /// The bytes that changed, ascending, none of them touching. Bytes that a change of the length made zeros are among
-    /// them.
+    /// them. Some may lie behind the end of the file: a [snapshot](crate::Snapshot) from before a shrink has them.
     pub ranges: Vec<Range<u64>>,
 }
 
@@ -192,19 +211,12 @@ impl CommitStream {
         let since = self.position();
         let (mut ranges, mut len, mut shortest) = (Runs::new(), None, None::<u64>);
         while let Some(commit) = self.commits.next(false)? {
-            let mut changed = Runs::new();
-            commit.changes.iter().for_each(|change| changed.push(change.range.clone()));
-            ranges.add(&changed);
+            ranges.add(&commit.ranges());
             if commit.shortest < commit.len {
                 let mut tail = Runs::new();
                 tail.push(commit.shortest..commit.len);
                 ranges.add(&tail);
             }
-            ranges = if len.is_some_and(|len| commit.len < len) {
-                ranges.within(std::slice::from_ref(&(0..commit.len)))
-            } else {
-                ranges
-            };
             len = Some(commit.len);
             shortest = Some(shortest.unwrap_or(u64::MAX).min(commit.shortest));
         }
@@ -216,6 +228,7 @@ impl CommitStream {
 pub(crate) struct Reader<M: Medium> {
     medium: Arc<M>,
     path: PathBuf,
+    of: LogOf,
     place: PathBuf,
     data: M::File,
     file: M::File,
@@ -232,11 +245,11 @@ impl<M: Medium> Reader<M> {
     ///
     /// # Errors
     /// [`Error::CommitsMissing`] if the log does not reach back to it, or there is none; those of opening.
-    pub(crate) fn open(medium: Arc<M>, path: &Path, from: u64) -> Result<Self> {
+    pub(crate) fn open(medium: Arc<M>, path: &Path, of: LogOf, from: u64) -> Result<Self> {
         let missing = |oldest| Error::CommitsMissing { path: path.to_owned(), from, oldest };
         let data = medium.open(path, Access::Read, 0)?;
         let identity = data.identity()?;
-        let place = control_path(path, identity.inode);
+        let place = control_path(path, identity.inode, of);
         let file = open(&*medium, &place, Access::Read, &data)?.ok_or_else(|| missing(None))?;
         let (control, confirmed) = whole_control(&file)?.ok_or_else(|| missing(None))?;
         if !control.is_of(identity) {
@@ -246,7 +259,7 @@ impl<M: Medium> Reader<M> {
         // An engine may give numbers that are in no log, so the one that was asked for may be among them.
         let behind = (confirmed.number < from).then_some((confirmed.number, false));
         let uuid = control.uuid;
-        let mut reader = Reader { medium, path, place, data, file, uuid, last: from, behind, current: None };
+        let mut reader = Reader { medium, path, of, place, data, file, uuid, last: from, behind, current: None };
         reader.find(&control)?;
         Ok(reader)
     }
@@ -395,7 +408,7 @@ impl<M: Medium> Commits for Reader<M> {
             };
             let ranges = segment.ranges(&head, at)?.ok_or_else(|| self.damaged(at))?;
             if head.number <= self.last || !with_bytes {
-                let bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len.get()));
+                let bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.bytes()));
                 let body = body_len(head.ranges.into(), bytes).ok_or_else(|| self.damaged(at))?;
                 self.current.as_mut().into_iter().for_each(|(_, next)| *next = at + LINE + body);
                 if head.number <= self.last {
@@ -405,7 +418,7 @@ impl<M: Medium> Commits for Reader<M> {
             if head.previous > self.last {
                 return Err(self.missing(Some(head.previous)));
             }
-            let mut changes: Vec<Change> = ranges.iter().map(change).collect();
+            let mut changes: Vec<Change> = ranges.iter().filter(|range| range.kind().has_bytes()).map(change).collect();
             if with_bytes {
                 let (mut place, whole) = (0, self.current.as_ref());
                 let segment = whole.map(|(segment, _)| segment).ok_or_else(|| self.damaged(at))?;
@@ -423,8 +436,23 @@ impl<M: Medium> Commits for Reader<M> {
             }
             self.last = head.number;
             let (previous, time) = (head.previous, time_of(head.time));
-            let (len, shortest) = (head.len, head.shortest);
-            return Ok(Some(Commit { number: head.number, previous, time, len, shortest, changes }));
+            // Of a part that is another number.
+            let shortest = if self.of == LogOf::File { head.shortest } else { head.len };
+            let of_kind = |is_so: &dyn Fn(RangeKind) -> bool| {
+                let mut found = Runs::new();
+                ranges.iter().filter(|range| is_so(range.kind())).for_each(|range| found.push(range.range()));
+                found.into_ranges()
+            };
+            return Ok(Some(Commit {
+                number: head.number,
+                previous,
+                time,
+                len: head.len,
+                shortest,
+                allocated: of_kind(&RangeKind::allocates),
+                freed: of_kind(&|kind| kind == RangeKind::Freed),
+                changes,
+            }));
         }
     }
 
@@ -438,6 +466,5 @@ impl<M: Medium> Commits for Reader<M> {
 }
 
 fn change(range: &RawRange) -> Change {
-    let (offset, len) = (range.offset.get(), range.len.get());
-    Change { range: offset..offset + len, bytes: Vec::new() }
+    Change { range: range.range(), bytes: Vec::new() }
 }

@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 use super::format::{Entry, Half, IN_LINE, LEAF, PAGE, Page, Record, ZERO, digest};
 use super::load::Loaded;
 use super::{Core, Region, barriers, locked};
+use crate::engine::commits::part::PartLog;
 use crate::error::{Error, Result};
 use crate::options::Order;
 use crate::storage::{Medium, MediumFile};
@@ -59,7 +60,13 @@ impl<M: Medium> Core<M> {
     /// # Errors
     /// A full disk or a failed write: the region is as it was, and the changes may be committed later. A failed flush
     /// poisons the store, and only opening it anew tells whether the commit is there, whole.
-    pub(super) fn commit(&self, region: &Region<M>, loaded: &mut Loaded, changes: &Changes<'_>) -> Result<u64> {
+    pub(super) fn commit(
+        &self,
+        region: &Region<M>,
+        loaded: &mut Loaded,
+        mut log: Option<&mut PartLog<M>>,
+        changes: &Changes<'_>,
+    ) -> Result<u64> {
         self.handle_state.writable()?;
         let mut entries = self.plan(region, loaded, changes)?;
         if entries.is_empty() {
@@ -77,12 +84,20 @@ impl<M: Medium> Core<M> {
         }
         let written =
             self.write_pages(changes, fresh, &mut entries).and_then(|()| self.write_entries(loaded, &entries));
-        let touched = written.inspect_err(|_| {
+        let logged = written.and_then(|touched| {
+            let record = self.record(loaded, &entries);
+            let append = |log: &mut &mut PartLog<M>| self.append(log, region, loaded, changes, (&entries, &record));
+            Ok((touched, record, log.as_mut().map(append).transpose()?))
+        });
+        let (touched, record, appended) = logged.inspect_err(|_| {
             self.release_pages(fresh.iter().copied());
             // The links to new leaves may still be on their way, and no later flush that fails may lose them unnoticed.
             self.untidy.fetch_or(!missing.is_empty(), std::sync::atomic::Ordering::AcqRel);
         })?;
-        let record = self.write_record(region, loaded, &entries)?;
+        self.write_record(region, &record)?;
+        if let Some((log, appended)) = log.zip(appended) {
+            self.confirm(log, appended);
+        }
         let stored = |logical: &u64| Some((*logical, loaded.table.entry(*logical).stored()?));
         let given_up: Vec<(u64, u64)> = entries.keys().filter_map(stored).collect();
         loaded.advance(record, touched);
@@ -161,12 +176,9 @@ impl<M: Medium> Core<M> {
         Ok(touched)
     }
 
-    /// Writes the record that makes it a commit, and makes it durable.
-    fn write_record(&self, region: &Region<M>, loaded: &Loaded, entries: &BTreeMap<u64, Entry>) -> Result<Record> {
+    /// The record of the commit that makes these changes.
+    fn record(&self, loaded: &Loaded, entries: &BTreeMap<u64, Entry>) -> Record {
         let ordered = self.order == Order::TwoFence;
-        if ordered {
-            self.fence(barriers::DATA)?;
-        }
         let Loaded { commit, table } = loaded;
         let mut record = Record { commit: commit + 1, total: table.total, pages: table.pages, ordered };
         for (&logical, entry) in entries {
@@ -174,12 +186,19 @@ impl<M: Medium> Core<M> {
             record.total = record.total.wrapping_sub(old.weigh(logical)).wrapping_add(entry.weigh(logical));
             record.pages = record.pages - u64::from(old.is_allocated()) + u64::from(entry.is_allocated());
         }
+        record
+    }
+
+    /// Writes the record that makes it a commit, and makes it durable.
+    fn write_record(&self, region: &Region<M>, record: &Record) -> Result<()> {
+        if record.ordered {
+            self.fence(barriers::DATA)?;
+        }
         let at = region.node * PAGE + Record::at(record.commit);
         // A record of which it is not known whether it is there must not be followed by another one.
         let written = self.file.write(at, &record.encode(&region.uid));
         written.map_err(|error| self.handle_state.poison(error))?;
-        self.fence(barriers::RECORD)?;
-        Ok(record)
+        self.fence(barriers::RECORD)
     }
 }
 
@@ -209,11 +228,12 @@ impl Loaded {
 mod tests {
     use super::super::{AnyRegion, AnyStore, Settings, Store, create};
     use super::*;
+    use crate::region::store::StoreOptions;
     use crate::storage::PageCache;
 
     fn region(dir: &std::path::Path) -> (Store<PageCache>, Arc<dyn AnyRegion>) {
         let settings =
-            Settings { order: None, nodes: 2, max_len: 1 << 30, grow_by: 4, background: false, read_only: false };
+            Settings { nodes: 2, max_len: 1 << 30, grow_by: 4, background: false, ..StoreOptions::new().settings };
         let medium = Arc::new(PageCache::new());
         create(&*medium, &dir.join("store"), &settings).unwrap();
         let store = Store::open(medium, &dir.join("store"), settings, None).unwrap();
@@ -231,7 +251,7 @@ mod tests {
         let changes = |dirty: &[(u64, usize)], allocated: &[u64], freed: &[u64]| {
             let dirty = dirty.iter().map(|&(logical, which)| (logical, &pages[which])).collect();
             let changes = Changes { dirty, allocated: allocated.to_vec(), freed: freed.to_vec(), check: None };
-            core.commit(&inner, locked(&inner.state).loaded.as_mut().unwrap(), &changes)
+            core.commit(&inner, locked(&inner.state).loaded.as_mut().unwrap(), None, &changes)
         };
         assert_eq!(changes(&[(5, 0), (900, 1)], &[5, 6, 900], &[]).unwrap(), 1);
         assert_eq!(changes(&[(6, 1)], &[], &[5]).unwrap(), 2);

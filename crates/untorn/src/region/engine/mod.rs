@@ -17,6 +17,8 @@
 //! 3. It stores the record of *k*+1, one line, over the record of *k*-1: commit number, and the sum of a digest of each
 //!    entry of the whole region. **Fence** (`snapshot.record`), and the commit is acknowledged.
 //!
+//! With a [commit log](log), a record of the commit is durable in the log before step 3.
+//!
 //! So a commit costs one fence on persistent memory, and one flush on a disk. It is certified: each entry has the
 //! digest of its page, the record has the sum of the entries. If the digests cost more than a fence (persistent
 //! memory), the record is *ordered* instead: a fence (`snapshot.data`) precedes step 3, and no digests are computed.
@@ -56,6 +58,7 @@ mod commit;
 mod format;
 mod held;
 mod load;
+mod log;
 mod open;
 mod region;
 mod space;
@@ -76,15 +79,18 @@ use self::format::{MapPlace, Record, Superblock};
 use self::held::Holds;
 
 use self::load::Loaded;
+pub(crate) use self::log::find;
 pub(crate) use self::open::create;
 use self::region::Handle;
 use self::space::Space;
 pub(crate) use self::store::Store;
 use self::working::Working;
+use crate::engine::commits::part::PartLog;
+use crate::engine::commits::stream::Commits;
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
-use crate::options::Order;
+use crate::options::{CommitLog, Order};
 use crate::storage::{Barrier, Medium, MediumClass, MediumFile};
 
 /// The barriers of this engine.
@@ -138,6 +144,8 @@ pub(crate) struct Settings {
     pub(crate) background: bool,
     /// Nothing is changed, and others may read at the same time.
     pub(crate) read_only: bool,
+    /// How regions keep their commits for streams; `None` leaves each as it is.
+    pub(crate) commit_log: Option<CommitLog>,
 }
 
 /// The state of a region, without opening it.
@@ -236,6 +244,10 @@ pub(crate) trait AnyRegion: Send + Sync {
     fn map(&self) -> Result<Arc<dyn AnyRegion>>;
     /// Holds the region at its last commit.
     fn hold(&self) -> Result<Box<dyn AnyHeld>>;
+    /// The commits after this one, from the region's log.
+    fn commits(&self, from: u64) -> Result<Box<dyn Commits>>;
+    /// The same for a registered consumer.
+    fn consumer(&self, name: &str, from: Option<u64>) -> Result<Box<dyn Commits>>;
 }
 
 /// A region at one commit, for as long as somebody holds this.
@@ -309,12 +321,15 @@ struct State<M: Medium> {
     /// A mapping has the pages as the program sees them; only it may use the region.
     mapped: bool,
     deleted: bool,
+    /// The log of its commits, if it has one, while programs have the region open.
+    log: Option<PartLog<M>>,
 }
 
 impl<M: Medium> Region<M> {
     fn new(node: u64, name: String, uid: [u8; 16], max_pages: u64, counted: bool) -> Self {
         let (loaded, summary, working, handle) = (None, None, Working::default(), Weak::new());
-        let state = Mutex::new(State { loaded, summary, working, handle, session: 0, mapped: false, deleted: false });
+        let (session, mapped, deleted, log) = (0, false, false, None);
+        let state = Mutex::new(State { loaded, summary, working, handle, session, mapped, deleted, log });
         Region { node, name, uid, max_pages, counted: AtomicBool::new(counted), state }
     }
 

@@ -11,6 +11,7 @@ use super::held::Pin;
 use super::load::Loaded;
 use super::working::{Pending, Working};
 use super::{AnyHeld, AnyRegion, Core, Region, RegionInfo, State, locked};
+use crate::engine::commits::stream::Commits;
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumFile};
 
@@ -41,6 +42,10 @@ impl<M: Medium> Handle<M> {
         core.load(region, &mut state)?;
         // The last handle may be gone and not yet have cleared up; what it had not committed is gone with it.
         state.working.discard();
+        state.log = match &state.loaded {
+            Some(loaded) => core.open_log(region, loaded)?,
+            None => None,
+        };
         state.session += 1;
         let handle = Arc::new(Handle { core: Arc::clone(core), region: Arc::clone(region), session: state.session });
         state.handle = Arc::downgrade(&handle);
@@ -57,11 +62,11 @@ impl<M: Medium> Access<M> {
         Ok(Arc::new(Access { handle: Handle::of(core, region)?, through_mapping: false }))
     }
 
-    fn core(&self) -> &Core<M> {
+    pub(super) fn core(&self) -> &Core<M> {
         &self.handle.core
     }
 
-    fn region(&self) -> &Region<M> {
+    pub(super) fn region(&self) -> &Region<M> {
         &self.handle.region
     }
 
@@ -236,12 +241,12 @@ impl<M: Medium> AnyRegion for Access<M> {
 
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
         let mut state = self.state()?;
-        let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {
+        let State { loaded: Some(loaded), working, summary, log, .. } = &mut *state else {
             return Err(self.invalid("the region was deleted; open or create another one"));
         };
         let mut changes = working.changes();
         changes.add(stored);
-        let result = self.core().commit(self.region(), loaded, &changes);
+        let result = self.core().commit(self.region(), loaded, log.as_mut(), &changes);
         let commit = result.map_err(|error| self.core().handle_state.unless_lost(error))?;
         working.committed();
         *summary = Some(loaded.summary());
@@ -282,6 +287,14 @@ impl<M: Medium> AnyRegion for Access<M> {
             Ok(locked(&self.core().holds).hold(self.region().node, *commit, table))
         })?;
         Ok(Box::new(Held { handle: Arc::clone(&self.handle), snapshot, pin }))
+    }
+
+    fn commits(&self, from: u64) -> Result<Box<dyn Commits>> {
+        self.stream(from)
+    }
+
+    fn consumer(&self, name: &str, from: Option<u64>) -> Result<Box<dyn Commits>> {
+        self.consumer_stream(name, from)
     }
 }
 
@@ -397,6 +410,7 @@ impl<M: Medium> Drop for Handle<M> {
             state.working.discard();
             state.mapped = false;
             state.loaded = None;
+            state.log = None;
         }
     }
 }

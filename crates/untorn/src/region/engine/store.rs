@@ -15,6 +15,14 @@ use super::{AnyRegion, AnyStore, Core, Region, RegionInfo, Slot, StoreInfo, barr
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumFile};
 
+/// What the system would say of a file, said of a region.
+pub(super) fn about(store: &Path, operation: &'static str, name: &str, errno: Errno) -> Error {
+    let mut path = store.as_os_str().to_owned();
+    path.push("#");
+    path.push(name);
+    Error::io(operation, Path::new(&path), errno)
+}
+
 /// An open store.
 pub(crate) struct Store<M: Medium> {
     core: Arc<Core<M>>,
@@ -72,12 +80,8 @@ impl<M: Medium> Store<M> {
         found.ok_or_else(|| self.about("find the region", name, Errno::NOENT))
     }
 
-    /// What the system would say of a file, said of a region.
     fn about(&self, operation: &'static str, name: &str, errno: Errno) -> Error {
-        let mut path = self.core.path().as_os_str().to_owned();
-        path.push("#");
-        path.push(name);
-        Error::io(operation, Path::new(&path), errno)
+        about(self.core.path(), operation, name, errno)
     }
 
     fn in_use(&self, holder: String) -> Error {
@@ -93,6 +97,7 @@ impl<M: Medium> AnyStore for Store<M> {
     fn create_region(&self, name: &str, max_pages: u64) -> Result<Arc<dyn AnyRegion>> {
         let core = &self.core;
         core.handle_state.writable()?;
+        core.gets_log(name, max_pages)?;
         let _naming = locked(&core.naming);
         if core.regions().iter().any(|region| region.name == name) {
             return Err(self.about("create the region", name, Errno::EXIST));
@@ -143,6 +148,7 @@ impl<M: Medium> AnyStore for Store<M> {
         core.file.write(region.node * PAGE, &[0; 8]).map_err(|error| core.handle_state.poison(error))?;
         core.fence(barriers::DELETED)?;
         state.deleted = true;
+        core.forget_log(&region);
         match (loaded, state.loaded.take()) {
             (Ok(()), Some(Loaded { table, .. })) => {
                 let of_pages = table.entries().filter_map(|(_, entry)| entry.stored());

@@ -81,7 +81,7 @@ const BATCH: u64 = 64;
 /// Source: the Region System paper, §V; `pmmap` is [`pin`](RegionMap::pin).
 pub struct RegionMap {
     memory: Paged,
-    region: Arc<dyn AnyRegion>,
+    pub(super) region: Arc<dyn AnyRegion>,
     /// Bytes that the region can have, or the reservation has, if that is fewer.
     limit: u64,
     /// What was stored to and is not committed, as far as the page tables have been asked.

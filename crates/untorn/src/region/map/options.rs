@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::RegionMap;
 use crate::error::{Error, Result};
-use crate::options::{DirtyTracking, LostPage};
+use crate::options::{CommitLog, DirtyTracking, LostPage};
 use crate::region::engine::PAGE;
 use crate::region::store::Region;
 use crate::sys::paged::{Closing, Paged};
@@ -31,6 +31,8 @@ const RESERVE_TO_SHARE: u64 = 1 << 32;
 #[derive(Clone, Copy, Debug)]
 pub struct RegionMapOptions {
     reserve: Option<u64>,
+    /// Of a store that this opens.
+    commit_log: Option<CommitLog>,
     dirty_tracking: DirtyTracking,
     lost_page: LostPage,
     /// How pages that are not there are kept from accesses.
@@ -40,7 +42,7 @@ pub struct RegionMapOptions {
 impl Default for RegionMapOptions {
     fn default() -> Self {
         let (dirty_tracking, lost_page) = (DirtyTracking::Auto, LostPage::Fail);
-        RegionMapOptions { reserve: None, dirty_tracking, lost_page, closing: Closing::Auto }
+        RegionMapOptions { reserve: None, commit_log: None, dirty_tracking, lost_page, closing: Closing::Auto }
     }
 }
 
@@ -61,6 +63,19 @@ impl RegionMapOptions {
 
     pub(in super::super) fn reserved_to_share(&self) -> u64 {
         self.reserve.unwrap_or(RESERVE_TO_SHARE)
+    }
+
+    /// Keeps the commits of a region that is [shared](RegionMapOptions::share), as
+    /// [`StoreOptions::commit_log`](crate::region::StoreOptions::commit_log) does it. The process that begins to serve
+    /// the others decides.
+    #[must_use]
+    pub fn commit_log(mut self, log: impl Into<CommitLog>) -> Self {
+        self.commit_log = Some(log.into());
+        self
+    }
+
+    pub(in super::super) fn commit_log_to_share(&self) -> Option<CommitLog> {
+        self.commit_log
     }
 
     /// Sets how stores are found. The default is the best method available.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::pages::{ALLOCATED, IN_WORD, Layout, allocated_in, let_go, pages_of};
 use crate::error::{Error, Result};
 use crate::ipc::memory::{Backing, Before, Cut, Opener, Takeover, cause_of};
-use crate::options::ExclusionCheck;
+use crate::options::{CommitLog, ExclusionCheck};
 use crate::region::engine::{PAGE, Page, Stored};
 use crate::region::store::{Region, RegionStore, StoreOptions};
 use crate::storage::{Identity, detect};
@@ -24,6 +24,8 @@ pub(super) struct Committed {
     pub(super) create: bool,
     /// Bytes of pages that can be in memory, unless others have said so before.
     pub(super) reserve: u64,
+    /// How the region's commits are kept for streams.
+    pub(super) commit_log: Option<CommitLog>,
 }
 
 impl Committed {
@@ -37,7 +39,9 @@ impl Committed {
             return Err(self.invalid(what.to_owned()));
         }
         let takeover_check = TakeoverCheck { opener: self, takeover: Takeover::of(before) };
-        let store = StoreOptions::new().open_checked(&self.store, &takeover_check).map_err(|error| match error {
+        let mut options = StoreOptions::new();
+        options.settings.commit_log = self.commit_log;
+        let store = options.open_checked(&self.store, &takeover_check).map_err(|error| match error {
             Error::InUse { path, holder } => Error::InUse { path, holder: format!("{holder}, which has it open") },
             other => other,
         })?;

@@ -366,9 +366,9 @@ impl SharedRegion {
 
 impl RegionMapOptions {
     /// Maps a region of a store that this process does not have open, together with other processes that do the same.
-    /// The region must exist; [`SharedRegion::open_or_create`] creates it. Only the option
-    /// [`reserve`](RegionMapOptions::reserve) has an effect, with the value of the first process; its default here is 4
-    /// GiB. Each process has page tables for all of it, 2 MiB for 1 GiB.
+    /// The region must exist; [`SharedRegion::open_or_create`] creates it. Only two options
+    /// have an effect, [`commit_log`](RegionMapOptions::commit_log) and [`reserve`](RegionMapOptions::reserve). Of the
+    /// latter the value of the first process counts; its default here is 4 GiB. Each process has page tables for all of it, 2 MiB for 1 GiB.
     ///
     /// The processes meet in the directory of sidecars beside the store, so each must be able to see it and write to
     /// it.
@@ -396,7 +396,8 @@ impl RegionMapOptions {
         let identity = detect(&store)?.identity;
         let dir = sidecar::directory(&store);
         let reserve = self.reserved_to_share();
-        let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve };
+        let commit_log = self.commit_log_to_share();
+        let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve, commit_log };
         let place = place_of(identity);
         let copy = in_directory(&store, &dir, || SharedMemory::open(&store, &dir, &place, with(opener), 0))?;
         let states = States::new(Layout::of_len(copy.len()));
