@@ -96,8 +96,8 @@ const SPREAD: &[Spread] = &[
     (
         "crates/untorn/src/region/engine/mod.rs",
         "Core",
-        &["audit.rs", "commit.rs", "load.rs"],
-        "one open store: a commit, recovery and the audit each need the file and the space map",
+        &["audit.rs", "commit.rs", "load.rs", "log.rs"],
+        "one open store: a commit, its log, recovery and the audit each need the file and the space map",
     ),
     (
         "crates/untorn/src/write_cache/engine/mod.rs",

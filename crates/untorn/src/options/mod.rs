@@ -357,8 +357,8 @@ impl Options {
     /// [consumers](crate::commits::CommitStream::consumer) have them, and have commits wait for that.
     ///
     /// A [region store](crate::region::RegionStore) has none: its regions commit one by one, each with numbers of its
-    /// own, and [each has its log](crate::region::StoreOptions::commit_log). A read-only handle and the engine `passthrough` begin none either. All three are
-    /// refused with [`Error::Invalid`].
+    /// own, and [each has its log](crate::region::StoreOptions::commit_log). A read-only handle and the engine
+    /// `passthrough` begin none either. All three are refused with [`Error::Invalid`].
     ///
     /// A file that has a log keeps it: every later opening for writing keeps it up, also without this option, until
     /// [`commits::stop`](crate::commits::stop). A limit of 0 gives it up at this opening. While a file has a log, its

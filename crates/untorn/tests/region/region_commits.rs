@@ -230,7 +230,7 @@ fn logs_of_regions_are_refused_or_given_up() {
     region.rollback().unwrap();
     region.write_page(3, &[2; 4096]).unwrap();
     assert_eq!(region.pmsync().unwrap(), first + 1);
-    assert_eq!(region.changed_since(first).unwrap().ranges, [3 * PAGE..4 * PAGE]);
+    assert_eq!(region.changed_since(first).unwrap().ranges, std::slice::from_ref(&(3 * PAGE..4 * PAGE)));
     drop((region, store));
     let store = options(Order::OneFence).commit_log(0).open(&path).unwrap();
     let region = store.open_region("r").unwrap();

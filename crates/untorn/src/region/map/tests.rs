@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
+use crate::engine::commits::stream::Commits;
 use crate::region::engine::AnyHeld;
 use crate::region::{RegionStore, StoreOptions};
 use crate::sys::paged::Closing;
@@ -305,6 +306,14 @@ impl AnyRegion for Ailing {
 
     fn hold(&self) -> Result<Box<dyn AnyHeld>> {
         self.region.hold()
+    }
+
+    fn commits(&self, from: u64) -> Result<Box<dyn Commits>> {
+        self.region.commits(from)
+    }
+
+    fn consumer(&self, name: &str, from: Option<u64>) -> Result<Box<dyn Commits>> {
+        self.region.consumer(name, from)
     }
 }
 

@@ -366,9 +366,10 @@ impl SharedRegion {
 
 impl RegionMapOptions {
     /// Maps a region of a store that this process does not have open, together with other processes that do the same.
-    /// The region must exist; [`SharedRegion::open_or_create`] creates it. Only two options
-    /// have an effect, [`commit_log`](RegionMapOptions::commit_log) and [`reserve`](RegionMapOptions::reserve). Of the
-    /// latter the value of the first process counts; its default here is 4 GiB. Each process has page tables for all of it, 2 MiB for 1 GiB.
+    /// The region must exist; [`SharedRegion::open_or_create`] creates it. Only two options have an effect,
+    /// [`commit_log`](RegionMapOptions::commit_log) and [`reserve`](RegionMapOptions::reserve). Of the latter the value
+    /// of the first process counts; its default here is 4 GiB. Each process has page tables for all of it, 2 MiB for
+    /// 1 GiB.
     ///
     /// The processes meet in the directory of sidecars beside the store, so each must be able to see it and write to
     /// it.
