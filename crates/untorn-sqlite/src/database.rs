@@ -16,8 +16,8 @@
 //! 5. In WAL mode SQLite itself keeps readers apart, so there are no snapshots, and readers lock as in the VFS `unix`.
 //!    A checkpoint tells others of its pages without a sync, so its writes go to the file at once.
 //! 6. With a journal in memory the database is atomic alone. If the program chose a journal in a file, SQLite keeps
-//!    several databases of one transaction together by it, so the journal must be right after a crash: the VFS promises
-//!    no order of writes then, and SQLite flushes it.
+//!    several databases of one transaction together by it, so the journal must be right after a crash. The same holds
+//!    for the log of WAL mode. So the VFS promises no order of writes, and SQLite flushes them.
 
 use std::ffi::c_int;
 use std::fs::OpenOptions;
@@ -480,9 +480,10 @@ impl Database {
         self.journal_in_file = in_file;
     }
 
+    /// Not `SQLITE_IOCAP_SEQUENTIAL`: SQLite would take it for a property of the files beside the database, too, and not
+    /// flush the header of a log that it begins anew.
     pub(crate) fn characteristics(&self) -> c_int {
-        let order = if self.journal_in_file { 0 } else { abi::IOCAP_SEQUENTIAL };
-        abi::IOCAP_SAFE_APPEND | abi::IOCAP_POWERSAFE_OVERWRITE | abi::IOCAP_BATCH_ATOMIC | order
+        abi::IOCAP_SAFE_APPEND | abi::IOCAP_POWERSAFE_OVERWRITE | abi::IOCAP_BATCH_ATOMIC
     }
 
     /// A line for `PRAGMA untorn_info`.
