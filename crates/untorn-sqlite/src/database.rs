@@ -24,7 +24,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot};
 
 use crate::abi;
 use crate::guard::Guard;
@@ -344,9 +344,13 @@ impl Database {
     }
 
     fn take_view(&mut self) -> Result<(), Code> {
-        let take = || {
+        let take = |old: Option<Snapshot>| {
             // The process that serves the others may have ended just now; SQLite waits and tries again.
-            let snapshot = self.file.snapshot().map_err(|error| code_of(&error, abi::BUSY))?;
+            let snapshot = match old {
+                Some(old) => self.file.snapshot_after(old),
+                None => self.file.snapshot(),
+            };
+            let snapshot = snapshot.map_err(|error| code_of(&error, abi::BUSY))?;
             let mut header = [0; HEADER];
             read_to_end(&mut header, 0, snapshot.len(), |there| snapshot.read_at(there, 0))
                 .map_err(|error| code_of(&error, abi::IOERR_READ))?;

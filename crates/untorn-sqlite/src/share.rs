@@ -120,7 +120,7 @@ impl Part {
     /// The last commit, by the view that the process has of it, or by a new one.
     pub(crate) fn read(
         &mut self,
-        take: impl FnOnce() -> Result<(Snapshot, [u8; HEADER]), Code>,
+        take: impl FnOnce(Option<Snapshot>) -> Result<(Snapshot, [u8; HEADER]), Code>,
     ) -> Result<Reading, Code> {
         // Others that come meanwhile wait for the new one, which they would have to take as well.
         let mut last = lock(&self.share.last);
@@ -132,9 +132,8 @@ impl Part {
             }
             return Ok(Reading(Arc::clone(view)));
         }
-        // The old one first: while two are held, a write keeps pages for both.
-        drop(last.take());
-        let (snapshot, header) = take()?;
+        let old = last.take().and_then(Arc::into_inner);
+        let (snapshot, header) = take(old.map(|view| view.snapshot))?;
         let view = Arc::new(View { snapshot, header, joined: AtomicBool::new(false) });
         self.own = Some(Arc::downgrade(&view));
         *last = Some(Arc::clone(&view));
@@ -142,10 +141,12 @@ impl Part {
     }
 
     /// Before a commit of this connection: drops the view if no other connection has read it, so that the commit keeps
-    /// no pages for it. Otherwise others go on with it until the commit is durable.
+    /// no pages for it. Otherwise others go on with it until the commit is durable. One that another process keeps serves
+    /// for the next one.
     pub(crate) fn about_to_commit(&self) {
         let mut last = lock(&self.share.last);
-        drop(last.take_if(|view| !view.joined.load(Ordering::Relaxed)));
+        let is_unused = |view: &View| !view.joined.load(Ordering::Relaxed) && !view.snapshot.is_of_another_process();
+        drop(last.take_if(|view| is_unused(view)));
     }
 }
 

@@ -112,6 +112,107 @@ fn any_process_reads_one_commit_of_a_shared_file() {
     }
 }
 
+/// Whoever commits ends what rests, and keeps no page for it; what is read meanwhile holds.
+#[test]
+fn a_resting_snapshot_goes_on_until_a_commit() {
+    let _limit = limit(60, "resting snapshots");
+    for engine in ENGINES {
+        let dir = memory_dir();
+        let path = create(dir.path(), engine, Durability::PerWrite);
+        let file = shared(Durability::PerWrite).open(&path).unwrap();
+        let (mut member, said) = Member::join(sibling!("a_process_that_rests"), path.as_os_str());
+        assert_eq!(said, "open");
+        // A page of zeros takes no memory.
+        file.write_at(&[0xff], 0).unwrap();
+        let own = file.snapshot().unwrap();
+        assert_eq!(member.ask("take 0"), "0");
+        own.rest();
+        assert!(own.resume(), "nothing was committed");
+        assert_eq!((member.ask("rest 0"), member.ask("resume 0")), ("rests".to_owned(), "true".to_owned()));
+        file.write_at(&[1], 64).unwrap();
+        assert_eq!((word(&own, 0), member.ask("read 0")), (0, "0".to_owned()), "both are being read");
+        assert!(!own.resume(), "it is of an older commit");
+        assert_eq!(member.ask("resume 0"), "false");
+        own.rest();
+        member.ask("rest 0");
+        assert_eq!(file.snapshots().bytes, 4096);
+        file.write_at(&[2], 64).unwrap();
+        assert_eq!(file.snapshots().bytes, 0, "pages are kept for snapshots that rest");
+        assert!(!own.resume());
+        assert_eq!(member.ask("resume 0"), "false");
+        assert!(matches!(own.read_at(&mut [0], 64), Err(Error::SnapshotEnded { .. })));
+        assert_eq!(member.ask("read 3"), "SnapshotEnded", "a page that it had not read");
+        let own = file.snapshot().unwrap();
+        own.rest();
+        assert_eq!((member.ask("take 0"), member.ask("rest 0")), ("2".to_owned(), "rests".to_owned()));
+        assert_eq!(member.ask("write 3"), "written");
+        assert!(!own.resume(), "another process has committed");
+        assert_eq!(member.ask("resume 0"), "false");
+        member.leave();
+        file.close().unwrap();
+    }
+}
+
+/// Not a test of its own: a process whose snapshot rests.
+#[test]
+fn a_process_that_rests() {
+    let Some(path) = role() else { return };
+    let file = shared(Durability::PerWrite).open(&path).unwrap();
+    let mut held: Option<Snapshot> = None;
+    obey("open".to_owned(), |verb, numbers| {
+        if verb == "take" {
+            held = None;
+            return word(held.insert(file.snapshot().unwrap()), 0).to_string();
+        }
+        match (verb, &held) {
+            ("write", _) => {
+                file.write_at(&[numbers[0] as u8], 64).unwrap();
+                "written".to_owned()
+            }
+            ("commit", _) => {
+                let mut tx = file.transaction();
+                tx.write_at(&[numbers[1] as u8], 64).unwrap();
+                tx.commit_if_unchanged(numbers[0]).unwrap().to_string()
+            }
+            ("rest", Some(held)) => {
+                held.rest();
+                "rests".to_owned()
+            }
+            ("resume", Some(held)) => held.resume().to_string(),
+            ("read", Some(held)) => match held.read_at(&mut [0; 8], numbers[0] * 4096 + 64) {
+                Ok(()) => word(held, numbers[0]).to_string(),
+                Err(error) => format!("{error:?}").split(' ').next().unwrap().to_owned(),
+            },
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+/// Of two commits by processes that have read the same, the second is refused, whichever process serves.
+#[test]
+fn a_commit_is_refused_after_another_change() {
+    let _limit = limit(60, "commits under a condition");
+    let dir = memory_dir();
+    let path = create(dir.path(), ENGINES[0], Durability::PerWrite);
+    let file = shared(Durability::PerWrite).open(&path).unwrap();
+    let (mut member, _) = Member::join(sibling!("a_process_that_rests"), path.as_os_str());
+    let commit = |changes: u64, byte: u8| {
+        let mut tx = file.transaction();
+        tx.write_at(&[byte], 64).unwrap();
+        tx.commit_if_unchanged(changes).unwrap()
+    };
+    let byte = || word(&file.snapshot().unwrap(), 0);
+    let read = file.changes().unwrap();
+    assert_eq!((member.ask(&format!("commit {read} 5")), commit(read, 6), byte()), ("true".to_owned(), false, 5));
+    let read = file.snapshot().unwrap().changes().unwrap();
+    assert_eq!((commit(read, 7), member.ask(&format!("commit {read} 8")), byte()), (true, "false".to_owned(), 7));
+    let read = file.changes().unwrap();
+    file.resize(LEN + 4096).unwrap();
+    assert!(!commit(read, 9) && byte() == 7, "a new length is a change, too");
+    member.leave();
+    file.close().unwrap();
+}
+
 /// Stores that no commit has are in the memory of all, and in no snapshot.
 #[test]
 fn a_snapshot_of_a_shared_map_lacks_uncommitted_stores() {

@@ -130,6 +130,23 @@ impl Snapshot {
         Snapshot(std::sync::Arc::new(Kept::Elsewhere { snapshot, of: None }))
     }
 
+    /// Turns into a snapshot of the last commit, if another process keeps this one and nobody else has it. False
+    /// otherwise.
+    pub(crate) fn renew(&mut self) -> bool {
+        let Some(Kept::Elsewhere { snapshot, of }) = std::sync::Arc::get_mut(&mut self.0) else { return false };
+        let Some((shared, changes)) = of else { return false };
+        let Some(shared) = shared.upgrade() else { return false };
+        // Before it is taken, as at first.
+        let Some(now) = shared.engine.changes() else { return false };
+        *changes = now;
+        shared.engine.writable().is_ok() && snapshot.renew()
+    }
+
+    /// Whether another process keeps its pages.
+    pub fn is_of_another_process(&self) -> bool {
+        matches!(&*self.0, Kept::Elsewhere { .. })
+    }
+
     /// Says that the holder does not read for now. A commit that comes meanwhile ends the snapshot, instead of keeping
     /// pages for it. [`resume`](Self::resume) comes before the next read.
     ///

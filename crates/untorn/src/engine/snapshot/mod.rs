@@ -358,7 +358,7 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         if self.images.read(page, snapshot, from, dst)? {
             return Ok(());
         }
-        let read = self.engine.read(offset, dst);
+        let read = if self.engine.try_read(offset, dst) { Ok(()) } else { self.engine.read(offset, dst) };
         if self.images.read(page, snapshot, from, dst)? { Ok(()) } else { read }
     }
 }

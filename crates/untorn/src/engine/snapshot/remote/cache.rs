@@ -69,6 +69,11 @@ impl Cache {
         (page + 1..end).find(|page| self.has(*page)).unwrap_or(end)
     }
 
+    /// Forgets all pages: they are to be those of another snapshot. Nobody reads meanwhile.
+    pub(super) fn forget_all(&mut self) {
+        self.pages.iter().for_each(|page| page.store(0, Ordering::Relaxed));
+    }
+
     /// Makes room for pages, before the server stores them.
     pub(super) fn replace(&self, pages: Range<u64>) {
         let mut had_any = false;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -248,6 +248,29 @@ impl RemoteSnapshot {
         self.process == incarnation()
             && self.direct.as_ref().is_some_and(|direct| !direct.is_over())
             && readers::begin(self.readers())
+    }
+
+    /// Turns into a snapshot of the last commit. False if that cannot be had this way; then it is of no further use.
+    pub(crate) fn renew(&mut self) -> bool {
+        // A server that has ended answers nothing, and this process may be the one that takes over.
+        let Some(direct) = self.direct.as_mut().filter(|direct| !direct.has_ended()) else { return false };
+        if self.process != incarnation() {
+            return false;
+        }
+        let connection = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if connection.ended.is_some() || Message::new(Kind::Renew, 0, 0).send(connection.socket.as_fd(), &[]).is_err() {
+            return false;
+        }
+        let Ok(Incoming::Message(message, _)) = answer(&connection.socket, ANSWER) else { return false };
+        if message.kind != Kind::Renewed || message.b.div_ceil(BYTES) > direct.pages() {
+            return false;
+        }
+        (self.commit, self.len, self.since) = (message.a, message.b, from_word(message.c));
+        (connection.next, connection.ahead) = (0, 1);
+        self.cache.forget_all();
+        self.cache.note_filled(0..1);
+        direct.renew(self.cache.memory());
+        true
     }
 
     /// Fills `dst` from `offset`. The range is within the length.

@@ -32,6 +32,7 @@ const PATIENCE: u32 = 64;
 /// The data file and what tells whether a copy out of it counts.
 pub(super) struct Direct {
     file: FileMap,
+    pages: u64,
     marks: Marks,
     alive: Alive,
     /// The server's word for this snapshot.
@@ -65,6 +66,7 @@ impl Direct {
             let pages = len.div_ceil(BYTES);
             Ok(Some(Direct {
                 file: FileMap::new(file.as_fd(), MapKind::Read, len, len, LostPage::Fail)?,
+                pages,
                 marks: Marks::of_another(marks)?,
                 alive: Alive::of_another(alive, thread)?,
                 released: SharedPages::map_to_load(memory.file().try_clone_to_owned()?, BYTES as usize)?,
@@ -80,11 +82,33 @@ impl Direct {
         })
     }
 
+    /// Begins anew for a snapshot in place of the one that it was for. The server has told of the first region.
+    pub(super) fn renew(&mut self, memory: &SharedPages) {
+        self.snapshot = memory.words(8 * SNAPSHOT, 1)[0].load(Ordering::SeqCst);
+        self.home.iter().for_each(|bits| bits.store(0, Ordering::Relaxed));
+        self.asked.iter().for_each(|asked| asked.store(0, Ordering::Relaxed));
+        self.is_over.store(false, Ordering::Relaxed);
+        if let Some(first) = self.asked.first() {
+            first.store(1, Ordering::Relaxed);
+        }
+        self.note_home(0, memory);
+    }
+
     /// Whether a page counted as home when last seen.
     #[inline(always)]
     pub(super) fn has(&self, page: u64) -> bool {
         let bits = self.home[(page / 64) as usize].load(Ordering::Relaxed);
         bits & 1 << (page % 64) != 0 && !self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Pages of the mapping.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Whether the server's thread has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.alive.is_over()
     }
 
     /// Whether the snapshot has ended, or no copy counts any more.

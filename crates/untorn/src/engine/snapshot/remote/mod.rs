@@ -8,6 +8,7 @@
 //!  reader: copies such a page out of the data file, and looks whether it is still unchanged
 //!          FILL other pages ─────────────────────────────────────► copies them into the memory
 //!  reader: copies out of the memory, as long as the page is there
+//!          RENEW, when it rests and a commit came ──────────────► a new snapshot for the same memory and connection
 //!          SEEK an offset ───────────────────────────────────────► the next range that is no hole
 //!
 //!  info:   REPORT + a descriptor of the data file ───────────────► who holds which snapshot, as text
@@ -112,12 +113,20 @@ enum Kind {
     Home = 11,
     /// The answer.
     Homed = 12,
+    /// A new snapshot in place of the one that the connection has, whose reader does not read meanwhile.
+    Renew = 13,
+    /// The answer: as [`Taken`](Kind::Taken), with the answer to HOME for the first region, and the first page. BUSY if
+    /// the memory or the marks are to be others.
+    Renewed = 14,
 }
 
 impl Kind {
     fn from_word(word: u64) -> Option<Self> {
-        use Kind::{Busy, Failed, Fill, Filled, Home, Homed, Report, Reported, Seek, Sought, Take, Taken};
-        let all = [Take, Taken, Fill, Filled, Failed, Busy, Report, Reported, Seek, Sought, Home, Homed];
+        use Kind::{
+            Busy, Failed, Fill, Filled, Home, Homed, Renew, Renewed, Report, Reported, Seek, Sought, Take, Taken,
+        };
+        let all =
+            [Take, Taken, Fill, Filled, Failed, Busy, Report, Reported, Seek, Sought, Home, Homed, Renew, Renewed];
         all.into_iter().find(|kind| *kind as u64 == word)
     }
 }

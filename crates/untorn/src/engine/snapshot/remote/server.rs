@@ -189,6 +189,7 @@ impl Reader {
             Kind::Take => self.take(fds, alive),
             Kind::Home => self.home(message.a),
             Kind::Fill => self.fill(message.a, message.b),
+            Kind::Renew => self.renew(),
             Kind::Report => report(fds, text),
             Kind::Seek => self.seek(message.a),
             _ => Err(invalid("an answer came as a question")),
@@ -237,6 +238,36 @@ impl Reader {
         let_lapse(identity, &taken, Arc::clone(&pages));
         self.held = Some(Held { identity, taken, pages, marks });
         Ok(Message { c: to_word(taken.since), ..Message::new(Kind::Taken, taken.captured.commit, taken.captured.len) })
+    }
+
+    /// Gives a new snapshot in place of the one that it has.
+    fn renew(&mut self) -> Result<Message> {
+        let Some(held) = &mut self.held else { return Err(invalid("there is no snapshot")) };
+        let identity = held.identity;
+        let taken = registry::try_with(identity, |shared| match shared.engine.snapshots() {
+            Some(service) => service.take_marked(self.process),
+            None => Err(closed()),
+        });
+        let Some(taken) = taken else { return Ok(Message::new(Kind::Busy, 0, 0)) };
+        let (taken, marks) = taken?;
+        let has_marks = marks.zip(held.marks.as_ref()).is_some_and(|(marks, had)| Arc::ptr_eq(&marks, had));
+        let has_memory = held.pages.reserved() as u64 == HEADER + memory_for(taken.captured.len);
+        if !has_marks || !has_memory || taken.captured.len == 0 {
+            release(identity, &taken);
+            return Ok(Message::new(Kind::Busy, 0, 0));
+        }
+        // A commit may lapse the old one, by the words that the new one gets, until it is released. The new one does not
+        // lapse before it has them.
+        release(identity, &std::mem::replace(&mut held.taken, taken));
+        let words = held.pages.words(0, HEADER as usize / 8);
+        words[SNAPSHOT].store(taken.snapshot, Ordering::SeqCst);
+        words[READERS].store(1, Ordering::SeqCst);
+        words[RELEASED].store(0, Ordering::SeqCst);
+        let_lapse(identity, &taken, Arc::clone(&held.pages));
+        self.home(0)?;
+        self.fill(0, taken.captured.len.min(BYTES))?;
+        let Taken { captured, since, .. } = taken;
+        Ok(Message { c: to_word(since), ..Message::new(Kind::Renewed, captured.commit, captured.len) })
     }
 
     fn fill(&self, offset: u64, len: u64) -> Result<Message> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::engine::{Close, Engine, Info, Piece, Recovery};
-use crate::ipc::rpc::{DONE, RequestSlot, RpcArea, Words};
+use crate::ipc::rpc::{DONE, EXECUTING, RequestSlot, RpcArea, Words};
 use crate::shared::file::service::{Service, serve};
 use crate::storage::Identity;
 
@@ -242,6 +242,25 @@ fn a_flush_that_failed_begins_a_new_generation() {
     let refused = call(&sound, &rpc_area, request_slot, SYNC, 0).unwrap_err();
     assert!(refused.to_string().contains("a flush of the file failed"), "{refused}");
     assert!(call(&sound, &rpc_area, request_slot, SYNC, 1).is_ok());
+}
+
+/// A write that was begun is repeated by the next server, which may find it counted already.
+#[test]
+fn only_what_was_not_begun_is_refused() {
+    for is_begun in [false, true] {
+        let (rpc_area, service) = failing(false);
+        let request_slot = rpc_area.request_slot(3, 0);
+        put_call(request_slot, WRITE, 0);
+        let condition = crate::shared::file::call::of_condition(Some(rpc_area.changes() - 1));
+        request_slot.ask(Words { b: condition, ..request_slot.asked() });
+        if is_begun {
+            request_slot.set_state(EXECUTING);
+        }
+        serve(&service, &rpc_area, request_slot, &mut Vec::new());
+        let answer = crate::shared::file::call::result(request_slot, "write", Path::new("/a/file"));
+        let refused = answer.as_ref().is_ok_and(|words| words.a == crate::shared::file::call::REFUSED);
+        assert_eq!((refused, answer.is_err()), (!is_begun, is_begun), "the engine fails every write");
+    }
 }
 
 #[test]
