@@ -1,9 +1,11 @@
 //! Snapshots of regions: one commit while others are made, what is kept back for them, and what ends them.
 
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::{new_region, scratch};
+use crate::common::system::in_forked_child;
+use crate::common::{Rng, new_region, scratch};
 use untorn::Error;
 use untorn::region::{Region, RegionMapOptions, RegionSnapshot, RegionStore, StoreOptions};
 use untorn_testing::cases;
@@ -146,4 +148,94 @@ fn a_full_store_ends_its_snapshots_and_no_commit() {
     assert_eq!(byte, [2]);
     let audit = store.audit().unwrap();
     assert_eq!((audit.findings, audit.lost_pages), (Vec::new(), 0));
+}
+
+/// Processes that hold snapshots and commit are killed at any instruction. What is left is at a commit, the last one
+/// that was acknowledged or the next one, and no page that a snapshot kept back is lost.
+#[test]
+fn killed_holders_leave_one_commit_and_no_lost_page() {
+    let (path, store, region) = new_region(&options().commit_log(4 << 20));
+    region.alloc_pages(PAGES).unwrap();
+    region.pmsync().unwrap();
+    drop(region);
+    store.close().unwrap();
+    let mut rng = Rng::new(32);
+    let mut acknowledged = 0;
+    for cycle in 0..cases(12, 1000) {
+        let (mut told, tell) = std::io::pipe().unwrap();
+        let child = in_forked_child(|| {
+            let mut tell = &tell;
+            let region = options().open(&path).unwrap().open_region("r").unwrap();
+            let mut held = std::collections::VecDeque::new();
+            for stamp in acknowledged + 2.. {
+                set_all(&region, stamp);
+                region.pmsync().unwrap();
+                tell.write_all(&stamp.to_le_bytes()).unwrap();
+                held.push_back((stamp, region.snapshot().unwrap()));
+                if held.len() > 4 {
+                    let (stamp, snapshot) = held.pop_front().unwrap();
+                    assert!((0..PAGES).all(|page| word(&snapshot, page) == stamp));
+                }
+            }
+            0
+        });
+        drop(tell);
+        std::thread::sleep(Duration::from_micros(2000 + rng.below(20_000)));
+        child.kill();
+        assert_eq!(child.wait(), None, "cycle {cycle}: it was not killed");
+        let mut stamps = Vec::new();
+        told.read_to_end(&mut stamps).unwrap();
+        let last = stamps.chunks_exact(8).next_back().map(|stamp| u64::from_le_bytes(stamp.try_into().unwrap()));
+        let store = options().open(&path).unwrap();
+        let region = store.open_region("r").unwrap();
+        let snapshot = region.snapshot().unwrap();
+        let found = word(&snapshot, 0);
+        assert!((0..PAGES).all(|page| word(&snapshot, page) == found), "cycle {cycle}: a mixture");
+        let expected = last.map_or([acknowledged, acknowledged + 2], |last| [last, last + 1]);
+        assert!(expected.contains(&found), "cycle {cycle}: {found}, and {last:?} was acknowledged");
+        acknowledged = found;
+        // The stream has the same commit as its last.
+        let mut stream = region.commits(snapshot.commit().saturating_sub(1)).unwrap();
+        let streamed = stream.next().unwrap().map(|commit| commit.changes[0].bytes[64..72].to_vec());
+        assert!(streamed.is_none_or(|bytes| bytes == found.to_le_bytes()), "cycle {cycle}: another commit");
+        drop((snapshot, region));
+        store.scan().unwrap();
+        let audit = store.audit().unwrap();
+        assert_eq!((audit.findings, audit.lost_pages), (Vec::new(), 0), "cycle {cycle}");
+        if rng.below(2) == 0 {
+            store.close().unwrap();
+        }
+    }
+}
+
+/// How many commits of four pages a second are made under so many snapshots, each renewed now and then.
+fn commits_a_second(held: usize, time: Duration) -> u64 {
+    let (_path, _store, region) = new_region(&options());
+    region.alloc_pages(PAGES).unwrap();
+    set_all(&region, 0);
+    region.pmsync().unwrap();
+    let mut snapshots: Vec<_> = (0..held).map(|_| region.snapshot().unwrap()).collect();
+    let (since, mut made) = (std::time::Instant::now(), 0_u64);
+    while since.elapsed() < time {
+        for page in 0..4 {
+            region.write_at(&made.to_le_bytes(), (made + page) % PAGES * 4096).unwrap();
+        }
+        region.pmsync().unwrap();
+        made += 1;
+        if made.is_multiple_of(100) && held > 0 {
+            snapshots.remove(0);
+            snapshots.push(region.snapshot().unwrap());
+        }
+    }
+    (made as f64 / since.elapsed().as_secs_f64()) as u64
+}
+
+/// A commit looks for the newest snapshot of its region, and keeps its old pages back instead of freeing them.
+#[test]
+fn held_snapshots_cost_commits_of_a_region_little() {
+    let time = Duration::from_millis(cases(200, 5000));
+    let best = |held| (0..3).map(|_| commits_a_second(held, time)).max().unwrap();
+    let costs = [0, 1, 8].map(best);
+    println!("commits a second with 0, 1 and 8 snapshots held: {costs:?}");
+    assert!(costs[1].min(costs[2]) > costs[0] / 4, "{costs:?}");
 }
