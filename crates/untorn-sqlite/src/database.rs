@@ -484,8 +484,8 @@ impl Database {
         self.journal_in_file = in_file;
     }
 
-    /// Not `SQLITE_IOCAP_SEQUENTIAL`: SQLite would take it for a property of the files beside the database, too, and not
-    /// flush the header of a log that it begins anew.
+    /// Not `SQLITE_IOCAP_SEQUENTIAL`: SQLite would take it for a property of the files beside the database, too, and
+    /// not flush the header of a log that it begins anew.
     pub(crate) fn characteristics(&self) -> c_int {
         abi::IOCAP_SAFE_APPEND | abi::IOCAP_POWERSAFE_OVERWRITE | abi::IOCAP_BATCH_ATOMIC
     }

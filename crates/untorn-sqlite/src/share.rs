@@ -141,8 +141,8 @@ impl Part {
     }
 
     /// Before a commit of this connection: drops the view if no other connection has read it, so that the commit keeps
-    /// no pages for it. Otherwise others go on with it until the commit is durable. One that another process keeps serves
-    /// for the next one.
+    /// no pages for it. Otherwise others go on with it until the commit is durable. One that another process keeps
+    /// serves for the next one.
     pub(crate) fn about_to_commit(&self) {
         let mut last = lock(&self.share.last);
         let is_unused = |view: &View| !view.joined.load(Ordering::Relaxed) && !view.snapshot.is_of_another_process();

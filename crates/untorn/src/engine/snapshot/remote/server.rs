@@ -256,8 +256,8 @@ impl Reader {
             release(identity, &taken);
             return Ok(Message::new(Kind::Busy, 0, 0));
         }
-        // A commit may lapse the old one, by the words that the new one gets, until it is released. The new one does not
-        // lapse before it has them.
+        // A commit may lapse the old one, by the words that the new one gets, until it is released. The new one does
+        // not lapse before it has them.
         release(identity, &std::mem::replace(&mut held.taken, taken));
         let words = held.pages.words(0, HEADER as usize / 8);
         words[SNAPSHOT].store(taken.snapshot, Ordering::SeqCst);
