@@ -1,6 +1,8 @@
 //! Programs that use SQLite with the VFS, through Python's own module `sqlite3`.
 
 mod abi;
+#[cfg(target_arch = "x86_64")]
+mod faults;
 mod processes;
 mod sql;
 

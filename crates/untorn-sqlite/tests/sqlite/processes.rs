@@ -1,7 +1,11 @@
 //! Several processes, which are killed.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use untorn_testing::programs::succeed;
 
 use crate::{lines, sql, work};
 
@@ -35,6 +39,28 @@ fn a_resting_connection_reads_what_others_commit() {
     }
 }
 
+/// The last one to close cuts the file to the length of the database, which must be the last length.
+#[test]
+fn a_commit_amid_the_close_of_another_process_is_kept() {
+    untorn_testing::needs!("cc");
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sqlite/programs/slow_close.c");
+    succeed(Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(at("slow.so")).args([source, "-ldl"]));
+    let path = at("app.db");
+    let Some(mut closes) = work(&[&"sql", &path, &"", &"CREATE TABLE t (a)"]) else { return };
+    fs::write(at("hold"), "").unwrap();
+    let mut closes = closes.current_dir(dir.path()).env("LD_PRELOAD", at("slow.so")).spawn().unwrap();
+    while !at("held").exists() {
+        assert!(closes.try_wait().unwrap().is_none(), "it closes without the lock");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    sql(&path, "", &["INSERT INTO t VALUES (zeroblob(50000))"]);
+    fs::remove_file(at("hold")).unwrap();
+    assert!(closes.wait().unwrap().success());
+    assert_eq!(sql(&path, "", &["SELECT length(a) FROM t", "PRAGMA integrity_check"]).unwrap(), ["50000", "ok"]);
+}
+
 /// A journal in a file keeps two databases together, through SQLite's super-journal.
 #[test]
 fn attached_databases_with_a_journal_stay_together() {
@@ -45,7 +71,7 @@ fn attached_databases_with_a_journal_stay_together() {
         let mut writer = writer.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut said = BufReader::new(writer.stdout.take().unwrap()).lines().map(Result::unwrap);
         said.nth(round % 7).expect("the writer goes on");
-        std::thread::sleep(std::time::Duration::from_micros(700 * round as u64 % 5_000));
+        std::thread::sleep(Duration::from_micros(700 * round as u64 % 5_000));
         writer.kill().unwrap();
         let last: i64 = said.last().map_or(round as i64 % 7, |line| line.parse().unwrap());
         writer.wait().unwrap();

@@ -1,6 +1,7 @@
 //! One process: SQL, journal modes, stock SQLite on the same database.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use crate::{lines, python, sql, stock, work};
@@ -78,6 +79,71 @@ fn a_hot_journal_of_a_stock_sqlite_is_rolled_back() {
     assert_eq!(sql(&path, "", &counted).unwrap(), ["500 900", "ok"]);
     assert!(!journal.exists());
     assert_eq!(stock(&path, "SELECT count(*), min(length(a)) FROM t"), Ok("500 900".to_owned()));
+}
+
+#[test]
+fn a_hot_journal_without_syncs_is_rolled_back() {
+    for vfs in ["unix", "untorn"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("app.db");
+        let Some(mut hot) = work(&[&"hot", &path, &"off", &vfs]) else { return };
+        let output = hot.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code().is_none() && error.is_empty(), "{vfs}: {error}");
+        let counted = ["SELECT count(*), min(length(a)) FROM t", "PRAGMA integrity_check"];
+        assert_eq!(sql(&path, "", &counted).unwrap(), ["500 900", "ok"], "{vfs}");
+        assert!(!dir.path().join("app.db-journal").exists(), "{vfs}");
+        assert_eq!(stock(&path, "SELECT count(*), min(length(a)) FROM t"), Ok("500 900".to_owned()), "{vfs}");
+    }
+}
+
+/// SQLite's `.recover` may still find their rows.
+#[test]
+fn pages_behind_a_lost_header_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("app.db");
+    let Some(_) = sql(&path, "", &["CREATE TABLE t (a)", "INSERT INTO t VALUES (zeroblob(9000) || 'x')"]) else {
+        return;
+    };
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[..4096].fill(0);
+    fs::write(&path, &bytes).unwrap();
+    let said = sql(&path, "", &["SELECT * FROM t", "CREATE TABLE u (a)"]).unwrap();
+    assert_eq!(said, ["error: file is not a database", "error: file is not a database"]);
+    assert!(fs::read(&path).unwrap() == bytes);
+}
+
+/// A journal in it would overwrite the database with the other user's pages.
+#[test]
+fn a_directory_planted_by_another_user_is_not_believed() {
+    untorn_testing::needs!("root");
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("app.db"), dir.path().join("other.db"));
+    let Some(_) = sql(&path, "", &["CREATE TABLE t (a)", "INSERT INTO t VALUES (1)"]) else { return };
+    let planted = dir.path().join("app.db-journal");
+    // A hot journal of another database.
+    let _ = work(&[&"hot", &other]).unwrap().status().unwrap();
+    fs::create_dir(&planted).unwrap();
+    fs::rename(dir.path().join("other.db-journal"), planted.join("journal")).unwrap();
+    let before = fs::read(&path).unwrap();
+    for (owner, mode) in [(65534, 0o755), (65534, 0o777), (0, 0o777), (0, 0o775)] {
+        std::os::unix::fs::chown(&planted, Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(&planted, fs::Permissions::from_mode(mode)).unwrap();
+        let output = work(&[&"sql", &path, &"", &"SELECT count(*) FROM t"]).unwrap().output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains("unable to open database file"), "{owner}, {mode:o}: {error}");
+        assert!(fs::read(&path).unwrap() == before && planted.join("journal").exists(), "{owner}, {mode:o}");
+    }
+    fs::remove_dir_all(&planted).unwrap();
+    assert_eq!(sql(&path, "", &["SELECT a FROM t"]).unwrap(), ["1"]);
+}
+
+#[test]
+fn backups_and_vacuums_copy_what_was_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut work) = work(&[&"copies", &dir.path().join("app.db"), &dir.path().join("other.db")]) else { return };
+    let output = work.output().unwrap();
+    assert_eq!(lines(&output), ["512 8192 65536 4096"], "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

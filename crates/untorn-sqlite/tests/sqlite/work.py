@@ -231,17 +231,58 @@ def turns(path, rounds, parameters):
     say(read())
 
 
-def hot(path):
-    """A stock SQLite that is killed amid a transaction whose pages are in the database already."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript("PRAGMA journal_mode = delete; CREATE TABLE t (a); BEGIN;")
+def hot(path, synchronous="full", vfs="unix"):
+    """A SQLite that is killed amid a transaction of which pages and journal are written already."""
+    connection = sqlite3.connect(f"file:{path}?vfs={vfs}", uri=True, isolation_level=None)
+    connection.executescript(
+        f"PRAGMA journal_mode = delete; PRAGMA synchronous = {synchronous}; CREATE TABLE t (a); BEGIN;"
+    )
     connection.executemany("INSERT INTO t VALUES (?)", (("old" * 300,) for _ in range(500)))
     connection.execute("COMMIT")
     connection.execute("PRAGMA cache_size = 1")
     connection.execute("BEGIN")
     connection.execute("UPDATE t SET a = 'new'")
-    assert os.path.getsize(path + "-journal") > 0
+    assert os.path.getsize(path + ("-journal" if vfs == "unix" else "-journal/journal")) > 0
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def copies(path, other):
+    """Backups from and to databases of the VFS while another connection writes, and VACUUMs that change the page size."""
+    source, writer = connect(path), connect(path)
+    source.executescript("CREATE TABLE t (a, b); CREATE INDEX i ON t (b);")
+    source.executemany("INSERT INTO t VALUES (?, ?)", ((number, "x" * 500) for number in range(300)))
+    content = lambda connection: connection.execute("SELECT * FROM t ORDER BY a").fetchall()
+    stock, own = sqlite3.connect(other), connect(other + ".own")
+    for number, target in enumerate((stock, own)):
+        wrote = []
+
+        def write(status, remaining, total):
+            if remaining and not wrote:
+                writer.execute("INSERT INTO t VALUES (?, 'meanwhile')", (1000 + number,))
+                wrote.append(remaining)
+
+        source.backup(target, pages=5, progress=write)
+        assert wrote and content(target) == content(source), f"backup {number}"
+    own.backup(source)
+    assert content(source) == content(stock) + [(1001, "meanwhile")]
+    sizes = []
+    for size, mode in ((512, "none"), (8192, "full"), (65536, "incremental"), (4096, "none")):
+        source.execute(f"PRAGMA page_size = {size}")
+        source.execute(f"PRAGMA auto_vacuum = {mode}")
+        source.execute("VACUUM")
+        sizes.append(source.execute("PRAGMA page_size").fetchone()[0])
+        assert content(writer) == content(own) and source.execute("PRAGMA integrity_check").fetchone() == ("ok",), size
+        source.execute("DELETE FROM t WHERE a % 3 = 1")
+        own.execute("DELETE FROM t WHERE a % 3 = 1")
+        source.execute("PRAGMA incremental_vacuum(3)").fetchall()
+    source.execute(f"VACUUM INTO 'file:{other}.into?vfs=untorn'")
+    into = connect(other + ".into")
+    assert content(into) == content(own)
+    for connection in (source, writer, own, into):
+        connection.close()
+    for plain in (path, other + ".own", other + ".into"):
+        assert sqlite3.connect(plain).execute("PRAGMA integrity_check").fetchone() == ("ok",), plain
+    say(*sizes)
 
 
 def attached(path, other):
