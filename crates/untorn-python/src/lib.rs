@@ -6,6 +6,7 @@
 //! - [`file`]: files, their transactions and snapshots.
 //! - [`commits`]: the stream of the commits of a file.
 //! - [`map`]: files as memory, with the buffer protocol.
+//! - The VFS of SQLite, `sqlite3_untorn_init`: this module is a loadable extension of SQLite, too.
 //!
 //! # Invariants
 //!
@@ -27,6 +28,9 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+// Its entry is for SQLite, not for Rust.
+use untorn_sqlite as _;
 
 use self::errors::raise;
 

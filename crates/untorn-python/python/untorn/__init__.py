@@ -9,7 +9,7 @@
 - :func:`ref`: an array over a map, sent to another process without its data.
 - :func:`inspect`, :func:`recover`: look at a file, or bring it to its last commit.
 
-Adapters: :mod:`untorn.zarr`, :mod:`untorn.joblib`.
+Adapters: :mod:`untorn.zarr`, :mod:`untorn.joblib`, :mod:`untorn.sqlite`.
 
 >>> import untorn
 >>> with untorn.map("counts", 8, mode="w+") as m:
