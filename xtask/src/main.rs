@@ -25,6 +25,7 @@ mod loom;
 mod mounted;
 mod nightly;
 mod programs;
+mod sqlite;
 mod sustained;
 mod tidy;
 #[cfg(target_arch = "x86_64")]
@@ -160,6 +161,19 @@ enum Verb {
     Programs(programs::Arguments),
     /// Check a change in at most five minutes.
     Quick(gate::Quick),
+    /// Attack SQLite's VFS `untorn`, and run SQLite's own tests on it.
+    ///
+    /// Kills and power cuts hit programs that commit in each journal mode, with one and four connections: no
+    /// acknowledged transaction may be lost, and none may be half there.
+    ///
+    /// Exit codes: 0 all of this holds, and SQLite's tests passed; 1 otherwise; 69 a program or privilege is missing; 74
+    /// I/O error.
+    #[command(after_help = "\
+Examples:
+  cargo xtask sqlite --kills 50 --power-cuts 50
+  cargo xtask sqlite --source sqlite3-3.40.1
+  cargo xtask sqlite --fixture build/testfixture -- sqlite3-3.40.1/test/veryquick.test")]
+    Sqlite(sqlite::Arguments),
     /// One step of a loop; the loops start it.
     #[command(hide = true)]
     Step(gate::One),
@@ -224,6 +238,7 @@ fn main() -> ExitCode {
         Verb::Nightly(arguments) => gate::nightly(&root(), &arguments),
         Verb::Programs(arguments) => programs::run(&root(), &arguments),
         Verb::Quick(arguments) => gate::quick(&root(), &arguments),
+        Verb::Sqlite(arguments) => sqlite::run(&root(), &arguments),
         Verb::Step(arguments) => gate::step(&root(), &arguments),
         Verb::Sustained(arguments) => sustained::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {

@@ -348,6 +348,20 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Xtask(&["programs", "--kills", "1000", "--power-cuts", "1000"])],
     },
     Step {
+        name: "sqlite",
+        does: "SQLite's VFS killed and cut off in each journal mode",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Xtask(&["sqlite", "--kills", "18", "--power-cuts", "30"])],
+    },
+    Step {
+        name: "sqlite-long",
+        does: "SQLite's VFS killed and cut off by the thousand",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["sqlite", "--kills", "1000", "--power-cuts", "1000"])],
+    },
+    Step {
         name: "torture",
         does: "SIGKILL over real files",
         loops: &[Ci],

@@ -8,18 +8,18 @@ use std::thread;
 use std::time::Duration;
 
 use super::outcome::{Mode, believe, under};
-use super::victims::{Tally, VICTIMS, Victim, Wrong, judged, share};
+use super::victims::{Tallies, Victim, Wrong, judged, share};
 use super::{Built, quiet};
 
 /// Spreads the kills over the programs, and prints the tally of each mode last. Returns whether nothing was lost.
-pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
-    let (mut all, mut atomic, mut boost) = (true, Tally::default(), Tally::default());
-    let each = 3 * VICTIMS.len() as u32;
-    if kills < each {
+pub(crate) fn run(built: &Built, victims: &'static [Victim], kills: u32, at: &Path) -> io::Result<bool> {
+    let (mut all, mut tallies) = (true, Tallies::default());
+    let each = 3 * victims.len() as u32;
+    if kills < each && victims.iter().any(|victim| victim.mode == Mode::Boost) {
         println!("fewer than {each} kills: for some programs, `untorn run` itself is never killed");
     }
-    for (place, victim) in (0..).zip(VICTIMS) {
-        let kills = share(kills, VICTIMS.len() as u32, place);
+    for (place, victim) in (0..).zip(victims) {
+        let kills = share(kills, victims.len() as u32, place);
         let at = at.join(format!("kills-{}-{}", victim.name, victim.mode.name()));
         // Remove the results of an earlier run.
         let _ = fs::remove_dir_all(&at);
@@ -35,10 +35,10 @@ pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
         }
         let said = found.as_ref().err().map_or("nothing lost", |wrong| &wrong.said);
         println!("{:20} {done} kills under {}, {last} steps acknowledged: {said}", victim.name, victim.mode.name());
-        if victim.mode == Mode::Atomic { &mut atomic } else { &mut boost }.add(done, found.as_ref().err());
+        tallies.add(victim.mode, done, found.as_ref().err());
         all &= found.is_ok();
     }
-    println!("{}; {}", atomic.words(Mode::Atomic, "kills"), boost.words(Mode::Boost, "kills"));
+    println!("{}", tallies.words("kills"));
     Ok(all)
 }
 
@@ -52,7 +52,7 @@ impl Scene<'_> {
     fn prepared(&self, mut command: Command) -> Command {
         let aside = self.at.join("aside");
         command.current_dir(self.at.join("files")).env("ASIDE", &aside).env("PROGRAMS", &self.built.scripts);
-        command.env("TMPDIR", &aside).stderr(Stdio::null());
+        command.env("TMPDIR", &aside).envs(self.built.environment.iter().cloned()).stderr(Stdio::null());
         command
     }
 
@@ -77,14 +77,18 @@ impl Scene<'_> {
         // Kill after this many steps, within one of the next ones.
         for _ in 0..number * 7919 % 5 {
             match said.next().transpose()? {
-                Some(line) => *last = line.parse().map_err(io::Error::other)?,
+                Some(line) => *last = line.parse::<u64>().map_err(io::Error::other)?.max(*last),
                 None => return Ok(Err(Wrong::integrity("the program exited by itself"))),
             }
         }
         thread::sleep(Duration::from_micros(u64::from(number * 7919 % 997) * 100));
         // In every third kill, kill `untorn run` first. In mode atomic, always: what a killed program wrote stays, and
         // only the end of its server takes an epoch back.
-        let serves = self.victim.mode == Mode::Atomic || number % 3 == 2;
+        let serves = match self.victim.mode {
+            Mode::Atomic => true,
+            Mode::Vfs => false,
+            _ => number % 3 == 2,
+        };
         if serves {
             child.kill()?;
         }
@@ -92,7 +96,7 @@ impl Scene<'_> {
         quiet("sh").args(["-c", "kill -s KILL -- \"-$0\"", &process]).stderr(Stdio::null()).status()?;
         for line in said {
             match line?.parse() {
-                Ok(acknowledged) => *last = acknowledged,
+                Ok(acknowledged) => *last = (*last).max(acknowledged),
                 // The report that the killed tool did not finish.
                 Err(_) => break,
             }
@@ -119,6 +123,6 @@ impl Scene<'_> {
             self.prepared(quiet("env"))
         };
         let output = judge.args(["sh", "-c", self.victim.judge]).output()?;
-        Ok(judged(&output, certain, *last).map(|found| *last = found))
+        Ok(judged(&output, certain, *last + self.victim.in_flight).map(|found| *last = found))
     }
 }

@@ -13,13 +13,14 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 mod catalogue;
-mod kills;
-mod outcome;
-mod power_cuts;
-mod victims;
+pub(crate) mod kills;
+pub(crate) mod outcome;
+pub(crate) mod power_cuts;
+pub(crate) mod victims;
 
 use catalogue::{CATALOGUE, Program};
 use outcome::{Mode, Outcome, differences};
+use victims::{CARELESS, VICTIMS};
 
 /// Arguments of `cargo xtask programs`.
 #[derive(Args)]
@@ -67,10 +68,19 @@ enum By {
 const UNAVAILABLE: u8 = 69;
 
 /// The built tool, and the scripts.
-struct Built {
-    untorn: PathBuf,
-    scripts: PathBuf,
+pub(crate) struct Built {
+    pub(crate) untorn: PathBuf,
+    /// Variables for the programs.
+    pub(crate) environment: Vec<(&'static str, PathBuf)>,
+    pub(crate) scripts: PathBuf,
     by: Vec<By>,
+}
+
+impl Built {
+    /// Programs that load libraries of untorn themselves.
+    pub(crate) fn libraries(root: &Path, environment: Vec<(&'static str, PathBuf)>) -> Self {
+        Built { untorn: PathBuf::new(), environment, scripts: root.join("xtask/programs"), by: Vec::new() }
+    }
 }
 
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
@@ -111,7 +121,7 @@ fn build(root: &Path, by: Vec<By>) -> io::Result<Built> {
     if !cargo.arg(&target).status()?.success() {
         return Err(io::Error::other("cargo build failed; see its messages above"));
     }
-    Ok(Built { untorn: target.join("release/untorn"), scripts: root.join("xtask/programs"), by })
+    Ok(Built { untorn: target.join("release/untorn"), by, ..Built::libraries(root, Vec::new()) })
 }
 
 /// Whether every program behaved as it does bare.
@@ -119,7 +129,7 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
     let built = match &arguments.built {
         Some(directory) => {
             let directory = directory.canonicalize()?;
-            Built { untorn: directory.join("untorn"), scripts: root.join("xtask/programs"), by: arguments.by.clone() }
+            Built { untorn: directory.join("untorn"), by: arguments.by.clone(), ..Built::libraries(root, Vec::new()) }
         }
         None => build(root, arguments.by.clone())?,
     };
@@ -149,13 +159,14 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
     }
     let mut same = same.into_inner();
     if arguments.kills > 0 {
-        same &= kills::run(&built, arguments.kills, &at.path)?;
+        same &= kills::run(&built, VICTIMS, arguments.kills, &at.path)?;
     }
     if arguments.power_cuts > 0 {
         let order = power_cuts::Order { disks: arguments.power_cuts, seed: arguments.seed, jobs: arguments.jobs };
         // Keep wrong disks for inspection.
         let keep = arguments.keep.clone().unwrap_or_else(std::env::temp_dir);
-        same &= power_cuts::run(&built, &order, &keep)?;
+        let victims: Vec<_> = VICTIMS.iter().chain([&CARELESS]).collect();
+        same &= power_cuts::run(&built, &victims, &order, &keep)?;
     }
     let verdict =
         if same { "each as it is bare" } else { "NOT AS THEY ARE BARE, OR NOT WHAT THEY ACKNOWLEDGED; see above" };
@@ -194,13 +205,13 @@ fn modes(by: &[By]) -> Vec<Mode> {
 }
 
 /// The directory where the programs run.
-struct Place {
-    path: PathBuf,
+pub(crate) struct Place {
+    pub(crate) path: PathBuf,
     kept: bool,
 }
 
 impl Place {
-    fn new(keep: Option<&Path>) -> io::Result<Self> {
+    pub(crate) fn new(keep: Option<&Path>) -> io::Result<Self> {
         let path = match keep {
             Some(keep) => keep.to_owned(),
             None => std::env::temp_dir().join(format!("untorn-programs-{}", std::process::id())),
@@ -220,7 +231,7 @@ impl Drop for Place {
 }
 
 /// A command with empty standard input.
-fn quiet(program: &str) -> Command {
+pub(crate) fn quiet(program: &str) -> Command {
     let mut command = Command::new(program);
     command.stdin(Stdio::null());
     command

@@ -17,8 +17,10 @@ use crate::mounted::{Mount, Mounted};
 
 /// The mode in which to run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     Bare,
+    /// With SQLite's VFS `untorn`, which the program loads.
+    Vfs,
     /// Under `untorn run`.
     Atomic,
     Boost,
@@ -31,6 +33,7 @@ impl Mode {
     pub(super) fn name(self) -> &'static str {
         match self {
             Mode::Bare => "bare",
+            Mode::Vfs => "the VFS",
             Mode::Atomic => "atomic",
             Mode::Boost => "boost",
             Mode::MountAtomic => "mount atomic",
@@ -43,7 +46,7 @@ impl Mode {
         match self {
             Mode::MountAtomic => Some("atomic"),
             Mode::MountBoost => Some("boost"),
-            Mode::Bare | Mode::Atomic | Mode::Boost => None,
+            Mode::Bare | Mode::Vfs | Mode::Atomic | Mode::Boost => None,
         }
     }
 }
@@ -156,6 +159,9 @@ pub(super) fn under(
     mode: Mode,
     (aside, log_size): (&Path, &str),
 ) -> io::Result<()> {
+    if mode == Mode::Vfs {
+        return Ok(());
+    }
     believe(command, aside)?;
     let log = aside.join("log");
     tool(

@@ -32,7 +32,7 @@ impl Life {
     /// The last step acknowledged before an instant, or the last step before the run.
     pub(super) fn known(&self, at: Position, before: u64) -> u64 {
         let counted = self.received.partition_point(|(position, _)| *position <= at);
-        self.received[..counted].last().map_or(before, |(_, step)| *step)
+        self.received[..counted].iter().fold(before, |last, (_, step)| last.max(*step))
     }
 
     pub(super) fn last(&self, before: u64) -> u64 {

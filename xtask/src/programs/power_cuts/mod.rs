@@ -18,7 +18,7 @@ use untorn_sim::Rng;
 
 use self::life::{Life, watch};
 use super::outcome::{Mode, believe, tool};
-use super::victims::{CARELESS, Tally, VICTIMS, Victim, Wrong, judged, share};
+use super::victims::{Tallies, Victim, Wrong, judged, share};
 use super::{Built, Place, quiet};
 
 /// The place of a boosted program's log.
@@ -76,25 +76,25 @@ struct Found {
 }
 
 /// The requested number of disks and the seed.
-pub(super) struct Order {
-    pub(super) disks: u32,
-    pub(super) seed: u64,
-    pub(super) jobs: usize,
+pub(crate) struct Order {
+    pub(crate) disks: u32,
+    pub(crate) seed: u64,
+    pub(crate) jobs: usize,
 }
 
 /// Fails with what this machine lacks.
-pub(super) fn require() -> io::Result<()> {
+pub(crate) fn require() -> io::Result<()> {
     FileSystem::Ext4.require().map_err(io::Error::other)
 }
 
 /// Spreads the power cuts over the programs, and prints the tally of each mode last. Returns whether nothing was lost
 /// and every canary was convicted. Wrong disks are kept in `keep`.
-pub(super) fn run(built: &Built, order: &Order, keep: &Path) -> io::Result<bool> {
+pub(crate) fn run(built: &Built, victims: &[&'static Victim], order: &Order, keep: &Path) -> io::Result<bool> {
     let fast = Path::new(FAST);
     let scratch = if fast.is_dir() { fast.to_owned() } else { std::env::temp_dir() };
     let mut place = Place::new(Some(&scratch.join(format!("untorn-power-cuts-{}", std::process::id()))))?;
     place.kept = false;
-    let arms = arms();
+    let arms = arms(victims);
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     isolated(|| -> io::Result<()> {
         start_anew(&place.path)?;
@@ -117,27 +117,23 @@ pub(super) fn run(built: &Built, order: &Order, keep: &Path) -> io::Result<bool>
         Ok(())
     })
     .map_err(io::Error::other)??;
-    let (mut all, mut atomic, mut boost, mut convicted, mut lives) = (true, Tally::default(), Tally::default(), 0, 0);
+    let (mut all, mut tallies, mut convicted, mut lives) = (true, Tallies::default(), 0, 0);
     for (arm, found) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
         let found = found.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", arm.words())))?;
-        if arm.victim.mode != Mode::Bare {
-            let tally = if arm.victim.mode == Mode::Atomic { &mut atomic } else { &mut boost };
-            tally.add(found.disks, found.wrong.as_ref());
-        }
+        tallies.add(arm.victim.mode, found.disks, found.wrong.as_ref());
         convicted += u32::from(found.convicted.is_some());
         lives += found.lives;
         all &= found.wrong.is_none() && found.convicted.is_some();
     }
     println!("power cuts, seed {}, {lives} lives; canaries convicted: {convicted} of {}", order.seed, arms.len());
-    println!("{}; {}", atomic.words(Mode::Atomic, "power cuts"), boost.words(Mode::Boost, "power cuts"));
+    println!("{}", tallies.words("power cuts"));
     Ok(all)
 }
 
-/// Boosted programs with each place of the log, and last the program that must lose something.
-fn arms() -> Vec<Arm> {
+/// Boosted programs with each place of the log. The last program must lose something.
+fn arms(victims: &[&'static Victim]) -> Vec<Arm> {
     let logs = |victim: &Victim| if victim.mode == Mode::Boost { &[Log::Disk, Log::Memory][..] } else { &[Log::Disk] };
-    let all = VICTIMS.iter().chain([&CARELESS]);
-    all.flat_map(|victim| logs(victim).iter().map(move |log| Arm { victim, log: *log })).collect()
+    victims.iter().copied().flat_map(|victim| logs(victim).iter().map(move |log| Arm { victim, log: *log })).collect()
 }
 
 /// The number of disks of an arm; the last arm has only canaries.
@@ -260,6 +256,7 @@ impl<'a> Chain<'a> {
         command.env("PROGRAMS", &self.built.scripts).env("LAST", self.last.to_string()).stderr(Stdio::null());
         // On the disk, assuming persistent memory would be false.
         command.env("SYNCHRONOUS", "EXTRA").env_remove("UNTORN_ASSUME_PMEM");
+        command.envs(self.built.environment.iter().cloned());
         command
     }
 
@@ -269,7 +266,7 @@ impl<'a> Chain<'a> {
 
     fn under(&self) -> io::Result<Command> {
         let mut command = self.command();
-        if self.arm.victim.mode == Mode::Bare {
+        if matches!(self.arm.victim.mode, Mode::Bare | Mode::Vfs) {
             return Ok(command);
         }
         if self.arm.log == Log::Memory {
@@ -395,7 +392,7 @@ impl<'a> Chain<'a> {
                 Mode::Boost | Mode::MountAtomic | Mode::MountBoost => {
                     (life.record.cut_lying_since(since, at), Recovery::Replay)
                 }
-                Mode::Atomic => (life.record.cut_lying_since(since, at), Recovery::Run),
+                Mode::Atomic | Mode::Vfs => (life.record.cut_lying_since(since, at), Recovery::Run),
             };
             let seed = self.rng.next_u64();
             self.found.tried += 1;
@@ -441,7 +438,7 @@ impl<'a> Chain<'a> {
         }
         let judge = if recovery == Recovery::Run { self.under()? } else { self.command() };
         let output = patient(judge).args(["sh", "-c", self.arm.victim.judge]).output()?;
-        Ok(Some(judged(&output, known, done)))
+        Ok(Some(judged(&output, known, done + self.arm.victim.in_flight)))
     }
 
     /// Keeps a wrong disk and everything needed to study it.
@@ -473,11 +470,13 @@ fn patient(mut command: Command) -> Command {
 
 #[cfg(test)]
 mod tests {
+    use super::super::victims::{CARELESS, VICTIMS};
     use super::*;
 
     #[test]
     fn all_power_cuts_go_to_programs_that_must_not_lose() {
-        let arms = arms();
+        let victims: Vec<_> = VICTIMS.iter().chain([&CARELESS]).collect();
+        let arms = arms(&victims);
         for all in [0, 5, 11, 100] {
             assert_eq!((0..arms.len()).map(|number| disks(&arms, all, number)).sum::<u32>(), all);
         }
