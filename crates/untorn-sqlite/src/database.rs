@@ -43,8 +43,7 @@ type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), Error> + 'a;
 /// The choices of a URI's parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Choices {
-    /// `None`: the log, or whatever engine the processes that share the file have.
-    pub(crate) engine: Option<EngineKind>,
+    pub(crate) engine: EngineKind,
     pub(crate) snapshots: bool,
 }
 
@@ -125,14 +124,9 @@ impl Database {
         let locks = locks(&guard.directory().join("lock"))?;
         let inode = (found.dev(), found.ino());
         let part = Part::join(path, inode, || guard.beside().map_err(Code::from))?;
-        let options = Options::new().shared(true).durability(Durability::PerWrite).keep_sidecar(false);
-        // A log takes a commit in one place, and one flush of one file.
-        let opened = options.clone().engine(choices.engine.unwrap_or(EngineKind::HybridLog)).open(path);
-        let opened = match opened {
-            Err(Error::InUse { .. }) if choices.engine.is_none() => options.open(path),
-            opened => opened,
-        };
-        let file = opened.map_err(|error| code_of(&error, abi::CANTOPEN))?;
+        let options =
+            Options::new().shared(true).durability(Durability::PerWrite).engine(choices.engine).keep_sidecar(false);
+        let file = options.open(path).map_err(|error| code_of(&error, abi::CANTOPEN))?;
         Ok(Database {
             path: path.to_owned(),
             inode,

@@ -158,10 +158,11 @@ unsafe fn choices(name: *const c_char) -> Result<Choices, Code> {
         Err(Code(abi::CANTOPEN))
     };
     let engine = match parameter(c"engine") {
-        None => None,
+        // Beside the log it measured faster on a disk, and writes fewer bytes.
+        None => EngineKind::Reflection,
         Some(value) => match value.as_str() {
-            "reflection" => Some(EngineKind::Reflection),
-            "hybrid-log" => Some(EngineKind::HybridLog),
+            "reflection" => EngineKind::Reflection,
+            "hybrid-log" => EngineKind::HybridLog,
             value => return refuse("engine", value, "`reflection` or `hybrid-log`"),
         },
     };

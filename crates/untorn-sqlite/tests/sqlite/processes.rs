@@ -29,7 +29,7 @@ fn killed_writers_and_readers_leave_every_transfer_whole() {
 #[test]
 fn a_resting_connection_reads_what_others_commit() {
     let rounds = untorn_testing::cases(60, 5_000).to_string();
-    for parameters in ["", "&engine=reflection", "&snapshot=off"] {
+    for parameters in ["", "&engine=hybrid-log", "&snapshot=off"] {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut turns) = work(&[&"turns", &dir.path().join("app.db"), &rounds, &parameters]) else { return };
         let output = turns.output().unwrap();

@@ -24,7 +24,7 @@ fn transactions_need_no_journal_and_leave_a_plain_file() {
     ];
     let Some(said) = sql(&path, "", &statements) else { return };
     assert_eq!(said[0], "2");
-    assert!(said[1].starts_with("engine=hybrid-log durability=write commit="), "{said:?}");
+    assert!(said[1].starts_with("engine=reflection durability=write commit="), "{said:?}");
     assert_eq!(said[2..], ["ok", "one", "two"]);
     assert_eq!(stock(&path, "SELECT count(*) FROM t"), Ok("2".to_owned()));
     assert_eq!(fs::metadata(&path).unwrap().len(), 8192, "no longer than the database");
@@ -171,7 +171,7 @@ fn wrong_parameters_are_refused() {
 #[test]
 fn every_journal_mode_means_what_sqlite_says() {
     let count = untorn_testing::cases(150, 10_000).to_string();
-    let ways = ["", "&snapshot=off", "&engine=reflection"];
+    let ways = ["", "&snapshot=off", "&engine=hybrid-log"];
     let modes = ["delete", "truncate", "persist", "memory", "off", "wal"];
     for (number, mode) in modes.into_iter().enumerate() {
         for parameters in ways {
