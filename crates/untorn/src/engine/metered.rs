@@ -3,22 +3,17 @@
 //! Only a build with the feature `metrics` has this layer, so any other build pays nothing for it. The names of the
 //! metrics are in the documentation of the crate.
 
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use super::commits::CommitService;
 use super::figures::Figures;
-use super::redundancy::RedundancyService;
-use super::snapshot::SnapshotService;
-use super::{Close, Engine, Info, Piece};
+use super::layer::Layer;
+use super::{Engine, Piece};
 use crate::error::Result;
-use crate::format::sidecar::number::Stamped;
-use crate::options::{Durability, Options};
-use crate::storage::Identity;
+use crate::options::Durability;
 
 /// How often gauges are set at most: to look at all pages takes a while.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -73,33 +68,11 @@ impl Metered {
     }
 }
 
-impl Engine for Metered {
-    fn path(&self) -> &Path {
-        self.engine.path()
-    }
+impl Layer for Metered {
+    type Within = dyn Engine;
 
-    fn len(&self) -> u64 {
-        self.engine.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.engine.identity()
-    }
-
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.check(offset, len)
-    }
-
-    fn writable(&self) -> Result<()> {
-        self.engine.writable()
-    }
-
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.engine.read(offset, dst)
-    }
-
-    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.engine.try_read(offset, dst)
+    fn within(&self) -> &Self::Within {
+        &*self.engine
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
@@ -114,14 +87,6 @@ impl Engine for Metered {
         Ok(())
     }
 
-    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.deploy(offset, len)
-    }
-
-    fn deploy_ahead(&self) -> Result<u64> {
-        self.engine.deploy_ahead()
-    }
-
     fn sync(&self) -> Result<u64> {
         let since = Instant::now();
         let number = self.engine.sync()?;
@@ -131,65 +96,5 @@ impl Engine for Metered {
             self.committed(since);
         }
         Ok(number)
-    }
-
-    fn resize(&self, len: u64) -> Result<()> {
-        self.engine.resize(len)
-    }
-
-    fn reclaim(&self) -> Result<u64> {
-        self.engine.reclaim()
-    }
-
-    fn info(&self) -> Info {
-        self.engine.info()
-    }
-
-    fn accepts(&self, options: &Options) -> bool {
-        self.engine.accepts(options)
-    }
-
-    fn close(&self, how: Close) -> Result<()> {
-        self.engine.close(how)
-    }
-
-    fn settle(&self) -> Result<()> {
-        self.engine.settle()
-    }
-
-    fn in_sidecar_page(&self, page: u64) -> Option<u64> {
-        self.engine.in_sidecar_page(page)
-    }
-
-    fn redundancy(&self) -> Option<&dyn RedundancyService> {
-        self.engine.redundancy()
-    }
-
-    fn resize_commits(&self) -> bool {
-        self.engine.resize_commits()
-    }
-
-    fn number_above(&self, number: u64) {
-        self.engine.number_above(number);
-    }
-
-    fn last_commit(&self) -> Stamped {
-        self.engine.last_commit()
-    }
-
-    fn write_if(&self, pieces: &[Piece<'_>], changes: u64) -> Result<bool> {
-        self.engine.write_if(pieces, changes)
-    }
-
-    fn changes(&self) -> Option<u64> {
-        self.engine.changes()
-    }
-
-    fn commits(&self) -> Option<&dyn CommitService> {
-        self.engine.commits()
-    }
-
-    fn snapshots(&self) -> Option<&dyn SnapshotService> {
-        self.engine.snapshots()
     }
 }

@@ -13,7 +13,8 @@
 //! 5. [`redundancy`]: the operations of an engine that keeps redundancy.
 //! 6. [`snapshot`]: a layer around an engine that keeps what held snapshots need.
 //! 7. [`commits`]: a layer around an engine that logs each commit for readers.
-//! 8. [`figures`]: what can be counted of an open file.
+//! 8. [`layer`]: what those two and others are, and how they pass operations on.
+//! 9. [`figures`]: what can be counted of an open file.
 //!
 //! Lock order: a file's place in the registry, then the engine's own locks.
 
@@ -38,6 +39,7 @@ pub(crate) mod commits;
 pub(crate) mod exclusion;
 pub(crate) mod figures;
 pub(crate) mod handle_state;
+pub(crate) mod layer;
 #[cfg(feature = "metrics")]
 pub(crate) mod metered;
 mod range;

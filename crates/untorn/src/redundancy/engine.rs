@@ -23,17 +23,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::engine::commits::CommitService;
-use crate::engine::snapshot::SnapshotService;
-use crate::engine::{Close, Engine, EngineKind, Info, Piece};
+use crate::engine::layer::Layer;
+use crate::engine::{Close, Engine, EngineKind, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
-use crate::format::sidecar::number::Stamped;
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
     FileRedundancy, Redundancy, RedundancyService, Threads, TrackedPages, TrackedStorage, no_sidecar_redundancy,
 };
-use crate::storage::{Identity, Medium, is_bad};
+use crate::storage::{Medium, is_bad};
 
 /// An engine, and the redundancy of its data file.
 pub(crate) struct ProtectedEngine<M: Medium> {
@@ -165,7 +163,8 @@ impl<M: Medium> ProtectedEngine<M> {
         let verified = how.map_or(Ok(()), |_| self.verify_all_in_sidecar());
         if let Err(error) = &verified {
             // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
-            tracing::error!(path = %self.path().display(), %error, "cannot verify the sidecar against its checksums");
+            let path = self.engine.path().display();
+            tracing::error!(%path, %error, "cannot verify the sidecar against its checksums");
         }
         // At home nothing would tell damage from what was written, so damage stays in the sidecar.
         let stays = verified.is_err() || self.kept.leaves_damage();
@@ -199,31 +198,17 @@ impl<M: Medium> Drop for ProtectedEngine<M> {
     fn drop(&mut self) {
         // In a forked child, and after a failure, nothing is done to the file.
         if let Err(error) = self.end(Some(Close::AsAsked)) {
-            tracing::warn!(path = %self.path().display(), %error, "cannot close the file cleanly; the next open \
-                                                                   recovers it");
+            let path = self.engine.path().display();
+            tracing::warn!(%path, %error, "cannot close the file cleanly; the next open recovers it");
         }
     }
 }
 
-impl<M: Medium> Engine for ProtectedEngine<M> {
-    fn path(&self) -> &Path {
-        self.engine.path()
-    }
+impl<M: Medium> Layer for ProtectedEngine<M> {
+    type Within = dyn Engine;
 
-    fn len(&self) -> u64 {
-        self.engine.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.engine.identity()
-    }
-
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.check(offset, len)
-    }
-
-    fn writable(&self) -> Result<()> {
-        self.engine.writable()
+    fn within(&self) -> &Self::Within {
+        &*self.engine
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -253,38 +238,6 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
         self.engine.deploy(offset, len)
     }
 
-    fn sync(&self) -> Result<u64> {
-        self.engine.sync()
-    }
-
-    fn resize(&self, len: u64) -> Result<()> {
-        self.engine.resize(len)
-    }
-
-    fn reclaim(&self) -> Result<u64> {
-        self.engine.reclaim()
-    }
-
-    fn commits(&self) -> Option<&dyn CommitService> {
-        self.engine.commits()
-    }
-
-    fn resize_commits(&self) -> bool {
-        self.engine.resize_commits()
-    }
-
-    fn number_above(&self, number: u64) {
-        self.engine.number_above(number);
-    }
-
-    fn last_commit(&self) -> Stamped {
-        self.engine.last_commit()
-    }
-
-    fn info(&self) -> Info {
-        self.engine.info()
-    }
-
     fn accepts(&self, options: &Options) -> bool {
         self.engine.accepts(options) && (options.verify_reads.is_none() || options.verify_reads == self.verify)
     }
@@ -301,11 +254,12 @@ impl<M: Medium> Engine for ProtectedEngine<M> {
         self.end(None)
     }
 
-    fn redundancy(&self) -> Option<&dyn RedundancyService> {
-        Some(&*self.kept)
+    fn deploy_ahead(&self) -> Result<u64> {
+        // A page goes home after a check against its checksum: when it is deployed, or at the close.
+        Ok(0)
     }
 
-    fn snapshots(&self) -> Option<&dyn SnapshotService> {
-        self.engine.snapshots()
+    fn redundancy(&self) -> Option<&dyn RedundancyService> {
+        Some(&*self.kept)
     }
 }

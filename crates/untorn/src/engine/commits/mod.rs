@@ -44,14 +44,13 @@ use self::format::{RangeKind, RawRange};
 use self::log::{Appended, Coming, Log};
 pub(crate) use self::log::{Glance, LogOf, glance};
 use self::stream::{Commits, Reader};
-use super::redundancy::RedundancyService;
+use super::layer::Layer;
 use super::snapshot::SnapshotService;
-use super::{Close, Engine, Info, Piece};
+use super::{Close, Engine, Piece};
 use crate::error::{Error, Result};
 use crate::format::magic::is_region_store;
-use crate::format::sidecar::number::Stamped;
 use crate::options::{CommitLog, Durability, Options};
-use crate::storage::{Access, Identity, Medium, MediumFile};
+use crate::storage::{Access, Medium, MediumFile};
 use crate::sync::word_lock::lock;
 use crate::sync::writer_gate::{Closed, WriterGate};
 use crate::sys::incarnation;
@@ -395,33 +394,15 @@ impl<M: Medium> CommitService for WithCommitLog<M> {
     }
 }
 
-impl<M: Medium> Engine for WithCommitLog<M> {
-    fn path(&self) -> &Path {
-        self.engine.path()
-    }
+impl<M: Medium> Layer for WithCommitLog<M> {
+    type Within = dyn Engine;
 
-    fn len(&self) -> u64 {
-        self.engine.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.engine.identity()
-    }
-
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.check(offset, len)
+    fn within(&self) -> &Self::Within {
+        &*self.engine
     }
 
     fn writable(&self) -> Result<()> {
         self.usable()
-    }
-
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.engine.read(offset, dst)
-    }
-
-    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.engine.try_read(offset, dst)
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
@@ -444,14 +425,6 @@ impl<M: Medium> Engine for WithCommitLog<M> {
         let ranges: Vec<Range<u64>> = written.iter().map(range).collect();
         let len = self.engine.len();
         self.log_and(&ranges, len, len, of_pieces(&written), || self.engine.write(pieces))
-    }
-
-    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.deploy(offset, len)
-    }
-
-    fn deploy_ahead(&self) -> Result<u64> {
-        self.engine.deploy_ahead()
     }
 
     fn sync(&self) -> Result<u64> {
@@ -482,40 +455,12 @@ impl<M: Medium> Engine for WithCommitLog<M> {
         self.resize_commits
     }
 
-    fn number_above(&self, number: u64) {
-        self.engine.number_above(number);
-    }
-
-    fn reclaim(&self) -> Result<u64> {
-        self.engine.reclaim()
-    }
-
-    fn last_commit(&self) -> Stamped {
-        self.engine.last_commit()
-    }
-
-    fn info(&self) -> Info {
-        self.engine.info()
-    }
-
-    fn accepts(&self, options: &Options) -> bool {
-        self.engine.accepts(options)
-    }
-
     fn close(&self, how: Close) -> Result<()> {
         self.let_go(|| self.engine.close(how))
     }
 
     fn settle(&self) -> Result<()> {
         self.let_go(|| self.engine.settle())
-    }
-
-    fn in_sidecar_page(&self, page: u64) -> Option<u64> {
-        self.engine.in_sidecar_page(page)
-    }
-
-    fn redundancy(&self) -> Option<&dyn RedundancyService> {
-        self.engine.redundancy()
     }
 
     fn snapshots(&self) -> Option<&dyn SnapshotService> {
@@ -530,7 +475,7 @@ impl<M: Medium> Engine for WithCommitLog<M> {
 impl<M: Medium> Drop for WithCommitLog<M> {
     fn drop(&mut self) {
         let is_open = self.process == incarnation() && lock(&self.log, self.relax()).is_some();
-        if is_open && let Err(error) = self.close(Close::AsAsked) {
+        if is_open && let Err(error) = Layer::close(self, Close::AsAsked) {
             // Nobody is left to return it to; the next open recovers, or begins the log anew.
             tracing::warn!(path = %self.path.display(), %error, "cannot close the file and its commit log cleanly");
         }

@@ -41,7 +41,7 @@ mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -56,11 +56,11 @@ use self::readers::Changes;
 pub(crate) use self::readers::{LapseElsewhere, Readers};
 pub(crate) use self::service::{Capture, Captured, SnapshotService, Taken, Unchanging};
 pub use self::view::ReaderView;
-use super::{Close, Engine, Info, Piece};
+use super::layer::Layer;
+use super::{Close, Piece};
 use crate::error::{Error, Result};
-use crate::format::sidecar::number::Stamped;
 use crate::options::{Durability, Options};
-use crate::storage::{Identity, Medium, MediumClass};
+use crate::storage::{Medium, MediumClass};
 use crate::sync::writer_gate::{Closed, WriterGate};
 use crate::sys::incarnation;
 
@@ -481,35 +481,11 @@ impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
     }
 }
 
-impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
-    fn path(&self) -> &Path {
-        self.engine.path()
-    }
+impl<E: Capture, M: Medium> Layer for WithSnapshots<E, M> {
+    type Within = E;
 
-    fn len(&self) -> u64 {
-        self.engine.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.engine.identity()
-    }
-
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.check(offset, len)
-    }
-
-    fn writable(&self) -> Result<()> {
-        self.engine.writable()
-    }
-
-    #[inline]
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.engine.read(offset, dst)
-    }
-
-    #[inline]
-    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.engine.try_read(offset, dst)
+    fn within(&self) -> &E {
+        &self.engine
     }
 
     #[inline]
@@ -523,14 +499,6 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
         let written = self.engine.write(pieces);
         self.changed();
         written
-    }
-
-    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.deploy(offset, len)
-    }
-
-    fn deploy_ahead(&self) -> Result<u64> {
-        self.engine.deploy_ahead()
     }
 
     fn sync(&self) -> Result<u64> {
@@ -559,30 +527,6 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
         resized
     }
 
-    fn reclaim(&self) -> Result<u64> {
-        self.engine.reclaim()
-    }
-
-    fn resize_commits(&self) -> bool {
-        self.engine.resize_commits()
-    }
-
-    fn number_above(&self, number: u64) {
-        self.engine.number_above(number);
-    }
-
-    fn last_commit(&self) -> Stamped {
-        self.engine.last_commit()
-    }
-
-    fn info(&self) -> Info {
-        self.engine.info()
-    }
-
-    fn accepts(&self, options: &Options) -> bool {
-        self.engine.accepts(options)
-    }
-
     fn close(&self, how: Close) -> Result<()> {
         self.end_readers();
         self.engine.close(how)
@@ -591,10 +535,6 @@ impl<E: Capture, M: Medium> Engine for WithSnapshots<E, M> {
     fn settle(&self) -> Result<()> {
         self.end_readers();
         self.engine.settle()
-    }
-
-    fn in_sidecar_page(&self, page: u64) -> Option<u64> {
-        self.engine.in_sidecar_page(page)
     }
 
     fn snapshots(&self) -> Option<&dyn SnapshotService> {

@@ -12,19 +12,17 @@
 //! 5. After an error no job comes again. A close of the file meets the same error and returns it.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::Reflection;
 use super::ahead::{Next, Sweep};
+use crate::engine::layer::Layer;
 use crate::engine::snapshot::{Capture, Captured, PAGE};
-use crate::engine::{Close, Engine, Info, Piece};
+use crate::engine::{Close, Engine};
 use crate::error::Result;
-use crate::format::sidecar::number::Stamped;
-use crate::options::Options;
-use crate::storage::{Identity, Medium};
+use crate::storage::Medium;
 use crate::sync::pool::{Length, Pool, Submitter};
 use crate::sys::incarnation;
 
@@ -174,80 +172,15 @@ impl<M: Medium> Drop for Deploying<M> {
     }
 }
 
-impl<M: Medium> Engine for Deploying<M> {
-    fn path(&self) -> &Path {
-        self.engine.path()
-    }
+impl<M: Medium> Layer for Deploying<M> {
+    type Within = Reflection<M>;
 
-    fn len(&self) -> u64 {
-        Engine::len(&*self.engine)
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.engine.identity()
-    }
-
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.check(offset, len)
-    }
-
-    fn writable(&self) -> Result<()> {
-        Engine::writable(&*self.engine)
-    }
-
-    #[inline]
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.engine.read(offset, dst)
-    }
-
-    #[inline]
-    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.engine.try_read(offset, dst)
-    }
-
-    #[inline]
-    fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        self.engine.write(pieces)
-    }
-
-    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.engine.deploy(offset, len)
+    fn within(&self) -> &Reflection<M> {
+        &self.engine
     }
 
     fn deploy_ahead(&self) -> Result<u64> {
         self.engine.go_ahead_at_once()
-    }
-
-    fn sync(&self) -> Result<u64> {
-        self.engine.sync()
-    }
-
-    fn resize(&self, len: u64) -> Result<()> {
-        self.engine.resize(len)
-    }
-
-    fn reclaim(&self) -> Result<u64> {
-        self.engine.reclaim()
-    }
-
-    fn resize_commits(&self) -> bool {
-        self.engine.resize_commits()
-    }
-
-    fn number_above(&self, number: u64) {
-        self.engine.number_above(number);
-    }
-
-    fn last_commit(&self) -> Stamped {
-        self.engine.last_commit()
-    }
-
-    fn info(&self) -> Info {
-        self.engine.info()
-    }
-
-    fn accepts(&self, options: &Options) -> bool {
-        self.engine.accepts(options)
     }
 
     fn close(&self, how: Close) -> Result<()> {
@@ -258,10 +191,6 @@ impl<M: Medium> Engine for Deploying<M> {
     fn settle(&self) -> Result<()> {
         self.jobs.stop();
         self.engine.settle()
-    }
-
-    fn in_sidecar_page(&self, page: u64) -> Option<u64> {
-        self.engine.in_sidecar_page(page)
     }
 }
 
