@@ -145,6 +145,13 @@ impl fmt::Display for Error {
                 "{}: a snapshot of this file has ended: {cause}; the file itself is unharmed; take a new snapshot",
                 path.display()
             ),
+            Error::CommitsMissing { path, from, oldest: Some(oldest) } if from >= oldest => write!(
+                f,
+                "{}: its commit log began anew at commit {oldest}: another program may have changed the file since \
+                 commit {from}. Start from a backup of commit {oldest} or a later one, or copy the file as it is \
+                 (`untorn backup`), and go on from the commit of the copy",
+                path.display()
+            ),
             Error::CommitsMissing { path, from, oldest: Some(oldest) } => write!(
                 f,
                 "{}: the commits after {from} are not all in its commit log, which begins after commit {oldest}; start \

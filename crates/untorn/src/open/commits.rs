@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::engine::commits::LogOf;
 use crate::engine::commits::consumer::Consuming;
+pub use crate::engine::commits::position::{LogPosition, NoPosition};
 use crate::engine::commits::stream::Reader;
 pub use crate::engine::commits::stream::{Change, Changes, Commit, CommitStream};
 use crate::engine::snapshot::remote::client;
@@ -37,6 +38,18 @@ impl CommitStream {
         {
             return Err(Error::NoSuchCommit { path, commit: from, last });
         }
+        Ok(CommitStream::new(Box::new(reader)))
+    }
+
+    /// The commits of the file at `path` after this position of another stream of it, whichever process has the file
+    /// open, or none.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`] also if the log has begun anew since, whatever number it began at; otherwise as for
+    /// [`open`](Self::open).
+    pub fn resume(path: impl AsRef<Path>, position: &LogPosition) -> Result<CommitStream> {
+        let path = resolve(path.as_ref())?;
+        let reader = Reader::resume(Arc::new(PageCache::reading_by_call()), &path, LogOf::File, position)?;
         Ok(CommitStream::new(Box::new(reader)))
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::commits::LogOf;
 use crate::engine::commits::consumer::{self, Consuming};
+use crate::engine::commits::position::LogPosition;
 use crate::engine::commits::stream::{Changes, CommitStream, Reader};
 use crate::error::{Error, Result};
 use crate::region::engine::find;
@@ -27,6 +28,18 @@ impl CommitStream {
             return Err(Error::NoSuchCommit { path, commit: from, last: found.commit });
         }
         Ok(CommitStream::new(Box::new(Reader::open(medium, &path, LogOf::Part(found.uid), from)?)))
+    }
+
+    /// The commits of a region of the store at `path` after this position of another stream of it, as
+    /// [`resume`](Self::resume) gives those of a file.
+    ///
+    /// # Errors
+    /// As for [`open_region`](Self::open_region) and [`resume`](Self::resume).
+    pub fn resume_region(path: impl AsRef<Path>, region: &str, position: &LogPosition) -> Result<CommitStream> {
+        let path = resolve(path.as_ref())?;
+        let medium = Arc::new(PageCache::reading_by_call());
+        let found = find(&*medium, &path, region)?;
+        Ok(CommitStream::new(Box::new(Reader::resume(medium, &path, LogOf::Part(found.uid), position)?)))
     }
 
     /// The commits of a region of the store at `path` for the registered consumer of this name, as

@@ -91,6 +91,42 @@ fn a_stream_gives_each_commit_once_in_any_process() {
     }
 }
 
+/// Another program changes the file while it is closed: there is no commit of that, and the number stays.
+#[test]
+fn a_position_is_of_no_log_that_began_anew() {
+    for (engine, durability) in combinations() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let file = options(engine, durability).commit_log(1 << 20).create(&path, 9000).unwrap();
+        file.write_at(&[1; 500], 4000).unwrap();
+        file.sync().unwrap();
+        let mut stream = file.commits(0).or_else(|_| file.commits(file.last_commit().number)).unwrap();
+        while stream.next().unwrap().is_some() {}
+        file.close().unwrap();
+        // The close may have made a last commit.
+        while stream.next().unwrap().is_some() {}
+        let file = options(engine, durability).open(&path).unwrap();
+        let position = stream.log_position();
+        assert_eq!(position.commit(), stream.position());
+        assert!(CommitStream::resume(&path, &position).unwrap().next().unwrap().is_none());
+        file.close().unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[4100] = 7;
+        std::fs::write(&path, bytes).unwrap();
+        let file = options(engine, durability).open(&path).unwrap();
+        let error = CommitStream::resume(&path, &position).unwrap_err();
+        let Error::CommitsMissing { from, oldest: Some(oldest), .. } = error else { panic!("{error}") };
+        assert_eq!(from, position.commit());
+        if from >= oldest {
+            assert!(CommitStream::open(&path, from).is_ok(), "the number alone does not tell");
+            assert!(error.to_string().contains("began anew"), "{error}");
+        }
+        let next = CommitStream::open(&path, oldest).unwrap().log_position();
+        assert!(next != position && CommitStream::resume(&path, &next).is_ok());
+        file.close().unwrap();
+    }
+}
+
 /// Whoever backs a file up takes a snapshot and asks then; the file may be shorter by that time.
 #[test]
 fn a_shrink_after_a_snapshot_loses_no_change_of_it() {

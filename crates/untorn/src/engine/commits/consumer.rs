@@ -288,6 +288,10 @@ impl<M: Medium> Commits for Consuming<M> {
         self.reader.position()
     }
 
+    fn log(&self) -> [u8; 16] {
+        self.reader.uuid()
+    }
+
     fn acknowledged(&self) -> Option<u64> {
         Some(self.position.number)
     }

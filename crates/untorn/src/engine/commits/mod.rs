@@ -30,6 +30,7 @@ mod files;
 mod format;
 mod log;
 pub(crate) mod part;
+pub(crate) mod position;
 pub(crate) mod since;
 pub(crate) mod state;
 pub(crate) mod stream;

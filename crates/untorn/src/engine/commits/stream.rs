@@ -13,6 +13,7 @@ use super::barriers;
 use super::files::{Segment, open, read_control, segments};
 use super::format::{Confirmed, Control, Head, LINE, RangeKind, RawRange, body_len};
 use super::log::{LogOf, control_path};
+use super::position::LogPosition;
 use crate::engine::time_of;
 use crate::error::{Error, Result};
 use crate::storage::{Access, Identity, Medium, MediumFile};
@@ -94,6 +95,8 @@ pub(crate) trait Commits: Send {
     fn path(&self) -> &Path;
     /// The number of the last one that was given.
     fn position(&self) -> u64;
+    /// The UUID of the log.
+    fn log(&self) -> [u8; 16];
     /// The last that was acknowledged; `None` if this is not the stream of a consumer.
     fn acknowledged(&self) -> Option<u64> {
         None
@@ -180,8 +183,14 @@ impl CommitStream {
 
     /// The number of the last commit that was given, or the one that the stream started from: another stream goes on
     /// from there.
+    ///
+    /// A number does not tell which log it is of: [`log_position`](Self::log_position) does.
     pub fn position(&self) -> u64 {
         self.commits.position()
+    }
+
+    pub(super) fn log(&self) -> [u8; 16] {
+        self.commits.log()
     }
 
     /// Notes durably that this consumer is done with the commits up to this one: its next stream goes on after it, and
@@ -233,6 +242,8 @@ pub(crate) struct Reader<M: Medium> {
     data: M::File,
     file: M::File,
     uuid: [u8; 16],
+    /// The commit that the log began after.
+    base: u64,
     /// The last commit that was given, or asked for.
     last: u64,
     /// If a later commit was asked for than the log has: the last that it has, and whether one has come since.
@@ -258,10 +269,21 @@ impl<M: Medium> Reader<M> {
         let path = path.to_owned();
         // An engine may give numbers that are in no log, so the one that was asked for may be among them.
         let behind = (confirmed.number < from).then_some((confirmed.number, false));
-        let uuid = control.uuid;
-        let mut reader = Reader { medium, path, of, place, data, file, uuid, last: from, behind, current: None };
+        let (uuid, base) = (control.uuid, control.base);
+        let mut reader = Reader { medium, path, of, place, data, file, uuid, base, last: from, behind, current: None };
         reader.find(&control)?;
         Ok(reader)
+    }
+
+    /// Goes on from a position; it must be of this log.
+    ///
+    /// # Errors
+    /// [`Error::CommitsMissing`] if the log began anew since; otherwise as for [`open`](Reader::open).
+    pub(crate) fn resume(medium: Arc<M>, path: &Path, of: LogOf, position: &LogPosition) -> Result<Self> {
+        match Self::open(medium, path, of, position.commit) {
+            Ok(reader) if reader.uuid != position.log => Err(reader.missing(Some(reader.base))),
+            opened => opened,
+        }
     }
 
     /// The UUID of the log.
@@ -462,6 +484,10 @@ impl<M: Medium> Commits for Reader<M> {
 
     fn position(&self) -> u64 {
         self.last
+    }
+
+    fn log(&self) -> [u8; 16] {
+        self.uuid
     }
 }
 
