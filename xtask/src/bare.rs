@@ -45,7 +45,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
 
 fn commands(root: &Path, arguments: &Arguments) -> io::Result<bool> {
     let bare = arguments.dir.clone().unwrap_or_else(|| crate::target(root, "bare"));
-    make_root(&bare)?;
+    make_root(&bare, "gcc,libc6-dev", "usr/bin/gcc")?;
     let sysroot = said(Command::new("rustc").args(["--print", "sysroot"]).current_dir(root))?;
     let users = [("ordinary", ORDINARY), ("root", ROOT)];
     for (name, user) in users.into_iter().filter(|(name, _)| arguments.user.as_ref().is_none_or(|only| only == name)) {
@@ -67,9 +67,10 @@ fn commands(root: &Path, arguments: &Arguments) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A minimal Debian with gcc, from where this machine gets its own packages.
-fn make_root(bare: &Path) -> io::Result<()> {
-    if bare.join("usr/bin/gcc").exists() {
+/// A minimal Debian with these packages, from where this machine gets its own. A directory that has the file `sign` of
+/// one of them is ready.
+pub(crate) fn make_root(bare: &Path, packages: &str, sign: &str) -> io::Result<()> {
+    if bare.join(sign).exists() {
         return Ok(());
     }
     let sources = said(Command::new("apt-get").args([
@@ -88,7 +89,7 @@ fn make_root(bare: &Path) -> io::Result<()> {
     };
     fs::create_dir_all(bare)?;
     let mut command = Command::new("debootstrap");
-    command.args(["--variant=minbase", "--include=gcc,libc6-dev", &suite]).arg(bare).arg(site);
+    command.args(["--variant=minbase", &format!("--include={packages}"), &suite]).arg(bare).arg(site);
     said(&mut command).map_err(missing("debootstrap, and the rights of root"))?;
     Ok(())
 }

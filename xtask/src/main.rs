@@ -9,6 +9,7 @@ use tracing_subscriber::EnvFilter;
 mod asan;
 mod bare;
 mod boost;
+mod clean_root;
 mod cuts;
 mod dax;
 mod dist;
@@ -69,6 +70,7 @@ enum Verb {
     Boost(boost::Arguments),
     /// Run every check that a change must pass.
     Ci(gate::Ci),
+    CleanRoot(clean_root::Arguments),
     /// Check every image that processes with shared memory commit, while some of them are killed.
     ///
     /// 2 and 4 processes store to shared memory in a total order and commit, without kills and with one kill every 50
@@ -219,6 +221,7 @@ fn main() -> ExitCode {
         Verb::Bare(arguments) => bare::run(&root(), &arguments),
         Verb::Boost(arguments) => boost::run(&root(), &arguments),
         Verb::Ci(arguments) => gate::ci(&root(), &arguments),
+        Verb::CleanRoot(arguments) => clean_root::run(&root(), &arguments),
         Verb::Cuts(arguments) => cuts::run(&root(), &arguments),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Dist(arguments) => dist::run(&root(), &arguments),

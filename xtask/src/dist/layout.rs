@@ -36,6 +36,19 @@ impl Places {
             pkg_config_prefix: "${pcfiledir}/../..",
         }
     }
+
+    /// As packages of Debian have it, for a machine such as `x86_64-linux-gnu`.
+    pub(super) fn debian(triplet: &str) -> Self {
+        Places {
+            prefix: "/usr",
+            libraries: format!("lib/{triplet}"),
+            plugins: format!("lib/{triplet}/untorn"),
+            helpers: "lib/untorn",
+            units: "lib/systemd/system",
+            zsh: "share/zsh/vendor-completions",
+            pkg_config_prefix: "/usr",
+        }
+    }
 }
 
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -81,7 +94,7 @@ fn libraries(root: &Path, built: &Path, directory: &Path) -> Result<()> {
 }
 
 /// The libraries that programs load by their path.
-pub(super) const PLUGINS: &[&str] = &["libuntorn_preload.so", "libuntorn_sqlite.so"];
+const PLUGINS: &[&str] = &["libuntorn_preload.so", "libuntorn_sqlite.so"];
 
 fn plugins(built: &Path, directory: &Path) -> Result<()> {
     for name in PLUGINS {
@@ -133,7 +146,7 @@ fn services(root: &Path, places: &Places, tree: &Path) -> Result<()> {
 }
 
 /// Everyone may read; programs can be run. What the umask of this process says doesn't matter.
-fn permissions(tree: &Path) -> Result<()> {
+pub(super) fn permissions(tree: &Path) -> Result<()> {
     let mut left = vec![tree.to_owned()];
     while let Some(path) = left.pop() {
         let metadata = fs::symlink_metadata(&path).map_err(at("look at", &path))?;

@@ -4,15 +4,19 @@
 //!  cargo build --release ─► layout: a prefix ─┬► archive: untorn-VERSION-MACHINE-linux.tar.gz
 //!  headers ─► manual: man(3) pages ───────────┘
 //!  check: programs in C, C++ and CMake against the archive, in another place
+//!  debian: the same for the prefix /usr, in four packages
+//!  wheel: the Python package and the tool, for pip
 //! ```
 //!
-//! Reading order: `layout`, `library`, `manual`, `archive`, `check`.
+//! Reading order: `layout`, `library`, `manual`, `archive`, `check`, `debian`, `wheel`.
 
 mod archive;
 mod check;
+mod debian;
 mod layout;
 mod library;
 mod manual;
+mod wheel;
 
 use std::fmt;
 use std::fs;
@@ -44,6 +48,12 @@ pub(crate) struct Arguments {
     /// Build and run programs against the results, as their users do
     #[arg(long)]
     check: bool,
+    /// Also build packages of Debian: untorn, libuntorn0, libuntorn-dev, python3-untorn
+    #[arg(long)]
+    deb: bool,
+    /// Also pack the Python package and the tool as a wheel for pip
+    #[arg(long)]
+    wheel: bool,
 }
 
 /// Why nothing was made.
@@ -100,9 +110,15 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
     for (program, package) in [("strip", "binutils"), ("tar", "tar"), ("gzip", "gzip"), ("sha256sum", "coreutils")] {
         require(program, &format!("apt-get install {package}"))?;
     }
+    if arguments.deb {
+        debian::needs()?;
+    }
+    if arguments.wheel {
+        wheel::needs()?;
+    }
 
     progress.step("building the tool and the libraries (cargo build --release)");
-    let built = build(root)?;
+    let built = build(root, arguments.deb || arguments.wheel)?;
     let name = format!("untorn-{VERSION}-{}-linux", std::env::consts::ARCH);
     progress.step(&format!("laying out {}", out.join(&name).display()));
     // Beside the result, so that the result is whole or not there.
@@ -117,6 +133,22 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
     if arguments.check {
         progress.step("building and running programs against it");
         skipped.extend(check::check(root, &out.join(format!("{name}.tar.gz")), partial.path())?);
+    }
+    if arguments.deb {
+        progress.step("packing for Debian");
+        let packages = debian::packages(root, &built, &out, partial.path())?;
+        if arguments.check {
+            progress.step("checking the packages");
+            skipped.extend(debian::check(root, &packages, partial.path())?);
+        }
+    }
+    if arguments.wheel {
+        progress.step("packing the wheel");
+        let wheel = wheel::wheel(root, &built, &out, partial.path())?;
+        if arguments.check {
+            progress.step("installing the wheel");
+            skipped.extend(wheel::check(root, &wheel, partial.path())?);
+        }
     }
     archive::sums(&out)?;
     skipped.iter().for_each(|reason| println!("skipped: {reason}"));
@@ -158,11 +190,14 @@ fn require(program: &str, remedy: &str) -> Result<()> {
     }
 }
 
-/// The release build, and where it is.
-fn build(root: &Path) -> Result<PathBuf> {
+/// The release build, and where it is. The module for Python is built only if asked for.
+fn build(root: &Path, with_python: bool) -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["build", "--release", "--quiet"]).env_remove("CARGO_MANIFEST_DIR");
     succeed(&mut cargo)?;
+    if with_python {
+        succeed(cargo.args(["--package", "untorn-python"]))?;
+    }
     Ok(crate::target(root, "release"))
 }
 

@@ -504,6 +504,13 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[DEBOOTSTRAP],
         work: &[Xtask(&["bare"])],
     },
+    Step {
+        name: "clean-root",
+        does: "packages of Debian and the wheel: lintian, and their installation and use in a minimal Debian",
+        loops: &[Nightly],
+        needs: &[DEBOOTSTRAP, ("dpkg-shlibdeps", "apt-get install dpkg-dev")],
+        work: &[Xtask(&["dist", "--deb", "--wheel", "--check"]), Xtask(&["clean-root"])],
+    },
 ];
 
 #[cfg(test)]

@@ -1,0 +1,101 @@
+//! The Python package as a wheel for pip, which also has the tool: `untorn` can be run after `pip install`.
+//!
+//! The tag names the oldest C library that the wheel runs on, by the versions of the symbols that its files ask for. So
+//! a build on an older system gives a wheel for more systems.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Failure, Result, VERSION, at, copy, output, replace, require, said, succeed};
+
+/// Fails if a program that makes wheels is missing.
+pub(super) fn needs() -> Result<()> {
+    require("readelf", "apt-get install binutils")?;
+    require("python3", "apt-get install python3")?;
+    let has_reader = output(Command::new("python3").args(["-c", "import tomllib"]));
+    has_reader.map(drop).map_err(|_| Failure::Missing("python3 is older than 3.11".to_owned()))
+}
+
+/// Makes the wheel in `out`, and returns its path. `built` also has the module for Python.
+pub(super) fn wheel(root: &Path, built: &Path, out: &Path, scratch: &Path) -> Result<PathBuf> {
+    let stage = scratch.join("wheel");
+    let (module, tool) = (stage.join("_untorn.abi3.so"), stage.join("untorn"));
+    copy(&built.join("lib_untorn.so"), &module)?;
+    copy(&built.join("untorn"), &tool)?;
+    succeed(Command::new("strip").arg("--strip-unneeded").args([&module, &tool]))?;
+    let mut platform = None;
+    for file in [&module, &tool] {
+        platform = platform.max(glibc(&said(Command::new("readelf").args(["--wide", "--version-info"]).arg(file))?));
+    }
+    let Some((major, minor)) = platform else {
+        return Err(Failure::Wrong("the module and the tool use no symbol of glibc: no tag is known".to_owned()));
+    };
+    let platform = format!("manylinux_{major}_{minor}_{}", std::env::consts::ARCH);
+    let mut pack = Command::new("python3");
+    pack.arg(root.join("packaging/wheel.py")).arg("--root").arg(root).arg("--module").arg(&module);
+    pack.arg("--tool").arg(&tool).args(["--version", VERSION, "--platform", &platform]).arg("--out").arg(&stage);
+    let made = PathBuf::from(said(&mut pack)?);
+    let Some(name) = made.file_name() else { return Err(Failure::Wrong("wheel.py names no wheel".to_owned())) };
+    let place = out.join(name);
+    replace(&made, &place)?;
+    Ok(place)
+}
+
+/// The newest version of glibc among the symbols that `readelf --version-info` shows.
+fn glibc(table: &str) -> Option<(u32, u32)> {
+    let names = table.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_"));
+    let versions = names.filter_map(|name| {
+        let mut parts = name.split('.').map(str::parse);
+        Some((parts.next()?.ok()?, parts.next()?.ok()?))
+    });
+    versions.max()
+}
+
+/// Checks the wheel in an environment of its own: the tool and the package, and the tag by auditwheel. Returns the
+/// checks that this machine could not do, with the reasons.
+pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<String>> {
+    let mut skipped = Vec::new();
+    match require("auditwheel", "pip install auditwheel") {
+        Err(why) => skipped.push(format!("the tag of the wheel: {why}")),
+        Ok(()) => {
+            let verdict = said(Command::new("auditwheel").arg("show").arg(wheel))?;
+            let verdict = verdict.split_whitespace().collect::<Vec<_>>().join(" ");
+            let name = wheel.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let tag = name.rsplit('-').next().unwrap_or_default();
+            if !verdict.contains(&format!("consistent with the following platform tag: \"{tag}\"")) {
+                return Err(Failure::Wrong(format!("auditwheel says of {name}: {verdict}")));
+            }
+        }
+    }
+    let home = scratch.join("environment");
+    if let Err(failure) = output(Command::new("python3").args(["-m", "venv"]).arg(&home)) {
+        skipped.push(format!("the wheel in an environment: {failure}: apt-get install python3-venv"));
+        return Ok(skipped);
+    }
+    let python = home.join("bin/python");
+    let install = ["-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check"];
+    succeed(Command::new(&python).args(install).arg(wheel))?;
+    let version = said(Command::new(home.join("bin/untorn")).arg("--version"))?;
+    if version != format!("untorn {VERSION}") {
+        return Err(Failure::Wrong(format!("the tool of the wheel says that it is {version:?}")));
+    }
+    let mut program = Command::new(&python);
+    program.arg(root.join("xtask/programs/dist/use.py")).arg(VERSION).env_remove("PYTHONPATH");
+    succeed(program.current_dir(scratch))?;
+    std::fs::remove_dir_all(&home).map_err(at("remove", &home))?;
+    Ok(skipped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_symbol_decides_the_tag() {
+        let table = "  0x0020:   Name: GLIBC_2.9  Flags: none  Version: 8\n\
+            0x0030:   Name: GLIBC_2.34  Flags: none\n  0x0040:   Name: GLIBC_2.2.5  Flags: none\n\
+            0x0050: Name: GCC_4.2.0\n  0x0060: Name: GLIBC_PRIVATE\n";
+        assert_eq!(glibc(table), Some((2, 34)));
+        assert_eq!(glibc("Name: GCC_3.0"), None);
+    }
+}
