@@ -248,7 +248,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "book",
         does: "mdBook makes the book without a warning",
-        loops: &[Ci],
+        loops: &[Ci, Nightly],
         needs: &[("mdbook", "cargo install --locked mdbook --version '^0.5'")],
         work: &[Call(book::pages)],
     },
