@@ -22,8 +22,7 @@ def metadata(project: dict, crate: pathlib.Path, version: str) -> str:
         f"Summary: {project['description']}",
         f"Keywords: {','.join(project['keywords'])}",
         f"License-Expression: {project['license']}",
-        "License-File: LICENSE-APACHE",
-        "License-File: LICENSE-MIT",
+        *(f"License-File: {name}" for name in project["license-files"]),
         # The module is built for the stable interface of this version.
         "Requires-Python: >=3.11",
         "Description-Content-Type: text/markdown",
@@ -54,15 +53,15 @@ def main() -> None:
     information = f"{name}.dist-info"
     files: dict[str, tuple[bytes, int]] = {}
     for source in sorted((crate / "python/untorn").iterdir()):
-        if source.suffix in (".py", ".pyi", ".typed") or source.name == "py.typed":
+        if source.suffix in (".py", ".pyi", ".typed"):
             files[f"untorn/{source.name}"] = (source.read_bytes(), 0o644)
     files["untorn/_untorn.abi3.so"] = (given.module.read_bytes(), 0o755)
     files[f"{name}.data/scripts/untorn"] = (given.tool.read_bytes(), 0o755)
     files[f"{information}/METADATA"] = (metadata(project, crate, given.version).encode(), 0o644)
     wheel = f"Wheel-Version: 1.0\nGenerator: untorn dist\nRoot-Is-Purelib: false\nTag: {tag}\n"
     files[f"{information}/WHEEL"] = (wheel.encode(), 0o644)
-    for license in ("LICENSE-APACHE", "LICENSE-MIT"):
-        files[f"{information}/licenses/{license}"] = ((given.root / license).read_bytes(), 0o644)
+    for license in project["license-files"]:
+        files[f"{information}/licenses/{license}"] = ((crate / license).read_bytes(), 0o644)
     record = ""
     for path, (content, _) in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
