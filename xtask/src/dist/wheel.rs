@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Failure, Result, VERSION, at, copy, output, replace, require, said, succeed};
+use super::{Failure, Result, VERSION, at, copy, entries, output, replace, require, said, succeed};
 
 /// Fails if a program that makes wheels is missing.
 pub(super) fn needs() -> Result<()> {
@@ -67,6 +67,10 @@ pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<Str
             }
         }
     }
+    match require("maturin", "pip install maturin") {
+        Err(why) => skipped.push(format!("the source distribution: {why}")),
+        Ok(()) => sources(root, scratch)?,
+    }
     let home = scratch.join("environment");
     if let Err(failure) = output(Command::new("python3").args(["-m", "venv"]).arg(&home)) {
         skipped.push(format!("the wheel in an environment: {failure}: apt-get install python3-venv"));
@@ -86,9 +90,35 @@ pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<Str
     Ok(skipped)
 }
 
+/// Packs the source distribution, and checks that Cargo finds in it every crate that the module is built from.
+fn sources(root: &Path, scratch: &Path) -> Result<()> {
+    let (out, place) = (scratch.join("sdist"), scratch.join("sources"));
+    let mut pack = Command::new("maturin");
+    pack.current_dir(root.join("crates/untorn-python")).args(["sdist", "--out"]).arg(&out);
+    output(pack.env_remove("CARGO_MANIFEST_DIR"))?;
+    let packed = entries(&out)?;
+    let [archive] = &packed[..] else { return Err(Failure::Wrong(format!("maturin sdist made {packed:?}"))) };
+    std::fs::create_dir(&place).map_err(at("create", &place))?;
+    succeed(Command::new("tar").arg("-xzf").arg(archive).args(["--strip-components=1", "-C"]).arg(&place))?;
+    let expected = ["PKG-INFO", "pyproject.toml", "LICENSE-APACHE", "LICENSE-MIT", "python/untorn/py.typed"];
+    if let Some(missing) = expected.iter().find(|name| !place.join(name).is_file()) {
+        return Err(Failure::Wrong(format!("{} lacks {missing}", archive.display())));
+    }
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(&place).args(["metadata", "--offline", "--format-version=1"]).env_remove("CARGO_MANIFEST_DIR");
+    output(cargo.args(["--manifest-path", "crates/untorn-python/Cargo.toml"])).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_source_distribution_is_complete() {
+        untorn_testing::needs!("maturin");
+        let scratch = tempfile::tempdir().unwrap();
+        sources(&crate::root(), scratch.path()).unwrap();
+    }
 
     #[test]
     fn the_newest_symbol_decides_the_tag() {
