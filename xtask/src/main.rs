@@ -168,8 +168,8 @@ enum Verb {
     /// Kills and power cuts hit programs that commit in each journal mode, with one and four connections: no
     /// acknowledged transaction may be lost, and none may be half there.
     ///
-    /// Exit codes: 0 all of this holds, and SQLite's tests passed; 1 otherwise; 69 a program or privilege is missing; 74
-    /// I/O error.
+    /// Exit codes: 0 all of this holds, and SQLite's tests passed; 1 otherwise; 69 a program or privilege is missing;
+    /// 74 I/O error.
     #[command(after_help = "\
 Examples:
   cargo xtask sqlite --kills 50 --power-cuts 50
