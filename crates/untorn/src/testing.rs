@@ -1,5 +1,6 @@
 //! For tests, simulators and the other crates of this repository: nothing here is promised to stay.
 
+use crate::commits::CommitStream;
 use crate::engine::snapshot;
 pub use crate::engine::snapshot::ReaderView;
 use crate::error::Result;
@@ -33,6 +34,16 @@ pub fn reader_view(file: &AtomicFile) -> Result<ReaderView> {
     ReaderView::take(file.shared())
 }
 
+/// The commits of a file on any medium, after the one of this number.
+///
+/// # Errors
+/// As for [`CommitStream::open`].
+pub fn commits_on<M: crate::storage::Medium>(medium: M, path: &std::path::Path, from: u64) -> Result<CommitStream> {
+    let of = crate::engine::commits::LogOf::File;
+    let reader = crate::engine::commits::stream::Reader::open(std::sync::Arc::new(medium), path, of, from)?;
+    Ok(CommitStream::new(Box::new(reader)))
+}
+
 /// Every barrier that a region store passes: the list the mutation tests must convict whole.
 #[cfg(feature = "regions")]
 pub fn region_barriers() -> Vec<Barrier> {
@@ -60,6 +71,12 @@ pub fn commit_log_barriers() -> Vec<Barrier> {
 #[cfg(feature = "regions")]
 pub fn region_log_barriers() -> Vec<Barrier> {
     crate::engine::commits::part::barriers::ALL.to_vec()
+}
+
+/// The barriers of a commit log that a write cache fills: for the mutation tests.
+#[cfg(feature = "write-cache")]
+pub fn cached_commit_log_barriers() -> Vec<Barrier> {
+    crate::engine::commits::appender::barriers::ALL.to_vec()
 }
 
 /// The barriers of the consumers of a commit log: for the mutation tests.

@@ -114,6 +114,7 @@ const SPREAD: &[Spread] = &[
             "rename.rs",
             "restage.rs",
             "spill.rs",
+            "stream.rs",
             "table.rs",
             "wipe.rs",
             "worker.rs",

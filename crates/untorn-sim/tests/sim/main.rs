@@ -1,5 +1,6 @@
 //! The simulated medium and the crash explorer.
 
+mod cached_commit_log;
 mod commit_consumers;
 mod commit_log;
 mod common;

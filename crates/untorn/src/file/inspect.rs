@@ -54,7 +54,9 @@ fn with_holders(mut report: Report) -> Report {
 
 /// The report with the commit log of the file.
 fn with_commit_log(mut report: Report) -> Report {
-    match commits::state::look(&PageCache::reading_by_call(), &report.path, commits::LogOf::File) {
+    let behind = crate::sys::file::behind_mount(&report.path);
+    let path = behind.as_ref().unwrap_or(&report.path);
+    match commits::state::look(&PageCache::reading_by_call(), path, commits::LogOf::File) {
         Ok(log) => report.commit_log = log,
         Err(why) => report.findings.push(format!("its commit log is not known: {why}")),
     }

@@ -3,7 +3,7 @@
 //! A file has a *commit log* from the first opening with [`Options::commit_log`] on, and every later opening for
 //! writing keeps it up, until [`stop`]. The log stands beside the sidecar and survives every close.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::engine::commits::LogOf;
@@ -15,9 +15,10 @@ use crate::engine::snapshot::remote::client;
 use crate::engine::{Engine, Shared, State};
 use crate::error::{Error, Result};
 use crate::file::{AtomicFile, AtomicMap, inspect};
-use crate::options::Options;
+use crate::options::{CommitLog, Options};
 use crate::shared::SharedMap;
 use crate::storage::{PageCache, resolve};
+use crate::sys::file::behind_mount;
 
 impl CommitStream {
     /// The commits of the file at `path` after the one of this number, whichever process has the file open, or none.
@@ -30,7 +31,7 @@ impl CommitStream {
     /// at the second commit from now on. [`Error::NoAccess`] if this user may not write the file; errors of opening and
     /// reading.
     pub fn open(path: impl AsRef<Path>, from: u64) -> Result<CommitStream> {
-        let path = resolve(path.as_ref())?;
+        let path = located(path.as_ref())?;
         let reader = Reader::open(Arc::new(PageCache::reading_by_call()), &path, LogOf::File, from)?;
         // Engines give numbers of their own, too, which are in no log.
         if let Some(last) = reader.behind()
@@ -79,7 +80,7 @@ impl CommitStream {
 }
 
 fn consumer(path: &Path, name: &str, from: Option<u64>) -> Result<CommitStream> {
-    let path = resolve(path)?;
+    let path = located(path)?;
     if let Some(from) = from {
         // A start that the file does not have is refused before anything is written.
         CommitStream::open(&path, from)?;
@@ -94,7 +95,8 @@ fn consumer(path: &Path, name: &str, from: Option<u64>) -> Result<CommitStream> 
 /// # Errors
 /// [`Error::Invalid`] for a name that no consumer can have; those of removing its position.
 pub fn forget(path: impl AsRef<Path>, name: &str) -> Result<bool> {
-    crate::engine::commits::consumer::forget(&PageCache::reading_by_call(), &resolve(path.as_ref())?, LogOf::File, name)
+    let path = located(path.as_ref())?;
+    crate::engine::commits::consumer::forget(&PageCache::reading_by_call(), &path, LogOf::File, name)
 }
 
 /// The number of the last commit of a file; `None` if another process has it open and does not tell.
@@ -128,6 +130,22 @@ fn last_known(path: &Path) -> Result<Option<u64>> {
 /// As for [`CommitStream::open`].
 pub fn changed_since(path: impl AsRef<Path>, commit: u64) -> Result<Changes> {
     CommitStream::open(path, commit)?.into_changes()
+}
+
+/// How the commit log of the file at `path` is kept; `None` if it has none.
+///
+/// # Errors
+/// Errors of opening and reading.
+pub fn kept(path: impl AsRef<Path>) -> Result<Option<CommitLog>> {
+    let path = located(path.as_ref())?;
+    let found = crate::engine::commits::state::look(&PageCache::reading_by_call(), &path, LogOf::File)?;
+    Ok(found.map(|log| CommitLog { limit: log.limit, block: log.block }))
+}
+
+/// The path of a file. For one in a mount of untorn that is the path of its source, which has the log beside it.
+fn located(path: &Path) -> Result<PathBuf> {
+    let path = resolve(path)?;
+    Ok(behind_mount(&path).unwrap_or(path))
 }
 
 /// Gives the commit log of a file up. Returns whether it had one.

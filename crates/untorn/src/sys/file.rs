@@ -4,11 +4,13 @@
 //! One ioctl without a wrapper in rustix; it fills a plain integer.
 #![allow(unsafe_code)]
 
+use std::ffi::OsStr;
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     Advice, AtFlags, CWD, FileType, FlockOperation, SeekFrom, Stat, Statx, StatxFlags, StatxTimestamp, XattrFlags,
@@ -65,6 +67,24 @@ pub(crate) fn identity_of_name(path: &Path) -> rustix::io::Result<(u64, u64, u64
 pub(crate) fn identity_of_name_itself(path: &Path) -> rustix::io::Result<Option<(u64, u64, u64)>> {
     let (kind, device, inode, birth) = examine(CWD, path, AtFlags::SYMLINK_NOFOLLOW, || rustix::fs::lstat(path))?;
     Ok((kind == FileType::RegularFile).then_some((device, inode, birth)))
+}
+
+/// The source of a file in a mount of untorn, which answers a question for it; `None` for every other file. Source:
+/// `statfs(2)`, `getxattr(2)`.
+pub(crate) fn behind_mount(path: &Path) -> Option<PathBuf> {
+    /// `FUSE_SUPER_MAGIC`.
+    const FUSE: u64 = 0x6573_5546;
+    // A file of any other file system may have this attribute, too, from whoever may write to it.
+    let found = rustix::fs::statfs(path).ok()?;
+    #[allow(clippy::unnecessary_cast)] // Not of the same width everywhere.
+    if found.f_type as u64 & 0xffff_ffff != FUSE {
+        return None;
+    }
+    let mut value = [0; 4096];
+    let len = rustix::fs::getxattr(path, "user.untorn.source", &mut value[..]).ok()?;
+    let source = PathBuf::from(OsStr::from_bytes(&value[..len]));
+    let inode = |path: &Path| rustix::fs::stat(path).ok().map(|found| found.st_ino);
+    (source.is_absolute() && inode(&source)? == inode(path)?).then_some(source)
 }
 
 fn birth(found: &Statx) -> u64 {

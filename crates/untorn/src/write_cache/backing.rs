@@ -12,8 +12,12 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::engine::commits::appender::{self, CommitRecords};
 use crate::error::{Error, Result};
-use crate::storage::{Access, Barrier, CreateAttrs, Identity, Medium, MediumFile, identity_of, names};
+use crate::options::CommitLog;
+use crate::storage::{
+    Access, Barrier, CreateAttrs, Identity, Latched, Medium, MediumFile, PageCache, identity_of, names,
+};
 use crate::sys;
 
 /// One open slow file. Many threads may call all methods.
@@ -194,6 +198,41 @@ pub trait BackingDir: Send + Sync + 'static {
     /// # Errors
     /// A failed flush.
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()>;
+
+    /// The commit log of a file, opened to be written to, or made as it is wanted; `None` if it has none. `replays`
+    /// says that the log of the write cache has changes of the file. The default has no commit logs.
+    ///
+    /// # Errors
+    /// Those of opening and writing.
+    #[doc(hidden)]
+    fn commit_log(
+        &self,
+        path: &Path,
+        wanted: Option<CommitLog>,
+        replays: bool,
+    ) -> Result<Option<Box<dyn CommitRecords>>> {
+        let _ = (path, wanted, replays);
+        Ok(None)
+    }
+
+    /// Brings the commit log along of a file that was renamed, if it has one. Its errors are those of renaming.
+    #[doc(hidden)]
+    fn carry_commit_log(&self, from: &Path, to: &Path) -> Result<()> {
+        let _ = (from, to);
+        Ok(())
+    }
+
+    /// Removes the commit log of a file that is gone. Its errors are those of removing.
+    #[doc(hidden)]
+    fn remove_commit_log(&self, path: &Path, inode: u64) -> Result<()> {
+        let _ = (path, inode);
+        Ok(())
+    }
+}
+
+/// The medium of commit logs. A flush that failed is not asked for again.
+fn logs() -> Latched<PageCache> {
+    Latched::new(PageCache::reading_by_call())
 }
 
 /// The file systems of this machine, through the kernel.
@@ -387,6 +426,23 @@ impl BackingDir for Kernel {
             other => other,
         }
     }
+
+    fn commit_log(
+        &self,
+        path: &Path,
+        wanted: Option<CommitLog>,
+        replays: bool,
+    ) -> Result<Option<Box<dyn CommitRecords>>> {
+        appender::records(logs(), path, wanted, replays)
+    }
+
+    fn carry_commit_log(&self, from: &Path, to: &Path) -> Result<()> {
+        appender::carry_renamed(&logs(), from, to)
+    }
+
+    fn remove_commit_log(&self, path: &Path, inode: u64) -> Result<()> {
+        appender::remove_of(&logs(), path, inode)
+    }
 }
 
 fn open_as(path: &Path, access: Access) -> Result<Option<Arc<dyn BackingFile>>> {
@@ -520,5 +576,22 @@ impl<M: Medium + Clone> BackingDir for MediumDir<M> {
 
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
         self.0.sync_dir(barrier, dir)
+    }
+
+    fn commit_log(
+        &self,
+        path: &Path,
+        wanted: Option<CommitLog>,
+        replays: bool,
+    ) -> Result<Option<Box<dyn CommitRecords>>> {
+        appender::records(self.0.clone(), path, wanted, replays)
+    }
+
+    fn carry_commit_log(&self, from: &Path, to: &Path) -> Result<()> {
+        appender::carry_renamed(&self.0, from, to)
+    }
+
+    fn remove_commit_log(&self, path: &Path, inode: u64) -> Result<()> {
+        appender::remove_of(&self.0, path, inode)
     }
 }

@@ -160,6 +160,12 @@ impl CachedFile {
         self.file.has_open_epoch()
     }
 
+    /// Removes the commit log of a file whose last name was just removed, which otherwise goes when the log of the cache
+    /// needs the file no more. Does nothing for a file that has a name.
+    pub fn was_removed(&self) {
+        self.cache.was_removed(&self.file);
+    }
+
     /// Drops the open epoch of an [atomic](WriteCache::attach_atomic) file, for all its handles: the file is as its
     /// last commit left it. An epoch that was refused for want of room is forgotten with it.
     ///

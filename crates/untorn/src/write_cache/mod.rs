@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::backing::{BackingDir, BackingFile, Descriptor, Kernel, Named};
-use self::engine::{AnyCache, Mode};
+use self::engine::{AnyCache, Attach, Mode};
 pub use self::engine::{CacheInfo, Keep, Replay, ReplayOutcome, ReplayedFile};
 pub use self::file::CachedFile;
 pub use self::multi_process::{SharedLog, Step};
 pub use self::options::CacheOptions;
 use crate::error::Result;
-use crate::options::ProgressFn;
+use crate::options::{CommitLog, ProgressFn};
 pub use crate::storage::CreateAttrs;
 use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 #[cfg(doc)]
@@ -103,11 +103,17 @@ impl WriteCache {
     /// # Errors
     /// As for [`attach`](WriteCache::attach).
     pub fn attach_backing(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
-        self.attach_as(file, path, Mode::Cached)
+        self.attach_as(file, path, Mode::Cached, None)
     }
 
-    fn attach_as(&self, file: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<CachedFile> {
-        let file = self.cache.attach(file, path, mode)?;
+    fn attach_as(
+        &self,
+        file: Arc<dyn BackingFile>,
+        path: &Path,
+        mode: Mode,
+        commit_log: Option<CommitLog>,
+    ) -> Result<CachedFile> {
+        let file = self.cache.attach(file, path, Attach { mode, commit_log })?;
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
 
@@ -142,7 +148,7 @@ impl WriteCache {
     /// # Ok(()) }
     /// ```
     pub fn attach_write_through(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
-        self.attach_as(file, path, Mode::Through)
+        self.attach_as(file, path, Mode::Through, None)
     }
 
     /// Like [`attach_backing`](WriteCache::attach_backing), for an *atomic* file: its changes count only together, in
@@ -186,7 +192,51 @@ impl WriteCache {
     /// # Ok(()) }
     /// ```
     pub fn attach_atomic(&self, file: Arc<dyn BackingFile>, path: &Path) -> Result<CachedFile> {
-        self.attach_as(file, path, Mode::Atomic)
+        self.attach_as(file, path, Mode::Atomic, None)
+    }
+
+    /// Like [`attach_atomic`](WriteCache::attach_atomic), for a file that has, or gets, a commit log of so many bytes,
+    /// so that its commits can be read in order by [`CommitStream`](crate::commits::CommitStream), in any process. A
+    /// file that has one keeps it up at every `attach_atomic`, too.
+    ///
+    /// Readers are given a commit when the background thread brings it to the file, within
+    /// [`max_age`](CacheOptions::max_age), each commit exactly once and in order, also through crashes. The flush of a
+    /// commit takes no longer for that; the thread flushes the commit log, too. A log that cannot be written to, on a
+    /// full disk for instance, begins anew behind the commit that it lacks: readers are told so
+    /// ([`Error::CommitsMissing`](crate::Error::CommitsMissing)), and no write fails. If the log
+    /// [blocks](CommitLog::block), a commit fails with
+    /// [`Error::ConsumerBehind`](crate::Error::ConsumerBehind) while a consumer leaves no room; the open epoch stays.
+    ///
+    /// # Errors
+    /// As for [`attach_atomic`](WriteCache::attach_atomic); [`Error::InUse`](crate::Error::InUse) while another process
+    /// writes to the commit log; those of making it.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("accounts"));
+    /// use std::sync::Arc;
+    /// use untorn::{commits::CommitStream, write_cache::Descriptor};
+    /// let cache = untorn::write_cache::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
+    /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
+    /// let file = Arc::new(Descriptor::new(plain.into(), &path)?);
+    /// let file = cache.attach_atomic_with_commit_log(file, &path, 1 << 20)?;
+    /// file.write_at(b"from: -100, to: +100", 0)?;
+    /// file.commit()?;
+    /// cache.drain()?; // now, and not when the thread comes to it
+    /// let mut stream = CommitStream::open(&path, 0)?; // any process
+    /// let commit = stream.next()?.unwrap();
+    /// assert_eq!(&commit.changes[0].bytes, b"from: -100, to: +100");
+    /// # Ok(()) }
+    /// ```
+    pub fn attach_atomic_with_commit_log(
+        &self,
+        file: Arc<dyn BackingFile>,
+        path: &Path,
+        commit_log: impl Into<CommitLog>,
+    ) -> Result<CachedFile> {
+        self.attach_as(file, path, Mode::Atomic, Some(commit_log.into()))
     }
 
     /// Whether each of these names in a directory (given by its absolute path) means the same after a crash and a
@@ -277,6 +327,42 @@ impl fmt::Debug for WriteCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WriteCache").field("path", &self.path()).finish()
     }
+}
+
+/// Gives a file a commit log, as [`attach_atomic_with_commit_log`](WriteCache::attach_atomic_with_commit_log) does when
+/// the file is attached, or takes it away (`None`). Returns whether the file had one. No write cache may have the file
+/// attached.
+///
+/// # Errors
+/// [`Error::InUse`](crate::Error::InUse) while another process writes to the commit log; those of opening and making
+/// it.
+pub fn set_commit_log(path: impl AsRef<Path>, log: Option<CommitLog>) -> Result<bool> {
+    let path = storage::resolve(path.as_ref())?;
+    let had = crate::open::commits::kept(&path)?.is_some();
+    if let Some(mut records) = Kernel.commit_log(&path, log, false)? {
+        if log.is_some() {
+            records.close();
+        } else {
+            records.remove();
+        }
+    }
+    Ok(had)
+}
+
+/// Brings the commit log of a file along that was renamed from `from` to `to`, if it has one.
+///
+/// # Errors
+/// Those of renaming it.
+pub fn carry_commit_log(from: &Path, to: &Path) -> Result<()> {
+    Kernel.carry_commit_log(from, to)
+}
+
+/// Removes the commit log of a file that was removed: its path, and the inode number that it had.
+///
+/// # Errors
+/// Those of removing it.
+pub fn remove_commit_log(path: &Path, inode: u64) -> Result<()> {
+    Kernel.remove_commit_log(path, inode)
 }
 
 /// The write-cache logs in a directory, by name: every file that begins as one, whoever owns it. Each is opened for

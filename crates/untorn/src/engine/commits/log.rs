@@ -11,11 +11,11 @@ use super::files::{PIECE, Segment, Sum, consumer_path, consumers, open, read_con
 use super::format::{
     CONFIRMED_AT, CONTROL_AT, CONTROL_LEN, Confirmed, Control, Head, LINE, RawHead, RawRange, RawSegment, body_len,
 };
-use super::{barriers, consumer, part};
+use super::{appender, barriers, consumer, part};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::options::CommitLog;
-use crate::storage::{Access, Identity, Medium, MediumClass, MediumFile, Stamp};
+use crate::storage::{Access, Barrier, Identity, Medium, MediumClass, MediumFile, Stamp};
 
 /// A log is divided into so many segments, the oldest of which goes when the limit is reached.
 const SEGMENTS: u64 = 8;
@@ -72,6 +72,10 @@ pub(super) struct Log<M: Medium> {
     turn: usize,
     /// A record that could not be taken back yet.
     stale: Option<Appended>,
+    /// Records that [`put`](Self::put) stored and no [`publish`](Self::publish) made durable yet.
+    unpublished: bool,
+    /// Whether a record waits for consumers, if the log blocks.
+    pub(super) waits: bool,
 }
 
 /// The log of a file, just attached.
@@ -120,8 +124,8 @@ pub(crate) fn glance<M: Medium>(medium: &M, path: &Path) -> Result<Option<Glance
 
 impl<M: Medium> Log<M> {
     /// Opens the log of a file whose engine this process has just opened, or makes one as it is wanted. The engine's
-    /// last commit is `last`, and it recovered the file if `recovered`. Returns the log, and whether it goes on from
-    /// where it was; a new one begins at `last`.
+    /// last commit is `last`, and it recovered the file if `recovered`. A new log begins at `last`. With `by_cache`, a
+    /// write cache is to fill it, and the control goes on saying how the file stands.
     ///
     /// # Errors
     /// [`Error::Untrusted`] if another user may have planted it; those of opening and writing.
@@ -132,16 +136,18 @@ impl<M: Medium> Log<M> {
         glance: Option<Glance>,
         last: u64,
         recovered: bool,
+        by_cache: bool,
     ) -> Result<Option<Self>> {
-        let Some(attached) = Self::attach(medium, path, LogOf::File, wanted)? else { return Ok(None) };
+        let Some(attached) = Self::attach(medium, path, LogOf::File, wanted, by_cache)? else { return Ok(None) };
         let Attached { mut log, identity, is_ours } = attached;
         let stands = |closed: Stamp| glance.is_some_and(|glance| glance.stamp == closed);
         // Closed, and nobody has changed the file since; or the crash left a sidecar, which kept others away.
         let goes_on = is_ours && (recovered || log.control.closed.is_some_and(stands));
         if goes_on && log.find_segment()? {
-            log.write_control(None)?;
+            log.write_control(log.control.closed.filter(|_| by_cache))?;
         } else {
-            log.restart(identity, last, 0)?;
+            let base = last.max(log.confirmed.number);
+            log.restart(identity, base, 0)?;
         }
         Ok(Some(log))
     }
@@ -159,7 +165,7 @@ impl<M: Medium> Log<M> {
         last: u64,
         state: u64,
     ) -> Result<Option<Self>> {
-        let Some(attached) = Self::attach(medium, path, LogOf::Part(uid), wanted)? else { return Ok(None) };
+        let Some(attached) = Self::attach(medium, path, LogOf::Part(uid), wanted, false)? else { return Ok(None) };
         let Attached { mut log, identity, is_ours } = attached;
         let mut goes_on = is_ours && log.find_segment()?;
         if goes_on {
@@ -183,7 +189,13 @@ impl<M: Medium> Log<M> {
     }
 
     /// The log that is there, or a new one if it is wanted.
-    fn attach(medium: Arc<M>, path: &Path, of: LogOf, wanted: Option<CommitLog>) -> Result<Option<Attached<M>>> {
+    fn attach(
+        medium: Arc<M>,
+        path: &Path,
+        of: LogOf,
+        wanted: Option<CommitLog>,
+        by_cache: bool,
+    ) -> Result<Option<Attached<M>>> {
         let data = medium.open(path, Access::Read, 0)?;
         let identity = data.identity()?;
         let place = control_path(path, identity.inode, of);
@@ -209,6 +221,11 @@ impl<M: Medium> Log<M> {
         // What a killed process left in the page cache is about to be relied upon.
         file.sync(barriers::ATTACH)?;
         file.distrust_cache(barriers::ATTACH, 0, file.len())?;
+        if by_cache {
+            // Also the names, which a rename of the file may have changed just before the kill.
+            medium.sync_dir(appender::barriers::CARRIED, &sidecar::parent(&place))?;
+            medium.sync_dir(appender::barriers::CARRIED, &sidecar::parent(path))?;
+        }
         let read = if is_new { None } else { read_control(&file)? };
         // A file of an earlier file with this inode number, or one that a crash left half made.
         let ours = read.filter(|(control, _)| control.is_of(identity));
@@ -217,8 +234,20 @@ impl<M: Medium> Log<M> {
             return Ok(None);
         }
         let (control, confirmed) = ours.unwrap_or_default();
-        let (path, segment, stale) = (path.to_owned(), None, None);
-        let mut log = Log { medium, path, data, place, file, control, confirmed, segment, turn: 0, stale };
+        let mut log = Log {
+            medium,
+            path: path.to_owned(),
+            data,
+            place,
+            file,
+            control,
+            confirmed,
+            segment: None,
+            turn: 0,
+            stale: None,
+            unpublished: false,
+            waits: true,
+        };
         if let Some(CommitLog { limit, block }) = wanted {
             (log.control.limit, log.control.block) = (limit, block);
         }
@@ -247,7 +276,8 @@ impl<M: Medium> Log<M> {
     }
 
     /// Begins anew at this commit: whoever reads learns that commits are missing.
-    fn restart(&mut self, identity: Identity, base: u64, state: u64) -> Result<()> {
+    pub(super) fn restart(&mut self, identity: Identity, base: u64, state: u64) -> Result<()> {
+        (self.segment, self.unpublished) = (None, false);
         let uuid = self.medium.unique()?;
         let identity = Identity { device: 0, ..identity };
         self.control = Control { uuid, identity, base, state, ..self.control };
@@ -354,12 +384,58 @@ impl<M: Medium> Log<M> {
     pub(super) fn append(
         &mut self,
         coming: &Coming<'_>,
-        mut fill: impl FnMut(u64, &mut [u8]) -> Result<()>,
+        fill: impl FnMut(u64, &mut [u8]) -> Result<()>,
     ) -> Result<Appended> {
         if let Some(stale) = self.stale {
             self.abort(stale)?;
             self.stale = None;
         }
+        let appended = self.store(coming, fill)?;
+        let durable = match &self.segment {
+            Some(segment) => self.fence_record(barriers::RECORD, segment),
+            None => Ok(()),
+        };
+        durable.inspect_err(|_| self.take_back(appended))?;
+        Ok(appended)
+    }
+
+    /// Makes the records of a segment durable. With them the confirmation before, where a fence costs the same for both:
+    /// of two that are on their way, a power cut may tear both copies. A device keeps each of them whole, in a sector of
+    /// its own.
+    fn fence_record(&self, barrier: Barrier, segment: &Segment<M::File>) -> Result<()> {
+        let both = [&segment.file, &self.file];
+        let is_memory = self.medium.class() == MediumClass::PersistentMemory;
+        self.medium.fence(barrier, if is_memory { &both } else { &both[..1] })
+    }
+
+    /// Stores the record of a commit that no crash takes back. Many share one [`publish`](Self::publish), which makes
+    /// them durable and gives them to readers.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub(super) fn put(&mut self, coming: &Coming<'_>, fill: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+        let Appended { segment, next, number, .. } = self.store(coming, fill)?;
+        self.confirmed = Confirmed { number, segment, at: next };
+        self.unpublished = true;
+        Ok(())
+    }
+
+    /// Makes the records durable that were put, and gives them to readers.
+    ///
+    /// # Errors
+    /// Those of the flush, and of writing.
+    pub(super) fn publish(&mut self) -> Result<()> {
+        if !std::mem::replace(&mut self.unpublished, false) {
+            return Ok(());
+        }
+        if let Some(segment) = &self.segment {
+            self.fence_record(appender::barriers::RECORD, segment)?;
+        }
+        self.write_confirmed()
+    }
+
+    /// Stores a record. It is not durable, and no reader is given it.
+    fn store(&mut self, coming: &Coming<'_>, mut fill: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<Appended> {
         let path = self.path.clone();
         let no_space = || Error::io("append to the commit log of", &path, rustix::io::Errno::NOSPC);
         let count = u32::try_from(coming.ranges.len()).map_err(|_| no_space())?;
@@ -387,7 +463,7 @@ impl<M: Medium> Log<M> {
         self.stale = self.abort(appended).is_err().then_some(appended);
     }
 
-    /// Writes a record, durably.
+    /// Writes a record. It is not durable.
     fn write(
         &self,
         coming: &Coming<'_>,
@@ -427,12 +503,7 @@ impl<M: Medium> Log<M> {
                 (offset, left) = (offset + here, left - here);
             }
         }
-        segment.file.write(next, &sum.0.to_le_bytes())?;
-        // With it the confirmation before, where a fence costs the same for both: of two that are on their way, a power
-        // cut may tear both copies. A device keeps each of them whole, in a sector of its own.
-        let both = [&segment.file, &self.file];
-        let is_memory = self.medium.class() == MediumClass::PersistentMemory;
-        self.medium.fence(barriers::RECORD, if is_memory { &both } else { &both[..1] })
+        segment.file.write(next, &sum.0.to_le_bytes())
     }
 
     /// Says that the engine has committed an appended record, durably. This itself is durable before the next segment
@@ -440,6 +511,10 @@ impl<M: Medium> Log<M> {
     pub(super) fn confirm(&mut self, appended: Appended) -> Result<()> {
         let Appended { segment, next, number, .. } = appended;
         self.confirmed = Confirmed { number, segment, at: next };
+        self.write_confirmed()
+    }
+
+    fn write_confirmed(&mut self) -> Result<()> {
         let at = CONFIRMED_AT[self.turn];
         self.turn = 1 - self.turn;
         self.file.write(at, self.confirmed.encode(&self.control.uuid).as_bytes())
@@ -453,7 +528,7 @@ impl<M: Medium> Log<M> {
     }
 
     /// Makes room for a record of so many bytes: in the current segment, or in a new one.
-    fn make_room(&mut self, wanted: u64) -> Result<()> {
+    pub(super) fn make_room(&mut self, wanted: u64) -> Result<()> {
         let at = self.confirmed.at.max(LINE);
         if let Some(segment) = &self.segment
             && (segment.index != self.confirmed.segment || segment.file.len() - at.min(segment.file.len()) >= wanted)
@@ -461,6 +536,9 @@ impl<M: Medium> Log<M> {
         {
             return Ok(());
         }
+        // Only one segment at a time has records that are not durable, and the oldest go only when the confirmation
+        // names none of them.
+        self.publish()?;
         let index = if self.confirmed.at == 0 { self.confirmed.segment } else { self.confirmed.segment + 1 };
         let len = (self.control.limit / SEGMENTS).max(LEAST_SEGMENT.min(self.control.limit)).max(wanted + LINE);
         let path = segment_path(&self.place, index);
@@ -502,15 +580,16 @@ impl<M: Medium> Log<M> {
     ///
     /// # Errors
     /// [`Error::ConsumerBehind`]; those of looking and removing.
-    fn drop_beyond(&self, most: u64) -> Result<()> {
+    fn drop_beyond(&self, keep: u64) -> Result<()> {
         let since = Instant::now();
-        while self.bytes_of_segments()? > most {
+        while self.bytes_of_segments()? > keep {
             let (consumer, acknowledged) = match self.drop_oldest()? {
                 Oldest::Dropped => continue,
                 Oldest::IsNewest => break,
                 Oldest::Held { consumer, acknowledged } => (consumer, acknowledged),
             };
-            let left = self.control.block.unwrap_or_default().saturating_sub(since.elapsed());
+            let most = self.control.block.filter(|_| self.waits).unwrap_or_default();
+            let left = most.saturating_sub(since.elapsed());
             if left.is_zero() {
                 let (path, last) = (self.path.clone(), self.confirmed.number);
                 return Err(Error::ConsumerBehind { path, consumer, acknowledged, last });
@@ -558,6 +637,42 @@ impl<M: Medium> Log<M> {
             return Ok(());
         }
         self.write_control(Some(data.stamp()?))
+    }
+
+    /// Says, durably, how the file stands with the commits that were published.
+    pub(super) fn stand(&mut self) -> Result<()> {
+        let stamp = self.data.stamp()?;
+        self.control.closed = Some(stamp);
+        self.control.seq += 1;
+        // The other copy says how it stood before, which is of use until the tail of the write cache's log moves on.
+        let at = CONTROL_AT[(self.control.seq % 2) as usize];
+        self.file.write(at, self.control.encode().as_bytes())?;
+        self.medium.fence(appender::barriers::STANDS, &[&self.file])
+    }
+
+    /// Whether the control says how the file stands now.
+    pub(super) fn stands(&self) -> Result<bool> {
+        Ok(self.control.closed == Some(self.data.stamp()?))
+    }
+
+    pub(super) fn control_file(&self) -> &M::File {
+        &self.file
+    }
+
+    pub(super) fn data(&self) -> &M::File {
+        &self.data
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file has this path now. In another directory its log comes along, durably.
+    pub(super) fn move_to(&mut self, to: &Path) -> Result<()> {
+        let inode = self.control.identity.inode;
+        appender::carry(&*self.medium, &self.path, to, inode, &self.data)?;
+        (self.path, self.place) = (to.to_owned(), control_path(to, inode, LogOf::File));
+        Ok(())
     }
 
     /// Gives the log up.

@@ -25,6 +25,7 @@
 //!
 //! Lock order: the gate, the log, then those of the engine within.
 
+pub(crate) mod appender;
 pub(crate) mod consumer;
 mod files;
 mod format;
@@ -188,7 +189,7 @@ pub(crate) fn with_commit_log<M: Medium>(
     // Of a file whose user chose another version than the log's nothing goes on.
     let recovered = info.recovery.was_needed && options.prefer.is_none();
     let wanted = options.commit_log.filter(|log| log.limit > 0);
-    let log = Log::open(Arc::clone(medium), &path, wanted, glance, engine.last_commit().number, recovered)?;
+    let log = Log::open(Arc::clone(medium), &path, wanted, glance, engine.last_commit().number, recovered, false)?;
     let Some(log) = log else { return Ok(engine) };
     if options.commit_log.is_some_and(|log| log.limit == 0) {
         log.remove()?;

@@ -17,7 +17,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::format::Kind;
 use super::scan::Operation;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::format::sidecar::MAX_NUMBER;
 
 /// The data of a Commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,30 @@ pub(super) struct Commit {
     pub(super) count: u64,
     /// The place of the file's Commit before, in this session.
     pub(super) before: Option<u64>,
+    /// What its record is to say, if the file has a [commit log](super::stream).
+    pub(super) numbered: Option<Numbered>,
+}
+
+/// The numbers of a commit, and when it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbered {
+    pub(super) number: u64,
+    /// The number of the file's commit before.
+    pub(super) previous: u64,
+    /// Nanoseconds since 1970.
+    pub(super) time: u64,
+}
+
+/// A numbered Commit that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Closed {
+    pub(super) uid: u64,
+    /// The places of its first change and of the Commit in the order.
+    pub(super) first: u64,
+    pub(super) order: u64,
+    pub(super) numbered: Numbered,
+    /// Whether the log has all changes of its epoch.
+    pub(super) is_whole: bool,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -36,26 +61,56 @@ struct RawCommit {
     before: U64,
 }
 
-/// Bytes of data of a Commit.
+/// The numbers of a Commit, behind it.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawNumbered {
+    number: U64,
+    previous: U64,
+    time: U64,
+}
+
+/// Bytes of data of a Commit, if it is not numbered.
 pub(super) const COMMIT: usize = size_of::<RawCommit>();
 
-const _: () = assert!(COMMIT == 16);
+const _: () = {
+    assert!(COMMIT == 16);
+    assert!(size_of::<RawNumbered>() == 24);
+};
 
 impl Commit {
-    pub(super) fn encode(&self) -> [u8; COMMIT] {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let before = self.before.map_or(0, |position| position + 1);
-        zerocopy::transmute!(RawCommit { count: self.count.into(), before: before.into() })
+        let mut data = RawCommit { count: self.count.into(), before: before.into() }.as_bytes().to_vec();
+        if let Some(Numbered { number, previous, time }) = self.numbered {
+            let raw = RawNumbered { number: number.into(), previous: previous.into(), time: time.into() };
+            data.extend_from_slice(raw.as_bytes());
+        }
+        data
     }
 
     pub(super) fn decode(data: &[u8]) -> Option<Self> {
-        let raw = RawCommit::read_from_bytes(data).ok()?;
-        Some(Commit { count: raw.count.get(), before: raw.before.get().checked_sub(1) })
+        let (raw, rest) = RawCommit::read_from_prefix(data).ok()?;
+        let numbered = match rest {
+            [] => None,
+            rest => {
+                let raw = RawNumbered::read_from_bytes(rest).ok()?;
+                let (number, previous) = (raw.number.get(), raw.previous.get());
+                // So that a number behind it can be given, whatever the log says.
+                let is_sound = previous < number && number < MAX_NUMBER;
+                Some(Numbered { number, previous, time: raw.time.get() }).filter(|_| is_sound)
+            }
+        };
+        if !rest.is_empty() && numbered.is_none() {
+            return None;
+        }
+        Some(Commit { count: raw.count.get(), before: raw.before.get().checked_sub(1), numbered })
     }
 }
 
 /// Has the changes of committed epochs count like all others, and drops Commits and other staged changes. The
 /// operations are in order. `commits` has the data of each Commit, by its position. Returns how many files had an
-/// epoch that no Commit closed.
+/// epoch that no Commit closed, and the numbered Commits that count, in order.
 ///
 /// # Errors
 /// Those of `is_whole`, which says whether a staged change has all its bytes beside the log.
@@ -64,7 +119,8 @@ pub(super) fn resolve(
     commits: &HashMap<u64, Commit>,
     tail: u64,
     is_whole: impl Fn(&Operation) -> Result<bool>,
-) -> Result<u64> {
+) -> Result<(u64, Vec<Closed>)> {
+    let mut closed = Vec::new();
     let mut open: BTreeMap<u64, Vec<&Operation>> = BTreeMap::new();
     let mut committed: HashSet<u64> = HashSet::new();
     let mut valid: HashSet<(u64, u64)> = HashSet::new();
@@ -82,9 +138,21 @@ pub(super) fn resolve(
         let is_there = || {
             let all =
                 covered.len() as u64 == commit.count && covered.first().is_some_and(|change| change.order == first);
-            covered.iter().try_fold(all, |all, change| Ok(all && is_whole(change)?))
+            covered.iter().try_fold(all, |all, change| Ok::<_, Error>(all && is_whole(change)?))
         };
-        if follows && first < operation.order && (first < tail || is_there()?) {
+        if !follows || first >= operation.order {
+            continue;
+        }
+        let is_passed = first < tail;
+        let all = if is_passed && commit.numbered.is_none() { false } else { is_there()? };
+        if is_passed || all {
+            closed.extend(commit.numbered.map(|numbered| Closed {
+                uid,
+                first,
+                order: operation.order,
+                numbered,
+                is_whole: all,
+            }));
             staged.clear();
             committed.extend(covered.iter().map(|change| change.order));
             valid.insert((uid, operation.order));
@@ -101,7 +169,7 @@ pub(super) fn resolve(
         };
         !operation.kind.is_of_epochs()
     });
-    Ok(left)
+    Ok((left, closed))
 }
 
 #[cfg(test)]
@@ -128,11 +196,12 @@ mod tests {
             operation(18, Closed, 16),
             operation(19, StagedWrite, 0),
         ];
-        let commit = |count, before| Commit { count, before };
+        let commit = |count, before| Commit { count, before, numbered: None };
         let commits = HashMap::from([(12, commit(2, None)), (18, commit(2, Some(12)))]);
         let mut left: Vec<Operation> =
             all.into_iter().filter(|op| op.order >= tail && !lost.contains(&op.order)).collect();
-        let open = resolve(&mut left, &commits, tail, |_| Ok(true)).unwrap();
+        let (open, closed) = resolve(&mut left, &commits, tail, |_| Ok(true)).unwrap();
+        assert_eq!(closed, []);
         assert_eq!(open, u64::from(lost != [19]));
         assert!(left.iter().all(|op| !op.kind.is_of_epochs()));
         left.into_iter().map(|op| op.order).collect()
@@ -166,9 +235,17 @@ mod tests {
     #[test]
     fn a_commit_survives_its_bytes() {
         for before in [None, Some(0), Some(77)] {
-            let commit = Commit { count: 3, before };
-            assert_eq!(Commit::decode(&commit.encode()), Some(commit));
+            for numbered in [None, Some(Numbered { number: 9, previous: 7, time: u64::MAX })] {
+                let commit = Commit { count: 3, before, numbered };
+                let bytes = commit.encode();
+                assert_eq!(bytes.len(), if numbered.is_some() { 40 } else { COMMIT });
+                assert_eq!(Commit::decode(&bytes), Some(commit));
+                assert_eq!(Commit::decode(&[&bytes[..], &[0]].concat()), None);
+            }
         }
         assert_eq!(Commit::decode(&[0; 15]), None);
+        // A number that is not above the one before it.
+        let numbered = Some(Numbered { number: 7, previous: 7, time: 0 });
+        assert_eq!(Commit::decode(&Commit { count: 1, before: None, numbered }.encode()), None);
     }
 }

@@ -20,7 +20,7 @@ const BATCH: usize = 4 << 20;
 
 /// The place of a write's bytes.
 #[derive(Clone, Copy)]
-enum Bytes<'a> {
+pub(super) enum Bytes<'a> {
     Log(u64),
     Spilled(&'a Spilled),
     Here(&'a [u8]),
@@ -163,7 +163,7 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Appends bytes of a write to a buffer.
-    fn read_run(&self, bytes: Bytes<'_>, skip: u64, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
+    pub(super) fn read_run(&self, bytes: Bytes<'_>, skip: u64, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
         let position = match bytes {
             Bytes::Spilled(spilled) => {
                 return self.spill.read_run(self.ring.checksum_seed, spilled, skip, len, buffer);

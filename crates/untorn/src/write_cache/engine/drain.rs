@@ -298,8 +298,11 @@ impl<M: Medium> Cache<M> {
             // What is written through was with the kernel before it was complete.
             let done = file.has_failed() || file.write_through;
             // Asked before the line says that own stores are under way: from that a replay would conclude nothing.
-            let deliver =
-                || file.slow.check_unchanged().and_then(|()| self.storing(&file, || self.deliver_to(&file, &items)));
+            let deliver = || {
+                file.slow.check_unchanged()?;
+                self.record_commits(&file, &items)?;
+                self.storing(&file, || self.deliver_to(&file, &items))
+            };
             let delivered = if done { Ok(()) } else { deliver() };
             if let Err(error) = delivered {
                 self.fail(&file, &error);
@@ -330,6 +333,7 @@ impl<M: Medium> Cache<M> {
     fn settle(&self, drain: &mut Drain, all: bool) -> Result<()> {
         let dirty = std::mem::take(&mut drain.dirty);
         self.sync_or_miss(dirty.values().filter(|file| !file.has_failed()))?;
+        dirty.values().for_each(|file| self.stand(file));
         let has_failed = |item: &Item| dirty.get(&item.operation.uid).is_some_and(|file| file.has_failed());
         let (failed, settled): (Vec<Item>, Vec<Item>) = drain.pending.drain(..).partition(has_failed);
         drain.stuck.extend(failed);

@@ -45,6 +45,7 @@ use super::format::{Kind, Superblock};
 use super::overlay::pages;
 use super::ring::Operation;
 use super::spill::Spilled;
+use super::stream::Numbers;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
@@ -69,6 +70,8 @@ pub(super) struct Epoch {
     closing: bool,
     /// It could not be packed.
     pub(super) unpackable: bool,
+    /// The numbers of its commits, if the file has a [commit log](super::stream).
+    pub(super) numbers: Option<Numbers>,
 }
 
 /// A write that is to be staged.
@@ -160,6 +163,11 @@ impl<M: Medium> Cache<M> {
     /// The same for packs.
     pub(super) fn allow_packs(&self) -> Result<()> {
         self.allow(|superblock| &mut superblock.packs)
+    }
+
+    /// The same for numbered Commits.
+    pub(super) fn allow_numbered(&self) -> Result<()> {
+        self.allow(|superblock| &mut superblock.numbered)
     }
 
     fn allow(&self, of: impl Fn(&mut Superblock) -> &mut bool) -> Result<()> {
@@ -316,7 +324,7 @@ impl<M: Medium> Cache<M> {
         self.handle_state.writable()?;
         file.check_usable()?;
         let Some(epoch) = file.open_epoch() else { return if durable { self.sync_as_ever(file) } else { Ok(()) } };
-        let number = self.put_commit(file, epoch)?;
+        let number = self.close_epoch(file, epoch)?;
         if durable { self.make_durable(number) } else { Ok(()) }
     }
 
@@ -336,7 +344,8 @@ impl<M: Medium> Cache<M> {
         let Some(first) = epoch.items.first() else { return Ok(epoch.number) };
         let Operation { uid, .. } = first.operation;
         let operation = Operation { uid, kind: Kind::Commit, value: first.order, time: 0 };
-        let commit = Commit { count: epoch.items.len() as u64, before: epoch.committed };
+        let numbered = epoch.numbers.as_mut().map(|numbers| numbers.next(self.ring.medium.commit_time()));
+        let commit = Commit { count: epoch.items.len() as u64, before: epoch.committed, numbered };
         // Claimed with the first change.
         let position = self.ring.place(1);
         self.ring.put(position, position, operation, &commit.encode()).map_err(|error| self.poison(error))?;
@@ -386,7 +395,7 @@ impl<M: Medium> Cache<M> {
         let (mut last, mut first_error) = (0, Ok(()));
         for file in files {
             let Some(epoch) = file.open_epoch() else { continue };
-            match self.put_commit(file, epoch) {
+            match self.close_epoch(file, epoch) {
                 Ok(number) => last = last.max(number),
                 Err(error) => first_error = first_error.and(Err(error)),
             }

@@ -10,9 +10,11 @@ use super::format::Kind;
 use super::names::Names;
 use super::overlay::{Overlay, PAGE, pages};
 use super::ring::Operation;
+use super::stream::FileCommits;
 use super::table::Line;
 use super::{Cache, barriers};
 use crate::error::{Error, Result};
+use crate::options::CommitLog;
 use crate::storage::{CreateAttrs, Identity, Medium};
 use crate::write_cache::backing::BackingFile;
 
@@ -25,6 +27,12 @@ pub(crate) struct Managed {
     pub(super) write_through: bool,
     /// Set for an atomic file: see [`epoch`](super::epoch).
     pub(super) epoch: Option<Mutex<Epoch>>,
+    /// Its commit log, if it has one: see [`stream`](super::stream).
+    pub(super) commits: Mutex<FileCommits>,
+    pub(super) streamed: AtomicBool,
+    /// Whether its commits wait for consumers, and the lock for that.
+    pub(super) blocks: AtomicBool,
+    pub(super) committing: Mutex<()>,
     /// Held shared by whoever goes through the log, exclusively by who goes past it.
     pub(super) gate: RwLock<()>,
     pub(super) length: RwLock<Length>,
@@ -77,6 +85,14 @@ pub(crate) enum Mode {
     Through,
     /// By the log, later, an epoch at a time: see [`epoch`](super::epoch).
     Atomic,
+}
+
+/// How a file is put behind the log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attach {
+    pub(crate) mode: Mode,
+    /// The commit log that it is to get, unless it keeps the one that it has.
+    pub(crate) commit_log: Option<CommitLog>,
 }
 
 /// The length while a write decides where it goes: alone if the file gets longer.
@@ -148,6 +164,10 @@ impl Managed {
             new: AtomicBool::new(false),
             write_through: mode == Mode::Through,
             epoch: (mode == Mode::Atomic).then(Mutex::default),
+            commits: Mutex::default(),
+            streamed: AtomicBool::new(false),
+            blocks: AtomicBool::new(false),
+            committing: Mutex::default(),
             gate: RwLock::default(),
             length: RwLock::new(Length { len, changes: VecDeque::new() }),
             overlay: Overlay::default(),
@@ -477,6 +497,7 @@ impl<M: Medium> Cache<M> {
             self.be_uncertain(file);
             // A drain that is about to end has the file open no longer than that.
             self.await_drain();
+            self.close_stream(file);
             file.demoted.store(true, Ordering::Release);
         }
         Ok(())

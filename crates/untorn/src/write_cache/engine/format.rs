@@ -25,6 +25,8 @@ const SECTOR: u64 = 512;
 const EPOCHS: u32 = 1;
 /// The bit that says that the log may have packs, for the same reason.
 const PACKS: u32 = 2;
+/// The bit that says that Commits may be numbered, which have more to say.
+const NUMBERED: u32 = 4;
 /// Bytes of a line for paths, and for a number behind them.
 const PATHS: usize = 3912;
 /// The longest path that the file table can hold, in bytes; where a file has two, both together.
@@ -48,6 +50,8 @@ pub(super) struct Superblock {
     pub(super) epochs: bool,
     /// Whether it may have packs, in this session.
     pub(super) packs: bool,
+    /// Whether its Commits may be numbered, in this session.
+    pub(super) numbered: bool,
     pub(super) geometry: Geometry,
 }
 
@@ -142,7 +146,7 @@ impl DualCopy for Superblock {
     const FILE: &'static str = "write-cache log";
     const NEITHER: &'static str = "neither superblock is valid, or this is not a write-cache log";
     const EITHER_REFUSES: bool = false;
-    const KNOWN_INCOMPAT: u64 = (EPOCHS | PACKS) as u64;
+    const KNOWN_INCOMPAT: u64 = (EPOCHS | PACKS | NUMBERED) as u64;
 
     fn seq(&mut self) -> &mut u64 {
         &mut self.seq
@@ -156,7 +160,10 @@ impl DualCopy for Superblock {
         RawSuperblock {
             magic: Self::MAGIC,
             version: Self::VERSION.into(),
-            incompat: ((u32::from(self.epochs) * EPOCHS) | (u32::from(self.packs) * PACKS)).into(),
+            incompat: ((u32::from(self.epochs) * EPOCHS)
+                | (u32::from(self.packs) * PACKS)
+                | (u32::from(self.numbered) * NUMBERED))
+                .into(),
             uuid: self.uuid,
             seq: self.seq.into(),
             session: self.session.into(),
@@ -176,7 +183,8 @@ impl DualCopy for Superblock {
             return Err(Refusal::Corrupt(what));
         }
         let (per_write, has) = (raw.per_write.get() != 0, |bit| raw.incompat.get() & bit != 0);
-        Ok(Superblock { uuid: raw.uuid, seq, session, per_write, epochs: has(EPOCHS), packs: has(PACKS), geometry })
+        let (uuid, epochs, packs, numbered) = (raw.uuid, has(EPOCHS), has(PACKS), has(NUMBERED));
+        Ok(Superblock { uuid, seq, session, per_write, epochs, packs, numbered, geometry })
     }
 }
 

@@ -93,6 +93,8 @@ mod restage;
 mod ring;
 mod scan;
 mod spill;
+mod stream;
+mod stream_replay;
 mod synced_dirs;
 mod table;
 mod wakeup;
@@ -110,7 +112,7 @@ use std::time::Duration;
 use untorn_ring::{Change, Step};
 
 use self::draining::Draining;
-pub(crate) use self::file::{At, Managed, Mode};
+pub(crate) use self::file::{At, Attach, Managed, Mode};
 pub(crate) use self::format::Geometry;
 use self::format::Superblock;
 pub(crate) use self::open::create;
@@ -302,7 +304,7 @@ pub(crate) struct Open<M: Medium>(pub(crate) Arc<Cache<M>>);
 /// What handles ask of a cache, whatever its medium.
 pub(crate) trait AnyCache: Send + Sync {
     fn path(&self) -> &Path;
-    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<Arc<Managed>>;
+    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, how: Attach) -> Result<Arc<Managed>>;
     fn detach(&self, file: &Arc<Managed>);
     fn len(&self, file: &Managed) -> Result<u64>;
     fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize>;
@@ -322,6 +324,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn end_rename(&self, file: &Managed, done: bool) -> Result<()>;
     fn dir_is_durable(&self, dir: &Path, names: &[OsString]) -> Result<bool>;
     fn is_settled(&self, file: &Managed) -> bool;
+    fn was_removed(&self, file: &Managed);
     fn shared(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)>;
     fn allow_writers(&self, file: &Managed, durable: bool);
     fn revoke_writers(&self, file: &Managed) -> Result<()>;
@@ -343,8 +346,8 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.handle_state.path()
     }
 
-    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<Arc<Managed>> {
-        self.0.attach(slow, path, mode)
+    fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, how: Attach) -> Result<Arc<Managed>> {
+        self.0.attach(slow, path, how)
     }
 
     fn detach(&self, file: &Arc<Managed>) {
@@ -388,7 +391,9 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.storing(file, || {
             change();
             Ok(())
-        })
+        })?;
+        self.0.stand_again(file);
+        Ok(())
     }
 
     fn write_to_kernel(&self, file: &Managed) -> Result<()> {
@@ -425,6 +430,12 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn is_settled(&self, file: &Managed) -> bool {
         self.0.is_settled(file)
+    }
+
+    fn was_removed(&self, file: &Managed) {
+        if file.slow.is_removed().unwrap_or(false) {
+            self.0.close_stream(file);
+        }
     }
 
     fn shared(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {

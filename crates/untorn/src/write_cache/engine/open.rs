@@ -55,6 +55,7 @@ pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> 
             per_write: true,
             epochs: false,
             packs: false,
+            numbered: false,
             geometry,
         };
         superblock.write(file)?;
@@ -177,7 +178,7 @@ impl Superblock {
     /// Begins a session: nothing that the log has counts any more.
     pub(super) fn begin<M: Medium>(&mut self, medium: &M, file: &M::File) -> Result<()> {
         self.session += 1;
-        (self.epochs, self.packs) = (false, false);
+        (self.epochs, self.packs, self.numbered) = (false, false, false);
         self.write(file)?;
         medium.fence(barriers::SESSION, &[file])?;
         // The other copy is there for the day when this one is damaged; it may become durable whenever it does.

@@ -62,6 +62,7 @@ impl<M: Medium> Cache<M> {
                 return Ok(false);
             }
         };
+        self.prepare_stream(file, to);
         if !self.announce(file, to, parents, &target)? {
             return Ok(false);
         }
@@ -174,6 +175,8 @@ impl<M: Medium> Cache<M> {
             return self.stayed(file, &moving);
         }
         exclusive(&file.names).is_moved();
+        // Before the log says so, and with it before the tail passes that.
+        self.move_stream(file);
         if file.is_demoted() {
             return Ok(());
         }

@@ -15,6 +15,7 @@ use super::pack::Packed;
 use super::recreate::{self, ANOTHER, InTheWay, NO_DIRECTORY};
 use super::scan::{Operation, Scan, read_spilled, unpack_spilled};
 use super::spill::Spilled;
+use super::stream_replay::Streams;
 use crate::error::{Error, Result};
 use crate::options::{Progress, ProgressFn};
 use crate::storage::{Identity, Medium, MediumFile};
@@ -217,17 +218,18 @@ impl<'a, M: Medium> Replayer<'a, M> {
         // Before names are settled: a line that it stores says of them what it said.
         self.judge(&operations)?;
         self.settle_renames(&operations);
+        let mut streams = Streams::new(&self.scan.closed, &operations);
         for (done, operation) in (0..).zip(&operations) {
             if let Some(progress) = progress {
                 progress(Progress { phase: "replaying", done, total });
             }
             self.target(operation.uid);
-            if let Err(error) = self.operate(operation) {
+            if let Err(error) = self.record(&mut streams, operation).and_then(|()| self.operate(operation)) {
                 self.fail(operation.uid, &error);
             }
         }
         if !self.dry {
-            self.finish()?;
+            self.finish(&mut streams)?;
         }
         if let Some(progress) = progress.filter(|_| total > 0) {
             progress(Progress { phase: "replaying", done: total, total });
@@ -535,7 +537,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
     }
 
     /// Makes everything durable; if that is not all the log has, the log says for which files it is done.
-    fn finish(&mut self) -> Result<()> {
+    fn finish(&mut self, streams: &mut Streams<'_>) -> Result<()> {
         for target in self.targets.values_mut().filter(|target| target.fate == ReplayOutcome::Replayed) {
             if let Some(file) = &target.slow
                 && let Err(error) = file.sync(if target.made { barriers::AGAIN } else { barriers::REPLAYED_FILE })
@@ -544,6 +546,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
             }
         }
         self.name_files()?;
+        self.finish_records(streams);
         if self.targets.values().all(|target| target.fate.is_final()) {
             return Ok(());
         }

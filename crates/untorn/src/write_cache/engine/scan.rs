@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use super::commits::{self, Commit};
+use super::commits::{self, Closed, Commit};
 use super::format::{Entry, Geometry, HEADER, Kind, Superblock, TableLine, read_entry, read_tail};
 use super::pack::{Packed, unpack};
 use super::spill::Spilled;
@@ -43,6 +43,8 @@ pub(super) struct Scan<F> {
     pub(super) spill: Option<F>,
     /// Files with changes of an epoch that no commit closed.
     pub(super) open_epochs: u64,
+    /// Numbered Commits that count, in order: each is to have a record in its file's commit log.
+    pub(super) closed: Vec<Closed>,
     /// Where an entry may be the log has zeros only, as far as the first bytes of each place tell.
     pub(super) is_blank: bool,
 }
@@ -126,7 +128,8 @@ pub(super) fn scan<F: MediumFile>(
             }
             if entry.kind == Kind::Commit {
                 // Without what it has to say it is whole, and counts for nothing.
-                committed.extend(Commit::decode(&data).map(|commit| (entry.position, commit)));
+                let commit = Commit::decode(&data).filter(|commit| superblock.numbered || commit.numbered.is_none());
+                committed.extend(commit.map(|commit| (entry.position, commit)));
             }
             entries.insert(entry.position, entry);
         }
@@ -194,9 +197,9 @@ pub(super) fn scan<F: MediumFile>(
         Some(write) => is_spilled_whole(write),
         None => Ok(true),
     };
-    let open_epochs = commits::resolve(&mut operations, &committed, tail, is_whole)?;
+    let (open_epochs, closed) = commits::resolve(&mut operations, &committed, tail, is_whole)?;
     let incomplete = end - tail - whole.min(end - tail);
-    Ok(Scan { geometry, checksum_seed, operations, table, incomplete, spilled, spill, open_epochs, is_blank })
+    Ok(Scan { geometry, checksum_seed, operations, table, incomplete, spilled, spill, open_epochs, closed, is_blank })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::file::{Managed, Mode, exclusive, shared};
+use super::file::{Attach, Managed, Mode, exclusive, shared};
 use super::format::{MAX_PATH, OwnStores, PARENTS, TableLine};
 use super::names::{Said, parent};
 use super::rename::is_named;
@@ -77,7 +77,8 @@ impl Registry {
 
 impl<M: Medium> Cache<M> {
     /// A handle of a file, which may be known already.
-    pub(crate) fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, mode: Mode) -> Result<Arc<Managed>> {
+    pub(crate) fn attach(&self, slow: Arc<dyn BackingFile>, path: &Path, how: Attach) -> Result<Arc<Managed>> {
+        let Attach { mode, commit_log } = how;
         self.handle_state.writable()?;
         if mode == Mode::Atomic && self.ring.shared().is_some() {
             let what = "atomic files need a log that no other process appends to; open the log without `shared`";
@@ -124,9 +125,9 @@ impl<M: Medium> Cache<M> {
             file.handles.fetch_add(1, Ordering::AcqRel);
             file.clone()
         };
-        if mode == Mode::Atomic
-            && let Err(error) = self.allow_epochs().and_then(|()| self.finish_close(&known))
-        {
+        let is_atomic = mode == Mode::Atomic;
+        let ready = if is_atomic { self.allow_epochs().and_then(|()| self.finish_close(&known)) } else { Ok(()) };
+        if let Err(error) = ready.and_then(|()| self.open_stream(&known, commit_log)) {
             self.detach(&known);
             return Err(error);
         }
@@ -193,6 +194,7 @@ impl<M: Medium> Cache<M> {
             && !file.has_failed()
             && file.last.load(Ordering::Acquire) <= self.ring.tail();
         if done {
+            self.close_stream(file);
             registry.files.remove(&key(&file.identity));
             registry.by_uid.remove(&file.uid.load(Ordering::Acquire));
             if !file.gone.load(Ordering::Acquire) {
@@ -294,7 +296,12 @@ impl<M: Medium> Cache<M> {
     fn is_new(&self, file: &Managed) -> Result<Option<CreateAttrs>> {
         let told_apart = file.identity.generation != 0 && file.identity.birth != 0;
         let is_ours = file.write_through || file.epoch.is_some();
-        if is_ours && told_apart && file.slow.len()? == 0 { file.slow.create_attrs() } else { Ok(None) }
+        // A file that is made again has another inode number, and no commit log.
+        if is_ours && !file.is_streamed() && told_apart && file.slow.len()? == 0 {
+            file.slow.create_attrs()
+        } else {
+            Ok(None)
+        }
     }
 
     /// Makes it durable that the directory of a new file is there, and that nothing else has its name, unless both
