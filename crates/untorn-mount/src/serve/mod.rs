@@ -106,6 +106,9 @@ pub struct ServeOptions {
     pub mode: Mode,
     /// The managed files. Other files pass through.
     pub globs: Globs,
+    /// The managed files that get a commit log if they have none, so that `untorn commits` gives their commits. Only the
+    /// files that are atomic get one.
+    pub commit_logs: Option<Globs>,
     /// The log. It is created if it does not exist.
     pub log: PathBuf,
     /// How to create and use it.
@@ -140,6 +143,7 @@ impl ServeOptions {
         ServeOptions {
             mode,
             globs: Globs::default(),
+            commit_logs: None,
             log: log.to_owned(),
             log_options: CacheOptions::new(),
             cache: None,
@@ -213,8 +217,9 @@ pub fn serve(device: OwnedFd, source: OwnedFd, source_path: &Path, options: Serv
     let atomic = options.mode == Mode::Atomic;
     let writeback = atomic && !options.write_through;
     let threads = options.threads.max(if atomic { 3 } else { 2 });
-    let (managing, rest) = Managing::start(cache, options.globs, (atomic, writeback, options.strict))
-        .map_err(started("start a thread to serve"))?;
+    let (managing, rest) =
+        Managing::start(cache, (options.globs, options.commit_logs), (atomic, writeback, options.strict))
+            .map_err(started("start a thread to serve"))?;
     let (locks, wait) = Locks::start(options.local_locks).map_err(started("start a thread to serve"))?;
     let server = Arc::new(Server {
         nodes: Nodes::new(source, most_nodes()).map_err(failed("examine"))?,

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use super::attributes::device_of;
 use super::credentials::Caller;
-use super::managed::Move;
+use super::managed::{Beside, Move};
 use super::nodes::{Lack, Node, key_of, number};
 use super::{Server, is_hidden};
 
@@ -135,7 +135,10 @@ impl Server {
             let status = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             Ok((status, self.place_of(parent, name)?))
         };
-        self.managing.remove(look, || rustix::fs::unlinkat(parent, name, AtFlags::empty()))
+        let beside = self.beside(parent, name);
+        self.managing.remove(look, || rustix::fs::unlinkat(parent, name, AtFlags::empty()))?;
+        self.is_gone(beside);
+        Ok(())
     }
 
     pub(super) fn remove_directory(&self, parent: &Node, name: &OsStr) -> Result<(), Errno> {
@@ -193,15 +196,25 @@ impl Server {
                 to: self.place_of(to, new_name)?,
             })
         };
+        let (moved, over) = (self.beside(parent, name), self.beside(to, new_name));
+        let exchanges = flags.contains(RenameFlags::EXCHANGE);
         let rename = || {
             self.rename_in_source((parent, name), (to, new_name), flags)?;
             self.was_named(to, new_name);
-            if flags.contains(RenameFlags::EXCHANGE) {
+            // Before the file is attached by its new name, which looks for the log there.
+            self.has_moved(moved.as_ref(), to, new_name);
+            if exchanges {
                 self.was_named(parent, name);
+                self.has_moved(over.as_ref(), parent, name);
             }
             Ok(())
         };
-        self.managing.rename(look, flags, rename)
+        self.managing.rename(look, flags, rename)?;
+        if !exchanges {
+            let is_other = |over: &Beside| moved.as_ref().is_none_or(|moved| !moved.is_same(over));
+            self.is_gone(over.filter(is_other));
+        }
+        Ok(())
     }
 
     /// Keeps the node of a name open until the name is gone: without a name it could not be opened again.

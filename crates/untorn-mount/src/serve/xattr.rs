@@ -1,7 +1,10 @@
-//! Extended attributes. Those of untorn itself are hidden: for programs they do not exist, and none can be made. Two
-//! names mean something else. `user.untorn.sync` is a question that commits all files, because `sync` and `syncfs` send
-//! no request. `user.untorn.atomic` says of a file of a boost mount that it is atomic; no list has it, so no copy of a
-//! file gets it.
+//! Extended attributes. Those of untorn itself are hidden: for programs they do not exist, and none can be made. Some
+//! names mean something else, and no list has them, so no copy of a file gets them:
+//!
+//! - `user.untorn.sync` is a question that commits all files, because `sync` and `syncfs` send no request.
+//! - `user.untorn.atomic` says of a file of a boost mount that it is atomic.
+//! - `user.untorn.commit_log` says how large the commit log of a file is.
+//! - `user.untorn.source` says where the source of a file is, for readers of its commit log.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -14,7 +17,7 @@ use rustix::fs::{OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::Server;
-use super::managed::MARK;
+use super::managed::{COMMIT_LOG, MARK, SOURCE};
 use super::names::DEFAULT_ACL;
 use super::nodes::{Lack, Node, ROOT, number};
 
@@ -59,6 +62,12 @@ impl Server {
         }
         if name == MARK {
             return fitting(self.mark(node)?, room);
+        }
+        if name == COMMIT_LOG {
+            return fitting(self.commit_log(node)?, room);
+        }
+        if name == SOURCE {
+            return fitting(self.source_of(node)?, room);
         }
         if is_hidden(name.as_bytes()) {
             return Err(Errno::NODATA);
@@ -118,6 +127,9 @@ impl Server {
         if name == MARK {
             return self.set_mark(node, value);
         }
+        if name == COMMIT_LOG {
+            return self.set_commit_log(node, value);
+        }
         if is_hidden(name.as_bytes()) {
             return Err(Errno::PERM);
         }
@@ -138,6 +150,10 @@ impl Server {
         if name == MARK {
             self.mark(node)?;
             return self.set_mark(node, b"0");
+        }
+        if name == COMMIT_LOG {
+            self.commit_log(node)?;
+            return self.set_commit_log(node, b"0");
         }
         if is_hidden(name.as_bytes()) {
             return Err(Errno::NODATA);

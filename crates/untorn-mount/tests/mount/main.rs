@@ -5,6 +5,7 @@ mod boost;
 mod locks;
 mod marks;
 mod same;
+mod streams;
 mod stress;
 mod support;
 mod users;

@@ -23,10 +23,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use rustix::fs::{AtFlags, CWD};
 use rustix::io::Errno;
 use untorn::Result;
-use untorn::write_cache::{CachedFile, Descriptor, WriteCache};
+use untorn::write_cache::{CachedFile, Descriptor};
 
-use super::errno;
 use super::timed::{Modified, Timed};
+use super::{Managing, errno};
 use crate::serve::lock;
 use crate::serve::nodes::{Key, key_of};
 
@@ -122,21 +122,34 @@ impl Managed {
         }
     }
 
-    fn file_behind(&self, cache: &WriteCache, path: &Path) -> Result<CachedFile> {
-        let copy = self.descriptor.try_clone().map_err(|source| untorn::Error::Io {
-            operation: "duplicate the descriptor of",
-            path: path.to_owned(),
-            offset: None,
-            source,
-        })?;
-        let inner = Descriptor::new(copy, path)?;
-        if self.is_atomic() {
-            let (descriptor, modified) = (self.descriptor.clone(), self.modified.clone());
-            modified.begin_anew(&descriptor);
-            cache.attach_atomic(Arc::new(Timed { inner, descriptor, modified, path: path.to_owned() }), path)
-        } else {
-            cache.attach_write_through(Arc::new(inner), path)
+    fn file_behind(&self, managing: &Managing, path: &Path) -> Result<CachedFile> {
+        let inner = || {
+            let copy = self.descriptor.try_clone().map_err(|source| untorn::Error::Io {
+                operation: "duplicate the descriptor of",
+                path: path.to_owned(),
+                offset: None,
+                source,
+            })?;
+            Descriptor::new(copy, path)
+        };
+        let cache = &managing.cache;
+        if !self.is_atomic() {
+            return cache.attach_write_through(Arc::new(inner()?), path);
         }
+        self.modified.begin_anew(&self.descriptor);
+        let timed = || {
+            let (descriptor, modified) = (self.descriptor.clone(), self.modified.clone());
+            Ok(Arc::new(Timed { inner: inner()?, descriptor, modified, path: path.to_owned() }))
+        };
+        if let Some(log) = managing.commit_log_for(path) {
+            match cache.attach_atomic_with_commit_log(timed()?, path, log) {
+                Err(error) if !matches!(error, untorn::Error::Poisoned { .. }) => {
+                    tracing::error!(path = %path.display(), %error, "the file is managed without a commit log");
+                }
+                attached => return attached,
+            }
+        }
+        cache.attach_atomic(timed()?, path)
     }
 
     pub(super) fn is_atomic(&self) -> bool {
@@ -457,10 +470,10 @@ impl Managed {
     }
 
     /// Puts the log in front of it again, under a path that it has now.
-    pub(super) fn serve_again(&self, state: &mut State, cache: &WriteCache, path: &Path) -> Result<()> {
+    pub(super) fn serve_again(&self, state: &mut State, managing: &Managing, path: &Path) -> Result<()> {
         state.path = path.to_owned();
         if matches!(state.served, Served::Plain | Served::Fresh) {
-            let file = self.file_behind(cache, path)?;
+            let file = self.file_behind(managing, path)?;
             if file.is_demoted() {
                 let what = "the log no longer manages the file".to_owned();
                 return Err(untorn::Error::Invalid { path: path.to_owned(), what });

@@ -62,7 +62,7 @@ impl Managing {
             managed.set_atomic(atomic);
         }
         let path = state.path.clone();
-        if let Err(error) = managed.serve_again(&mut state, &self.cache, &path) {
+        if let Err(error) = managed.serve_again(&mut state, self, &path) {
             self.is_plain(&path, error.to_string());
             marked?;
             return Err(errno(error));

@@ -16,6 +16,7 @@ mod bytes;
 mod file;
 mod marks;
 mod moves;
+mod streams;
 mod timed;
 
 use std::collections::{BTreeMap, HashMap};
@@ -37,6 +38,7 @@ pub(super) use self::file::Managed;
 use self::file::{Served, State};
 pub(super) use self::marks::MARK;
 pub(super) use self::moves::Move;
+pub(super) use self::streams::{Beside, COMMIT_LOG, SOURCE};
 use self::timed::Times;
 use super::nodes::{Key, Node, key_of};
 use super::{Globs, Server, lock};
@@ -85,6 +87,8 @@ pub(super) struct Managing {
     /// Whether a file is refused that the log cannot manage.
     strict: bool,
     globs: Globs,
+    /// Files that get a commit log, if any do.
+    commit_logs: Option<Globs>,
     /// Files in the table before a new one waits.
     many: usize,
     /// Whether the log makes each write durable.
@@ -119,7 +123,7 @@ impl Managing {
     /// Those of starting a thread.
     pub(super) fn start(
         cache: WriteCache,
-        globs: Globs,
+        (globs, commit_logs): (Globs, Option<Globs>),
         (atomic, writeback, strict): (bool, bool, bool),
     ) -> io::Result<(Arc<Self>, JoinHandle<()>)> {
         // With more files the log would have no line left for a new one, and its writer would wait in any case.
@@ -134,6 +138,7 @@ impl Managing {
             writeback,
             strict,
             globs,
+            commit_logs,
             moves: RwLock::default(),
             table: Mutex::default(),
             times: Mutex::default(),
@@ -421,7 +426,7 @@ impl Managing {
             return Ok(());
         }
         managed.set_chosen();
-        managed.serve_again(state, &self.cache, path).map_err(|error| error.to_string())?;
+        managed.serve_again(state, self, path).map_err(|error| error.to_string())?;
         lock(&self.report).managed += 1;
         Ok(())
     }
@@ -430,7 +435,7 @@ impl Managing {
     fn attach(&self, managed: &Managed, state: &mut State) -> Result<(), Errno> {
         let path = &state.path.clone();
         let attached = check(path, &managed.descriptor).and_then(|()| {
-            managed.serve_again(state, &self.cache, path).map_err(|error| match error {
+            managed.serve_again(state, self, path).map_err(|error| match error {
                 Error::Poisoned { .. } => Refusal::Failed(errno(error)),
                 error => Refusal::Plain(error.to_string()),
             })
@@ -591,7 +596,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().canonicalize().unwrap().join("log");
         let cache = CacheOptions::new().size(1 << 20).max_files(4).background(false).create(log).unwrap();
-        let (managing, rest) = Managing::start(cache, Globs::default(), (atomic, false, false)).unwrap();
+        let (managing, rest) = Managing::start(cache, (Globs::default(), None), (atomic, false, false)).unwrap();
         (dir, managing, rest)
     }
 

@@ -65,7 +65,7 @@ impl Managing {
             }
             return;
         }
-        if let Err(error) = held.file.serve_again(&mut held.state, &self.cache, path) {
+        if let Err(error) = held.file.serve_again(&mut held.state, self, path) {
             self.is_plain(path, error.to_string());
         }
     }
