@@ -106,8 +106,8 @@ pub struct ServeOptions {
     pub mode: Mode,
     /// The managed files. Other files pass through.
     pub globs: Globs,
-    /// The managed files that get a commit log if they have none, so that `untorn commits` gives their commits. Only the
-    /// files that are atomic get one.
+    /// The managed files that get a commit log if they have none, so that `untorn commits` gives their commits. Only
+    /// the files that are atomic get one.
     pub commit_logs: Option<Globs>,
     /// The log. It is created if it does not exist.
     pub log: PathBuf,

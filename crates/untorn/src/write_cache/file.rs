@@ -160,8 +160,8 @@ impl CachedFile {
         self.file.has_open_epoch()
     }
 
-    /// Removes the commit log of a file whose last name was just removed, which otherwise goes when the log of the cache
-    /// needs the file no more. Does nothing for a file that has a name.
+    /// Removes the commit log of a file whose last name was just removed, which otherwise goes when the log of the
+    /// cache needs the file no more. Does nothing for a file that has a name.
     pub fn was_removed(&self) {
         self.cache.was_removed(&self.file);
     }

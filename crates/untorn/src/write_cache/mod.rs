@@ -19,6 +19,7 @@ pub use self::engine::{CacheInfo, Keep, Replay, ReplayOutcome, ReplayedFile};
 pub use self::file::CachedFile;
 pub use self::multi_process::{SharedLog, Step};
 pub use self::options::CacheOptions;
+use crate::engine::commits;
 use crate::error::Result;
 use crate::options::{CommitLog, ProgressFn};
 pub use crate::storage::CreateAttrs;
@@ -338,7 +339,7 @@ impl fmt::Debug for WriteCache {
 /// it.
 pub fn set_commit_log(path: impl AsRef<Path>, log: Option<CommitLog>) -> Result<bool> {
     let path = storage::resolve(path.as_ref())?;
-    let had = crate::open::commits::kept(&path)?.is_some();
+    let had = commits::state::look(&PageCache::reading_by_call(), &path, commits::LogOf::File)?.is_some();
     if let Some(mut records) = Kernel.commit_log(&path, log, false)? {
         if log.is_some() {
             records.close();

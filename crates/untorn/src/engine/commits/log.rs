@@ -399,9 +399,9 @@ impl<M: Medium> Log<M> {
         Ok(appended)
     }
 
-    /// Makes the records of a segment durable. With them the confirmation before, where a fence costs the same for both:
-    /// of two that are on their way, a power cut may tear both copies. A device keeps each of them whole, in a sector of
-    /// its own.
+    /// Makes the records of a segment durable. With them the confirmation before, where a fence costs the same for
+    /// both: of two that are on their way, a power cut may tear both copies. A device keeps each of them whole, in a
+    /// sector of its own.
     fn fence_record(&self, barrier: Barrier, segment: &Segment<M::File>) -> Result<()> {
         let both = [&segment.file, &self.file];
         let is_memory = self.medium.class() == MediumClass::PersistentMemory;

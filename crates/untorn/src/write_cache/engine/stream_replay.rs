@@ -86,8 +86,8 @@ impl<M: Medium> Replayer<'_, M> {
         Ok(())
     }
 
-    /// The commit log of a file; `None` if it has none. One that cannot be opened keeps no file from its bytes: the next
-    /// open finds that the file was changed without it, and begins it anew.
+    /// The commit log of a file; `None` if it has none. One that cannot be opened keeps no file from its bytes: the
+    /// next open finds that the file was changed without it, and begins it anew.
     fn records_of<'s>(&self, streams: &'s mut Streams<'_>, uid: u64) -> Option<&'s mut (dyn CommitRecords + 'static)> {
         let records = streams.records.entry(uid).or_insert_with(|| {
             self.open_records(uid).unwrap_or_else(|error| {
