@@ -15,6 +15,7 @@ mod write_cache_multi_process;
 mod write_cache_new;
 mod write_cache_removed;
 mod write_cache_spill;
+mod write_cache_streams;
 mod write_cache_through;
 mod write_cache_trust;
 
