@@ -74,12 +74,12 @@ fn follow(stream: &mut CommitStream, mut last: u64, replica: &mut Stamps) -> Res
     Ok(given)
 }
 
-/// What a crash must respect at one moment.
+/// The commits that a crash must respect at one moment.
 #[derive(Clone, Default)]
 struct Expected {
     /// The commits that the reader has been given, with the region after each.
     given: Vec<(u64, Stamps)>,
-    /// What the region may hold.
+    /// The states that the region may be in.
     allowed: Vec<Stamps>,
 }
 

@@ -107,7 +107,7 @@ fn a_stream_gives_each_commit_of_a_region_once() {
                 near = region.commits(last).unwrap();
             }
         }
-        // What changed since is what the last commits did.
+        // All that changed since is in the last commits.
         let changed = region.changed_since(last - 3).unwrap();
         assert_eq!((changed.since, changed.through), (last - 3, last));
         assert!(region.changed_since(last).unwrap().ranges.is_empty());

@@ -49,7 +49,7 @@ pub(super) struct Control {
     pub(super) block: Option<Duration>,
     /// The last commit before the first record: one may read from there.
     pub(super) base: u64,
-    /// What tells the state of a [part](super::part) at that commit from another one; 0 for a file.
+    /// A number that tells the state of a [part](super::part) at that commit from others; 0 for a file.
     pub(super) state: u64,
     /// How the data file was closed; `None` while it is open, and after a crash.
     pub(super) closed: Option<Stamp>,
@@ -314,7 +314,7 @@ impl RawHead {
     }
 }
 
-/// What a commit did to a range.
+/// The change that a commit made to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeKind {
     /// It has these bytes.

@@ -254,7 +254,7 @@ impl<M: Medium> Log<M> {
         Ok(Some(Attached { log, identity, is_ours: ours.is_some() }))
     }
 
-    /// What the log says of the state of its part at the last confirmed commit; `None` if its record is damaged.
+    /// The state of the part at the last confirmed commit, as the log has it; `None` if its record is damaged.
     fn last_state(&self) -> Result<Option<u64>> {
         let Confirmed { number, at: end, .. } = self.confirmed;
         if end == 0 {

@@ -45,9 +45,9 @@ pub(crate) struct PartCommit<'a> {
     pub(crate) number: u64,
     /// The bytes that the part can have.
     pub(crate) len: u64,
-    /// What tells its state after the commit from any other one.
+    /// A number that tells its state after the commit from others.
     pub(crate) state: u64,
-    /// What it changes, ascending.
+    /// The ranges that it changes, ascending.
     pub(crate) ranges: &'a [(RangeKind, Range<u64>)],
 }
 

@@ -70,7 +70,7 @@ impl FromStr for LogPosition {
 }
 
 impl CommitStream {
-    /// Where the stream is: [`resume`](CommitStream::resume) goes on from there.
+    /// The place of the stream: [`resume`](CommitStream::resume) goes on from there.
     pub fn log_position(&self) -> LogPosition {
         LogPosition { log: self.log(), commit: self.position() }
     }

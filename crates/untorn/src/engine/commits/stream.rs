@@ -44,10 +44,10 @@ pub struct Commit {
     /// The shortest that the file was in this commit. Whoever repeats it sets this length first, then
     /// [`len`](Self::len): bytes in between that no change has are zeros.
     pub shortest: u64,
-    /// Of a region, the pages that became part of it, as ranges of bytes, ascending. They read as zeros where no change
-    /// has them.
+    /// The pages that became part of a region, as ranges of bytes, ascending. They read as zeros where no change has
+    /// them. A file has none.
     pub allocated: Vec<Range<u64>>,
-    /// Of a region, the pages that were part of it until this commit, as ranges of bytes, ascending.
+    /// The pages that were part of a region until this commit, as ranges of bytes, ascending. A file has none.
     pub freed: Vec<Range<u64>>,
     /// What it changed, ascending.
     pub changes: Vec<Change>,
@@ -458,7 +458,7 @@ impl<M: Medium> Commits for Reader<M> {
             }
             self.last = head.number;
             let (previous, time) = (head.previous, time_of(head.time));
-            // Of a part that is another number.
+            // The log of a part has another number there.
             let shortest = if self.of == LogOf::File { head.shortest } else { head.len };
             let of_kind = |is_so: &dyn Fn(RangeKind) -> bool| {
                 let mut found = Runs::new();

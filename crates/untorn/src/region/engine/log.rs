@@ -21,13 +21,13 @@ use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::storage::{self, Medium, MediumFile};
 
-/// What tells the state of a region at a commit from others. Without digests it tells which page of the store has which
-/// page of the region.
+/// A number that tells the state of a region at a commit from others. Without digests it tells which page of the store
+/// has which page of the region.
 fn state_of(total: u64, pages: u64) -> u64 {
     total ^ pages.rotate_left(32)
 }
 
-/// What readers of a log need to know of a region.
+/// A region, as readers of its log need to know it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) uid: [u8; 16],

@@ -15,7 +15,7 @@ use super::{AnyRegion, AnyStore, Core, Region, RegionInfo, Slot, StoreInfo, barr
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumFile};
 
-/// What the system would say of a file, said of a region.
+/// The system's error about a file, said of a region.
 pub(super) fn about(store: &Path, operation: &'static str, name: &str, errno: Errno) -> Error {
     let mut path = store.as_os_str().to_owned();
     path.push("#");

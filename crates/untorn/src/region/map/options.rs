@@ -31,7 +31,7 @@ const RESERVE_TO_SHARE: u64 = 1 << 32;
 #[derive(Clone, Copy, Debug)]
 pub struct RegionMapOptions {
     reserve: Option<u64>,
-    /// Of a store that this opens.
+    /// For a store that this opens.
     commit_log: Option<CommitLog>,
     dirty_tracking: DirtyTracking,
     lost_page: LostPage,
