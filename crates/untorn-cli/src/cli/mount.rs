@@ -21,6 +21,10 @@ pub(crate) struct Mount {
     /// operations on to SOURCE.
     #[arg(long = "exclude", value_name = "GLOB")]
     pub(crate) excluded: Vec<String>,
+    /// With `--mode atomic`, give the files whose path matches a commit log of 64 MiB, unless they have one: `untorn
+    /// commits` lists the commits of such a file, and `untorn watch` follows them; may be repeated.
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) commit_log: Vec<String>,
     /// The log's path. The log is created if it does not exist; writes left in it by an earlier mount are replayed
     /// first. One log serves one mount at a time [default: SOURCE/.untorn/mount.log, which the mount hides].
     #[arg(long, value_name = "PATH")]

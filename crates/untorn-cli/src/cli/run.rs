@@ -90,6 +90,10 @@ pub(crate) struct Run {
     /// Don't manage the files whose path matches, even if --match matches them; may be repeated.
     #[arg(long = "exclude", value_name = "GLOB")]
     pub(crate) excluded: Vec<String>,
+    /// With `--mode atomic`, give the files whose path matches a commit log of 64 MiB, unless they have one: `untorn
+    /// commits` lists the commits of such a file, and `untorn watch` follows them; may be repeated.
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) commit_log: Vec<String>,
     #[command(flatten)]
     pub(crate) log: RunLog,
     /// Refuse to open a matching file for writing if untorn can't give it its guarantee. Without this option, the file

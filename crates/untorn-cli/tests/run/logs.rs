@@ -29,6 +29,11 @@ fn a_run_that_cannot_be_is_refused_and_leaves_nothing_behind() {
         64,
         "--write-through is for --mode atomic",
     );
+    refused(
+        &["--mode", "boost", "--log", log, "--commit-log", "f", "--", "true"],
+        64,
+        "--commit-log is for --mode atomic",
+    );
     refused(&["--mode", "boost", "--log", log, "--durability", "commit", "--", "true"], 64, "write, fsync");
     refused(&["--mode", "boost", "--log", log, "--log-size", "1KB", "--", "true"], 64, "not a unit");
     refused(&["--mode", "boost", "--log", gone, "--", "true"], 74, "directory of the log");

@@ -13,4 +13,5 @@ mod renames;
 mod reports;
 mod running;
 mod space;
+mod streams;
 mod users;

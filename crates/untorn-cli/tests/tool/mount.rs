@@ -120,6 +120,8 @@ fn wrong_requests_are_refused_before_anything_is_made() {
         (vec![&log_below, source, mountpoint], 64, "inside MOUNTPOINT"),
         (vec!["--log=/nonexistent/log", source, mountpoint], 74, "/nonexistent"),
         (vec!["--mode=boost", "--write-through", source, mountpoint], 64, "--write-through"),
+        (vec!["--mode=boost", "--commit-log=f", source, mountpoint], 64, "--commit-log"),
+        (vec!["--commit-log={a", source, mountpoint], 64, "{a"),
         (vec!["--match={a", source, mountpoint], 64, "{a"),
         (vec!["--foreground", "--background", source, mountpoint], 64, "--background"),
         (vec!["--half", source, mountpoint], 64, "--half"),

@@ -38,6 +38,12 @@ pub(super) fn mount(args: &Mount) -> Result<Exit> {
     if args.mode == RunMode::Boost && args.write_through {
         return Err(Failure::usage("--write-through is for --mode atomic: --mode boost always writes through"));
     }
+    if args.mode == RunMode::Boost && !args.commit_log.is_empty() {
+        return Err(Failure::usage(
+            "--commit-log is for --mode atomic, where a sync is a commit; in a boost mount, mark a file atomic by \
+             `setfattr -n user.untorn.atomic -v 1`, and give it a log by `setfattr -n user.untorn.commit_log -v 1`",
+        ));
+    }
     if !args.foreground && !args.half {
         return background::start();
     }
@@ -116,6 +122,10 @@ fn options(args: &Mount, places: &Places) -> Result<ServeOptions> {
     let globs = Globs::new(&places.source, &args.globs, &args.excluded);
     let mut options = ServeOptions::new(mode, &places.log);
     options.globs = globs.map_err(|error| Failure::usage(error.to_string()))?;
+    if !args.commit_log.is_empty() {
+        let globs = Globs::new(&places.source, &args.commit_log, &[]);
+        options.commit_logs = Some(globs.map_err(|error| Failure::usage(error.to_string()))?);
+    }
     options.write_through = args.write_through;
     options.local_locks = args.local_locks;
     options.log_options = boost::new_log(args.log_size);

@@ -20,6 +20,8 @@ pub(super) struct Chosen {
     pub(super) globs: Vec<String>,
     /// Globs of files that are left plain, by real paths.
     pub(super) excluded: Vec<String>,
+    /// Globs of files that get a commit log, by real paths.
+    pub(super) commit_logs: Vec<String>,
 }
 
 impl Chosen {
@@ -49,7 +51,16 @@ impl Chosen {
             return Err(Failure::usage(what));
         }
         let excluded = excluded.iter().map(|glob| Ok(located(here, glob)?.1)).collect::<Result<_>>()?;
-        Ok(Chosen { directories: outermost(directories), globs: real_globs, excluded })
+        Ok(Chosen { directories: outermost(directories), globs: real_globs, excluded, commit_logs: Vec::new() })
+    }
+
+    /// With globs of files that get a commit log.
+    ///
+    /// # Errors
+    /// As for [`of`](Self::of).
+    pub(super) fn with_commit_logs(self, here: &Path, globs: &[String]) -> Result<Self> {
+        let commit_logs = globs.iter().map(|glob| Ok(located(here, glob)?.1)).collect::<Result<_>>()?;
+        Ok(Chosen { commit_logs, ..self })
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
     refuse_more_rights()?;
     check(args)?;
     let here = std::env::current_dir().map_err(|error| Failure::io("cannot find the working directory", &error))?;
-    let chosen = Chosen::of(&here, &args.globs, &args.excluded)?;
+    let chosen = Chosen::of(&here, &args.globs, &args.excluded)?.with_commit_logs(&here, &args.commit_log)?;
     globs(&chosen)?;
     let places = chosen.directories.iter().map(|directory| Place::of(directory)).collect::<Result<Vec<_>>>()?;
     let log = given_log(args, &places)?;
@@ -78,6 +78,9 @@ fn check(args: &Run) -> Result<()> {
         }
         RunMode::Boost if args.write_through => {
             return Err(Failure::usage("--write-through is for --mode atomic: --mode boost always writes through"));
+        }
+        RunMode::Boost if !args.commit_log.is_empty() => {
+            return Err(Failure::usage("--commit-log is for --mode atomic, where a sync is a commit"));
         }
         RunMode::Boost if args.log.log.is_none() => {
             return Err(Failure::usage(

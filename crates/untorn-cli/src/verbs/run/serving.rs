@@ -178,6 +178,10 @@ fn options(args: &Run, chosen: &Chosen, log: &Log) -> Result<ServeOptions> {
     let mut options = ServeOptions::new(mode, &log.facts.path);
     options.cache = Some(log.cache.clone());
     options.globs = globs(chosen)?;
+    if !chosen.commit_logs.is_empty() {
+        let globs = Globs::new(Path::new("/"), &chosen.commit_logs, &[]);
+        options.commit_logs = Some(globs.map_err(|error| Failure::usage(error.to_string()))?);
+    }
     options.strict = args.strict;
     options.write_through = args.write_through;
     options.local_locks = args.local_locks;
