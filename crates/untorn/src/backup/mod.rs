@@ -345,6 +345,36 @@ pub fn restore<P: AsRef<Path>>(backups: &[P], path: &Path, options: &BackupOptio
     Ok(chain.last().summary(written))
 }
 
+/// Makes the new file `path` of bytes that come from elsewhere, whole or not at all. `fill` writes them into an empty
+/// file, which gets its name once it is durable, and returns the number of the commit that it has: the file's commits
+/// go on above it. The file is readable and writable for this user alone.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// use std::io::Write;
+/// use untorn::backup::{self, BackupOptions};
+/// backup::assemble(&path, &BackupOptions::new(), |mut file| {
+///     file.write_all(b"from elsewhere").map_err(|error| untorn::Error::io("write", &path, error))?;
+///     Ok(41)
+/// })?;
+/// assert_eq!(untorn::inspect(&path)?.commit, 41);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// Those of `fill`; [`Error::Io`], with EEXIST if the file is there and is not to be
+/// [replaced](BackupOptions::replace); [`Error::InUse`] if a process has that file open.
+pub fn assemble(path: &Path, options: &BackupOptions, mut fill: impl FnMut(&File) -> Result<u64>) -> Result<u64> {
+    not_in_use(path)?;
+    make(path, &options.clone().resume(false), |file, _| {
+        let commit = fill(file)?;
+        number_above(file, path, commit)?;
+        Ok(commit)
+    })
+}
+
 /// A manifest as it is written again after it was read; `None` if it is refused.
 pub(crate) fn reread(text: &str) -> Option<String> {
     Manifest::parse(Path::new(""), text).ok().map(|manifest| manifest.to_text())
