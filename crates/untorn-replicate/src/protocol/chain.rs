@@ -1,0 +1,225 @@
+//! The reader of a replica: from a snapshot along the chain of objects.
+//!
+//! # Invariants
+//!
+//! 1. A reader believes an object of an epoch whose end is not recorded only if the record, read again after the
+//!    object, is the one that it knows. Then the object came before the end of its epoch.
+//! 2. Each object names the checksum of the one before it, across epochs too.
+//! 3. A reader that has fallen below the oldest usable snapshot begins anew ([`Step::Lost`]).
+
+use super::access::{Access, Check};
+use super::owner::{Position, object_at};
+use crate::error::{Error, Result};
+use crate::format::body::Snapshot;
+use crate::format::object::{Kind, Object};
+use crate::format::record::{Record, SnapshotEntry};
+use crate::format::{OWNER, Place, part, part_name};
+use crate::store::{Read, Tag};
+
+/// Which state is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Latest,
+    /// The last commit with this number or a lower one.
+    Commit(u64),
+    /// The last commit at this time or before, in nanoseconds since 1970.
+    Time(u64),
+}
+
+impl Target {
+    /// Whether a commit is not too late.
+    pub(crate) fn has(self, number: u64, time: u64) -> bool {
+        match self {
+            Target::Latest => true,
+            Target::Commit(last) => number <= last,
+            Target::Time(last) => time <= last,
+        }
+    }
+}
+
+/// What a reader found.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// The next objects of the chain, commits and snapshots; none if there are no further ones yet.
+    Objects(Vec<Object>),
+    /// The objects that come next were deleted. Begin anew from a snapshot.
+    Lost,
+}
+
+/// A place in the chain, and the record that shows the way.
+#[derive(Clone, Debug)]
+pub(crate) struct Cursor {
+    record: Record,
+    tag: Tag,
+    place: Place,
+    position: Position,
+    /// Bytes that were read.
+    pub(crate) read: u64,
+}
+
+/// Takes the bytes of a snapshot: offset and piece.
+pub(crate) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
+
+impl Cursor {
+    /// A cursor before the newest snapshot that fits the target, and that snapshot.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; those of the store.
+    pub(crate) fn begin(access: &Access, target: Target) -> Result<(Self, SnapshotEntry)> {
+        let missing = |what: String| Error::NotFound { url: access.url(), what };
+        let (record, tag) = access.record()?.ok_or_else(|| missing("there is no replica".to_owned()))?;
+        let fits = |entry: &&SnapshotEntry| !entry.is_dropped && target.has(entry.commit, entry.time);
+        let Some(entry) = record.snapshots.iter().rfind(fits).cloned() else {
+            let oldest = record.oldest().map(|entry| entry.commit);
+            return Err(missing(match oldest {
+                None => "the replica has no snapshot yet".to_owned(),
+                Some(oldest) => format!("nothing so old is there; the oldest snapshot is of commit {oldest}"),
+            }));
+        };
+        let position = Position { commit: entry.commit, sum: [0; 16] };
+        Ok((Cursor { record, tag, place: entry.place, position, read: 0 }, entry))
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
+    pub(crate) fn position(&self) -> Position {
+        self.position
+    }
+
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Reads the snapshot at the cursor's place. `false` if it was deleted meanwhile. `size` is told the length first.
+    pub(crate) fn load(
+        &mut self,
+        access: &Access,
+        size: &mut dyn FnMut(u64) -> Result<()>,
+        sink: &mut Sink<'_>,
+    ) -> Result<bool> {
+        let Some(object) = object_at(access, &self.record, self.place)? else { return Ok(false) };
+        if !self.load_object(access, &object, size, sink)? {
+            return Ok(false);
+        }
+        self.position = Position { commit: object.header.last, sum: object.sum };
+        Ok(true)
+    }
+
+    /// Reads the parts of a snapshot. `false` if one was deleted meanwhile.
+    pub(crate) fn load_object(
+        &mut self,
+        access: &Access,
+        object: &Object,
+        size: &mut dyn FnMut(u64) -> Result<()>,
+        sink: &mut Sink<'_>,
+    ) -> Result<bool> {
+        let name = object.header.place.object();
+        let snapshot = (object.header.kind == Kind::Snapshot).then(|| Snapshot::decode(&object.body)).flatten();
+        let corrupt = |name: String, what: &str| Error::Corrupt { name, what: what.to_owned() };
+        let snapshot = snapshot.ok_or_else(|| corrupt(name, "it is no snapshot, or a damaged one"))?;
+        self.read += object.stored;
+        size(snapshot.len)?;
+        for index in snapshot.parts {
+            let name = part_name(object.header.place.epoch, snapshot.attempt, index);
+            let Some(found) = access.get(&name)? else { return Ok(false) };
+            let piece = part::decode(&name, &found.bytes)?;
+            self.read += found.bytes.len() as u64;
+            // `decode` has checked that the part begins within the file.
+            let at = index * snapshot.part;
+            if piece.len() as u64 > snapshot.part.min(snapshot.len - at) {
+                return Err(corrupt(name, "it is longer than the part that it stands for"));
+            }
+            sink(at, &piece)?;
+        }
+        Ok(true)
+    }
+
+    /// The next objects, until they have about `most` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if an object does not follow the one before it; those of the store.
+    pub(crate) fn next(&mut self, access: &Access, most: u64) -> Result<Step> {
+        loop {
+            let (mut place, mut position) = (self.place, self.position);
+            let (mut objects, mut bytes) = (Vec::new(), 0);
+            let (mut is_open, mut is_missing) = (false, false);
+            while bytes < most {
+                let cut = self.record.cut(place.epoch);
+                if let Some(cut) = cut.filter(|cut| place.seq >= cut.seq) {
+                    let Some(epoch) = self.record.epoch_after(place.epoch) else { break };
+                    if place.seq > cut.seq || (cut.seq > 0 && position.sum != cut.sum) {
+                        let what = "it was cut off the chain after it was read".to_owned();
+                        return Err(Error::Corrupt { name: place.object(), what });
+                    }
+                    place = Place { epoch, seq: 0 };
+                    continue;
+                }
+                is_open |= cut.is_none();
+                let Some(object) = object_at(access, &self.record, place.next())? else {
+                    // With a recorded end behind it, it was deleted.
+                    (is_open, is_missing) = (true, cut.is_some());
+                    break;
+                };
+                if object.header.kind == Kind::Seal {
+                    is_open = true;
+                    break;
+                }
+                let is_next = object.header.before == position.sum && object.header.previous == position.commit;
+                if !is_next {
+                    // Unless it is of a stale writer, which the record tells.
+                    is_open = true;
+                    if self.is_current(access)? {
+                        let what = "it does not follow the object before it".to_owned();
+                        return Err(Error::Corrupt { name: place.next().object(), what });
+                    }
+                    break;
+                }
+                (place, position) = (place.next(), Position { commit: object.header.last, sum: object.sum });
+                bytes += object.stored;
+                objects.push(object);
+            }
+            let believes = !access.makes(Check::Validate) && !objects.is_empty();
+            let is_same = !is_open || believes || self.update(access)?;
+            if self.is_lost() {
+                return Ok(Step::Lost);
+            }
+            if !is_same {
+                continue;
+            }
+            if is_missing && objects.is_empty() {
+                let what = "it is missing, and the record says that it is needed".to_owned();
+                return Err(Error::Corrupt { name: place.next().object(), what });
+            }
+            (self.place, self.position) = (place, position);
+            self.read += bytes;
+            return Ok(Step::Objects(objects));
+        }
+    }
+
+    /// Whether objects that come next may be deleted.
+    fn is_lost(&self) -> bool {
+        self.record.oldest().is_none_or(|oldest| self.place < oldest.place)
+    }
+
+    /// Whether the record is still the one that this cursor knows.
+    fn is_current(&self, access: &Access) -> Result<bool> {
+        Ok(access.get_if_changed(OWNER, &self.tag)? == Read::Unchanged)
+    }
+
+    /// Reads the record again. Returns whether it was the same.
+    fn update(&mut self, access: &Access) -> Result<bool> {
+        match access.get_if_changed(OWNER, &self.tag)? {
+            Read::Unchanged => Ok(true),
+            Read::Missing => {
+                let what = "its ownership record was removed".to_owned();
+                Err(Error::NotFound { url: access.url(), what })
+            }
+            Read::Changed(found) => {
+                (self.record, self.tag) = (Record::decode(&found.bytes)?, found.tag);
+                Ok(false)
+            }
+        }
+    }
+}

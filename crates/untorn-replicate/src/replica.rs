@@ -1,0 +1,271 @@
+//! [`Replica`]: a file whose commits go to a store in the background.
+
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use untorn::AtomicFile;
+
+use crate::error::{Error, Result};
+use crate::options::ReplicaOptions;
+use crate::protocol::access::Access;
+use crate::ship::{Shipped, Shipper, Source};
+use crate::store;
+
+/// The longest pause between tries while the store fails.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// How a replication goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplicaStatus {
+    /// The epoch of this writer.
+    pub epoch: u64,
+    /// The last commit that is in every later restoration for certain.
+    pub acknowledged: u64,
+    /// Objects with commits that were shipped.
+    pub objects: u64,
+    /// Commits in them.
+    pub commits: u64,
+    /// Snapshots that were shipped.
+    pub snapshots: u64,
+    /// Bytes of commits and snapshots, before compression.
+    pub bytes: u64,
+    /// The last failure, if nothing has succeeded since.
+    pub failure: Option<String>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    status: ReplicaStatus,
+    /// How many calls have asked for everything to be shipped, and up to which of them it was.
+    asked: u64,
+    done: u64,
+    /// Tries that have failed, and for which call the last of them was.
+    failed: Option<(u64, Arc<Error>)>,
+    /// Nothing is shipped any more.
+    ended: Option<Arc<Error>>,
+    stops: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file whose commits go to a store, one object for a group of them, while programs go on.
+///
+/// A local `sync` stays local, and never waits for the store. [`sync_replicated`](Self::sync_replicated) waits until
+/// the store has everything. Dropping it ends the replication at once; what was not shipped is shipped the next time.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("ledger");
+/// # let url = format!("file://{}/bucket", dir.path().display());
+/// use untorn::Options;
+/// use untorn_replicate::{Replica, ReplicaOptions, RestoreOptions, restore};
+/// let file = Options::new().commit_log(1 << 20).create(&path, 4096)?;
+/// let replica = Replica::attach(&file, &url, ReplicaOptions::new())?;
+/// file.write_at(b"hello", 100)?;
+/// file.sync()?; // on this disk
+/// replica.sync_replicated()?; // and in the store
+/// replica.detach()?;
+/// let copy = dir.path().join("copy");
+/// restore(&url, &copy, &RestoreOptions::new())?;
+/// assert_eq!(&std::fs::read(&copy)?[100..105], b"hello");
+/// # Ok(()) }
+/// ```
+pub struct Replica {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Replica {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replica").field("status", &self.status()).finish_non_exhaustive()
+    }
+}
+
+impl Replica {
+    /// Replicates an open file, which needs a [commit log](untorn::Options::commit_log), to the store at this URL. The
+    /// first time it ships a snapshot; later it goes on from the last commit that the store has.
+    ///
+    /// # Errors
+    /// [`Error::NotDescendant`] if the replica has commits that the file lacks; [`Error::UnsafeStore`] if the store
+    /// ignores conditions; [`Error::File`] if the file has no commit log, or another process replicates it;
+    /// [`Error::Io`] if its file system keeps no extended attributes; those of the store.
+    pub fn attach(file: &AtomicFile, url: &str, options: ReplicaOptions) -> Result<Self> {
+        Self::of(Source::Handle(file.clone()), url, options)
+    }
+
+    /// The same for a file that any process may have open, or none.
+    ///
+    /// # Errors
+    /// As for [`attach`](Self::attach); [`untorn::Error::NeedsRecovery`] for a file that a crash left.
+    pub fn attach_path(path: impl AsRef<Path>, url: &str, options: ReplicaOptions) -> Result<Self> {
+        Self::of(Source::Path(path.as_ref().to_owned()), url, options)
+    }
+
+    fn of(source: Source, url: &str, options: ReplicaOptions) -> Result<Self> {
+        let store = store::open(url)?;
+        store::probe(&*store)?;
+        let interval = options.interval;
+        let shipper = Shipper::attach(source, &Access::new(store), options)?;
+        let shared = Arc::new(Shared::default());
+        shared.lock().status = status(&shipper, 0, None);
+        let (of_thread, named) = (Arc::clone(&shared), std::thread::Builder::new().name("untorn-replicate".to_owned()));
+        let thread = named.spawn(move || run(shipper, &of_thread, interval));
+        let failed = |source| Error::Io { operation: "start the thread that replicates", path: url.into(), source };
+        Ok(Replica { shared, thread: Some(thread.map_err(failed)?) })
+    }
+
+    /// Waits until the store has every commit that was made before the call, and the ownership record still names this
+    /// writer. Returns the number of the last one. Those commits are in every later restoration.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if another writer has taken the replica over: the handle is of no further use. Otherwise why a
+    /// try failed; the commits are still shipped in the background, and the call may be made again.
+    pub fn sync_replicated(&self) -> Result<u64> {
+        let mut state = self.shared.lock();
+        state.asked += 1;
+        let mine = state.asked;
+        self.shared.changed.notify_all();
+        loop {
+            if state.done >= mine {
+                return Ok(state.status.acknowledged);
+            }
+            if let Some(error) = &state.ended {
+                return Err(again(error));
+            }
+            if let Some((asked, error)) = &state.failed
+                && *asked >= mine
+            {
+                return Err(again(error));
+            }
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// How it goes.
+    pub fn status(&self) -> ReplicaStatus {
+        self.shared.lock().status.clone()
+    }
+
+    /// Why nothing is shipped any more; `None` while it goes on, also if the store fails for now.
+    pub fn ended(&self) -> Option<Error> {
+        self.shared.lock().ended.as_deref().map(again)
+    }
+
+    /// Ships what there is, and ends the replication. The next writer of this file goes on.
+    ///
+    /// # Errors
+    /// As for [`sync_replicated`](Self::sync_replicated); the replication has ended then, too.
+    pub fn detach(mut self) -> Result<ReplicaStatus> {
+        let synced = self.sync_replicated();
+        self.stop();
+        synced.map(|_| self.status())
+    }
+
+    fn stop(&mut self) {
+        self.shared.lock().stops = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has ended the replication, as `ended` says.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The error for one more call that it concerns.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Fenced { url, epoch, by } => Error::Fenced { url: url.clone(), epoch: *epoch, by: by.clone() },
+        Error::Store(error) => Error::Store(error.clone()),
+        error => Error::Poisoned { cause: error.to_string() },
+    }
+}
+
+fn status(shipper: &Shipper, acknowledged: u64, failure: Option<String>) -> ReplicaStatus {
+    let Shipped { objects, commits, snapshots, bytes } = shipper.shipped;
+    let epoch = shipper.owner().place().epoch;
+    ReplicaStatus { epoch, acknowledged, objects, commits, snapshots, bytes, failure }
+}
+
+/// Tells the callers that nothing is shipped any more, also if the thread panics.
+struct Ending<'a>(&'a Shared);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let ended = Error::Poisoned { cause: "its thread has ended".to_owned() };
+        self.0.lock().ended.get_or_insert_with(|| Arc::new(ended));
+        self.0.changed.notify_all();
+    }
+}
+
+/// Ships until it is to stop, or cannot go on.
+fn run(mut shipper: Shipper, shared: &Shared, interval: Duration) {
+    let _ending = Ending(shared);
+    let mut pause = interval;
+    loop {
+        let (asked, done) = {
+            let state = shared.lock();
+            if state.stops {
+                return;
+            }
+            (state.asked, state.done)
+        };
+        let tried = shipper.ship().and_then(|commit| {
+            // A caller that waits is told only what the record confirms after its call.
+            let commit = if asked > done { shipper.confirm()? } else { commit };
+            if shipper.is_snapshot_due() {
+                shipper.snapshot()?;
+            }
+            Ok(commit)
+        });
+        let mut state = shared.lock();
+        match tried {
+            Ok(commit) => {
+                state.status = status(&shipper, commit, None);
+                (state.done, state.failed) = (state.done.max(asked), None);
+                pause = interval;
+            }
+            Err(error) => {
+                let acknowledged = state.status.acknowledged;
+                state.status = status(&shipper, acknowledged, Some(error.to_string()));
+                tracing::warn!(%error, "cannot replicate");
+                let error = Arc::new(error);
+                if !matches!(*error, Error::Store(_)) || shipper.owner().is_fenced() {
+                    state.ended = Some(error);
+                    return;
+                }
+                state.failed = Some((asked, error));
+                pause = (pause * 2).clamp(Duration::from_millis(100), LONGEST);
+            }
+        }
+        shared.changed.notify_all();
+        let until = Instant::now() + pause;
+        // A call is served at once, and also one after a failure.
+        while !state.stops && state.asked <= asked {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! From the commit log of a file to the chain of a replica.
+//!
+//! # Invariants
+//!
+//! 1. A commit is acknowledged to the commit log after it was acknowledged by the replica, so that a crash in between
+//!    ships it again. What the chain has already is left out by its number.
+//! 2. A commit that was taken from the stream is in an object before the next one is taken, or it is held.
+//! 3. A snapshot of a commit comes behind all commits up to it, and before each later one.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use untorn::commits::CommitStream;
+use untorn::report::State;
+use untorn::{AtomicFile, Snapshot};
+
+use crate::error::{Error, Result};
+use crate::format::body::{Commit, Snapshot as SnapshotBody, encode_commits};
+use crate::format::part::PART;
+use crate::note;
+use crate::options::ReplicaOptions;
+use crate::protocol::access::Access;
+use crate::protocol::owner::{Claim, Owner};
+
+/// The file that is replicated.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// It is open here.
+    Handle(AtomicFile),
+    /// Any process may have it open.
+    Path(PathBuf),
+}
+
+impl Source {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Source::Handle(file) => file.path(),
+            Source::Path(path) => path,
+        }
+    }
+
+    /// A snapshot of the last commit, and nothing that only a recovery could confirm.
+    fn snapshot(&self) -> Result<Snapshot> {
+        match self {
+            Source::Handle(file) => Ok(file.snapshot()?),
+            Source::Path(path) => {
+                self.check()?;
+                let snapshot = Snapshot::open(path)?;
+                // The process that had it open may have died in between.
+                self.check()?;
+                Ok(snapshot)
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`untorn::Error::NeedsRecovery`] for a file that a crash left: its log may lack its last commit.
+    fn check(&self) -> Result<()> {
+        let Source::Path(path) = self else { return Ok(()) };
+        if untorn::inspect(path)?.state == State::NeedsRecovery {
+            return Err(untorn::Error::NeedsRecovery { path: path.clone() }.into());
+        }
+        Ok(())
+    }
+}
+
+/// What was shipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shipped {
+    pub(crate) objects: u64,
+    pub(crate) commits: u64,
+    pub(crate) snapshots: u64,
+    /// Bytes of commits and snapshots, before compression.
+    pub(crate) bytes: u64,
+}
+
+pub(crate) struct Shipper {
+    source: Source,
+    owner: Owner,
+    stream: CommitStream,
+    options: ReplicaOptions,
+    /// A commit that comes behind a snapshot.
+    held: Option<Commit>,
+    /// Bytes since the last snapshot.
+    since_snapshot: u64,
+    /// The file has commits that the stream does not give, so a snapshot is next.
+    needs_snapshot: bool,
+    /// The consumer's position in the log.
+    acknowledged: u64,
+    pub(crate) shipped: Shipped,
+}
+
+pub(crate) fn nanoseconds(time: Option<SystemTime>) -> u64 {
+    let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn commit_of(commit: untorn::commits::Commit) -> Commit {
+    let changes = commit.changes.into_iter().map(|change| (change.range.start, change.bytes)).collect();
+    let (number, time) = (commit.number, nanoseconds(commit.time));
+    Commit { number, time, len: commit.len, shortest: commit.shortest, changes }
+}
+
+impl Shipper {
+    /// Takes the replica over, and begins where its chain ends.
+    pub(crate) fn attach(source: Source, access: &Access, options: ReplicaOptions) -> Result<Self> {
+        source.check()?;
+        let path = source.path().to_owned();
+        let failed = |source| Error::Io { operation: "open", path: path.clone(), source };
+        let file = File::open(&path).map_err(failed)?;
+        let found = access.record()?.map(|(record, _)| record.replica);
+        let replica = found.map_or_else(|| access.nonce(), Ok)?;
+        // The consumer first: it keeps the commits from now on, and other writers of this file out.
+        let stream = match CommitStream::consumer(&path, &options.consumer) {
+            Err(untorn::Error::CommitsMissing { oldest: Some(oldest), .. }) => Err(oldest),
+            stream => Ok(stream?),
+        };
+        let (known, position) = note::known(&file, &path, replica)?;
+        let token = access.nonce()?;
+        note::add_token(&file, &path, replica, token)?;
+        let name = options.name.clone();
+        let claim = Claim { replica, token, name, known, position: position.map(|noted| noted.position) };
+        let owner = Owner::acquire(access, &claim)?;
+        if owner.record().replica != replica {
+            // Another file's replica was made here in this moment, and it is not this file's.
+            let what = "another file's replica was made there meanwhile".to_owned();
+            return Err(Error::NotDescendant { url: access.url(), what });
+        }
+        note::keep_token(&file, &path, replica, token)?;
+        let chain = owner.position().commit;
+        // The numbers of a file that followed the replica are not those of the chain.
+        let counts_alike = position.is_none_or(|noted| noted.commit == noted.position.commit);
+        let goes_on = counts_alike && owner.record().oldest().is_some();
+        let (stream, needs_snapshot) = match stream {
+            // A new consumer begins at the start of the log, which may be behind the end of the chain.
+            Ok(stream) if goes_on && stream.position() <= chain => (stream, false),
+            Ok(stream) => (stream, true),
+            Err(oldest) => (CommitStream::consumer_from(&path, &options.consumer, oldest)?, true),
+        };
+        let acknowledged = stream.position();
+        let (held, since_snapshot, shipped) = (None, 0, Shipped::default());
+        Ok(Shipper { source, owner, stream, options, held, since_snapshot, needs_snapshot, acknowledged, shipped })
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// Ships all commits that there are, and returns the last one that the replica has for certain.
+    pub(crate) fn ship(&mut self) -> Result<u64> {
+        // What an earlier failure left comes first.
+        self.owner.flush()?;
+        let mut has_shipped = false;
+        loop {
+            if self.needs_snapshot {
+                self.snapshot()?;
+                has_shipped = true;
+            }
+            match self.drain(u64::MAX) {
+                // The log has dropped commits before they were read.
+                Err(Error::File(untorn::Error::CommitsMissing { oldest: Some(oldest), .. })) => {
+                    self.stream = CommitStream::consumer_from(self.source.path(), &self.options.consumer, oldest)?;
+                    self.needs_snapshot = true;
+                }
+                drained => {
+                    has_shipped |= drained?;
+                    break;
+                }
+            }
+        }
+        if has_shipped || self.stream.position() > self.acknowledged {
+            let commit = self.owner.acknowledge()?;
+            // A commit that is held was given and is not shipped: it is acknowledged next time.
+            if self.held.is_none() && self.stream.position() > self.acknowledged {
+                self.stream.acknowledge(self.stream.position())?;
+                self.acknowledged = self.stream.position();
+            }
+            return Ok(commit);
+        }
+        Ok(self.owner.position().commit)
+    }
+
+    /// Reads the record again although nothing was shipped: whether this writer still owns the replica.
+    pub(crate) fn confirm(&mut self) -> Result<u64> {
+        self.owner.acknowledge()
+    }
+
+    /// Whether a new snapshot is due, which makes restorations shorter.
+    pub(crate) fn is_snapshot_due(&self) -> bool {
+        let len = || std::fs::metadata(self.source.path()).map_or(0, |found| found.len());
+        let limit = self.options.snapshot_bytes.unwrap_or_else(|| len().max(64 << 20));
+        self.since_snapshot >= limit
+    }
+
+    /// Ships the commits that there are, up to this number. Returns whether there was one.
+    fn drain(&mut self, up_to: u64) -> Result<bool> {
+        let mut has_shipped = false;
+        loop {
+            let (mut batch, mut bytes): (Vec<Commit>, u64) = (Vec::new(), 0);
+            while bytes < self.options.object_bytes {
+                let next = match self.held.take() {
+                    Some(held) => Ok(Some(held)),
+                    None => self.stream.next().map(|next| next.map(commit_of)),
+                };
+                match next {
+                    Ok(Some(commit)) if commit.number <= self.owner.position().commit => {}
+                    Ok(Some(commit)) if commit.number > up_to => {
+                        self.held = Some(commit);
+                        break;
+                    }
+                    Ok(Some(commit)) => {
+                        bytes += commit.size();
+                        batch.push(commit);
+                    }
+                    Ok(None) => break,
+                    // What was read before is shipped first: it will not be read again.
+                    Err(error) if batch.is_empty() => return Err(error.into()),
+                    Err(_) => break,
+                }
+            }
+            let (Some(first), Some(last)) = (batch.first(), batch.last()) else { return Ok(has_shipped) };
+            let (ends, time) = ((first.number, last.number), last.time);
+            self.shipped.objects += 1;
+            self.shipped.commits += batch.len() as u64;
+            self.shipped.bytes += bytes;
+            self.since_snapshot += bytes;
+            has_shipped = true;
+            self.owner.append(ends, time, &encode_commits(&batch))?;
+        }
+    }
+
+    /// Ships a snapshot of the last commit, and deletes what is too old.
+    pub(crate) fn snapshot(&mut self) -> Result<()> {
+        let snapshot = self.source.snapshot()?;
+        let (commit, len) = (snapshot.commit(), snapshot.len());
+        let mut rebases = self.needs_snapshot;
+        if !rebases {
+            match self.drain(commit) {
+                Err(Error::File(untorn::Error::CommitsMissing { .. })) => rebases = true,
+                drained => drained.map(|_| ())?,
+            }
+        }
+        // Numbers begin anew for a file whose number is not kept, and the log with them.
+        rebases |= commit < self.owner.position().commit;
+        let attempt = self.owner.begin_snapshot();
+        let mut parts = Vec::new();
+        let mut piece = vec![0; PART.min(len.max(1)) as usize];
+        let mut index = 0;
+        while index * PART < len {
+            let Some(data) = snapshot.next_data(index * PART)? else { break };
+            // Parts between are holes.
+            index = data.start / PART;
+            let at = index * PART;
+            let piece = &mut piece[..(len - at).min(PART) as usize];
+            snapshot.read_at(piece, at)?;
+            if piece.iter().any(|byte| *byte != 0) {
+                self.owner.put_part(attempt, index, piece)?;
+                parts.push(index);
+                self.shipped.bytes += piece.len() as u64;
+            }
+            index += 1;
+        }
+        let now = nanoseconds(Some(snapshot.since()));
+        let since = now.saturating_sub(u64::try_from(self.options.retain.as_nanos()).unwrap_or(u64::MAX));
+        // The newest snapshot that is as old as that stays: the states since then begin with it.
+        let entries = &self.owner.record().snapshots;
+        let base = entries.iter().filter(|entry| entry.time <= since).map(|entry| entry.place).max();
+        let body = SnapshotBody { len, part: PART, rebases, attempt, parts };
+        self.owner.put_snapshot(&body, commit, now, |entry| base.is_some_and(|base| entry.place < base))?;
+        (self.needs_snapshot, self.since_snapshot) = (false, 0);
+        self.shipped.snapshots += 1;
+        self.owner.acknowledge()?;
+        self.owner.sweep()?;
+        Ok(())
+    }
+}

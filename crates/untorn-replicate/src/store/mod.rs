@@ -1,0 +1,151 @@
+//! [`Store`]: what the protocol needs of an object store, and how a URL names one.
+
+mod directory;
+mod probe;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use directory::DirectoryStore;
+pub use probe::probe;
+
+use crate::error::{Error, Result};
+
+/// The version of an object: two versions with different bytes have different tags.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub String);
+
+/// An object as it was read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Fetched {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Its version.
+    pub tag: Tag,
+}
+
+/// The answer to a conditional read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Read {
+    /// The object still has the version that the caller knows.
+    Unchanged,
+    /// It has another version now.
+    Changed(Fetched),
+    /// There is no such object.
+    Missing,
+}
+
+/// The answer to a conditional write.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Put {
+    /// The object is durable, and has this version.
+    Stored(Tag),
+    /// The condition did not hold, and nothing was written.
+    Refused,
+}
+
+/// An object in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// A request that failed. The store may have carried a write out or not, and may still do so later.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StoreError {
+    /// What was tried, as in "cannot OPERATION".
+    pub operation: &'static str,
+    /// The object.
+    pub name: String,
+    /// Whether the same request may succeed when it is repeated.
+    pub is_transient: bool,
+    /// What the store or the network said. It holds no secrets.
+    pub cause: String,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} the object {}: {}", self.operation, self.name, self.cause)
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// The result of a request.
+pub type Answer<T> = std::result::Result<T, StoreError>;
+
+/// An object store below a prefix, with conditional writes.
+///
+/// Names are relative: parts of ASCII letters, digits, `-`, `_` and `.` with `/` between them. A read that begins after
+/// a write has returned sees that write. A write is durable when it returns.
+pub trait Store: Send + Sync {
+    /// The URL, for messages. It holds no secrets.
+    fn url(&self) -> &str;
+
+    /// Reads an object; `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn get(&self, name: &str) -> Answer<Option<Fetched>>;
+
+    /// Reads an object unless it still has this version.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn get_if_changed(&self, name: &str, tag: &Tag) -> Answer<Read>;
+
+    /// Writes an object if there is none of that name.
+    ///
+    /// # Errors
+    /// Those of the store: the object may be there or not.
+    fn put_if_absent(&self, name: &str, bytes: &[u8]) -> Answer<Put>;
+
+    /// Replaces an object if it still has this version.
+    ///
+    /// # Errors
+    /// Those of the store: the object may have been replaced or not.
+    fn update_if_match(&self, name: &str, bytes: &[u8], tag: &Tag) -> Answer<Put>;
+
+    /// Removes an object. One that is not there is no error.
+    ///
+    /// # Errors
+    /// Those of the store: the object may be there or not.
+    fn delete(&self, name: &str) -> Answer<()>;
+
+    /// Lists the objects whose names begin with this. The protocol never lists; reports do.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn list(&self, prefix: &str) -> Answer<Vec<Listed>>;
+}
+
+/// Opens the store that a URL names: `file:///DIRECTORY` for a directory, which is created.
+///
+/// ```
+/// let dir = tempfile::tempdir().unwrap();
+/// let store = untorn_replicate::store::open(&format!("file://{}/replica", dir.path().display())).unwrap();
+/// assert!(store.get("owner").unwrap().is_none());
+/// ```
+///
+/// # Errors
+/// [`Error::Invalid`] for a URL that names no store of this build; [`Error::Io`].
+pub fn open(url: &str) -> Result<Arc<dyn Store>> {
+    let invalid = |what: &str| Err(Error::Invalid { what: format!("{url:?} {what}") });
+    match url.split_once("://") {
+        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(DirectoryStore::open(Path::new(path))?)),
+        Some(("file", _)) => invalid("has no absolute path; use file:///DIRECTORY"),
+        Some(_) => invalid("has a scheme that this build does not support; use file:///DIRECTORY"),
+        None => invalid("is no URL of a replica; use file:///DIRECTORY"),
+    }
+}
+
+/// Whether a text is a URL rather than the path of a file.
+pub fn is_url(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+    })
+}
