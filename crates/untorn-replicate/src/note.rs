@@ -96,6 +96,11 @@ pub(crate) fn add_token(file: &File, path: &Path, replica: [u8; 16], token: [u8;
     change(file, path, replica, |entry| entry.tokens.push(Token(token)))
 }
 
+/// Takes a token back whose writer was refused, so that refusals do not fill the note.
+pub(crate) fn remove_token(file: &File, path: &Path, replica: [u8; 16], token: [u8; 16]) -> Result<()> {
+    change(file, path, replica, |entry| entry.tokens.retain(|kept| kept.0 != token))
+}
+
 /// Keeps this token only: the record has confirmed it.
 pub(crate) fn keep_token(file: &File, path: &Path, replica: [u8; 16], token: [u8; 16]) -> Result<()> {
     change(file, path, replica, |entry| (entry.tokens, entry.position) = (vec![Token(token)], None))
@@ -129,6 +134,9 @@ mod tests {
         set_position(&file, &path, [1; 16], position).unwrap();
         add_token(&file, &path, [1; 16], [6; 16]).unwrap();
         add_token(&file, &path, [2; 16], [7; 16]).unwrap();
+        assert_eq!(known(&file, &path, [1; 16]).unwrap(), (vec![[6; 16]], Some(position)));
+        add_token(&file, &path, [1; 16], [8; 16]).unwrap();
+        remove_token(&file, &path, [1; 16], [8; 16]).unwrap();
         assert_eq!(known(&file, &path, [1; 16]).unwrap(), (vec![[6; 16]], Some(position)));
         keep_token(&file, &path, [1; 16], [6; 16]).unwrap();
         assert_eq!(known(&file, &path, [1; 16]).unwrap(), (vec![[6; 16]], None));

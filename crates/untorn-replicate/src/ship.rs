@@ -121,7 +121,14 @@ impl Shipper {
         note::add_token(&file, &path, replica, token)?;
         let name = options.name.clone();
         let claim = Claim { replica, token, name, known, position: position.map(|noted| noted.position) };
-        let owner = Owner::acquire(access, &claim)?;
+        let owner = match Owner::acquire(access, &claim) {
+            Err(error @ Error::NotDescendant { .. }) => {
+                // The refusal counts: the token proves nothing without the record.
+                let _ = note::remove_token(&file, &path, replica, token);
+                return Err(error);
+            }
+            owner => owner?,
+        };
         if owner.record().replica != replica {
             // Another file's replica was made here in this moment, and it is not this file's.
             let what = "another file's replica was made there meanwhile".to_owned();

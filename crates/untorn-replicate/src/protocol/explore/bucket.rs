@@ -1,6 +1,6 @@
 //! The simulated store, and how an actor runs up to its next call.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -83,7 +83,7 @@ impl Bucket {
 
 /// The store that an actor sees: the answers that it got, and then the end of its run.
 struct Replay {
-    replies: Mutex<std::vec::IntoIter<Arc<Reply>>>,
+    replies: Mutex<VecDeque<Arc<Reply>>>,
     next: Mutex<Option<Call>>,
 }
 
@@ -96,7 +96,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Replay {
     fn call(&self, call: Call) -> Answer<Reply> {
-        let reply = lock(&self.replies).next().map(|reply| (*reply).clone());
+        let reply = lock(&self.replies).pop_front().map(|reply| (*reply).clone());
         match reply {
             Some(Reply::Lost) => {
                 let (name, cause) = (format!("{call:?}"), "no answer".to_owned());
@@ -166,7 +166,7 @@ fn access(store: Arc<dyn Store>, actor: u8, muted: Option<Check>) -> Access {
 
 /// Runs an actor with the answers that it got: its next call, unless it has ended, and what it did.
 pub(super) fn run(script: Script, replies: &[Arc<Reply>], muted: Option<Check>) -> (Option<Call>, Vec<Event>) {
-    let replies = Mutex::new(replies.to_vec().into_iter());
+    let replies = Mutex::new(replies.iter().cloned().collect());
     let store = Arc::new(Replay { replies, next: Mutex::new(None) });
     let events = Mutex::new(Vec::new());
     let access = access(Arc::clone(&store) as Arc<dyn Store>, script.id(), muted);
