@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Form;
+use super::{At, Form};
 use crate::size;
 
 /// Arguments of `backup`.
@@ -42,7 +42,7 @@ pub(crate) struct Backup {
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
     /// The backup, and after it any increments in the order in which they were made. The manifest of each is
-    /// BACKUP.manifest.
+    /// BACKUP.manifest. Or the URL of a replica.
     #[arg(required = true, num_args = 1.., value_name = "BACKUP")]
     pub(crate) backups: Vec<PathBuf>,
     /// The file to make of it.
@@ -50,6 +50,10 @@ pub(crate) struct Restore {
     /// Replace the file. It stays if a process has it open.
     #[arg(long)]
     pub(crate) force: bool,
+    /// The last commit of a replica with this number or a lower one, or at this time or before: 2026-11-29 06:07:08, in
+    /// UTC.
+    #[arg(long, value_name = "COMMIT|TIME", value_parser = At::parse)]
+    pub(crate) at: Option<At>,
     /// Bytes per second, at most; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) rate: Option<u64>,

@@ -9,6 +9,7 @@ mod protect;
 mod prune;
 mod region;
 mod replay;
+mod replicate;
 mod run;
 mod stats;
 mod torture;
@@ -32,6 +33,7 @@ pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
 pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay, TrustReplay};
+pub(crate) use replicate::{At, Replicas, Replicate};
 pub(crate) use run::{Mode as RunMode, Run, RunLog};
 pub(crate) use stats::Stats;
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};
@@ -77,8 +79,14 @@ pub(crate) enum Verb {
         I/O error\n\nExample:\n  untorn demo")]
     Demo(Demo),
     /// Report what untorn can guarantee at a path, which engine it would choose there, and why.
-    #[command(after_help = "Exit codes: 0 a commit there survives a power cut; 1 it does not, or no file can be \
-        created or changed there; 64 usage; 74 I/O error\n\nExample:\n  untorn doctor /var/lib/mydata")]
+    ///
+    /// For a URL, try whether the store keeps the conditions that a replica needs. The trial writes one object and
+    /// removes it.
+    #[command(
+        after_help = "Exit codes: 0 a commit there survives a power cut, or the store is fit for replicas; 1 not so, \
+        or no file can be changed there; 64 usage; 74 I/O error\n\n\
+        Examples:\n  untorn doctor /var/lib/mydata\n  untorn doctor file:///mnt/usb/ledger"
+    )]
     Doctor(Doctor),
     /// Create a zero-filled file for atomic writes.
     #[command(after_help = "Exit codes: 0 created; 64 usage; 74 I/O error, for example the file exists\n\n\
@@ -193,19 +201,26 @@ pub(crate) enum Verb {
         untorn backup ledger - | zstd > ledger.zst"
     )]
     Backup(Backup),
-    /// Make a file of a backup, whole or not at all.
+    /// Make a file of a backup or a replica, whole or not at all.
     ///
     /// Increments follow their full backup, in the order in which they were made, of either kind. Every byte is
     /// compared with a manifest before the file gets its name. The file has the permissions of the backed-up one, as
     /// far as the umask allows, and its commits go on above the number that the backup has.
-    #[command(
-        after_help = "Exit codes: 0 restored, durably; 2 the backup does not match its manifest, and nothing was \
-        restored; 64 usage, or the backups are no chain; 74 I/O error, FILE exists, or a process has it open\n\n\
-        Examples:\n  untorn restore /backups/ledger.monday ledger\n  \
-        untorn restore /backups/ledger.monday /backups/ledger.tuesday ledger\n  \
-        untorn restore --force /backups/ledger.monday ledger"
-    )]
+    ///
+    /// A URL names a replica, which `untorn replicate` made. The file has its last commit, or the one that --at names,
+    /// and is readable and writable for this user alone.
+    #[command(after_help = replicate::AFTER_RESTORE)]
     Restore(Restore),
+    /// Ship the commits of a file to a replica in a store, from which `untorn restore` makes the file again.
+    ///
+    /// The file needs a commit log (`untorn commits FILE --start 256M`), and any program may have it open. The first
+    /// time a snapshot is shipped, and later what was committed since. One writer at a time owns a replica: a file that
+    /// lacks commits of the replica is refused, and so is a store that ignores conditions. Ctrl-C ships what there is.
+    #[command(after_help = replicate::AFTER_REPLICATE)]
+    Replicate(Replicate),
+    /// Show what a replica has: its owner, its snapshots, how much it stores.
+    #[command(after_help = replicate::AFTER_REPLICAS)]
+    Replicas(Replicas),
     /// List or remove sidecars of removed files.
     ///
     /// Lists what stands in `.untorn` of a directory and belongs to no file there, with size and age: sidecars and
@@ -366,7 +381,7 @@ pub(crate) struct Demo {
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// A file or directory.
+    /// A file or directory, or the URL of a store for replicas.
     #[arg(default_value = ".")]
     pub(crate) path: PathBuf,
     #[command(flatten)]

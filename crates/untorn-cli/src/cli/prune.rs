@@ -24,7 +24,7 @@ pub(crate) struct Prune {
 }
 
 /// Parses `90s`, `15m`, `12h`, `7d`.
-fn age(text: &str) -> Result<Duration, String> {
+pub(super) fn age(text: &str) -> Result<Duration, String> {
     let unit = match text.as_bytes().last() {
         Some(b's') => 1,
         Some(b'm') => 60,

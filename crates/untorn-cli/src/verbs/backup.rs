@@ -76,6 +76,9 @@ fn stream(args: &cli::Backup) -> Result<Exit> {
 
 /// Makes a file of a backup.
 pub(crate) fn restore(args: &cli::Restore) -> Result<Exit> {
+    if args.at.is_some() {
+        return Err(Failure::usage("--at needs the URL of a replica: a backup has one commit only"));
+    }
     let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let options = options(args.rate).replace(args.force).cancel(stop.flag());
     let made = backup::restore(&args.backups, &args.file, &options).map_err(|error| {

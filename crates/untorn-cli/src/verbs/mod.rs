@@ -17,6 +17,7 @@ mod read;
 mod recover;
 mod region;
 mod replay;
+mod replicate;
 mod run;
 mod stats;
 mod unmount;
@@ -29,7 +30,10 @@ use crate::{demo, torture};
 pub(crate) fn run(verb: Verb) -> Result<Exit> {
     match verb {
         Verb::Demo(args) => demo::run(&args),
-        Verb::Doctor(args) => doctor::run(&args),
+        Verb::Doctor(args) => match replicate::url_of(&args.path) {
+            Some(url) => replicate::doctor(url, &args.form),
+            None => doctor::run(&args),
+        },
         Verb::Create(args) => change::create(&args),
         Verb::Info(args) => info::run(&args),
         Verb::Check(args) => check::run(&args),
@@ -43,7 +47,12 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Commits(args) => commits::commits(&args),
         Verb::Watch(args) => commits::watch(&args),
         Verb::Backup(args) => backup::backup(&args),
-        Verb::Restore(args) => backup::restore(&args),
+        Verb::Restore(args) => match args.backups.first().and_then(|first| replicate::url_of(first)) {
+            Some(url) => replicate::restore(url, &args),
+            None => backup::restore(&args),
+        },
+        Verb::Replicate(args) => replicate::replicate(&args),
+        Verb::Replicas(args) => replicate::replicas(&args),
         Verb::Prune(args) => prune::run(&args),
         Verb::Protect(args) => protect::protect(&args),
         Verb::Unprotect(args) => protect::unprotect(&args),
@@ -86,6 +95,8 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Watch(args) => args.form.json,
         Verb::Backup(args) => args.form.json,
         Verb::Restore(args) => args.form.json,
+        Verb::Replicate(args) => args.form.json,
+        Verb::Replicas(args) => args.form.json,
         Verb::Prune(args) => args.form.json,
         Verb::Protect(args) => args.form.json,
         Verb::Unprotect(args) => args.form.json,

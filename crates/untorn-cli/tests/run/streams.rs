@@ -36,7 +36,7 @@ fn each_sync_of_a_chosen_file_is_in_its_stream() {
         }
     }
     assert!(commits.len() >= 3, "{commits:?}");
-    assert_eq!(file, b"\0\0\0111222333");
+    assert_eq!(file, b"\0\0\x00111222333");
     assert_eq!(std::fs::read(&chosen).unwrap(), file);
     let info = untorn(&["info", "--json", chosen.to_str().unwrap()]).expect(0);
     assert!(!info.json()["commit_log"].is_null(), "{}", info.text());

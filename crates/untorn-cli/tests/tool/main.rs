@@ -18,6 +18,7 @@ mod power_cut;
 mod protect;
 mod region;
 mod replay;
+mod replicate;
 mod snapshots;
 mod torture;
 mod verbs;

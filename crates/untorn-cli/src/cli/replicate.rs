@@ -1,0 +1,129 @@
+//! Arguments of `replicate` and `replicas`, and the state that `restore` is asked for.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+
+use super::Form;
+use super::prune::age;
+
+pub(super) const AFTER_RESTORE: &str = "\
+Exit codes: 0 restored, durably; 2 the backup or replica is damaged, and nothing was restored; 64 usage, or the \
+backups are no chain; 74 I/O error, FILE exists or is open, or nothing so old is kept
+
+Examples:
+  untorn restore /backups/ledger.monday ledger
+  untorn restore /backups/ledger.monday /backups/ledger.tuesday ledger
+  untorn restore --force /backups/ledger.monday ledger
+  untorn restore file:///mnt/usb/ledger ledger --at '2026-11-29 06:07:08'";
+
+pub(super) const AFTER_REPLICATE: &str = "\
+Exit codes: 0 everything was shipped; 1 the file needs a decision, lacks commits of the replica, or another writer \
+took the replica over; 2 corrupt; 64 usage; 74 I/O error
+
+Examples:
+  untorn commits ledger --start 256M
+  untorn replicate ledger file:///mnt/usb/ledger
+  untorn replicate ledger file:///mnt/usb/ledger --once --json";
+
+pub(super) const AFTER_REPLICAS: &str = "\
+Exit codes: 0 done; 2 corrupt; 64 usage; 74 I/O error, or there is no replica
+
+Example:
+  untorn replicas file:///mnt/usb/ledger";
+
+/// Arguments of `replicate`.
+#[derive(Debug, Args)]
+pub(crate) struct Replicate {
+    /// The file.
+    pub(crate) file: PathBuf,
+    /// The replica: file:///DIRECTORY.
+    pub(crate) url: String,
+    /// End when everything that is committed now was shipped.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Milliseconds between shipments; commits in between go into one object.
+    #[arg(long, value_name = "MS", default_value_t = 250)]
+    pub(crate) interval: u64,
+    /// How far back states can be restored; a number with the suffix s, m, h or d. Older objects are deleted.
+    #[arg(long, value_name = "AGE", value_parser = age, default_value = "30d")]
+    pub(crate) retain: Duration,
+    /// The name of the consumer of the commit log. A file with several replicas needs one for each.
+    #[arg(long, value_name = "NAME", default_value = "replica")]
+    pub(crate) consumer: String,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}
+
+/// Arguments of `replicas`.
+#[derive(Debug, Args)]
+pub(crate) struct Replicas {
+    /// The replica: file:///DIRECTORY.
+    pub(crate) url: String,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}
+
+/// A state of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    Commit(u64),
+    Time(SystemTime),
+}
+
+impl At {
+    /// Parses the number of a commit, or a time in UTC, as `2026-11-29 06:07:08`.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        if let Ok(commit) = text.parse() {
+            return Ok(At::Commit(commit));
+        }
+        let seconds = seconds(text).ok_or_else(|| {
+            format!("{text:?} is neither the number of a commit nor a time in UTC, such as 2026-11-29 06:07:08")
+        })?;
+        Ok(At::Time(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)))
+    }
+}
+
+/// Seconds since 1970 of a time in UTC. Source: the proleptic Gregorian calendar, in years that begin in March.
+fn seconds(text: &str) -> Option<u64> {
+    let text = text.strip_suffix(" UTC").or_else(|| text.strip_suffix('Z')).unwrap_or(text);
+    let (date, time) = text.split_once(['T', ' '])?;
+    let numbers = |text: &str, separator| -> Option<[u64; 3]> {
+        let is_plain = |part: &&str| !part.is_empty() && part.len() <= 4 && part.bytes().all(|b| b.is_ascii_digit());
+        let parts: Vec<&str> = text.split(separator).filter(is_plain).collect();
+        let parts: Vec<u64> = parts.iter().filter_map(|part| part.parse().ok()).collect();
+        (text.matches(separator).count() == 2).then(|| parts.try_into().ok()).flatten()
+    };
+    let ([year, month, day], [hour, minute, second]) = (numbers(date, '-')?, numbers(time, ':')?);
+    let is_date = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    if !is_date || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - 719_468;
+    Some(days * 86_400 + hour * 3600 + minute * 60 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_a_commit_or_a_time() {
+        let at = |seconds| Ok(At::Time(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)));
+        assert_eq!(At::parse("42"), Ok(At::Commit(42)));
+        for (text, seconds) in [
+            ("1970-01-01 00:00:00", 0),
+            ("2000-02-29T00:00:00Z", 951_782_400),
+            ("2025-11-29 05:33:51 UTC", 1_764_394_431),
+            ("2100-02-28 23:59:59", 4_107_542_399),
+            ("2100-03-01T00:00:00", 4_107_542_400),
+        ] {
+            assert_eq!(At::parse(text), at(seconds), "{text}");
+            assert_eq!(crate::output::time(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))[..10], text[..10]);
+        }
+        let wrong = ["", "-1", "now", "2026-11-29", "2026-13-01 00:00:00", "2026-1-1-1 0:0:0", "2026-+1-01 00:00:00"];
+        assert!(wrong.iter().all(|text| At::parse(text).is_err()));
+    }
+}
