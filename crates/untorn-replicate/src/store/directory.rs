@@ -19,7 +19,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 use super::{Answer, Fetched, Listed, Put, Read, Store, StoreError, Tag};
-use crate::error::{Error, Result};
 use crate::format::{hex, sum_of};
 use crate::random;
 
@@ -36,16 +35,9 @@ pub struct DirectoryStore {
 }
 
 impl DirectoryStore {
-    /// Opens the store, and creates its directory.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn open(root: &Path) -> Result<Self> {
-        let failed = |source| Error::Io { operation: "create the store", path: root.to_owned(), source };
-        make_directories(&root.join(UNFINISHED)).map_err(failed)?;
-        let lock = root.join(LOCK);
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(failed)?;
-        Ok(DirectoryStore { root: root.to_owned(), url: format!("file://{}", root.display()) })
+    /// The store in a directory, which the first write creates if it is not there: who only looks makes nothing.
+    pub fn new(root: &Path) -> Self {
+        DirectoryStore { root: root.to_owned(), url: format!("file://{}", root.display()) }
     }
 
     fn path(&self, name: &str) -> Answer<PathBuf> {
@@ -60,7 +52,9 @@ impl DirectoryStore {
 
     /// Writes a durable file that has no name of an object yet.
     fn unfinished(&self, bytes: &[u8]) -> io::Result<Unfinished> {
-        let path = self.root.join(UNFINISHED).join(hex(&random::<16>()?));
+        let directory = self.root.join(UNFINISHED);
+        make_directories(&directory)?;
+        let path = directory.join(hex(&random::<16>()?));
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let unfinished = Unfinished(path);
         file.write_all(bytes)?;
@@ -159,7 +153,8 @@ impl Store for DirectoryStore {
             let parent = path.parent().unwrap_or(&self.root);
             // The bytes are durable before the lock is taken: others wait for a rename, not for a flush of data.
             let unfinished = self.unfinished(bytes)?;
-            let lock = File::open(self.root.join(LOCK))?;
+            let mut options = OpenOptions::new();
+            let lock = options.write(true).create(true).truncate(false).mode(0o600).open(self.root.join(LOCK))?;
             flock(&lock, FlockOperation::LockExclusive)?;
             let is_match = read(&path)?.is_some_and(|found| found.tag == *tag);
             if is_match {
@@ -184,7 +179,11 @@ impl Store for DirectoryStore {
         let mut waiting = vec![(self.root.clone(), String::new())];
         while let Some((directory, above)) = waiting.pop() {
             let mut look = || -> io::Result<()> {
-                for entry in fs::read_dir(&directory)? {
+                let entries = match fs::read_dir(&directory) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                    entries => entries?,
+                };
+                for entry in entries {
                     let entry = entry?;
                     let part = entry.file_name().to_string_lossy().into_owned();
                     if part.starts_with('.') {
@@ -215,8 +214,17 @@ mod tests {
 
     fn store() -> (tempfile::TempDir, DirectoryStore) {
         let dir = tempfile::tempdir().unwrap();
-        let store = DirectoryStore::open(&dir.path().join("a/b")).unwrap();
+        let store = DirectoryStore::new(&dir.path().join("a/b"));
         (dir, store)
+    }
+
+    #[test]
+    fn who_only_looks_creates_nothing() {
+        let (dir, store) = store();
+        assert!(store.get("owner").unwrap().is_none());
+        assert_eq!(store.list("").unwrap(), []);
+        store.delete("owner").unwrap();
+        assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
     }
 
     #[test]

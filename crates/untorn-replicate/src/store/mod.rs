@@ -123,7 +123,7 @@ pub trait Store: Send + Sync {
     fn list(&self, prefix: &str) -> Answer<Vec<Listed>>;
 }
 
-/// Opens the store that a URL names: `file:///DIRECTORY` for a directory, which is created.
+/// Opens the store that a URL names: `file:///DIRECTORY` for a directory, which the first write creates.
 ///
 /// ```
 /// let dir = tempfile::tempdir().unwrap();
@@ -132,11 +132,11 @@ pub trait Store: Send + Sync {
 /// ```
 ///
 /// # Errors
-/// [`Error::Invalid`] for a URL that names no store of this build; [`Error::Io`].
+/// [`Error::Invalid`] for a URL that names no store of this build.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
     let invalid = |what: &str| Err(Error::Invalid { what: format!("{url:?} {what}") });
     match url.split_once("://") {
-        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(DirectoryStore::open(Path::new(path))?)),
+        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(DirectoryStore::new(Path::new(path)))),
         Some(("file", _)) => invalid("has no absolute path; use file:///DIRECTORY"),
         Some(_) => invalid("has a scheme that this build does not support; use file:///DIRECTORY"),
         None => invalid("is no URL of a replica; use file:///DIRECTORY"),
