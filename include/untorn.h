@@ -288,6 +288,12 @@ typedef struct untorn_tx untorn_tx;
  * UNTORN_EAGAIN. Without this flag the oldest commits go, and the consumer is
  * told. */
 #define UNTORN_COMMIT_LOG_BLOCK 2048
+/* Start no thread that gives snapshots of the open file to other processes:
+ * there, untorn_snapshot_open then fails with UNTORN_EBUSY. Without this flag,
+ * opening a file for writing starts that thread, one with a socket for the
+ * process, which serves the same user and root, and all files that the process
+ * has open or opens later, with this flag or without it. */
+#define UNTORN_NO_SERVE_SNAPSHOTS 4096
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has
  * its default. Later versions add fields at the end, and the size field
@@ -310,7 +316,8 @@ typedef struct untorn_options {
     /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY,
      * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, UNTORN_SHARED,
      * UNTORN_VERIFY_READS, UNTORN_REPAIR_READS, UNTORN_KEEP_SIDECAR,
-     * UNTORN_NO_DEPLOY_AHEAD, or'ed. */
+     * UNTORN_NO_DEPLOY_AHEAD, UNTORN_COMMIT_LOG_BLOCK,
+     * UNTORN_NO_SERVE_SNAPSHOTS, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;
@@ -352,10 +359,15 @@ typedef struct untorn_options {
     /* With UNTORN_COMMIT_LOG_BLOCK: milliseconds that a commit waits for
      * consumers; 0 fails at once. */
     uint64_t commit_log_wait;
+    /* Bytes of memory that the snapshots of this file may take together, for
+     * pages of 4 KiB that changed since; at least one page. Further pages go to
+     * a file without a name in the directory of the data file; if that fails,
+     * the snapshots end. 0: 64 MiB. */
+    uint64_t snapshot_memory;
 } untorn_options;
 
 /* All defaults: `untorn_options options = UNTORN_OPTIONS_INIT;` */
-#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
  * Files.
@@ -421,7 +433,7 @@ int untorn_last_commit(untorn_t *file, uint64_t *number, uint64_t *time_ns);
 /*
  * Snapshots: the file as it was at one commit, while writers go on. The first
  * change of a page after it copies the page once, into memory and, beyond
- * 64 MiB, into a file without a name. Any number may be held at a time, by any
+ * untorn_options.snapshot_memory, into a file without a name. Any number may be held at a time, by any
  * threads.
  */
 typedef struct untorn_snapshot_t untorn_snapshot_t;

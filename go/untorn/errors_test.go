@@ -43,6 +43,9 @@ func TestErrorsAreThoseOfGo(t *testing.T) {
 	if _, err = untorn.Open(path, &untorn.Options{Create: true, Size: -1}); !errors.Is(err, syscall.EINVAL) {
 		t.Error(err)
 	}
+	if _, err = untorn.Open(path, &untorn.Options{Create: true, SnapshotMemory: -1}); !errors.Is(err, syscall.EINVAL) {
+		t.Error(err)
+	}
 	if _, err = untorn.Open(path, &untorn.Options{Create: true, Engine: 99}); !errors.Is(err, syscall.EINVAL) {
 		t.Error(err)
 	}

@@ -24,6 +24,8 @@ var children = map[string]func(path string){
 	"updates":     updateUntilKilled,
 	"map commits": commitUntilKilled,
 	"fault":       faultOfGo,
+	"serves":      func(path string) { serve(path, untorn.Options{}) },
+	"serves none": func(path string) { serve(path, untorn.Options{NoServeSnapshots: true}) },
 }
 
 func TestMain(m *testing.M) {

@@ -80,6 +80,14 @@ type Options struct {
 	KeepSidecar bool
 	// NoVerify checks less when a cleanly closed file with a sidecar is opened.
 	NoVerify bool
+	// SnapshotMemory is the bytes of memory that the snapshots of the file may take together, for pages of 4 KiB that
+	// changed since; at least one page. Further pages go to a file without a name in the directory of the data file.
+	// 0: 64 MiB.
+	SnapshotMemory int64
+	// NoServeSnapshots starts no thread that gives snapshots of the open file to other processes: there, [OpenSnapshot]
+	// then fails with syscall.EBUSY. A process that opens one file for writing without it has that thread, and serves
+	// all its files.
+	NoServeSnapshots bool
 	// LostPageSignal leaves a page that is lost (another program truncates the file, the medium fails) to Go's handler
 	// of SIGBUS: a fault that ends the program, or a panic with [runtime/debug.SetPanicOnFault]. Without it the call
 	// fails, or the next one on the map.
@@ -100,6 +108,7 @@ func (o *Options) c() C.untorn_options {
 	flag(o.Shared, C.UNTORN_SHARED)
 	flag(o.KeepSidecar, C.UNTORN_KEEP_SIDECAR)
 	flag(o.NoVerify, C.UNTORN_NO_VERIFY)
+	flag(o.NoServeSnapshots, C.UNTORN_NO_SERVE_SNAPSHOTS)
 	flag(o.LostPageSignal, C.UNTORN_LOST_PAGE_SIGNAL)
 	c.engine = C.uint32_t(o.Engine)
 	c.durability = C.uint32_t(o.Durability)
@@ -107,6 +116,7 @@ func (o *Options) c() C.untorn_options {
 	c.length = C.uint64_t(o.Size)
 	c.max_len = C.uint64_t(o.MaxLen)
 	c.log_size = C.uint64_t(o.LogSize)
+	c.snapshot_memory = C.uint64_t(o.SnapshotMemory)
 	return c
 }
 
@@ -115,7 +125,7 @@ func checked(path string, opts *Options) (*C.char, C.untorn_options, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	if opts.Size < 0 || opts.MaxLen < 0 || opts.LogSize < 0 {
+	if opts.Size < 0 || opts.MaxLen < 0 || opts.LogSize < 0 || opts.SnapshotMemory < 0 {
 		return nil, C.untorn_options{}, invalid("open", path, "a size in the options is negative")
 	}
 	cpath, err := cPath("open", path)

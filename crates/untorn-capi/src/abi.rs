@@ -126,6 +126,8 @@ constants! {
     UNTORN_COMMIT_LOG_BLOCK = 2048;
     /// Flag: nothing goes home in the background.
     UNTORN_NO_DEPLOY_AHEAD = 1024;
+    /// Flag: nothing is served to other processes.
+    UNTORN_NO_SERVE_SNAPSHOTS = 4096;
     /// Stripes of neighbours.
     UNTORN_STRIPES_CONSECUTIVE = 1;
     /// Stripes of pages far apart.
@@ -215,6 +217,8 @@ pub struct untorn_options {
     pub commit_log: u64,
     /// With `UNTORN_COMMIT_LOG_BLOCK`: milliseconds that a commit waits for the consumers of the log.
     pub commit_log_wait: u64,
+    /// Bytes of memory for the pages that held snapshots keep; 0 for the default.
+    pub snapshot_memory: u64,
 }
 
 /// `untorn_change`: bytes that a commit changed.

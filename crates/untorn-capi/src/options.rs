@@ -75,6 +75,7 @@ fn decode(bytes: &[u8]) -> Result<untorn_options> {
         deploy_ahead: long(offset_of!(untorn_options, deploy_ahead)),
         commit_log: long(offset_of!(untorn_options, commit_log)),
         commit_log_wait: long(offset_of!(untorn_options, commit_log_wait)),
+        snapshot_memory: long(offset_of!(untorn_options, snapshot_memory)),
     })
 }
 
@@ -148,7 +149,11 @@ fn translate(c: &untorn_options) -> Result<Options> {
         }
         (limit, true, wait) => options.commit_log(CommitLog::new(limit).block(Duration::from_millis(wait))),
     };
+    if c.snapshot_memory != 0 {
+        options = options.snapshot_memory(c.snapshot_memory);
+    }
     let flag = |flag: i64| i64::from(c.flags) & flag != 0;
+    options = options.serve_snapshots(!flag(abi::UNTORN_NO_SERVE_SNAPSHOTS));
     if flag(abi::UNTORN_LOST_PAGE_SIGNAL) {
         options = options.on_lost_page(LostPage::Signal);
     }
@@ -199,7 +204,8 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_REPAIR_READS
     | abi::UNTORN_KEEP_SIDECAR
     | abi::UNTORN_NO_DEPLOY_AHEAD
-    | abi::UNTORN_COMMIT_LOG_BLOCK;
+    | abi::UNTORN_COMMIT_LOG_BLOCK
+    | abi::UNTORN_NO_SERVE_SNAPSHOTS;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
@@ -310,6 +316,20 @@ mod tests {
         bytes[offset_of!(untorn_options, deploy_ahead)] = 9;
         assert_eq!(decode(&bytes).unwrap().deploy_ahead, 9);
         assert_eq!(decode(&bytes[..offset_of!(untorn_options, deploy_ahead)]).unwrap().deploy_ahead, 0);
+    }
+
+    #[test]
+    fn the_memory_of_snapshots_reaches_the_core() {
+        for (snapshot_memory, expected) in [(0, 64 << 20), (1, 1), (5000, 5000)] {
+            let c = untorn_options { snapshot_memory, ..untorn_options::default() };
+            let options = format!("{:?}", translate(&c).unwrap());
+            assert!(options.contains(&format!("snapshot_memory: {expected},")), "{options}");
+        }
+        // A program that was compiled before there was the field has its default.
+        let mut bytes = vec![0; size_of::<untorn_options>()];
+        bytes[offset_of!(untorn_options, snapshot_memory)] = 9;
+        assert_eq!(decode(&bytes).unwrap().snapshot_memory, 9);
+        assert_eq!(decode(&bytes[..offset_of!(untorn_options, snapshot_memory)]).unwrap().snapshot_memory, 0);
     }
 
     #[test]

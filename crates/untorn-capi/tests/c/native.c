@@ -301,6 +301,49 @@ static void snapshots(const char *dir) {
     CHECK(!untorn_snapshot_open(in_dir(dir, "nothing"), &error) && error.code == UNTORN_ENOENT);
 }
 
+/* Open files of this process without a name in `dir`. */
+static int nameless(const char *dir) {
+    int found = 0;
+    char link[64], target[4096 + 32];
+    for (int fd = 0; fd < 1024; fd++) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(link, target, sizeof target - 1);
+        if (length < 0) continue;
+        target[length] = 0;
+        found += strncmp(target, dir, strlen(dir)) == 0 && strstr(target, " (deleted)");
+    }
+    return found;
+}
+
+static void options_of_snapshots(const char *dir) {
+    const char *path = in_dir(dir, "snapshot options");
+    char bytes[2];
+    untorn_error error;
+    untorn_options options = UNTORN_OPTIONS_INIT;
+    options.flags = UNTORN_CREATE | UNTORN_NO_SERVE_SNAPSHOTS;
+    options.length = 8192;
+    options.durability = UNTORN_DURABILITY_PER_COMMIT;
+    for (int in_memory = 1; in_memory >= 0; in_memory--) {
+        options.snapshot_memory = in_memory ? 0 : 1;
+        untorn_t *file = untorn_open(path, &options, &error);
+        CHECK(file && untorn_write(file, 4095, "aa", 2) == 0 && untorn_sync(file) == 0);
+        untorn_snapshot_t *snapshot = untorn_snapshot(file, &error);
+        CHECK(snapshot && nameless(dir) == 0);
+        CHECK(untorn_write(file, 4095, "bb", 2) == 0 && untorn_sync(file) == 0);
+        CHECK(untorn_snapshot_read(snapshot, 4095, bytes, 2) == 0 && memcmp(bytes, "aa", 2) == 0);
+        CHECK(nameless(dir) == (in_memory ? 0 : 1));
+        CHECK(untorn_snapshot_close(snapshot) == 0);
+        /* The flag is for other processes. */
+        pid_t child = fork();
+        if (child == 0) {
+            snapshot = untorn_snapshot_open(path, &error);
+            _exit(!snapshot && error.code == UNTORN_EBUSY && strstr(error.message, "snapshot") ? 0 : 1);
+        }
+        ended(child);
+        CHECK(untorn_close(file) == 0);
+    }
+}
+
 static void commits(const char *dir) {
     const char *path = in_dir(dir, "commits");
     untorn_error error;
@@ -366,6 +409,8 @@ static void commits(const char *dir) {
 
 int main(int argc, char **argv) {
     if (argc != 3) return 64;
+    /* The first: a process that serves snapshots of one file serves them of all. */
+    options_of_snapshots(argv[1]);
     null_arguments(argv[1]);
     snapshots(argv[1]);
     options(argv[1]);

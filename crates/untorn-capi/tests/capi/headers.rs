@@ -143,7 +143,8 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
     layout!(untorn_error: code, message);
     layout!(
         untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len,
-        log_size, log_policy, redo_from, checkpointers, dirty_tracking, deploy_ahead, commit_log, commit_log_wait
+        log_size, log_policy, redo_from, checkpointers, dirty_tracking, deploy_ahead, commit_log, commit_log_wait,
+        snapshot_memory
     );
     layout!(untorn_change: offset, len, bytes);
     layout!(untorn_commit: number, previous, time_ns, len, shortest, changes, change_count);
