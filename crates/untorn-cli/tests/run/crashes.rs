@@ -258,12 +258,16 @@ fn the_preload_library_has_sync_and_syncfs_commit() {
     needs_mounts!("python3");
     let library = untorn_testing::built().join("libuntorn_preload.so");
     let attribute = "os.sync(); os.getxattr('.', 'user.untorn.sync')";
+    // As getfattr asks: for the length of the value, and then for the value.
+    let length = "ctypes.CDLL(None).lgetxattr(b'.', b'user.untorn.sync', None, 0)";
+    let length_first = &format!("assert {length} == 1; {attribute}");
     for (preload, sync, expected) in [
         // The canary: without the library the call commits nothing.
         (false, "os.sync()", "first"),
         (true, "os.sync()", "first second"),
         (true, "assert ctypes.CDLL(None).syncfs(fd) == 0", "first second"),
         (false, attribute, "first second"),
+        (false, length_first, "first second"),
     ] {
         let place = Place::new();
         let program = SYNCS.replace("SYNC", sync);
