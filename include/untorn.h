@@ -291,8 +291,8 @@ typedef struct untorn_tx untorn_tx;
 /* Start no thread that gives snapshots of the open file to other processes:
  * there, untorn_snapshot_open then fails with UNTORN_EBUSY. Without this flag,
  * opening a file for writing starts that thread, one with a socket for the
- * process, which serves the same user and root, and all files that the process
- * has open or opens later, with this flag or without it. */
+ * process. It serves all files that the process has open or opens later, with
+ * this flag or without it, to processes of the same user and of root. */
 #define UNTORN_NO_SERVE_SNAPSHOTS 4096
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has
