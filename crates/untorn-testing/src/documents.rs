@@ -1,4 +1,4 @@
-//! The code blocks of the README and of the book, so that tests can run them.
+//! The code blocks of the README, of the book and of documents in `docs/` that it includes, so that tests can run them.
 //!
 //! The first word after the fence is the language; words after commas say how the block is tested:
 //!
@@ -8,11 +8,15 @@
 //! | `fuse` | needs a machine that lets a program have a mount of its own |
 //! | `needs-NAME` | needs the program NAME |
 //! | `build` | builds or installs untorn, which steps of the gate do by the same commands; no test runs the block |
+//! | `host` | is about a machine on which untorn is installed, or its services and containers; no test runs the block |
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const README: &str = "README.md";
+
+/// The documents outside of `book/` whose blocks are tested.
+const DOCUMENTS: &[&str] = &[README, "docs/install.md", "docs/mount.md", "docs/run.md"];
 
 /// A document with code blocks.
 #[derive(Debug)]
@@ -45,6 +49,11 @@ impl Block {
         self.words.iter().skip(1).any(|other| other == word)
     }
 
+    /// Whether no test runs the block: a step of the gate does what it says, or it is about an installed machine.
+    pub fn is_only_shown(&self) -> bool {
+        self.has("build") || self.has("host")
+    }
+
     /// The programs that the block needs.
     pub fn needs(&self) -> impl Iterator<Item = &str> {
         self.words.iter().filter_map(|word| word.strip_prefix("needs-"))
@@ -52,17 +61,17 @@ impl Block {
 }
 
 /// The root of the repository.
-pub fn root() -> PathBuf {
+fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The README and the pages of the book that have code blocks, in the order of their paths.
+/// The README, documents for users and the pages of the book that have code blocks, in the order of their paths.
 ///
 /// # Panics
 ///
 /// Panics if they cannot be read.
 pub fn documents() -> Vec<Document> {
-    let mut paths = vec![README.to_owned()];
+    let mut paths: Vec<String> = DOCUMENTS.iter().map(|&path| path.to_owned()).collect();
     pages(&root(), "book/src", &mut paths);
     paths.sort();
     let read = |path: String| {
@@ -85,7 +94,7 @@ fn pages(root: &Path, directory: &str, paths: &mut Vec<String>) {
 }
 
 /// The code blocks of a text.
-pub fn blocks(text: &str) -> Vec<Block> {
+fn blocks(text: &str) -> Vec<Block> {
     let mut found = Vec::new();
     let mut open: Option<Block> = None;
     for (i, line) in text.lines().enumerate() {
@@ -165,6 +174,28 @@ mod tests {
         };
         let (readme, book) = (rust(readme), rust(book));
         assert!(!readme.is_empty() && readme.iter().all(|program| book.contains(program)), "{readme:#?}");
+    }
+
+    /// A word that is misspelt would leave a block out, or run one that needs what is not there.
+    #[test]
+    fn blocks_have_words_that_say_how_they_are_tested() {
+        let is_known = |block: &Block, word: &str| match block.words[0].as_str() {
+            "sh" => word.starts_with("needs-") || ["fuse", "build", "host"].contains(&word),
+            "text" => word == "output",
+            "cmake" => word == "build",
+            _ => false,
+        };
+        for document in documents() {
+            for block in &document.blocks {
+                let place = format!("{}:{}", document.path, block.line);
+                let unknown = block.words.iter().skip(1).find(|word| !is_known(block, word));
+                assert_eq!(unknown, None, "{place}: the words after the language");
+                assert!(!block.is("cmake") || block.has("build"), "{place}: a block that no test runs");
+            }
+        }
+        for path in DOCUMENTS {
+            assert!(documents().iter().any(|document| document.path == *path), "{path} has no blocks");
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The shell blocks of the README and of the book do what they show, and systemd takes the units of the documents.
+//! The shell blocks of the README, of the book and of the documents for users do what they show, and systemd takes the
+//! units of the documents.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -59,7 +60,7 @@ fn shell_blocks_do_what_they_show() {
         let directory = tempfile::tempdir_in(place).expect("a temporary directory can be made");
         let mut obstructed = None;
         for (i, block) in document.blocks.iter().enumerate() {
-            if !block.is("sh") || block.has("build") {
+            if !block.is("sh") || block.is_only_shown() {
                 continue;
             }
             // A later block of the page may use what this one leaves.
@@ -76,20 +77,19 @@ fn shell_blocks_do_what_they_show() {
     assert!(count > 0, "the documents have no shell blocks");
 }
 
-/// Documents that no test runs name options, too.
+/// Blocks that no test runs name options, too.
 #[test]
 fn options_in_documents_are_options_of_the_tool() {
-    let mut documents: Vec<String> = documents::documents().into_iter().map(|document| document.path).collect();
-    documents.extend(["docs/run.md", "docs/mount.md"].map(str::to_owned));
     let mut seen = 0;
-    for path in documents {
-        let text = fs::read_to_string(documents::root().join(&path)).expect("a document can be read");
-        for block in documents::blocks(&text).iter().filter(|block| block.is("sh")) {
+    for Document { path, blocks } in documents::documents() {
+        for block in blocks.iter().filter(|block| block.is("sh")) {
             for line in block.code.lines() {
                 let Some(line) = line.trim_start_matches("sudo ").strip_prefix("untorn ") else { continue };
                 let own = line.split(" -- ").next().unwrap_or_default().split(" #").next().unwrap_or_default();
                 let verb = own.split_whitespace().next().unwrap_or_default();
-                let help = untorn(&[verb, "--help"]).expect(0).text();
+                // `untorn --version` has no verb.
+                let asked: &[&str] = if verb.starts_with("--") { &["--help"] } else { &[verb, "--help"] };
+                let help = untorn(asked).expect(0).text();
                 for option in own.split_whitespace().filter(|word| word.starts_with("--")) {
                     let name = option.split('=').next().unwrap_or_default();
                     let of_a_region = verb == "region";
@@ -126,11 +126,8 @@ fn systemd_takes_the_units_of_the_documents() {
         skip!("systemd-analyze refuses every unit here: {}", least.lines().next().unwrap_or_default());
     }
     assert!(!complaints("unit.service", "[Service]\nExecStart=/bin/true\nNice=very\n").is_empty(), "it checks nothing");
-    let mount = fs::read_to_string(documents::root().join("docs/mount.md")).expect("a document can be read");
-    let mut all = vec![Document { path: "docs/mount.md".to_owned(), blocks: documents::blocks(&mount) }];
-    all.extend(documents::documents());
     let mut count = 0;
-    for document in all {
+    for document in documents::documents() {
         for block in document.blocks.iter().filter(|block| block.is("ini")) {
             let name = if block.code.contains("[Timer]") { "unit.timer" } else { "unit.service" };
             // The tool is not installed here, and a drop-in has its program from the unit that it belongs to.
