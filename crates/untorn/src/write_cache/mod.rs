@@ -204,13 +204,12 @@ impl WriteCache {
     /// [`max_age`](CacheOptions::max_age), each commit exactly once and in order, also through crashes. The flush of a
     /// commit takes no longer for that; the thread flushes the commit log, too. A log that cannot be written to, on a
     /// full disk for instance, begins anew behind the commit that it lacks: readers are told so
-    /// ([`Error::CommitsMissing`](crate::Error::CommitsMissing)), and no write fails. If the log
-    /// [blocks](CommitLog::block), a commit fails with
-    /// [`Error::ConsumerBehind`](crate::Error::ConsumerBehind) while a consumer leaves no room; the open epoch stays.
+    /// ([`Error::CommitsMissing`]), and no write fails. If the log [blocks](CommitLog::block), a commit fails with
+    /// [`Error::ConsumerBehind`] while a consumer leaves no room; the open epoch stays.
     ///
     /// # Errors
-    /// As for [`attach_atomic`](WriteCache::attach_atomic); [`Error::InUse`](crate::Error::InUse) while another process
-    /// writes to the commit log; those of making it.
+    /// As for [`attach_atomic`](WriteCache::attach_atomic); [`Error::InUse`] while another process writes to the commit
+    /// log; those of making it.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -335,8 +334,7 @@ impl fmt::Debug for WriteCache {
 /// attached.
 ///
 /// # Errors
-/// [`Error::InUse`](crate::Error::InUse) while another process writes to the commit log; those of opening and making
-/// it.
+/// [`Error::InUse`] while another process writes to the commit log; those of opening and making it.
 pub fn set_commit_log(path: impl AsRef<Path>, log: Option<CommitLog>) -> Result<bool> {
     let path = storage::resolve(path.as_ref())?;
     let had = commits::state::look(&PageCache::reading_by_call(), &path, commits::LogOf::File)?.is_some();
