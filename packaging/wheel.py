@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--module", type=pathlib.Path, required=True, help="the extension module")
     parser.add_argument("--tool", type=pathlib.Path, required=True, help="the program untorn")
     parser.add_argument("--version", required=True)
-    parser.add_argument("--platform", required=True, help="as manylinux_2_34_x86_64")
+    parser.add_argument("--platform", required=True, help="as manylinux_2_34_x86_64; several have dots between")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="directory for the wheel")
     given = parser.parse_args()
 
@@ -58,7 +58,9 @@ def main() -> None:
     files["untorn/_untorn.abi3.so"] = (given.module.read_bytes(), 0o755)
     files[f"{name}.data/scripts/untorn"] = (given.tool.read_bytes(), 0o755)
     files[f"{information}/METADATA"] = (metadata(project, crate, given.version).encode(), 0o644)
-    wheel = f"Wheel-Version: 1.0\nGenerator: untorn dist\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    wheel = "Wheel-Version: 1.0\nGenerator: untorn dist\nRoot-Is-Purelib: false\n"
+    for platform in given.platform.split("."):
+        wheel += f"Tag: cp311-abi3-{platform}\n"
     files[f"{information}/WHEEL"] = (wheel.encode(), 0o644)
     for license in project["license-files"]:
         files[f"{information}/licenses/{license}"] = ((crate / license).read_bytes(), 0o644)

@@ -54,6 +54,9 @@ pub(crate) struct Arguments {
     /// Also pack the Python package and the tool as a wheel for pip
     #[arg(long)]
     wheel: bool,
+    /// Make the wheel for any glibc from 2.17 on, by cargo-zigbuild
+    #[arg(long, requires = "wheel")]
+    portable: bool,
 }
 
 /// Why nothing was made.
@@ -114,11 +117,11 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
         debian::needs()?;
     }
     if arguments.wheel {
-        wheel::needs()?;
+        wheel::needs(arguments.portable)?;
     }
 
     progress.step("building the tool and the libraries (cargo build --release)");
-    let built = build(root, arguments.deb || arguments.wheel)?;
+    let built = build(root, arguments.deb || (arguments.wheel && !arguments.portable))?;
     let name = format!("untorn-{VERSION}-{}-linux", std::env::consts::ARCH);
     progress.step(&format!("laying out {}", out.join(&name).display()));
     // Beside the result, so that the result is whole or not there.
@@ -143,11 +146,13 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
         }
     }
     if arguments.wheel {
-        progress.step("packing the wheel");
-        let wheel = wheel::wheel(root, &built, &out, partial.path())?;
+        let system = if arguments.portable { wheel::System::Manylinux2014 } else { wheel::System::Host };
+        progress.step(&format!("packing the wheel for {system}"));
+        let wheel = wheel::wheel(root, &built, system, &out, partial.path())?;
         if arguments.check {
             progress.step("installing the wheel");
             skipped.extend(wheel::check(root, &wheel, partial.path())?);
+            skipped.extend(wheel::check_sources(root, partial.path())?);
         }
     }
     archive::sums(&out)?;

@@ -1,36 +1,91 @@
 //! The Python package as a wheel for pip, which also has the tool: `untorn` can be run after `pip install`.
 //!
 //! The tag names the oldest C library that the wheel runs on, by the versions of the symbols that its files ask for. So
-//! a build on an older system gives a wheel for more systems.
+//! a build on an older system gives a wheel for more systems. Zig has the symbols of every glibc, and links for an
+//! old one on any system.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Failure, Result, VERSION, at, copy, entries, output, replace, require, said, succeed};
 
+/// The systems that a wheel is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum System {
+    /// Those with the glibc of this one, or a later one.
+    Host,
+    /// Those of manylinux2014: glibc 2.17 and later.
+    Manylinux2014,
+}
+
+/// The glibc of manylinux2014.
+const OLDEST: (u32, u32) = (2, 17);
+
+const ARCH: &str = std::env::consts::ARCH;
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            System::Host => "this system",
+            System::Manylinux2014 => "manylinux2014",
+        })
+    }
+}
+
+impl System {
+    /// The last part of the wheel's name, for files whose newest symbol of glibc is this.
+    fn tag(self, newest: Option<(u32, u32)>) -> Result<String> {
+        match (self, newest) {
+            (System::Manylinux2014, Some(newest)) if newest <= OLDEST => {
+                // pip knows the second name longer than the first.
+                Ok(format!("manylinux_2_17_{ARCH}.manylinux2014_{ARCH}"))
+            }
+            (System::Host, Some((major, minor))) => Ok(format!("manylinux_{major}_{minor}_{ARCH}")),
+            (system, Some((major, minor))) => {
+                Err(Failure::Wrong(format!("a file for {system} uses symbols of glibc {major}.{minor}")))
+            }
+            (_, None) => {
+                Err(Failure::Wrong("the module and the tool use no symbol of glibc: no tag is known".to_owned()))
+            }
+        }
+    }
+}
+
 /// Fails if a program that makes wheels is missing.
-pub(super) fn needs() -> Result<()> {
+pub(super) fn needs(portable: bool) -> Result<()> {
+    if portable {
+        require("cargo-zigbuild", "pip install cargo-zigbuild")?;
+    }
     require("readelf", "apt-get install binutils")?;
     require("python3", "apt-get install python3")?;
     let has_reader = output(Command::new("python3").args(["-c", "import tomllib"]));
     has_reader.map(drop).map_err(|_| Failure::Missing("python3 is older than 3.11".to_owned()))
 }
 
-/// Makes the wheel in `out`, and returns its path. `built` also has the module for Python.
-pub(super) fn wheel(root: &Path, built: &Path, out: &Path, scratch: &Path) -> Result<PathBuf> {
-    let stage = scratch.join("wheel");
+/// Builds the module and the tool for an old glibc by Zig, and returns where they are.
+fn build(root: &Path) -> Result<PathBuf> {
+    let target = format!("{ARCH}-unknown-linux-gnu");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root).args(["zigbuild", "--release", "--quiet", "--package", "untorn-cli"]);
+    cargo.args(["--package", "untorn-python", "--target", &format!("{target}.{}.{}", OLDEST.0, OLDEST.1)]);
+    succeed(cargo.env_remove("CARGO_MANIFEST_DIR"))?;
+    Ok(crate::target(root, &format!("{target}/release")))
+}
+
+/// Makes the wheel in `out`, and returns its path. `built` has the module for Python and the tool of this system.
+pub(super) fn wheel(root: &Path, built: &Path, system: System, out: &Path, scratch: &Path) -> Result<PathBuf> {
+    let built = if system == System::Host { built.to_owned() } else { build(root)? };
+    let stage = scratch.join(format!("wheel for {system}"));
     let (module, tool) = (stage.join("_untorn.abi3.so"), stage.join("untorn"));
     copy(&built.join("lib_untorn.so"), &module)?;
     copy(&built.join("untorn"), &tool)?;
     succeed(Command::new("strip").arg("--strip-unneeded").args([&module, &tool]))?;
-    let mut platform = None;
+    let mut newest = None;
     for file in [&module, &tool] {
-        platform = platform.max(glibc(&said(Command::new("readelf").args(["--wide", "--version-info"]).arg(file))?));
+        newest = newest.max(glibc(&said(Command::new("readelf").args(["--wide", "--version-info"]).arg(file))?));
     }
-    let Some((major, minor)) = platform else {
-        return Err(Failure::Wrong("the module and the tool use no symbol of glibc: no tag is known".to_owned()));
-    };
-    let platform = format!("manylinux_{major}_{minor}_{}", std::env::consts::ARCH);
+    let platform = system.tag(newest)?;
     let mut pack = Command::new("python3");
     pack.arg(root.join("packaging/wheel.py")).arg("--root").arg(root).arg("--module").arg(&module);
     pack.arg("--tool").arg(&tool).args(["--version", VERSION, "--platform", &platform]).arg("--out").arg(&stage);
@@ -61,15 +116,12 @@ pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<Str
             let verdict = said(Command::new("auditwheel").arg("show").arg(wheel))?;
             let verdict = verdict.split_whitespace().collect::<Vec<_>>().join(" ");
             let name = wheel.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let tag = name.rsplit('-').next().unwrap_or_default();
+            let tags = name.rsplit('-').next().unwrap_or_default();
+            let tag = tags.split('.').next().unwrap_or_default();
             if !verdict.contains(&format!("consistent with the following platform tag: \"{tag}\"")) {
                 return Err(Failure::Wrong(format!("auditwheel says of {name}: {verdict}")));
             }
         }
-    }
-    match require("maturin", "pip install maturin") {
-        Err(why) => skipped.push(format!("the source distribution: {why}")),
-        Ok(()) => sources(root, scratch)?,
     }
     let home = scratch.join("environment");
     if let Err(failure) = output(Command::new("python3").args(["-m", "venv"]).arg(&home)) {
@@ -88,6 +140,14 @@ pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<Str
     succeed(program.current_dir(scratch))?;
     std::fs::remove_dir_all(&home).map_err(at("remove", &home))?;
     Ok(skipped)
+}
+
+/// Checks the source distribution. Returns what this machine could not check.
+pub(super) fn check_sources(root: &Path, scratch: &Path) -> Result<Option<String>> {
+    match require("maturin", "pip install maturin") {
+        Err(why) => Ok(Some(format!("the source distribution: {why}"))),
+        Ok(()) => sources(root, scratch).map(|()| None),
+    }
 }
 
 /// Packs the source distribution, and checks that Cargo finds in it every crate that the module is built from.
@@ -127,5 +187,14 @@ mod tests {
             0x0050: Name: GCC_4.2.0\n  0x0060: Name: GLIBC_PRIVATE\n";
         assert_eq!(glibc(table), Some((2, 34)));
         assert_eq!(glibc("Name: GCC_3.0"), None);
+        let tags = |system: System| {
+            [None, Some((2, 9)), Some((2, 17)), Some((2, 34))].map(|newest| system.tag(newest).unwrap_or_default())
+        };
+        let of = |names: &[&str]| names.iter().map(|name| format!("{name}_{ARCH}")).collect::<Vec<_>>().join(".");
+        let portable = of(&["manylinux_2_17", "manylinux2014"]);
+        let none = String::new;
+        let host = [none(), of(&["manylinux_2_9"]), of(&["manylinux_2_17"]), of(&["manylinux_2_34"])];
+        assert_eq!(tags(System::Host), host);
+        assert_eq!(tags(System::Manylinux2014), [none(), portable.clone(), portable, none()]);
     }
 }
