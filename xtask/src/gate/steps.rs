@@ -352,7 +352,7 @@ pub(super) const STEPS: &[Step] = &[
         does: "SQLite's VFS killed and cut off in each journal mode",
         loops: &[Ci],
         needs: &[],
-        work: &[Xtask(&["sqlite", "--kills", "18", "--power-cuts", "30"])],
+        work: &[Xtask(&["sqlite", "--kills", "9", "--power-cuts", "9"])],
     },
     Step {
         name: "sqlite-long",
