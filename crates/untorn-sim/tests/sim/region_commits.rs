@@ -134,6 +134,10 @@ impl Life {
         }
         self.open = Some((region, store));
         self.read_on(&found)?;
+        // A log that began anew at the reader's very commit would go unnoticed otherwise.
+        if let [.., (before, _), _] = &self.expected.lock().unwrap().given[..] {
+            self.region().commits(*before).map_err(|error| format!("the last commit is gone: {error}"))?;
+        }
         self.expect([found]);
         Ok(())
     }

@@ -256,11 +256,14 @@ impl<M: Medium> Log<M> {
 
     /// The state of the part at the last confirmed commit, as the log has it; `None` if its record is damaged.
     fn last_state(&self) -> Result<Option<u64>> {
-        let Confirmed { number, at: end, .. } = self.confirmed;
+        let Confirmed { number, segment: index, at: end } = self.confirmed;
         if end == 0 {
             return Ok((number == self.control.base).then_some(self.control.state));
         }
-        let Some(segment) = &self.segment else { return Ok(None) };
+        // A record that was just taken back may have been the first one of the next segment.
+        let is_current = self.segment.as_ref().is_some_and(|segment| segment.index == index);
+        let earlier = if is_current { None } else { self.open_segment(index)? };
+        let Some(segment) = earlier.as_ref().or(self.segment.as_ref()) else { return Ok(None) };
         let mut at = LINE;
         while at < end {
             let Some((head, _)) = segment.head(&self.control.uuid, at)? else { break };
