@@ -230,7 +230,7 @@ pub struct untorn_change {
     pub offset: u64,
     /// How many there are.
     pub len: u64,
-    /// What they are now.
+    /// The bytes as they are now.
     pub bytes: *const c_void,
 }
 
@@ -249,7 +249,7 @@ pub struct untorn_commit {
     pub len: u64,
     /// The shortest that the file was in it.
     pub shortest: u64,
-    /// What it changed, ascending.
+    /// The changed ranges, ascending.
     pub changes: *const untorn_change,
     /// How many changes there are.
     pub change_count: usize,

@@ -33,7 +33,7 @@ pub(crate) struct Commit {
     /// The shortest that the file was in it.
     #[pyo3(get)]
     shortest: u64,
-    /// What it changed: tuples of an offset and the bytes there, ascending.
+    /// The changes: tuples of an offset and the bytes there, ascending.
     #[pyo3(get)]
     changes: Py<PyTuple>,
 }

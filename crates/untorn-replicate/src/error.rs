@@ -23,7 +23,7 @@ pub enum Error {
         url: String,
         /// The epoch that this writer had.
         epoch: u64,
-        /// Who owns the replica now, as far as known.
+        /// The owner of the replica now, as far as known.
         by: String,
     },
     /// The replica has commits that the file lacks, so shipping from the file would lose them.
@@ -37,33 +37,33 @@ pub enum Error {
     NotFound {
         /// The replica.
         url: String,
-        /// What is missing.
+        /// The missing thing.
         what: String,
     },
     /// An object is damaged, or does not fit the one before it.
     Corrupt {
         /// Its name.
         name: String,
-        /// What is wrong with it.
+        /// The damage.
         what: String,
     },
     /// An object has a format that this version does not know.
     Unsupported {
         /// Its name.
         name: String,
-        /// What it has.
+        /// The feature or version.
         what: String,
     },
     /// The store does not keep the conditions of requests, so two writers could overwrite each other.
     UnsafeStore {
         /// The store.
         url: String,
-        /// What it did.
+        /// The condition that it ignored.
         what: String,
     },
     /// The URL or an option is wrong.
     Invalid {
-        /// What is wrong, and what is allowed.
+        /// The mistake, and the allowed values.
         what: String,
     },
     /// An earlier call failed, so this handle does nothing any more.
@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// A local system call failed on a file that is not an untorn file.
     Io {
-        /// What was tried.
+        /// The attempted operation.
         operation: &'static str,
         /// The file.
         path: PathBuf,

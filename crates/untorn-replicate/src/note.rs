@@ -17,7 +17,7 @@ use crate::protocol::owner::Position;
 
 const NAME: &str = "user.untorn.replica";
 
-/// What a file knows of one replica.
+/// A file's knowledge of one replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     #[serde(with = "hex16")]
@@ -84,7 +84,7 @@ fn change(file: &File, path: &Path, replica: [u8; 16], change: impl Fn(&mut Entr
     write(file, path, &note)
 }
 
-/// What the file knows of this replica: the tokens that it had, and how far it was restored.
+/// The file's knowledge of this replica: the tokens that it had, and how far it was restored.
 pub(crate) fn known(file: &File, path: &Path, replica: [u8; 16]) -> Result<(Vec<[u8; 16]>, Option<Noted>)> {
     let note = read(file, path)?;
     let entry = note.entries.into_iter().find(|entry| entry.replica == replica);

@@ -65,7 +65,7 @@ impl Source {
     }
 }
 
-/// What was shipped.
+/// The shipped amounts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shipped {
     pub(crate) objects: u64,
@@ -156,7 +156,7 @@ impl Shipper {
 
     /// Ships all commits that there are, and returns the last one that the replica has for certain.
     pub(crate) fn ship(&mut self) -> Result<u64> {
-        // What an earlier failure left comes first.
+        // The rest of an earlier failure comes first.
         self.owner.flush()?;
         let mut has_shipped = false;
         loop {
@@ -221,7 +221,7 @@ impl Shipper {
                         batch.push(commit);
                     }
                     Ok(None) => break,
-                    // What was read before is shipped first: it will not be read again.
+                    // The commits read before are shipped first: they will not be read again.
                     Err(error) if batch.is_empty() => return Err(error.into()),
                     Err(_) => break,
                 }

@@ -99,7 +99,7 @@ fn each_sync_of_a_file_is_a_commit_in_its_stream() {
             replica.follow(&source, 5);
         }
         if round > 0 {
-            // What was not synced is no commit.
+            // Bytes that were not synced are no commit.
             file.write_all_at(b"open", 0).unwrap();
             mount.kill();
             mount.replay();

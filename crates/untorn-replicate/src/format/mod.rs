@@ -1,4 +1,4 @@
-//! What is in the store: names, objects, parts of snapshots, and the ownership record.
+//! The contents of the store: names, objects, parts of snapshots, and the ownership record.
 
 pub(crate) mod body;
 pub(crate) mod object;
@@ -13,7 +13,7 @@ pub(crate) type Sum = [u8; 16];
 /// The name of the ownership record.
 pub(crate) const OWNER: &str = "owner";
 
-/// Where an object is in the chain. Places are ordered as the chain is.
+/// The place of an object in the chain. Places are ordered as the chain is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Place {
     /// The epoch of its writer.

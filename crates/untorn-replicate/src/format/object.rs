@@ -29,7 +29,7 @@ const SUM: usize = 16;
 /// Bytes that a body may have when it is decompressed. A writer stays far below.
 pub(crate) const MOST: u64 = 1 << 30;
 
-/// What an object has.
+/// The contents of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// Commits that follow those before it.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 const FORMAT: u64 = 1;
 
-/// Who owns the replica, and how its chain runs.
+/// The owner of the replica, and how its chain runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) format: u64,

@@ -39,7 +39,7 @@ pub(crate) struct Access {
     pub(crate) muted: Option<Check>,
 }
 
-/// What became of the creation of an object.
+/// The outcome of creating an object.
 pub(crate) enum Created {
     /// It has our bytes.
     Ours(Tag),

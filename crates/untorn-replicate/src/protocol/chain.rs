@@ -37,7 +37,7 @@ impl Target {
     }
 }
 
-/// What a reader found.
+/// The findings of a reader.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The next objects of the chain, commits and snapshots; none if there are no further ones yet.

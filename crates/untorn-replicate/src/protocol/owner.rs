@@ -17,7 +17,7 @@ use crate::format::record::{Cut, Owner as Writer, Past, Record, SnapshotEntry};
 use crate::format::{OWNER, Place, Sum, part, part_name};
 use crate::store::{Read, Tag};
 
-/// Where a chain ends, or how far a restored file has come.
+/// The end of a chain, or how far a restored file has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Position {
     pub(crate) commit: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Owner {
     position: Position,
     pending: Option<Pending>,
     attempts: u64,
-    /// Who has taken over.
+    /// The writer that has taken over.
     fenced: Option<String>,
 }
 
@@ -121,7 +121,7 @@ impl Owner {
         Ok(self)
     }
 
-    /// Where the chain ends.
+    /// The end of the chain.
     pub(crate) fn position(&self) -> Position {
         self.position
     }

@@ -19,7 +19,7 @@ pub(crate) trait Image {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
 }
 
-/// Where a rebuilt file stands.
+/// The position of a rebuilt file.
 #[derive(Debug)]
 pub(crate) struct Rebuilt {
     pub(crate) cursor: Cursor,

@@ -57,13 +57,13 @@ pub struct Listed {
 /// A request that failed. The store may have carried a write out or not, and may still do so later.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StoreError {
-    /// What was tried, as in "cannot OPERATION".
+    /// The attempted operation, as in "cannot OPERATION".
     pub operation: &'static str,
     /// The object.
     pub name: String,
     /// Whether the same request may succeed when it is repeated.
     pub is_transient: bool,
-    /// What the store or the network said. It holds no secrets.
+    /// The answer of the store or the network. It holds no secrets.
     pub cause: String,
 }
 

@@ -39,13 +39,13 @@ struct State {
     /// Calls that will be carried out some time, although nobody waits for them.
     late: Vec<Call>,
     faults: u32,
-    /// What the last restoration had.
+    /// The state that the last restoration gave.
     restored: Vec<u32>,
     /// The longest history that was acknowledged.
     acknowledged: Vec<u32>,
 }
 
-/// What was explored.
+/// The extent of an exploration.
 #[derive(Debug, Default)]
 struct Explored {
     states: usize,

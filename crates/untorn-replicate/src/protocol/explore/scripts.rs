@@ -1,5 +1,5 @@
-//! What the actors do. The file of the model grows by a number with each commit, and the commit has the number of its
-//! place.
+//! The steps of the actors. The file of the model grows by a number with each commit, and the commit has the number of
+//! its place.
 
 use super::bucket::{Bucket, instant};
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ pub(super) enum Script {
     Follower,
 }
 
-/// What an actor did.
+/// An actor's step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Ready,
@@ -61,7 +61,7 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks(4).map(|number| number.iter().rev().fold(0, |all, byte| all << 8 | u32::from(*byte))).collect()
 }
 
-/// What a restoration gives; `None` if there is nothing yet.
+/// The state that a restoration gives; `None` if there is nothing yet.
 pub(super) fn restored(bucket: &Bucket, muted: Option<Check>) -> std::result::Result<Option<Vec<u32>>, String> {
     let mut image = Vec::new();
     match rebuild(&instant(bucket, muted), Target::Latest, &mut image, &mut |_| Ok(())) {

@@ -25,7 +25,7 @@ use crate::sys::runs::Runs;
 pub struct Change {
     /// Where they are in the file.
     pub range: Range<u64>,
-    /// What they are now; empty if the stream gives [ranges only](CommitStream::ranges_only).
+    /// The bytes as they are now; empty if the stream gives [ranges only](CommitStream::ranges_only).
     pub bytes: Vec<u8>,
 }
 
@@ -49,7 +49,7 @@ pub struct Commit {
     pub allocated: Vec<Range<u64>>,
     /// The pages that were part of a region until this commit, as ranges of bytes, ascending. A file has none.
     pub freed: Vec<Range<u64>>,
-    /// What it changed, ascending.
+    /// The changed ranges, ascending.
     pub changes: Vec<Change>,
 }
 
