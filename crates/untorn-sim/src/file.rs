@@ -107,6 +107,10 @@ impl MediumFile for SimFile {
         self.medium.lock().inode(self.number).volatile.len
     }
 
+    fn is_removed(&self) -> Result<bool> {
+        Ok(!self.medium.lock().names.has_name(self.number))
+    }
+
     fn identity(&self) -> Result<Identity> {
         let mut world = self.medium.enter(Step::Identity, None, &self.path)?;
         let inode = world.inode(self.number);

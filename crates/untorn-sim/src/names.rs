@@ -195,6 +195,11 @@ impl Names {
         kept
     }
 
+    /// Whether a program finds this file by a name.
+    pub(crate) fn has_name(&self, inode: u64) -> bool {
+        self.volatile.iter().any(|(place, node)| node == Node::File(inode) && self.volatile.reaches(place.dir))
+    }
+
     /// Whether any crash could still show this file.
     pub(crate) fn mentions(&self, inode: u64) -> bool {
         let node = Node::File(inode);

@@ -331,14 +331,7 @@ fn crash(life: &Life, seed: u64, effort: Effort, depth: u32) -> Result<(), Strin
         let choices: Vec<_> = fixed.into_iter().chain((0..effort.samples).map(|_| state.sample(&mut rng))).collect();
         let mut machines: Vec<SimMedium> = choices.iter().map(|choice| state.image(choice).boot()).collect();
         // A process that is killed leaves its page cache.
-        let killed = state.killed();
-        if expected.moving {
-            // The log may know nothing of a rename that the kernel has made, and that a later power cut takes back.
-            for dir in ["/", "/dir"] {
-                said("syncing a directory", killed.sync_dir(SYNC, Path::new(dir)))?;
-            }
-        }
-        machines.push(killed);
+        machines.push(state.killed());
         for (n, medium) in machines.into_iter().enumerate() {
             let mut after = Life::new(life.config, medium, expected.clone());
             let what = |error: String| format!("{:?}, crash {index}, image {n}, depth {depth}: {error}", life.config);
@@ -391,6 +384,75 @@ fn each_barrier_of_a_cached_files_stream_is_needed() {
         let mut tries = tries.map(|(config, seed)| explored(config, Some(barrier), seed, effort));
         let convicted = tries.find_map(Result::err);
         assert!(convicted.is_some(), "no crash convicts a stream without {}", barrier.name());
+    }
+}
+
+/// The kernel has made a rename when the owner of the log dies, and the next owner's commit needs the new name.
+#[test]
+fn a_rename_before_a_kill_outlives_the_next_power_cut() {
+    for (config, changed) in Config::all().flat_map(|config| [true, false].map(|changed| (config, changed))) {
+        let medium = SimMedium::new(config.class);
+        for dir in ["/fast", "/dir"] {
+            medium.create_dir(Path::new(dir)).unwrap();
+        }
+        medium.sync_dir(SYNC, Path::new("/")).unwrap();
+        medium.install(NAMES[0], &[1; BEFORE]);
+        let first = Expected { commits: vec![Arc::new(vec![1; BEFORE])], ..Expected::default() };
+        let mut life = Life::new(config, medium, first);
+        life.open().unwrap();
+        let mut rng = Rng::new(1);
+        life.write(&mut rng).unwrap();
+        if changed {
+            life.commit(true).and_then(|()| life.drain(true)).unwrap();
+        }
+        assert!(life.file().begin_rename(Path::new(NAMES[1])).unwrap());
+        life.medium.rename(Path::new(NAMES[0]), Path::new(NAMES[1])).unwrap();
+        let killed = life.medium.crash_state().killed();
+        let mut after = Life::new(config, killed, Expected { moving: true, ..life.expected.lock().unwrap().clone() });
+        after.open().unwrap();
+        after.write(&mut rng).and_then(|()| after.commit(true)).unwrap();
+        let state = after.medium.crash_state();
+        let cut = state.image(&state.nothing()).boot();
+        let mut last = Life::new(config, cut, after.expected.lock().unwrap().clone());
+        last.open().unwrap_or_else(|error| panic!("{config:?}, {changed}: {error}"));
+        assert_eq!(last.now, after.now, "{config:?}, {changed}");
+    }
+}
+
+/// A replay that cannot open the commit log brings the file its commits all the same. Readers learn that these are
+/// missing.
+#[test]
+fn a_commit_log_that_cannot_be_opened_begins_behind_the_replay() {
+    for config in Config::all() {
+        let medium = SimMedium::new(config.class);
+        for dir in ["/fast", "/dir"] {
+            medium.create_dir(Path::new(dir)).unwrap();
+        }
+        medium.sync_dir(SYNC, Path::new("/")).unwrap();
+        medium.install(NAMES[0], &[1; BEFORE]);
+        let first = Expected { commits: vec![Arc::new(vec![1; BEFORE])], ..Expected::default() };
+        let mut life = Life::new(config, medium, first);
+        life.open().unwrap();
+        let mut rng = Rng::new(1);
+        for _ in 0..2 {
+            life.write(&mut rng).and_then(|()| life.commit(true)).unwrap();
+        }
+        let killed = life.medium.crash_state().killed();
+        killed.set_hook(Box::new(|instant| {
+            let is_log = instant.path.to_string_lossy().contains("commits");
+            let error = || Error::io("open", instant.path, std::io::Error::from_raw_os_error(5));
+            if is_log { Verdict::Refuse(error()) } else { Verdict::Allow }
+        }));
+        let place = Arc::new(MediumDir(killed.clone()));
+        let cache = config.options().open_on(killed.clone(), place.clone(), LOG).unwrap();
+        killed.clear_hook();
+        let file = place.open(Path::new(NAMES[0])).unwrap().unwrap();
+        let file = cache.attach_atomic_with_commit_log(file, Path::new(NAMES[0]), LIMIT).unwrap();
+        let mut bytes = vec![0; life.now.len()];
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+        assert_eq!(bytes, life.now, "{config:?}");
+        let stream = commits_on(killed, Path::new(NAMES[0]), 0).map(drop);
+        assert!(matches!(stream, Err(Error::CommitsMissing { oldest: Some(2), .. })), "{config:?}: {stream:?}");
     }
 }
 

@@ -29,6 +29,7 @@ macro_rules! __forward {
     (@len $by:tt) => { $crate::__forward!(@fn $by len() -> u64); };
     (@identity $by:tt) => { $crate::__forward!(@fn $by identity() -> Result<Identity>); };
     (@descriptor $by:tt) => { $crate::__forward!(@fn $by descriptor() -> Option<BorrowedFd<'_>>); };
+    (@is_removed $by:tt) => { $crate::__forward!(@fn $by is_removed() -> Result<bool>); };
     (@changed_by_others $by:tt) => { $crate::__forward!(@fn $by changed_by_others() -> ()); };
     (@stamp $by:tt) => { $crate::__forward!(@fn $by stamp() -> Result<Stamp>); };
     (@begin_own_changes $by:tt) => { $crate::__forward!(@fn $by begin_own_changes() -> Result<()>); };

@@ -338,6 +338,16 @@ pub trait MediumFile: Send + Sync {
         None
     }
 
+    /// Whether the file has no name any more. It is false if the medium cannot tell.
+    ///
+    /// # Errors
+    /// Those of looking at the file.
+    fn is_removed(&self) -> Result<bool> {
+        let Some(file) = self.descriptor() else { return Ok(false) };
+        let found = rustix::fs::fstat(file).map_err(|errno| Error::io("examine", Path::new(""), errno))?;
+        Ok(found.st_nlink == 0)
+    }
+
     /// Tells the medium that other processes may have written to the file through its
     /// [descriptor](MediumFile::descriptor). The next fence makes that durable too.
     fn changed_by_others(&self) {}

@@ -215,6 +215,14 @@ pub trait BackingDir: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Notes the number of the file's last commit in the file, durably at its next sync. Its errors are those of
+    /// opening and writing.
+    #[doc(hidden)]
+    fn note_commit(&self, path: &Path, number: u64, time: u64) -> Result<()> {
+        let _ = (path, number, time);
+        Ok(())
+    }
+
     /// Brings the commit log along of a file that was renamed, if it has one. Its errors are those of renaming.
     #[doc(hidden)]
     fn carry_commit_log(&self, from: &Path, to: &Path) -> Result<()> {
@@ -436,6 +444,10 @@ impl BackingDir for Kernel {
         appender::records(logs(), path, wanted, replays)
     }
 
+    fn note_commit(&self, path: &Path, number: u64, time: u64) -> Result<()> {
+        appender::note_commit(&logs(), path, number, time)
+    }
+
     fn carry_commit_log(&self, from: &Path, to: &Path) -> Result<()> {
         appender::carry_renamed(&logs(), from, to)
     }
@@ -481,11 +493,7 @@ impl<M: Medium> BackingFile for OnMediumFile<M> {
     }
 
     fn is_removed(&self) -> Result<bool> {
-        if !self.medium.exists(&self.path)? {
-            return Ok(true);
-        }
-        let there = self.medium.open(&self.path, Access::ReadWrite, RESERVE)?;
-        Ok(there.identity()? != self.identity()?)
+        self.file.is_removed()
     }
 
     fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
@@ -585,6 +593,10 @@ impl<M: Medium + Clone> BackingDir for MediumDir<M> {
         replays: bool,
     ) -> Result<Option<Box<dyn CommitRecords>>> {
         appender::records(self.0.clone(), path, wanted, replays)
+    }
+
+    fn note_commit(&self, path: &Path, number: u64, time: u64) -> Result<()> {
+        appender::note_commit(&self.0, path, number, time)
     }
 
     fn carry_commit_log(&self, from: &Path, to: &Path) -> Result<()> {

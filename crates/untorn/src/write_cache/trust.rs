@@ -80,11 +80,6 @@ pub(super) fn is_named(file: Option<BorrowedFd<'_>>, path: &Path) -> bool {
     matches!((rustix::fs::lstat(path), rustix::fs::fstat(file)), (Ok(named), Ok(found)) if same(named, found))
 }
 
-/// Whether an open log has no name any more, because its owner removed it. Another log may have the name by now.
-pub(super) fn is_removed(file: Option<BorrowedFd<'_>>) -> bool {
-    file.and_then(|file| rustix::fs::fstat(file).ok()).is_some_and(|found| found.st_nlink == 0)
-}
-
 /// Takes the permissions of everybody but the owner away, as a log has none when it is created.
 ///
 /// # Errors

@@ -290,8 +290,9 @@ impl<M: Medium> CommitRecords for Appender<M> {
 /// Those of renaming; then a part of it may be in either directory, and the call may be made again.
 pub(crate) fn carry<M: Medium>(medium: &M, from: &Path, to: &Path, inode: u64, data: &M::File) -> Result<()> {
     let (old, new) = (control_path(from, inode, LogOf::File), control_path(to, inode, LogOf::File));
-    // With the control already there, a segment may be left that was made meanwhile.
-    if old == new || !(medium.exists(&old)? || medium.exists(&new)?) {
+    // With the control already there, a segment may be left that was made meanwhile. A rename that was announced and
+    // not made has no companion directory where the file would have gone.
+    if old == new || !medium.exists(&sidecar::parent(&old))? || !(medium.exists(&old)? || medium.exists(&new)?) {
         return Ok(());
     }
     medium.create_companion_dir(&sidecar::parent(&new), data)?;
@@ -310,6 +311,16 @@ pub(crate) fn carry<M: Medium>(medium: &M, from: &Path, to: &Path, inode: u64, d
         medium.sync_dir(barriers::CARRIED, &dir)?;
     }
     Ok(())
+}
+
+/// Notes the number of a commit in a file whose commit log cannot be opened. The log that follows then begins behind
+/// it, and readers learn that commits are missing. Durable at the next sync of the file.
+///
+/// # Errors
+/// Those of opening the file and writing the attribute.
+pub(crate) fn note_commit<M: Medium>(medium: &M, path: &Path, number: u64, time: u64) -> Result<()> {
+    let data = medium.open(path, Access::ReadWrite, 0)?;
+    number::keep(medium, &data, Stamped { number, time })
 }
 
 /// Removes the log of a file that is gone, whose path this was.

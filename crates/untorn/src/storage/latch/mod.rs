@@ -196,7 +196,7 @@ impl<M: Medium> LatchedFile<M> {
 }
 
 impl<M: Medium> MediumFile for LatchedFile<M> {
-    forward!(inner: len, identity, descriptor, changed_by_others, stamp, begin_own_changes, is_disturbed);
+    forward!(inner: len, identity, descriptor, is_removed, changed_by_others, stamp, begin_own_changes, is_disturbed);
     forward!(inner: notes_stores, mark, commit_note, try_lock);
     forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
     forward!(inner: write_unpromised, prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);

@@ -105,7 +105,7 @@ fn open<M: Medium>(medium: &M, path: &Path, access: Access, lock: LockKind) -> R
             .and_then(|_| trust::check(file.descriptor(), path))
             .and_then(|()| file.try_lock(lock));
         holder = storage::lock_holder(&file);
-        if !trust::is_removed(file.descriptor()) {
+        if !file.is_removed()? {
             return if locked? { Ok(file) } else { Err(Error::InUse { path: path.to_owned(), holder }) };
         }
     }

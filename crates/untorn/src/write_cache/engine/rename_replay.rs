@@ -137,6 +137,24 @@ impl<M: Medium> Replayer<'_, M> {
         Ok(())
     }
 
+    /// Files of which the log has two names and no operation: their owner died amid a rename that the kernel has made,
+    /// and the next log knows one name only. So the rename must be durable, as that of a file with operations.
+    pub(super) fn note_renamed_without_operations(&mut self) {
+        let renamed = self.lines().filter(|line| line.before.is_some() && !line.replayed);
+        let unknown: Vec<u64> = renamed.map(|line| line.uid).filter(|uid| !self.targets.contains_key(uid)).collect();
+        for uid in unknown {
+            let Some((_, _, line)) = self.scan.table.get(&uid) else { continue };
+            let mut target = Target::of(line);
+            match self.search(line) {
+                Ok(Some((path, _))) => target.path = path,
+                // It is gone, and the log has nothing for it.
+                Ok(None) => continue,
+                Err(error) => target.fate = ReplayOutcome::Failed(error.to_string()),
+            }
+            self.targets.insert(uid, target);
+        }
+    }
+
     /// Files that are whole now.
     fn replayed(&self) -> impl Iterator<Item = u64> {
         self.targets.iter().filter(|(_, target)| target.fate == ReplayOutcome::Replayed).map(|(&uid, _)| uid)

@@ -242,7 +242,9 @@ impl<'a, M: Medium> Replayer<'a, M> {
             fate: target.fate,
             moved_aside: target.moved_aside,
         };
-        let mut files: Vec<ReplayedFile> = self.targets.into_values().map(of).collect();
+        // A file whose rename was all that there was to make durable is of no interest, unless that failed.
+        let told = self.targets.into_values().filter(|target| target.operations > 0 || !target.fate.is_final());
+        let mut files: Vec<ReplayedFile> = told.map(of).collect();
         files.sort_by(|one, two| one.path.cmp(&two.path));
         let Scan { geometry, incomplete, open_epochs, .. } = self.scan;
         let (capacity, entry_size) = (geometry.slots, geometry.entry);
@@ -538,6 +540,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
 
     /// Makes everything durable; if that is not all the log has, the log says for which files it is done.
     fn finish(&mut self, streams: &mut Streams<'_>) -> Result<()> {
+        self.note_renamed_without_operations();
         for target in self.targets.values_mut().filter(|target| target.fate == ReplayOutcome::Replayed) {
             if let Some(file) = &target.slow
                 && let Err(error) = file.sync(if target.made { barriers::AGAIN } else { barriers::REPLAYED_FILE })

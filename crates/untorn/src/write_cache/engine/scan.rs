@@ -164,11 +164,10 @@ pub(super) fn scan<F: MediumFile>(
     operations.sort_by_key(|operation| (operation.order, operation.position));
     operations.dedup_by_key(|operation| operation.order);
     let mut table = HashMap::new();
-    if !operations.is_empty() {
-        for slot in 0..geometry.files {
-            if let Some((copy, line)) = TableLine::read(file, checksum_seed, slot)? {
-                table.insert(line.uid, (slot, copy, line));
-            }
+    // Also without an operation: a rename may be under way.
+    for slot in 0..geometry.files {
+        if let Some((copy, line)) = TableLine::read(file, checksum_seed, slot)? {
+            table.insert(line.uid, (slot, copy, line));
         }
     }
     if !superblock.per_write {

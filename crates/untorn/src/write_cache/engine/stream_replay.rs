@@ -1,8 +1,9 @@
 //! The stream of commits in a replay: epochs that have no record yet get one, each before its file gets the epoch.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
-use super::commits::Closed;
+use super::commits::{Closed, Numbered};
 use super::format::{HEADER, Kind};
 use super::replay::{ReplayOutcome, Replayer};
 use super::scan::Operation;
@@ -16,8 +17,8 @@ use crate::storage::{Medium, MediumFile};
 pub(super) struct Streams<'o> {
     /// The epochs of numbered Commits, by file and by the place of their first change that the log has.
     epochs: HashMap<(u64, u64), (Closed, Vec<&'o Operation>)>,
-    /// The number of the last commit of each file.
-    last: HashMap<u64, u64>,
+    /// The last commit of each file.
+    last: HashMap<u64, Numbered>,
     /// Files whose commit log was looked for, with it.
     records: HashMap<u64, Option<Box<dyn CommitRecords>>>,
 }
@@ -34,7 +35,7 @@ impl<'o> Streams<'o> {
             by_file.entry(operation.uid).or_default().push(operation);
         }
         for closed in closed {
-            streams.last.insert(closed.uid, closed.numbered.number);
+            streams.last.insert(closed.uid, closed.numbered);
             let all = by_file.get(&closed.uid).map_or(&[][..], |all| &all[..]);
             let from = all.partition_point(|operation| operation.order < closed.first);
             let to = all.partition_point(|operation| operation.order < closed.order);
@@ -87,12 +88,21 @@ impl<M: Medium> Replayer<'_, M> {
     }
 
     /// The commit log of a file; `None` if it has none. One that cannot be opened keeps no file from its bytes: the
-    /// next open finds that the file was changed without it, and begins it anew.
+    /// next open finds that the file was changed without it, and begins it anew behind the last commit.
     fn records_of<'s>(&self, streams: &'s mut Streams<'_>, uid: u64) -> Option<&'s mut (dyn CommitRecords + 'static)> {
+        let last = streams.last.get(&uid).copied();
         let records = streams.records.entry(uid).or_insert_with(|| {
             self.open_records(uid).unwrap_or_else(|error| {
-                let path = self.targets.get(&uid).map(|target| target.path.display().to_string());
-                tracing::error!(path, %error, "cannot open the commit log; it lacks the commits of this replay");
+                let path = self.targets.get(&uid).map(|target| target.so_far.as_ref().unwrap_or(&target.path));
+                let path = path.map_or(Path::new(""), PathBuf::as_path);
+                let name = path.display();
+                tracing::error!(path = %name, %error, "cannot open the commit log; it lacks the commits of this replay");
+                // The sync of the file that ends the replay makes it durable.
+                if let Some(Numbered { number, time, .. }) = last
+                    && let Err(error) = self.place.note_commit(path, number, time)
+                {
+                    tracing::error!(path = %name, %error, "cannot note the number of the last commit");
+                }
                 None
             })
         });
@@ -137,7 +147,7 @@ impl<M: Medium> Replayer<'_, M> {
     /// Has the commit logs say how the files stand, which have all that the log has of them, durably.
     pub(super) fn finish_records(&self, streams: &mut Streams<'_>) {
         for (uid, last) in std::mem::take(&mut streams.last) {
-            self.finish_records_of(streams, uid, last);
+            self.finish_records_of(streams, uid, last.number);
         }
         // Of a file without commits in the log, a crash may have left its commit log behind.
         for (uid, other) in self.others.iter().filter(|(uid, _)| !streams.records.contains_key(uid)) {
