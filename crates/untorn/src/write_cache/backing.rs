@@ -477,23 +477,19 @@ pub struct MediumDir<M>(pub M);
 /// The longest that a slow file on a medium may grow to.
 const RESERVE: u64 = 1 << 24;
 
-struct OnMediumFile<M: Medium> {
-    file: M::File,
-    medium: M,
-    path: PathBuf,
-}
+struct OnMediumFile<F: MediumFile>(F);
 
-impl<M: Medium> BackingFile for OnMediumFile<M> {
+impl<F: MediumFile + 'static> BackingFile for OnMediumFile<F> {
     fn identity(&self) -> Result<Identity> {
-        self.file.identity()
+        self.0.identity()
     }
 
     fn len(&self) -> Result<u64> {
-        Ok(self.file.len())
+        Ok(self.0.len())
     }
 
     fn is_removed(&self) -> Result<bool> {
-        self.file.is_removed()
+        self.0.is_removed()
     }
 
     fn create_attrs(&self) -> Result<Option<CreateAttrs>> {
@@ -501,30 +497,30 @@ impl<M: Medium> BackingFile for OnMediumFile<M> {
     }
 
     fn modified(&self) -> Result<Option<u64>> {
-        Ok(Some(self.file.stamp()?.modified))
+        Ok(Some(self.0.stamp()?.modified))
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        let there = self.file.len().saturating_sub(offset).min(dst.len() as u64) as usize;
-        self.file.read(offset, &mut dst[..there])?;
+        let there = self.0.len().saturating_sub(offset).min(dst.len() as u64) as usize;
+        self.0.read(offset, &mut dst[..there])?;
         Ok(there)
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         let end = offset + src.len() as u64;
-        if end > self.file.len() {
-            self.file.set_len(end)?;
+        if end > self.0.len() {
+            self.0.set_len(end)?;
         }
-        self.file.allocate(offset, src.len() as u64)?;
-        self.file.write(offset, src)
+        self.0.allocate(offset, src.len() as u64)?;
+        self.0.write(offset, src)
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        self.file.set_len(len)
+        self.0.set_len(len)
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.file.sync(barrier)
+        self.0.sync(barrier)
     }
 }
 
@@ -534,7 +530,7 @@ impl<M: Medium + Clone> BackingDir for MediumDir<M> {
             return Ok(None);
         }
         let file = self.0.open(path, Access::ReadWrite, RESERVE)?;
-        Ok(Some(Arc::new(OnMediumFile { file, medium: self.0.clone(), path: path.to_owned() })))
+        Ok(Some(Arc::new(OnMediumFile(file))))
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -568,7 +564,7 @@ impl<M: Medium + Clone> BackingDir for MediumDir<M> {
 
     fn make(&self, path: &Path, _: &CreateAttrs) -> Result<Arc<dyn BackingFile>> {
         let file = self.0.create(path, 0, RESERVE)?;
-        Ok(Arc::new(OnMediumFile { file, medium: self.0.clone(), path: path.to_owned() }))
+        Ok(Arc::new(OnMediumFile(file)))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {

@@ -96,7 +96,7 @@ impl<M: Medium> Replayer<'_, M> {
                 let path = self.targets.get(&uid).map(|target| target.so_far.as_ref().unwrap_or(&target.path));
                 let path = path.map_or(Path::new(""), PathBuf::as_path);
                 let name = path.display();
-                tracing::error!(path = %name, %error, "cannot open the commit log; it lacks the commits of this replay");
+                tracing::error!(path = %name, %error, "cannot open the commit log, which lacks this replay's commits");
                 // The sync of the file that ends the replay makes it durable.
                 if let Some(Numbered { number, time, .. }) = last
                     && let Err(error) = self.place.note_commit(path, number, time)
