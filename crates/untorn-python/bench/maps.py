@@ -3,10 +3,13 @@
     python bench/maps.py [--dir DIR] [--rounds N] [--mib N] [--json]
 
 Each row has the medians of both in microseconds, and the ratio of untorn's to numpy's: above 1, untorn takes longer.
+Loads and stores also have the limit: a private mapping of the kernel (``MAP_PRIVATE``) without untorn. A commit can be
+atomic only if no store reaches the file before, so each page that is stored to has a copy.
 """
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import tempfile
@@ -78,41 +81,54 @@ def main() -> None:
     options.add_argument("--mib", type=int, default=1024, help="length of the arrays")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    taken: Dict[str, Dict[str, List[float]]] = {row: {"untorn": [], "numpy": []} for row in ROWS}
+    arms = ("untorn", "numpy", "private")
+    taken: Dict[str, Dict[str, List[float]]] = {row: {name: [] for name in arms} for row in ROWS}
     with tempfile.TemporaryDirectory(dir=chosen.dir) as directory:
         for round in range(chosen.rounds):
-            for name in ("untorn", "numpy") if round % 2 else ("numpy", "untorn"):
+            for name in arms if round % 2 else arms[::-1]:
                 path = os.path.join(directory, name)
                 length = chosen.mib << 17
                 # Both files have their blocks, as a file that is in use for long has.
                 with open(path, "wb") as file:
                     os.posix_fallocate(file.fileno(), 0, length * 8)
+                rows = ROWS
                 if name == "untorn":
                     array = untorn.memmap(path, "u8", "r+")
                     arm: Arm = (array, array.base.commit)
-                else:
+                elif name == "numpy":
                     theirs = np.memmap(path, "u8", "r+")
                     arm = (theirs.view(np.ndarray), theirs.flush)
-                for row, (measure, times) in ROWS.items():
+                else:
+                    with open(path, "rb") as file:
+                        private = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+                    arm = (np.frombuffer(private, "u8"), lambda: None)
+                    rows = {row: ROWS[row] for row in ROWS if "commit" not in row}
+                for row, (measure, times) in rows.items():
                     samples = [measure(arm, 1000 * round + n + 1) for n in range(times)]
                     taken[row][name].append(statistics.median(samples))
                 if name == "untorn":
                     found = array.base
                     del array, arm
                     found.close()
-                else:
+                elif name == "numpy":
                     del theirs, arm
+                else:
+                    del arm
+                    private.close()
                 os.unlink(path)
-    rows = []
-    for row, both in taken.items():
-        ours, numpys = (statistics.median(both[name]) for name in ("untorn", "numpy"))
-        rows.append({"row": row, "untorn_us": ours, "numpy_us": numpys, "ratio": ours / numpys})
+    results: List[Dict[str, Any]] = []
+    for row, all in taken.items():
+        medians = {name: statistics.median(samples) for name, samples in all.items() if samples}
+        ratio = medians["untorn"] / medians["numpy"]
+        results.append({"row": row, "ratio": ratio, **{f"{name}_us": median for name, median in medians.items()}})
     if chosen.json:
-        print(json.dumps({"bench": "maps", "mib": chosen.mib, "rounds": chosen.rounds, "rows": rows}))
+        print(json.dumps({"bench": "maps", "mib": chosen.mib, "rounds": chosen.rounds, "rows": results}))
         return
     print(f"{chosen.mib} MiB; medians of {chosen.rounds} rounds in turns, in microseconds")
-    for found in rows:
-        print(f"{found['row']:24} untorn {found['untorn_us']:12.1f}  numpy {found['numpy_us']:12.1f}  {found['ratio']:.2f}")
+    print(f"{'':24}{'untorn':>14}{'numpy':>14}{'ratio':>8}{'limit':>14}")
+    for found in results:
+        limit = f"{found['private_us']:14.1f}" if "private_us" in found else ""
+        print(f"{found['row']:24}{found['untorn_us']:14.1f}{found['numpy_us']:14.1f}{found['ratio']:8.2f}{limit}")
 
 
 if __name__ == "__main__":
