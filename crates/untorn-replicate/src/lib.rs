@@ -17,6 +17,7 @@
 
 mod error;
 mod format;
+mod ltx;
 mod note;
 mod options;
 mod protocol;
@@ -27,6 +28,7 @@ mod ship;
 pub mod store;
 
 pub use error::{Error, Result};
+pub use ltx::{LtxReport, export_ltx};
 pub use options::ReplicaOptions;
 pub use replica::{Replica, ReplicaStatus};
 pub use report::{ReplicaReport, SnapshotReport, look};

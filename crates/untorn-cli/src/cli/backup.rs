@@ -54,6 +54,10 @@ pub(crate) struct Restore {
     /// UTC.
     #[arg(long, value_name = "COMMIT|TIME", value_parser = At::parse)]
     pub(crate) at: Option<At>,
+    /// Make a directory of LTX files of the replica of an SQLite database, one for each commit, which `litestream
+    /// restore -o app.db file:///DIRECTORY` reads.
+    #[arg(long, conflicts_with_all = ["at", "force"])]
+    pub(crate) ltx: bool,
     /// Bytes per second, at most; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) rate: Option<u64>,

@@ -16,7 +16,8 @@ Examples:
   untorn restore /backups/ledger.monday ledger
   untorn restore /backups/ledger.monday /backups/ledger.tuesday ledger
   untorn restore --force /backups/ledger.monday ledger
-  untorn restore file:///mnt/usb/ledger ledger --at '2026-11-29 06:07:08'";
+  untorn restore file:///mnt/usb/ledger ledger --at '2026-11-29 06:07:08'
+  untorn restore file:///mnt/usb/app.db /tmp/ltx --ltx";
 
 pub(super) const AFTER_REPLICATE: &str = "\
 Exit codes: 0 everything was shipped; 1 the file needs a decision, lacks commits of the replica, or another writer \

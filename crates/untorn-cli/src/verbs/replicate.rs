@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use untorn_replicate::{Error, Replica, ReplicaOptions, ReplicaStatus, RestoreOptions, store};
+use untorn_replicate::{Error, LtxReport, Replica, ReplicaOptions, ReplicaStatus, RestoreOptions, store};
 
 use super::info::seconds;
 use crate::cli::{self, At, Form};
 use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::signals::Stop;
 use crate::{output, progress, size};
 
 /// How long to sleep before looking whether a signal came or the replication has ended.
@@ -47,7 +48,7 @@ impl From<Error> for Failure {
 
 /// Ships the commits of a file.
 pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
-    let stop = crate::signals::Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
+    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
     let replica = Replica::attach_path(&args.file, &args.url, options)?;
@@ -109,7 +110,7 @@ pub(crate) fn restore(url: &str, args: &cli::Restore) -> Result<Exit> {
     if args.backups.len() > 1 || args.rate.is_some() {
         return Err(Failure::usage("a replica is restored alone, and without --rate"));
     }
-    let stop = crate::signals::Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
+    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let told = stop.flag();
     let mut options = RestoreOptions::new().replace(args.force);
     options = match args.at {
@@ -118,14 +119,20 @@ pub(crate) fn restore(url: &str, args: &cli::Restore) -> Result<Exit> {
         Some(At::Time(time)) => options.at_time(time),
     };
     let bar = progress::bytes_bar(0, "reading the replica");
-    let made = untorn_replicate::restore_with(url, &args.file, &options, &mut |read| {
+    let mut tell = |read| {
         bar.set_length(read);
         bar.set_position(read);
         if told.load(Ordering::Acquire) {
             return Err(Error::Invalid { what: "interrupted".to_owned() });
         }
         Ok(())
-    });
+    };
+    if args.ltx {
+        let exported = untorn_replicate::export_ltx(url, &args.file, &mut tell);
+        bar.finish_and_clear();
+        return exported_as_ltx(url, args, &stop, exported);
+    }
+    let made = untorn_replicate::restore_with(url, &args.file, &options, &mut tell);
     bar.finish_and_clear();
     let made = made.map_err(|error| {
         stop.interrupted("nothing is restored");
@@ -150,6 +157,30 @@ pub(crate) fn restore(url: &str, args: &cli::Restore) -> Result<Exit> {
         let time = made.time.map(|time| format!(" of {}", output::time(time))).unwrap_or_default();
         let (len, read) = (size::show(made.len), size::show(made.read));
         format!("restored {path} at commit {}{time}: {len}, {read} read\n", made.commit)
+    })?;
+    Ok(Exit::Clean)
+}
+
+/// Tells what was exported.
+fn exported_as_ltx(
+    url: &str,
+    args: &cli::Restore,
+    stop: &Stop,
+    exported: untorn_replicate::Result<LtxReport>,
+) -> Result<Exit> {
+    let report = exported.inspect_err(|_| stop.interrupted("the directory is incomplete; remove it"))?;
+    let path = args.file.display();
+    let object = json!({
+        "path": path.to_string(),
+        "url": url,
+        "files": report.files,
+        "bytes": report.bytes,
+        "first": report.first,
+        "last": report.last,
+    });
+    output::report(args.form.json, &object, || {
+        let (files, bytes) = (output::count(report.files, "file", "files"), size::show(report.bytes));
+        format!("exported {url} to {path}: {files}, {bytes}; transactions {} to {}\n", report.first, report.last)
     })?;
     Ok(Exit::Clean)
 }

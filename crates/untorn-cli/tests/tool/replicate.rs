@@ -51,6 +51,30 @@ fn a_file_is_shipped_and_restored_at_any_commit() {
 }
 
 #[test]
+fn a_database_is_exported_as_ltx_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let out = at(dir, "out");
+    untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    untorn(&["restore", &url, &out, "--ltx"]).expect(64).names("not an SQLite database");
+    assert!(!Path::new(&out).exists());
+    let header = [b"SQLite format 3\0".as_slice(), &4096_u16.to_be_bytes()].concat();
+    untorn_with(&["write", &file, "--offset", "0"], &header).expect(0);
+    // The replica has a state that is no database; a new one begins with the database.
+    let url = format!("{url}2");
+    untorn(&["replicate", &file, &url, "--once", "--consumer", "second"]).expect(0);
+    write(&file, "later");
+    untorn(&["replicate", &file, &url, "--once", "--consumer", "second"]).expect(0);
+    let made = untorn(&["restore", &url, &out, "--ltx", "--json"]).expect(0).json();
+    assert_eq!((&made["files"], &made["first"], &made["last"]), (&2.into(), &1.into(), &2.into()), "{made}");
+    assert!(Path::new(&out).join("ltx/9/0000000000000001-0000000000000001.ltx").is_file());
+    untorn(&["restore", &url, &out, "--ltx"]).expect(74).names("File exists");
+    untorn(&["restore", &url, &out, "--ltx", "--at", "1"]).expect(64);
+    untorn(&["restore", &file, &out, "--ltx"]).expect(64).names("URL of a replica");
+}
+
+#[test]
 fn wrong_requests_say_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -76,8 +76,23 @@ impl Cursor {
                 Some(oldest) => format!("nothing so old is there; the oldest snapshot is of commit {oldest}"),
             }));
         };
+        Ok((Self::before(record, tag, &entry), entry))
+    }
+
+    /// The same before the oldest snapshot.
+    ///
+    /// # Errors
+    /// As for [`begin`](Self::begin).
+    pub(crate) fn begin_at_oldest(access: &Access) -> Result<(Self, SnapshotEntry)> {
+        let missing = |what: &str| Error::NotFound { url: access.url(), what: what.to_owned() };
+        let (record, tag) = access.record()?.ok_or_else(|| missing("there is no replica"))?;
+        let oldest = record.oldest().cloned().ok_or_else(|| missing("the replica has no snapshot yet"))?;
+        Ok((Self::before(record, tag, &oldest), oldest))
+    }
+
+    fn before(record: Record, tag: Tag, entry: &SnapshotEntry) -> Self {
         let position = Position { commit: entry.commit, sum: [0; 16] };
-        Ok((Cursor { record, tag, place: entry.place, position, read: 0 }, entry))
+        Cursor { record, tag, place: entry.place, position, read: 0 }
     }
 
     pub(crate) fn place(&self) -> Place {

@@ -5,6 +5,7 @@ use super::chain::{Cursor, Step, Target};
 use crate::error::{Error, Result};
 use crate::format::body::{Commit, decode_commits};
 use crate::format::object::{Kind, Object};
+use crate::format::record::SnapshotEntry;
 
 /// Bytes of objects that are read before they are applied.
 pub(crate) const BATCH: u64 = 16 << 20;
@@ -17,6 +18,11 @@ pub(crate) trait Image {
     /// Cuts the file, or adds zeros.
     fn resize(&mut self, len: u64) -> Result<()>;
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// The file is that of a commit now, which was made at this time, in nanoseconds since 1970.
+    fn committed(&mut self, _number: u64, _time: u64) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The position of a rebuilt file.
@@ -56,8 +62,21 @@ pub(crate) fn rebuild(
     image: &mut dyn Image,
     progress: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<Rebuilt> {
+    rebuild_by(access, || once(access, Cursor::begin(access, target)?, target, image, progress))
+}
+
+/// The same from the oldest snapshot on, to the latest state.
+pub(crate) fn rebuild_all(
+    access: &Access,
+    image: &mut dyn Image,
+    progress: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<Rebuilt> {
+    rebuild_by(access, || once(access, Cursor::begin_at_oldest(access)?, Target::Latest, image, progress))
+}
+
+fn rebuild_by(access: &Access, mut once: impl FnMut() -> Result<Option<Rebuilt>>) -> Result<Rebuilt> {
     for _ in 0..TRIES {
-        if let Some(rebuilt) = once(access, target, image, progress)? {
+        if let Some(rebuilt) = once()? {
             return Ok(rebuilt);
         }
     }
@@ -68,16 +87,17 @@ pub(crate) fn rebuild(
 /// `None` if it has to begin anew.
 fn once(
     access: &Access,
+    (mut cursor, entry): (Cursor, SnapshotEntry),
     target: Target,
     image: &mut dyn Image,
     progress: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<Option<Rebuilt>> {
-    let (mut cursor, entry) = Cursor::begin(access, target)?;
     if !load(access, &mut cursor, None, image)? {
         return Ok(None);
     }
     progress(cursor.read)?;
     let (mut commit, mut time) = (entry.commit, entry.time);
+    image.committed(commit, time)?;
     loop {
         let before = cursor.clone();
         let Step::Objects(objects) = cursor.next(access, BATCH)? else { return Ok(None) };
@@ -96,6 +116,7 @@ fn once(
                     return Ok(None);
                 }
                 (commit, time) = (header.last, header.time);
+                image.committed(commit, time)?;
                 continue;
             }
             for next in commits_of(object)? {
@@ -104,6 +125,7 @@ fn once(
                 }
                 apply(&next, image)?;
                 (commit, time) = (next.number, next.time);
+                image.committed(commit, time)?;
             }
         }
     }

@@ -1,5 +1,16 @@
 //! Files are replicated to a directory, and restored from it.
 
+macro_rules! place {
+    () => {
+        match Place::new() {
+            Some(place) => place,
+            None => untorn_testing::skip!("the file system of temporary files keeps no user attributes"),
+        }
+    };
+}
+
+mod ltx;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -49,15 +60,6 @@ impl Place {
 
 fn options() -> ReplicaOptions {
     ReplicaOptions::new().interval(Duration::from_secs(3600))
-}
-
-macro_rules! place {
-    () => {
-        match Place::new() {
-            Some(place) => place,
-            None => untorn_testing::skip!("the file system of temporary files keeps no user attributes"),
-        }
-    };
 }
 
 fn bytes_of(file: &AtomicFile) -> Vec<u8> {
