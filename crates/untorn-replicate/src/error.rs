@@ -33,6 +33,13 @@ pub enum Error {
         /// Why the file is not known to have all commits of the replica.
         what: String,
     },
+    /// The file has not only commits of the replica, so it cannot follow it.
+    NotFollower {
+        /// The file.
+        path: PathBuf,
+        /// Why it is not known to be a copy of the replica.
+        what: String,
+    },
     /// There is no replica at the URL, or no snapshot that is old enough.
     NotFound {
         /// The replica.
@@ -95,6 +102,11 @@ impl fmt::Display for Error {
             Error::NotDescendant { url, what } => {
                 write!(f, "{url}: {what}; restore the replica and go on with that file, or replicate to another URL")
             }
+            Error::NotFollower { path, what } => write!(
+                f,
+                "{}: {what}; it is left as it is; restore the replica to another file, or remove this one",
+                path.display()
+            ),
             Error::NotFound { url, what } => write!(f, "{url}: {what}"),
             Error::Corrupt { name, what } => write!(f, "the object {name} is damaged: {what}"),
             Error::Unsupported { name, what } => {

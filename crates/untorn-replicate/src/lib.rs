@@ -8,6 +8,7 @@
 //! |---|---|
 //! | ship the commits of a file | [`Replica`] |
 //! | restore a file | [`restore()`] |
+//! | keep a local copy up to date | [`Follower`] |
 //! | see what a replica has | [`look`] |
 //! | find out whether a store is fit for it | [`store::probe`] |
 //!
@@ -16,7 +17,9 @@
 #![deny(unsafe_code)]
 
 mod error;
+mod follow;
 mod format;
+mod image;
 mod ltx;
 mod note;
 mod options;
@@ -26,8 +29,11 @@ mod report;
 mod restore;
 mod ship;
 pub mod store;
+#[doc(hidden)]
+pub mod testing;
 
 pub use error::{Error, Result};
+pub use follow::{FollowOptions, Followed, Follower, FollowerStatus};
 pub use ltx::{LtxReport, export_ltx};
 pub use options::ReplicaOptions;
 pub use replica::{Replica, ReplicaStatus};

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::format::hex16;
+use crate::format::{Place, hex16};
 use crate::protocol::owner::Position;
 
 const NAME: &str = "user.untorn.replica";
@@ -26,14 +26,31 @@ pub(crate) struct Entry {
     tokens: Vec<Token>,
     /// How far it was restored.
     position: Option<Noted>,
+    /// How far the commit brings it that a follower makes next, or has made.
+    #[serde(default)]
+    next: Option<Noted>,
 }
 
 /// How far a file was restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Noted {
     pub(crate) position: Position,
+    /// The place of that position in the chain.
+    #[serde(default)]
+    pub(crate) place: Place,
     /// The number of the commit by which the file itself has that state.
     pub(crate) commit: u64,
+}
+
+/// A file's knowledge of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// The tokens that its writers had.
+    pub(crate) tokens: Vec<[u8; 16]>,
+    /// How far it was restored.
+    pub(crate) position: Option<Noted>,
+    /// How far the commit brings it that a follower makes next, or has made.
+    pub(crate) next: Option<Noted>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,17 +95,19 @@ fn write(file: &File, path: &Path, note: &Note) -> Result<()> {
 fn change(file: &File, path: &Path, replica: [u8; 16], change: impl Fn(&mut Entry)) -> Result<()> {
     let mut note = read(file, path)?;
     if !note.entries.iter().any(|entry| entry.replica == replica) {
-        note.entries.push(Entry { replica, tokens: Vec::new(), position: None });
+        note.entries.push(Entry { replica, tokens: Vec::new(), position: None, next: None });
     }
     note.entries.iter_mut().filter(|entry| entry.replica == replica).for_each(change);
     write(file, path, &note)
 }
 
-/// The file's knowledge of this replica: the tokens that it had, and how far it was restored.
-pub(crate) fn known(file: &File, path: &Path, replica: [u8; 16]) -> Result<(Vec<[u8; 16]>, Option<Noted>)> {
-    let note = read(file, path)?;
-    let entry = note.entries.into_iter().find(|entry| entry.replica == replica);
-    Ok(entry.map(|entry| (entry.tokens.iter().map(|token| token.0).collect(), entry.position)).unwrap_or_default())
+/// The file's knowledge of this replica.
+pub(crate) fn known(file: &File, path: &Path, replica: [u8; 16]) -> Result<Known> {
+    let entry = read(file, path)?.entries.into_iter().find(|entry| entry.replica == replica);
+    Ok(entry.map_or_else(Known::default, |Entry { tokens, position, next, .. }| {
+        let tokens = tokens.into_iter().map(|token| token.0).collect();
+        Known { tokens, position, next }
+    }))
 }
 
 /// Adds the token of a writer, before it tries to own the replica. It counts once the record confirms it.
@@ -103,12 +122,21 @@ pub(crate) fn remove_token(file: &File, path: &Path, replica: [u8; 16], token: [
 
 /// Keeps this token only: the record has confirmed it.
 pub(crate) fn keep_token(file: &File, path: &Path, replica: [u8; 16], token: [u8; 16]) -> Result<()> {
-    change(file, path, replica, |entry| (entry.tokens, entry.position) = (vec![Token(token)], None))
+    change(file, path, replica, |entry| {
+        *entry = Entry { replica, tokens: vec![Token(token)], position: None, next: None }
+    })
 }
 
-/// Notes how far the file was restored.
-pub(crate) fn set_position(file: &File, path: &Path, replica: [u8; 16], position: Noted) -> Result<()> {
-    change(file, path, replica, |entry| (entry.tokens, entry.position) = (Vec::new(), Some(position)))
+/// Notes how far the file was restored, and how far the commit brings it that a follower makes next.
+pub(crate) fn set_position(
+    file: &File,
+    path: &Path,
+    replica: [u8; 16],
+    position: Noted,
+    next: Option<Noted>,
+) -> Result<()> {
+    let position = Some(position);
+    change(file, path, replica, |entry| *entry = Entry { replica, tokens: Vec::new(), position, next })
 }
 
 #[cfg(test)]
@@ -129,18 +157,25 @@ mod tests {
             untorn_testing::skip!("the file system of temporary files keeps no user attributes");
         };
         let path = dir.path().join("a");
-        assert_eq!(known(&file, &path, [1; 16]).unwrap(), (vec![], None));
-        let position = Noted { position: Position { commit: 4, sum: [5; 16] }, commit: 3 };
-        set_position(&file, &path, [1; 16], position).unwrap();
+        let found = |replica| known(&file, &path, [replica; 16]).unwrap();
+        assert_eq!(found(1), Known::default());
+        let place = Place { epoch: 1, seq: 2 };
+        let position = Noted { position: Position { commit: 4, sum: [5; 16] }, place, commit: 3 };
+        let next = Noted { commit: 4, ..position };
+        set_position(&file, &path, [1; 16], position, Some(next)).unwrap();
         add_token(&file, &path, [1; 16], [6; 16]).unwrap();
         add_token(&file, &path, [2; 16], [7; 16]).unwrap();
-        assert_eq!(known(&file, &path, [1; 16]).unwrap(), (vec![[6; 16]], Some(position)));
+        let both = Known { tokens: vec![[6; 16]], position: Some(position), next: Some(next) };
+        assert_eq!(found(1), both);
         add_token(&file, &path, [1; 16], [8; 16]).unwrap();
         remove_token(&file, &path, [1; 16], [8; 16]).unwrap();
-        assert_eq!(known(&file, &path, [1; 16]).unwrap(), (vec![[6; 16]], Some(position)));
+        assert_eq!(found(1), both);
+        set_position(&file, &path, [1; 16], next, None).unwrap();
+        assert_eq!(found(1), Known { tokens: vec![], position: Some(next), next: None });
+        add_token(&file, &path, [1; 16], [6; 16]).unwrap();
         keep_token(&file, &path, [1; 16], [6; 16]).unwrap();
-        assert_eq!(known(&file, &path, [1; 16]).unwrap(), (vec![[6; 16]], None));
-        assert_eq!(known(&file, &path, [2; 16]).unwrap(), (vec![[7; 16]], None));
+        assert_eq!(found(1), Known { tokens: vec![[6; 16]], ..Known::default() });
+        assert_eq!(found(2).tokens, [[7; 16]]);
     }
 
     #[test]
@@ -153,6 +188,6 @@ mod tests {
         let mut bytes = vec![0; 4096];
         let len = fgetxattr(&one, NAME, &mut bytes).unwrap();
         fsetxattr(&other, NAME, &bytes[..len], XattrFlags::empty()).unwrap();
-        assert_eq!(known(&other, &dir.path().join("b"), [1; 16]).unwrap(), (vec![], None));
+        assert_eq!(known(&other, &dir.path().join("b"), [1; 16]).unwrap(), Known::default());
     }
 }

@@ -11,6 +11,7 @@ pub struct ReplicaOptions {
     pub(crate) object_bytes: u64,
     pub(crate) snapshot_bytes: Option<u64>,
     pub(crate) retain: Duration,
+    pub(crate) confirm: Option<Duration>,
 }
 
 impl Default for ReplicaOptions {
@@ -24,6 +25,7 @@ impl Default for ReplicaOptions {
             object_bytes: 8 << 20,
             snapshot_bytes: None,
             retain: Duration::from_secs(30 * 24 * 3600),
+            confirm: None,
         }
     }
 }
@@ -77,6 +79,14 @@ impl ReplicaOptions {
     #[must_use]
     pub fn retain(mut self, time: Duration) -> Self {
         self.retain = time;
+        self
+    }
+
+    /// Sets how often a writer that has nothing to ship asks the store whether it still owns the replica. Each time is
+    /// one request. By default it does not ask, and learns of a take-over when it ships next.
+    #[must_use]
+    pub fn confirm(mut self, every: Duration) -> Self {
+        self.confirm = Some(every);
         self
     }
 }

@@ -53,6 +53,9 @@ struct Progress {
     /// Nothing is shipped any more.
     ended: Option<Arc<Error>>,
     stops: bool,
+    /// At its end the thread hands the replica over.
+    hands_over: bool,
+    handed_over: Option<Result<u64>>,
 }
 
 impl Shared {
@@ -118,12 +121,15 @@ impl Replica {
     fn of(source: Source, url: &str, options: ReplicaOptions) -> Result<Self> {
         let store = store::open(url)?;
         store::probe(&*store)?;
-        let interval = options.interval;
-        let shipper = Shipper::attach(source, &Access::new(store), options)?;
+        Self::start(Shipper::attach(source, &Access::new(store), options.clone())?, url, &options)
+    }
+
+    pub(crate) fn start(shipper: Shipper, url: &str, options: &ReplicaOptions) -> Result<Self> {
+        let (interval, confirm) = (options.interval, options.confirm);
         let shared = Arc::new(Shared::default());
         shared.lock().status = status(&shipper, 0, None);
         let (of_thread, named) = (Arc::clone(&shared), std::thread::Builder::new().name("untorn-replicate".to_owned()));
-        let thread = named.spawn(move || run(shipper, &of_thread, interval));
+        let thread = named.spawn(move || run(shipper, &of_thread, interval, confirm));
         let failed = |source| Error::Io { operation: "start the thread that replicates", path: url.into(), source };
         Ok(Replica { shared, thread: Some(thread.map_err(failed)?) })
     }
@@ -175,6 +181,23 @@ impl Replica {
         synced.map(|_| self.status())
     }
 
+    /// Ships what there is, and hands the replica over: nothing can be shipped in this epoch any more, and a
+    /// [follower](crate::Follower::take_over) that waits for that learns that it has everything.
+    ///
+    /// # Errors
+    /// As for [`sync_replicated`](Self::sync_replicated); the replication has ended then, too, and is not handed over.
+    pub fn hand_over(mut self) -> Result<ReplicaStatus> {
+        self.shared.lock().hands_over = true;
+        self.stop();
+        let mut state = self.shared.lock();
+        match (state.handed_over.take(), &state.ended) {
+            (Some(handed_over), _) => state.status.acknowledged = handed_over?,
+            (None, Some(error)) => return Err(again(error)),
+            (None, None) => return Err(Error::Poisoned { cause: "its thread has ended".to_owned() }),
+        }
+        Ok(state.status.clone())
+    }
+
     fn stop(&mut self) {
         self.shared.lock().stops = true;
         self.shared.changed.notify_all();
@@ -218,20 +241,33 @@ impl Drop for Ending<'_> {
 }
 
 /// Ships until it is to stop, or cannot go on.
-fn run(mut shipper: Shipper, shared: &Shared, interval: Duration) {
+fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Option<Duration>) {
     let _ending = Ending(shared);
     let mut pause = interval;
+    let mut confirmed = Instant::now();
     loop {
         let (asked, done) = {
             let state = shared.lock();
             if state.stops {
+                let hands_over = state.hands_over;
+                drop(state);
+                if hands_over {
+                    let handed_over = shipper.release();
+                    let mut state = shared.lock();
+                    state.status = status(&shipper, state.status.acknowledged, None);
+                    state.handed_over = Some(handed_over);
+                }
                 return;
             }
             (state.asked, state.done)
         };
         let tried = shipper.ship().and_then(|commit| {
             // A caller that waits is told only what the record confirms after its call.
-            let commit = if asked > done { shipper.confirm()? } else { commit };
+            let is_due = asked > done || confirm.is_some_and(|every| confirmed.elapsed() >= every);
+            let commit = if is_due { shipper.confirm()? } else { commit };
+            if is_due {
+                confirmed = Instant::now();
+            }
             if shipper.is_snapshot_due() {
                 shipper.snapshot()?;
             }

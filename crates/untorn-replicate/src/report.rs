@@ -18,6 +18,8 @@ pub struct ReplicaReport {
     pub owner: String,
     /// Whether the writer has ended all epochs before.
     pub is_settled: bool,
+    /// Whether the writer has handed the replica over.
+    pub is_released: bool,
     /// The last commit.
     pub commit: u64,
     /// The epochs before that there still are, and the last commit of each, once it is recorded.
@@ -64,6 +66,7 @@ pub fn look(url: &str) -> Result<ReplicaReport> {
         epoch: record.epoch,
         owner: record.owner.name.clone(),
         is_settled: record.heir == record.owner.token,
+        is_released: record.owner.is_released,
         commit,
         past: record.lineage.iter().map(|past| (past.epoch, past.cut.map(|cut| cut.commit))).collect(),
         snapshots: snapshots.collect(),

@@ -197,8 +197,8 @@ fn fill(
     let mut image = Sparse { inner: &mut inner, is_fresh: true };
     let Rebuilt { cursor, commit, time, is_whole } = rebuild(access, target, &mut image, progress)?;
     if is_whole {
-        let noted = note::Noted { position: cursor.position(), commit };
-        let noted = note::set_position(file, path, cursor.record().replica, noted);
+        let noted = note::Noted { position: cursor.position(), place: cursor.place(), commit };
+        let noted = note::set_position(file, path, cursor.record().replica, noted, None);
         // Without the note the file is as good, and cannot be replicated to the same place.
         noted.unwrap_or_else(|error| tracing::warn!(%error, "cannot note the replica"));
     }

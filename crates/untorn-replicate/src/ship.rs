@@ -18,7 +18,7 @@ use untorn::{AtomicFile, Snapshot};
 use crate::error::{Error, Result};
 use crate::format::body::{Commit, Snapshot as SnapshotBody, encode_commits};
 use crate::format::part::PART;
-use crate::note;
+use crate::note::{self, Known};
 use crate::options::ReplicaOptions;
 use crate::protocol::access::Access;
 use crate::protocol::owner::{Claim, Owner};
@@ -105,6 +105,18 @@ fn commit_of(commit: untorn::commits::Commit) -> Commit {
 impl Shipper {
     /// Takes the replica over, and begins where its chain ends.
     pub(crate) fn attach(source: Source, access: &Access, options: ReplicaOptions) -> Result<Self> {
+        let token = access.nonce()?;
+        Self::attach_by(source, access, options, token, |claim| Owner::acquire(access, claim))
+    }
+
+    /// The same for a replica that `own` makes this writer's.
+    pub(crate) fn attach_by(
+        source: Source,
+        access: &Access,
+        options: ReplicaOptions,
+        token: [u8; 16],
+        own: impl FnOnce(&Claim) -> Result<Owner>,
+    ) -> Result<Self> {
         source.check()?;
         let path = source.path().to_owned();
         let failed = |source| Error::Io { operation: "open", path: path.clone(), source };
@@ -116,12 +128,16 @@ impl Shipper {
             Err(untorn::Error::CommitsMissing { oldest: Some(oldest), .. }) => Err(oldest),
             stream => Ok(stream?),
         };
-        let (known, position) = note::known(&file, &path, replica)?;
-        let token = access.nonce()?;
+        let Known { tokens: known, position, next } = note::known(&file, &path, replica)?;
+        if next.is_some() {
+            let what =
+                format!("the follower of {} was cut off; end it by `untorn follow --once` first", path.display());
+            return Err(Error::NotDescendant { url: access.url(), what });
+        }
         note::add_token(&file, &path, replica, token)?;
         let name = options.name.clone();
         let claim = Claim { replica, token, name, known, position: position.map(|noted| noted.position) };
-        let owner = match Owner::acquire(access, &claim) {
+        let owner = match own(&claim) {
             Err(error @ Error::NotDescendant { .. }) => {
                 // The refusal counts: the token proves nothing without the record.
                 let _ = note::remove_token(&file, &path, replica, token);
@@ -186,6 +202,12 @@ impl Shipper {
             return Ok(commit);
         }
         Ok(self.owner.position().commit)
+    }
+
+    /// Ships what there is, and hands the replica over.
+    pub(crate) fn release(&mut self) -> Result<u64> {
+        self.ship()?;
+        self.owner.release()
     }
 
     /// Reads the record again although nothing was shipped: whether this writer still owns the replica.

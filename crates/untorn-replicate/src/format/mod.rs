@@ -10,6 +10,9 @@ use std::fmt::Write;
 /// A checksum, and as long as a nonce and a token.
 pub(crate) type Sum = [u8; 16];
 
+/// Bytes that an object has at most, with its header and its checksum.
+pub(crate) const LONGEST: u64 = object::MOST + 4096;
+
 /// The name of the ownership record.
 pub(crate) const OWNER: &str = "owner";
 
@@ -25,7 +28,8 @@ pub(crate) struct Place {
 impl Place {
     /// The place after it in the same epoch.
     pub(crate) fn next(self) -> Self {
-        Place { seq: self.seq + 1, ..self }
+        // A forged number must not overflow; no object has such a name.
+        Place { seq: self.seq.saturating_add(1), ..self }
     }
 
     /// The name of its object.

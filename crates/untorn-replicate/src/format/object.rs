@@ -29,6 +29,9 @@ const SUM: usize = 16;
 /// Bytes that a body may have when it is decompressed. A writer stays far below.
 pub(crate) const MOST: u64 = 1 << 30;
 
+/// A byte of an LZ4 block stands for so many bytes at most.
+const LZ4_RATIO: u64 = 255;
+
 /// The contents of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -77,7 +80,8 @@ pub(crate) fn compress(bytes: &[u8]) -> (u8, Option<Vec<u8>>) {
 pub(crate) fn decompress(way: u8, stored: &[u8], len: u64) -> std::result::Result<Vec<u8>, String> {
     match way {
         0 if stored.len() as u64 == len => Ok(stored.to_vec()),
-        1 if len <= MOST => {
+        // No block gets longer than that, so a false length allocates no more than what was read accounts for.
+        1 if len <= MOST && len / LZ4_RATIO <= stored.len() as u64 => {
             let len = len as usize;
             let raw = lz4_flex::block::decompress(stored, len).map_err(|error| error.to_string())?;
             if raw.len() == len { Ok(raw) } else { Err("it decompresses to another length".to_owned()) }

@@ -9,10 +9,12 @@
 //! | 16 | 16 | nonce |
 //! | 32 | 8 | length of the piece |
 //! | 40 | | the piece as stored |
-//! | end | 16 | checksum of all before it |
+//! | end | 16 | checksum of all before it, and of the part's name |
+//!
+//! The name is in the checksum so that a part never stands for another one.
 
 use super::object::{compress, decompress};
-use super::{Input, sum_of};
+use super::{Input, Sum};
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"UNTORNPT";
@@ -22,8 +24,16 @@ const SUM: usize = 16;
 /// Bytes of the file that a part has at most.
 pub(crate) const PART: u64 = 4 << 20;
 
-/// The bytes of a part.
-pub(crate) fn encode(piece: &[u8], nonce: &[u8; 16]) -> Vec<u8> {
+/// The checksum of a part of this name.
+fn sum_with(name: &str, bytes: &[u8]) -> Sum {
+    let mut hasher = twox_hash::XxHash3_128::new();
+    hasher.write(bytes);
+    hasher.write(name.as_bytes());
+    hasher.finish_128().to_le_bytes()
+}
+
+/// The bytes of the part of this name.
+pub(crate) fn encode(name: &str, piece: &[u8], nonce: &[u8; 16]) -> Vec<u8> {
     let (way, packed) = compress(piece);
     let stored = packed.as_deref().unwrap_or(piece);
     let mut bytes = Vec::with_capacity(HEADER + stored.len() + SUM);
@@ -32,7 +42,7 @@ pub(crate) fn encode(piece: &[u8], nonce: &[u8; 16]) -> Vec<u8> {
     bytes.extend(nonce);
     bytes.extend((piece.len() as u64).to_le_bytes());
     bytes.extend(stored);
-    let sum = sum_of(&bytes);
+    let sum = sum_with(name, &bytes);
     bytes.extend(sum);
     bytes
 }
@@ -55,7 +65,7 @@ pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Vec<u8>> {
     if version != 1 {
         return Err(Error::Unsupported { name: name.to_owned(), what: format!("version {version}") });
     }
-    if sum_of(&bytes[..end]) != bytes[end..] {
+    if sum_with(name, &bytes[..end]) != bytes[end..] {
         return Err(corrupt("its checksum does not match its bytes"));
     }
     decompress(way, &bytes[HEADER..end], len).map_err(|what| corrupt(&what))
@@ -68,8 +78,9 @@ mod tests {
     #[test]
     fn a_part_reads_back_and_every_change_is_noticed() {
         let piece: Vec<u8> = (0..1000u32).map(|index| (index / 7) as u8).collect();
-        let bytes = encode(&piece, &[9; 16]);
+        let bytes = encode("x", &piece, &[9; 16]);
         assert_eq!(decode("x", &bytes).unwrap(), piece);
+        assert!(decode("y", &bytes).is_err(), "it stands for another part");
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 1;

@@ -7,6 +7,9 @@ use crate::error::{Error, Result};
 
 const FORMAT: u64 = 1;
 
+/// Epochs and numbers of objects stay below this, so that a forged one does not overflow.
+const MOST: u64 = 1 << 62;
+
 /// The owner of the replica, and how its chain runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -40,6 +43,9 @@ pub(crate) struct Owner {
     pub(crate) token: [u8; 16],
     /// For people: host and process.
     pub(crate) name: String,
+    /// It has shipped everything, sealed its epoch, and waits for another owner.
+    #[serde(default)]
+    pub(crate) is_released: bool,
 }
 
 /// An epoch that is over.
@@ -113,6 +119,11 @@ impl Record {
         if !epochs.is_sorted_by(|one, next| one < next) || !places.is_sorted_by(|one, next| one < next) {
             return Err(corrupt("its epochs or snapshots are out of order".to_owned()));
         }
+        let cuts = record.lineage.iter().filter_map(|past| past.cut).map(|cut| cut.seq);
+        let ends = places.iter().chain([&record.swept]).flat_map(|place| [place.epoch, place.seq]);
+        if cuts.chain(ends).chain([record.epoch]).any(|number| number > MOST) {
+            return Err(corrupt("it has a number that no replica comes to".to_owned()));
+        }
         Ok(record)
     }
 
@@ -137,7 +148,7 @@ mod tests {
     use super::*;
 
     fn record() -> Record {
-        let mut record = Record::new([1; 16], Owner { token: [2; 16], name: "here".to_owned() });
+        let mut record = Record::new([1; 16], Owner { token: [2; 16], name: "here".to_owned(), is_released: true });
         record.epoch = 3;
         record.lineage =
             vec![Past { epoch: 1, cut: Some(Cut { seq: 4, commit: 9, sum: [5; 16] }) }, Past { epoch: 2, cut: None }];
@@ -162,6 +173,8 @@ mod tests {
         }
         let order = text.replace("\"epoch\": 3", "\"epoch\": 2");
         assert!(matches!(Record::decode(order.as_bytes()), Err(Error::Corrupt { .. })));
+        let huge = text.replace("\"seq\": 4", "\"seq\": 18446744073709551615");
+        assert!(matches!(Record::decode(huge.as_bytes()), Err(Error::Corrupt { .. })));
         let sign = text.replacen("01010101", "+1010101", 1);
         assert!(matches!(Record::decode(sign.as_bytes()), Err(Error::Corrupt { .. })));
     }

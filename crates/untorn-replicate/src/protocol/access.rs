@@ -39,6 +39,12 @@ pub(crate) struct Access {
     pub(crate) muted: Option<Check>,
 }
 
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access").field("url", &self.store.url()).finish_non_exhaustive()
+    }
+}
+
 /// The outcome of creating an object.
 pub(crate) enum Created {
     /// It has our bytes.

@@ -44,7 +44,12 @@ pub(crate) enum Step {
     Objects(Vec<Object>),
     /// The objects that come next were deleted. Begin anew from a snapshot.
     Lost,
+    /// The next object is missing, and whether it was deleted is not known.
+    Idle,
 }
+
+/// A cursor that follows asks for the record at one of so many polls that find nothing.
+const RECORD_EVERY: u32 = 16;
 
 /// A place in the chain, and the record that shows the way.
 #[derive(Clone, Debug)]
@@ -55,6 +60,8 @@ pub(crate) struct Cursor {
     position: Position,
     /// Bytes that were read.
     pub(crate) read: u64,
+    /// Calls of [`poll`](Self::poll) that found nothing, one after the other.
+    idle: u32,
 }
 
 /// Takes the bytes of a snapshot: offset and piece.
@@ -92,7 +99,22 @@ impl Cursor {
 
     fn before(record: Record, tag: Tag, entry: &SnapshotEntry) -> Self {
         let position = Position { commit: entry.commit, sum: [0; 16] };
-        Cursor { record, tag, place: entry.place, position, read: 0 }
+        Cursor { record, tag, place: entry.place, position, read: 0, idle: 0 }
+    }
+
+    /// A cursor before everything. A reader that knows where it was [goes there](Self::go_to).
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; those of the store.
+    pub(crate) fn new(access: &Access) -> Result<Self> {
+        let missing = || Error::NotFound { url: access.url(), what: "there is no replica".to_owned() };
+        let (record, tag) = access.record()?.ok_or_else(missing)?;
+        Ok(Cursor { record, tag, place: Place::default(), position: Position::default(), read: 0, idle: 0 })
+    }
+
+    /// Goes where an earlier cursor was.
+    pub(crate) fn go_to(&mut self, place: Place, position: Position) {
+        (self.place, self.position) = (place, position);
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -114,12 +136,17 @@ impl Cursor {
         size: &mut dyn FnMut(u64) -> Result<()>,
         sink: &mut Sink<'_>,
     ) -> Result<bool> {
-        let Some(object) = object_at(access, &self.record, self.place)? else { return Ok(false) };
-        if !self.load_object(access, &object, size, sink)? {
-            return Ok(false);
+        let Some(object) = self.enter(access)? else { return Ok(false) };
+        self.load_object(access, &object, size, sink)
+    }
+
+    /// Reads the object at the cursor's place, behind which it goes on. `None` if it was deleted meanwhile.
+    pub(crate) fn enter(&mut self, access: &Access) -> Result<Option<Object>> {
+        let object = object_at(access, &self.record, self.place)?;
+        if let Some(object) = &object {
+            self.position = Position { commit: object.header.last, sum: object.sum };
         }
-        self.position = Position { commit: object.header.last, sum: object.sum };
-        Ok(true)
+        Ok(object)
     }
 
     /// Reads the parts of a snapshot. `false` if one was deleted meanwhile.
@@ -156,6 +183,23 @@ impl Cursor {
     /// # Errors
     /// [`Error::Corrupt`] if an object does not follow the one before it; those of the store.
     pub(crate) fn next(&mut self, access: &Access, most: u64) -> Result<Step> {
+        self.read_on(access, most, false)
+    }
+
+    /// The same for a reader that asks again and again. If it found nothing before, it makes one request, for the next
+    /// object, and mostly leaves it at that: a missing object is not there yet, or was deleted ([`Step::Idle`]). The
+    /// record tells which, and is asked from time to time.
+    pub(crate) fn poll(&mut self, access: &Access, most: u64) -> Result<Step> {
+        let step = self.read_on(access, most, !self.idle.is_multiple_of(RECORD_EVERY))?;
+        self.idle = match &step {
+            Step::Objects(objects) if objects.is_empty() => 1,
+            Step::Idle => self.idle.wrapping_add(1),
+            Step::Objects(_) | Step::Lost => 0,
+        };
+        Ok(step)
+    }
+
+    fn read_on(&mut self, access: &Access, most: u64, polls: bool) -> Result<Step> {
         loop {
             let (mut place, mut position) = (self.place, self.position);
             let (mut objects, mut bytes) = (Vec::new(), 0);
@@ -173,6 +217,10 @@ impl Cursor {
                 }
                 is_open |= cut.is_none();
                 let Some(object) = object_at(access, &self.record, place.next())? else {
+                    if polls && objects.is_empty() && cut.is_none() {
+                        // Nothing was read, so there is nothing to believe.
+                        return Ok(Step::Idle);
+                    }
                     // With a recorded end behind it, it was deleted.
                     (is_open, is_missing) = (true, cut.is_some());
                     break;
@@ -224,7 +272,7 @@ impl Cursor {
     }
 
     /// Reads the record again. Returns whether it was the same.
-    fn update(&mut self, access: &Access) -> Result<bool> {
+    pub(crate) fn update(&mut self, access: &Access) -> Result<bool> {
         match access.get_if_changed(OWNER, &self.tag)? {
             Read::Unchanged => Ok(true),
             Read::Missing => {

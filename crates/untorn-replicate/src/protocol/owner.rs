@@ -6,7 +6,8 @@
 //! 2. The owner creates the objects of its epoch one after the other, each under the next free name.
 //! 3. A commit is acknowledged once its object is there and the record, read again after that, still names this owner.
 //! 4. A new owner seals each earlier epoch behind its last object and records the end, before it creates an object.
-//! 5. Objects are deleted below the place of the oldest usable snapshot, as the record says. That place never goes
+//! 5. An owner that hands over seals its own epoch, and creates no object any more.
+//! 6. Objects are deleted below the place of the oldest usable snapshot, as the record says. That place never goes
 //!    back.
 
 use super::access::{Access, Check, Created};
@@ -18,7 +19,7 @@ use crate::format::{OWNER, Place, Sum, part, part_name};
 use crate::store::{Read, Tag};
 
 /// The end of a chain, or how far a restored file has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Position {
     pub(crate) commit: u64,
     #[serde(with = "crate::format::hex16")]
@@ -65,60 +66,14 @@ impl Owner {
     /// [`Error::NotDescendant`] if the file is not known to have all commits of the chain; [`Error::Fenced`] if
     /// another writer takes over meanwhile; those of the store.
     pub(crate) fn acquire(access: &Access, claim: &Claim) -> Result<Self> {
-        let writer = Writer { token: claim.token, name: claim.name.clone() };
-        loop {
-            let Some((record, tag)) = access.record()? else {
-                let record = Record { nonce: access.nonce()?, ..Record::new(claim.replica, writer.clone()) };
-                match access.create(OWNER, &record.encode())? {
-                    Created::Ours(tag) => return Ok(Owner::new(access, record, tag)),
-                    Created::Taken(_) => continue,
-                }
-            };
-            if record.owner.token == claim.token {
-                // By a request whose answer was lost.
-                return Owner::new(access, record, tag).finish(claim);
-            }
-            if !claim.known.contains(&record.heir) {
-                descends(access, claim, end_of(access, &record)?)?;
-            }
-            let mut next = Record { nonce: access.nonce()?, owner: writer.clone(), ..record.clone() };
-            next.lineage.push(Past { epoch: record.epoch, cut: None });
-            next.epoch += 1;
-            if let Some(tag) = access.replace_record(&next, &tag)? {
-                return Owner::new(access, next, tag).finish(claim);
-            }
-        }
+        let seized = Seized::take(access, claim, true)?;
+        seized.own(claim)
     }
 
     fn new(access: &Access, record: Record, tag: Tag) -> Self {
         let place = Place { epoch: record.epoch, seq: 0 };
         let (access, position) = (access.clone(), Position { commit: 0, sum: [0; 16] });
         Owner { access, record, tag, place, position, pending: None, attempts: 0, fenced: None }
-    }
-
-    /// Ends all epochs before, and records that.
-    fn finish(mut self, claim: &Claim) -> Result<Self> {
-        let known = claim.known.contains(&self.record.heir) || self.record.heir == claim.token;
-        let mut cuts = self.record.lineage.clone();
-        for index in 0..cuts.len() {
-            if cuts[index].cut.is_none() {
-                let before = index.checked_sub(1).and_then(|index| cuts[index].cut);
-                let cut = end(&self.access, &self.record, cuts[index].epoch, before, true);
-                cuts[index].cut = Some(cut.map_err(|error| self.noted(error))?);
-            }
-        }
-        if let Some(cut) = cuts.last().and_then(|past| past.cut) {
-            self.position = Position { commit: cut.commit, sum: cut.sum };
-        }
-        if !known && self.access.makes(Check::Descent) {
-            // The owner before may have gone on until its epoch was sealed.
-            descends(&self.access, claim, self.position)?;
-        }
-        self.update(|record| {
-            record.lineage.clone_from(&cuts);
-            record.heir = record.owner.token;
-        })?;
-        Ok(self)
     }
 
     /// The end of the chain.
@@ -241,6 +196,30 @@ impl Owner {
         Ok(self.position.commit)
     }
 
+    /// Hands the replica over: seals this epoch, and says in the record that another owner may come. Nothing can be
+    /// appended any more.
+    ///
+    /// # Errors
+    /// As for [`acknowledge`](Self::acknowledge). Whatever was acknowledged stays so.
+    pub(crate) fn release(&mut self) -> Result<u64> {
+        let commit = self.acknowledge()?;
+        let Position { commit: previous, sum: before } = self.position;
+        let (replica, place, nonce) = (self.record.replica, self.place.next(), self.access.nonce()?);
+        let header =
+            Header { kind: Kind::Seal, replica, place, previous, first: 0, last: previous, time: 0, before, nonce };
+        let (bytes, _) = object::encode(&header, &self.record.owner.token);
+        match self.access.create(&place.object(), &bytes)? {
+            Created::Ours(_) => {}
+            Created::Taken(_) => {
+                self.reread()?;
+                return self.fence("another writer, which has ended this epoch".to_owned());
+            }
+        }
+        self.update(|record| record.owner.is_released = true)?;
+        self.fenced = Some("the next owner: it was handed over".to_owned());
+        Ok(commit)
+    }
+
     /// Begins a snapshot: the number of the attempt.
     pub(crate) fn begin_snapshot(&mut self) -> u64 {
         self.attempts += 1;
@@ -250,8 +229,9 @@ impl Owner {
     /// Writes a part of a snapshot.
     pub(crate) fn put_part(&mut self, attempt: u64, index: u64, piece: &[u8]) -> Result<u64> {
         self.usable()?;
-        let bytes = part::encode(piece, &self.access.nonce()?);
-        match self.access.create(&part_name(self.place.epoch, attempt, index), &bytes)? {
+        let name = part_name(self.place.epoch, attempt, index);
+        let bytes = part::encode(&name, piece, &self.access.nonce()?);
+        match self.access.create(&name, &bytes)? {
             Created::Ours(_) => Ok(bytes.len() as u64),
             Created::Taken(_) => self.fence("another writer with the same epoch".to_owned()),
         }
@@ -298,7 +278,7 @@ impl Owner {
             let to = match cut {
                 _ if epoch == oldest.epoch => oldest.seq,
                 // The seal goes with the objects before it.
-                Some(cut) if epoch < oldest.epoch => cut.seq + 2,
+                Some(cut) if epoch < oldest.epoch => cut.seq.saturating_add(2),
                 _ => 0,
             };
             names.extend((from..to).map(|seq| Place { epoch, seq }.object()));
@@ -311,6 +291,94 @@ impl Owner {
         }
         self.record.swept = oldest;
         Ok(names.len() as u64)
+    }
+}
+
+/// A replica that was taken from its owner, who acknowledges nothing any more. All epochs before are sealed. The new
+/// owner has still to show that its file has all commits of the chain.
+pub(crate) struct Seized {
+    owner: Owner,
+    /// The epochs before, with their ends.
+    cuts: Vec<Past>,
+}
+
+impl Seized {
+    /// Takes the replica. If `checks_first`, a file that lacks commits is refused before that, and a replica that is
+    /// not there is made.
+    ///
+    /// # Errors
+    /// As for [`Owner::acquire`].
+    pub(crate) fn take(access: &Access, claim: &Claim, checks_first: bool) -> Result<Self> {
+        let writer = Writer { token: claim.token, name: claim.name.clone(), is_released: false };
+        loop {
+            let Some((record, tag)) = access.record()? else {
+                if !checks_first {
+                    return Err(Error::NotFound { url: access.url(), what: "there is no replica".to_owned() });
+                }
+                let record = Record { nonce: access.nonce()?, ..Record::new(claim.replica, writer.clone()) };
+                match access.create(OWNER, &record.encode())? {
+                    Created::Ours(tag) => {
+                        return Seized { owner: Owner::new(access, record, tag), cuts: vec![] }.seal();
+                    }
+                    Created::Taken(_) => continue,
+                }
+            };
+            if record.owner.token == claim.token {
+                // By a request whose answer was lost.
+                return Seized { owner: Owner::new(access, record, tag), cuts: vec![] }.seal();
+            }
+            if checks_first && !claim.known.contains(&record.heir) {
+                descends(access, claim, end_of(access, &record)?)?;
+            }
+            let mut next = Record { nonce: access.nonce()?, owner: writer.clone(), ..record.clone() };
+            next.lineage.push(Past { epoch: record.epoch, cut: None });
+            next.epoch += 1;
+            if let Some(tag) = access.replace_record(&next, &tag)? {
+                return Seized { owner: Owner::new(access, next, tag), cuts: vec![] }.seal();
+            }
+        }
+    }
+
+    /// Ends all epochs before.
+    fn seal(mut self) -> Result<Self> {
+        let owner = &mut self.owner;
+        let mut cuts = owner.record.lineage.clone();
+        for index in 0..cuts.len() {
+            if cuts[index].cut.is_none() {
+                let before = index.checked_sub(1).and_then(|index| cuts[index].cut);
+                let cut = end(&owner.access, &owner.record, cuts[index].epoch, before, true);
+                cuts[index].cut = Some(cut.map_err(|error| owner.noted(error))?);
+            }
+        }
+        if let Some(cut) = cuts.last().and_then(|past| past.cut) {
+            owner.position = Position { commit: cut.commit, sum: cut.sum };
+        }
+        self.cuts = cuts;
+        Ok(self)
+    }
+
+    /// The end of the chain, which stays.
+    pub(crate) fn position(&self) -> Position {
+        self.owner.position
+    }
+
+    /// Records the ends, and becomes the heir.
+    ///
+    /// # Errors
+    /// As for [`Owner::acquire`].
+    pub(crate) fn own(mut self, claim: &Claim) -> Result<Owner> {
+        let heir = self.owner.record.heir;
+        let known = claim.known.contains(&heir) || heir == claim.token;
+        if !known && self.owner.access.makes(Check::Descent) {
+            // The owner before may have gone on until its epoch was sealed.
+            descends(&self.owner.access, claim, self.owner.position)?;
+        }
+        let cuts = self.cuts;
+        self.owner.update(|record| {
+            record.lineage.clone_from(&cuts);
+            record.heir = record.owner.token;
+        })?;
+        Ok(self.owner)
     }
 }
 
@@ -362,8 +430,8 @@ fn end(access: &Access, record: &Record, epoch: u64, before: Option<Cut>, seals:
     // The names of an epoch have no gaps above its last snapshot, so steps that double find the end.
     let mut step = 1;
     while step > 0 {
-        match at(seq + step)?.filter(|object| !is_seal(object)) {
-            Some(object) => (seq, last, step) = (seq + step, Some(object), step * 2),
+        match at(seq.saturating_add(step))?.filter(|object| !is_seal(object)) {
+            Some(object) => (seq, last, step) = (seq.saturating_add(step), Some(object), step.saturating_mul(2)),
             None if step == 1 => step = 0,
             None => step = (step / 4).max(1),
         }
@@ -375,7 +443,7 @@ fn end(access: &Access, record: &Record, epoch: u64, before: Option<Cut>, seals:
     while seals && access.makes(Check::Seal) {
         let position = last.as_ref().map(|object| (object.header.last, object.sum));
         let (previous, before) = position.unwrap_or(before.map_or((0, [0; 16]), |cut| (cut.commit, cut.sum)));
-        let place = Place { epoch, seq: seq + 1 };
+        let place = Place { epoch, seq }.next();
         let (kind, replica, nonce) = (Kind::Seal, record.replica, access.nonce()?);
         let header = Header { kind, replica, place, previous, first: 0, last: previous, time: 0, before, nonce };
         let (bytes, _) = object::encode(&header, &record.owner.token);
@@ -388,7 +456,7 @@ fn end(access: &Access, record: &Record, epoch: u64, before: Option<Cut>, seals:
                     break;
                 }
                 // The owner of that epoch was quicker once more.
-                (seq, last) = (seq + 1, Some(object));
+                (seq, last) = (place.seq, Some(object));
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::format::record::SnapshotEntry;
 pub(crate) const BATCH: u64 = 16 << 20;
 
 /// How often a reader begins anew because a writer deletes what it reads.
-const TRIES: u32 = 16;
+pub(crate) const TRIES: u32 = 16;
 
 /// The file that is made.
 pub(crate) trait Image {

@@ -8,18 +8,25 @@
 //! 4. A name is durable before a write returns, also before it is refused because the name is taken: the process that
 //!    took the name may have been killed before its own flush, and the caller relies on that object now.
 //!
+//! 5. Another user may have planted something in a directory that several may write to. Only regular files count that
+//!    belong to this user, to root, or to the owner of the directory; a symbolic link, a FIFO or a device never does,
+//!    and is not waited for.
+//! 6. A directory that is gone is an error, and not an empty store: a disk that was taken out comes back. Only the
+//!    record and a probe make it.
+//!
 //! A deletion is not flushed. The protocol never uses a name again, so an object that a power cut brings back is
 //! garbage, and nothing reads it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, ErrorKind, Read as _, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
 
 use super::{Answer, Fetched, Listed, Put, Read, Store, StoreError, Tag};
-use crate::format::{hex, sum_of};
+use crate::format::{LONGEST, OWNER, hex, sum_of};
 use crate::random;
 
 /// The file that updates are serialized by, and the directory of unfinished objects. No object has such a name.
@@ -35,7 +42,8 @@ pub struct DirectoryStore {
 }
 
 impl DirectoryStore {
-    /// The store in a directory, which the first write creates if it is not there: who only looks makes nothing.
+    /// The store in a directory. If it is not there, the ownership record of a new replica and a probe create it; a
+    /// reader, and a writer whose store is gone, create nothing.
     pub fn new(root: &Path) -> Self {
         DirectoryStore { root: root.to_owned(), url: format!("file://{}", root.display()) }
     }
@@ -50,10 +58,67 @@ impl DirectoryStore {
         Err(StoreError { operation: "name", name: name.to_owned(), is_transient: false, cause })
     }
 
+    /// Whether a file or directory of the store is believed, by whom it belongs to.
+    fn is_trusted(&self, found: &fs::Metadata) -> bool {
+        let owner = || fs::metadata(&self.root).is_ok_and(|root| root.uid() == found.uid());
+        found.uid() == geteuid().as_raw() || found.uid() == 0 || owner()
+    }
+
+    /// Opens a file of the store without waiting for a FIFO and without following a link.
+    fn open(&self, options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+        let file = options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32).open(path)?;
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(io::Error::other("it is no regular file; remove it"));
+        }
+        if !self.is_trusted(&found) {
+            let what = format!("it belongs to the user {}, who does not own the store; remove it", found.uid());
+            return Err(io::Error::other(what));
+        }
+        Ok(file)
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Option<Fetched>> {
+        let file = match self.open(OpenOptions::new().read(true), path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        // A forged length allocates nothing.
+        let mut bytes = Vec::new();
+        file.take(LONGEST + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LONGEST {
+            return Err(io::Error::other(format!("it has more than {LONGEST} bytes, which no object has")));
+        }
+        Ok(Some(Fetched { tag: tag_of(&bytes), bytes }))
+    }
+
+    /// # Errors
+    /// If the directory of the store is gone.
+    fn is_there(&self) -> io::Result<()> {
+        if self.root.is_dir() {
+            return Ok(());
+        }
+        let what = "the directory of the store is not there; is its disk mounted?";
+        Err(io::Error::new(ErrorKind::NotFound, what))
+    }
+
+    /// Creates the directories above an object.
+    fn make_parent(&self, name: &str, parent: &Path) -> io::Result<()> {
+        if name != OWNER && !name.starts_with("probe/") {
+            self.is_there()?;
+        }
+        make_directories(parent)
+    }
+
     /// Writes a durable file that has no name of an object yet.
     fn unfinished(&self, bytes: &[u8]) -> io::Result<Unfinished> {
         let directory = self.root.join(UNFINISHED);
         make_directories(&directory)?;
+        let found = directory.symlink_metadata()?;
+        if !found.is_dir() || !self.is_trusted(&found) {
+            let what = format!("{} is no directory of the store's owner; remove it", directory.display());
+            return Err(io::Error::other(what));
+        }
         let path = directory.join(hex(&random::<16>()?));
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let unfinished = Unfinished(path);
@@ -104,26 +169,24 @@ fn tag_of(bytes: &[u8]) -> Tag {
     Tag(hex(&sum_of(bytes)))
 }
 
-fn read(path: &Path) -> io::Result<Option<Fetched>> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(Fetched { tag: tag_of(&bytes), bytes })),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 impl Store for DirectoryStore {
     fn url(&self) -> &str {
         &self.url
     }
 
     fn get(&self, name: &str) -> Answer<Option<Fetched>> {
-        read(&self.path(name)?).map_err(failed("read", name))
+        let found = self.read(&self.path(name)?).map_err(failed("read", name))?;
+        // A reader that asks for anything else knows that there was a store.
+        if found.is_none() && name != OWNER {
+            self.is_there().map_err(failed("read", name))?;
+        }
+        Ok(found)
     }
 
     fn get_if_changed(&self, name: &str, tag: &Tag) -> Answer<Read> {
         Ok(match self.get(name)? {
-            None => Read::Missing,
+            // The caller knows that there was a store.
+            None => self.is_there().map(|()| Read::Missing).map_err(failed("read", name))?,
             Some(found) if found.tag == *tag => Read::Unchanged,
             Some(found) => Read::Changed(found),
         })
@@ -133,7 +196,7 @@ impl Store for DirectoryStore {
         let path = self.path(name)?;
         let put = || {
             let parent = path.parent().unwrap_or(&self.root);
-            make_directories(parent)?;
+            self.make_parent(name, parent)?;
             let unfinished = self.unfinished(bytes)?;
             let linked = fs::hard_link(&unfinished.0, &path);
             match linked {
@@ -150,13 +213,15 @@ impl Store for DirectoryStore {
     fn update_if_match(&self, name: &str, bytes: &[u8], tag: &Tag) -> Answer<Put> {
         let path = self.path(name)?;
         let update = || {
+            self.is_there()?;
             let parent = path.parent().unwrap_or(&self.root);
             // The bytes are durable before the lock is taken: others wait for a rename, not for a flush of data.
             let unfinished = self.unfinished(bytes)?;
             let mut options = OpenOptions::new();
-            let lock = options.write(true).create(true).truncate(false).mode(0o600).open(self.root.join(LOCK))?;
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let lock = self.open(&mut options, &self.root.join(LOCK))?;
             flock(&lock, FlockOperation::LockExclusive)?;
-            let is_match = read(&path)?.is_some_and(|found| found.tag == *tag);
+            let is_match = self.read(&path)?.is_some_and(|found| found.tag == *tag);
             if is_match {
                 fs::rename(&unfinished.0, &path)?;
             }
@@ -170,6 +235,8 @@ impl Store for DirectoryStore {
     fn delete(&self, name: &str) -> Answer<()> {
         match fs::remove_file(self.path(name)?) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("delete", name)(error)),
+            // An object of a store that is gone would come back with it.
+            Err(_) if name != OWNER => self.is_there().map_err(failed("delete", name)),
             _ => Ok(()),
         }
     }
@@ -230,6 +297,7 @@ mod tests {
     #[test]
     fn an_object_is_created_once() {
         let (_dir, store) = store();
+        store.put_if_absent("owner", b"0").unwrap();
         assert!(matches!(store.put_if_absent("o/1/2", b"one").unwrap(), Put::Stored(_)));
         assert_eq!(store.put_if_absent("o/1/2", b"two").unwrap(), Put::Refused);
         assert_eq!(store.get("o/1/2").unwrap().unwrap().bytes, b"one");
@@ -278,7 +346,7 @@ mod tests {
     #[test]
     fn a_listing_has_objects_only() {
         let (_dir, store) = store();
-        for name in ["o/2/1", "o/1/1", "owner"] {
+        for name in ["owner", "o/2/1", "o/1/1"] {
             store.put_if_absent(name, name.as_bytes()).unwrap();
         }
         let names = |prefix| store.list(prefix).unwrap().into_iter().map(|found| found.name).collect::<Vec<_>>();
@@ -287,5 +355,66 @@ mod tests {
         store.delete("o/1/1").unwrap();
         store.delete("o/1/1").unwrap();
         assert_eq!(names("o/"), ["o/2/1"]);
+    }
+
+    #[test]
+    fn planted_links_and_pipes_are_refused_and_not_waited_for() {
+        let (dir, store) = store();
+        store.put_if_absent("owner", b"1").unwrap();
+        fs::create_dir_all(store.root.join("o/1")).unwrap();
+        let outside = dir.path().join("outside");
+        fs::write(&outside, b"secret").unwrap();
+        std::os::unix::fs::symlink(&outside, store.root.join("o/1/1")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, store.root.join("o/1/2"), rustix::fs::Mode::RWXU).unwrap();
+        fs::create_dir(store.root.join("o/1/3")).unwrap();
+        let tag = Tag(String::new());
+        for name in ["o/1/1", "o/1/2", "o/1/3"] {
+            assert!(store.get(name).is_err(), "{name} was read");
+            assert_eq!(store.put_if_absent(name, b"2").unwrap(), Put::Refused, "{name}");
+            assert!(store.update_if_match(name, b"3", &tag).is_err(), "{name} was updated");
+        }
+        assert_eq!(fs::read(&outside).unwrap(), b"secret");
+        // A lock and a directory of unfinished objects that lead elsewhere.
+        let Put::Stored(tag) = store.put_if_absent("o/2/1", b"1").unwrap() else { panic!("refused") };
+        fs::remove_file(store.root.join(LOCK)).unwrap();
+        std::os::unix::fs::symlink(&outside, store.root.join(LOCK)).unwrap();
+        assert!(store.update_if_match("o/2/1", b"2", &tag).is_err());
+        fs::remove_dir(store.root.join(UNFINISHED)).unwrap();
+        std::os::unix::fs::symlink(dir.path(), store.root.join(UNFINISHED)).unwrap();
+        assert!(store.put_if_absent("o/2/2", b"1").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "something was written elsewhere");
+    }
+
+    #[test]
+    fn objects_of_strangers_are_refused() {
+        if !geteuid().is_root() {
+            untorn_testing::skip!("giving a file to another user needs root");
+        }
+        let (_dir, store) = store();
+        store.put_if_absent("owner", b"1").unwrap();
+        let chown = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None).unwrap();
+        chown(&store.root.join("owner"), 4711);
+        let refused = store.get("owner").unwrap_err();
+        assert!(refused.to_string().contains("belongs to the user 4711"), "{refused}");
+        // That user's own store.
+        chown(&store.root, 4711);
+        assert_eq!(store.get("owner").unwrap().unwrap().bytes, b"1");
+        chown(&store.root.join(UNFINISHED), 4712);
+        assert!(store.put_if_absent("o/1/1", b"1").is_err());
+    }
+
+    #[test]
+    fn a_store_that_is_gone_is_an_error_and_not_made_anew() {
+        let (dir, store) = store();
+        let Put::Stored(tag) = store.put_if_absent("owner", b"1").unwrap() else { panic!("refused") };
+        let away = dir.path().join("away");
+        fs::rename(&store.root, &away).unwrap();
+        assert!(store.get_if_changed("owner", &tag).is_err());
+        assert!(store.put_if_absent("o/1/1", b"1").is_err());
+        assert!(store.update_if_match("owner", b"2", &tag).is_err());
+        assert!(store.get("o/1/1").is_err() && store.delete("o/1/1").is_err());
+        assert!(!store.root.exists());
+        fs::rename(&away, &store.root).unwrap();
+        assert_eq!(store.get_if_changed("owner", &tag).unwrap(), Read::Unchanged);
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use untorn::AtomicFile;
 use untorn_replicate::{Error, export_ltx};
 
-use crate::{Place, bytes_of};
+use crate::{Place, bytes_of, place};
 
 const SIZE: usize = 512;
 

@@ -1,15 +1,8 @@
 //! Files are replicated to a directory, and restored from it.
 
-macro_rules! place {
-    () => {
-        match Place::new() {
-            Some(place) => place,
-            None => untorn_testing::skip!("the file system of temporary files keeps no user attributes"),
-        }
-    };
-}
-
+mod follow;
 mod ltx;
+mod take_over;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -61,6 +54,17 @@ impl Place {
 fn options() -> ReplicaOptions {
     ReplicaOptions::new().interval(Duration::from_secs(3600))
 }
+
+macro_rules! place {
+    () => {
+        match Place::new() {
+            Some(place) => place,
+            None => untorn_testing::skip!("the file system of temporary files keeps no user attributes"),
+        }
+    };
+}
+
+use place;
 
 fn bytes_of(file: &AtomicFile) -> Vec<u8> {
     let mut bytes = vec![0; file.len() as usize];

@@ -35,12 +35,13 @@ use std::time::SystemTime;
 use self::chain::{Chain, Part};
 use self::copy::{Pace, STEP};
 use self::manifest::{Manifest, Origin};
-use self::target::{Staged, is_free, make, mode_of, not_in_use, number_above, permit};
+use self::target::{Staged, is_free, make, mode_of, not_in_use, permit};
 use crate::engine::commits::since::{self as commits, Changed};
 use crate::engine::snapshot::Snapshot;
 use crate::error::{Error, Result};
+use crate::format::sidecar;
 use crate::options::ProgressFn;
-use crate::storage::PageCache;
+use crate::storage::{self, Access, Medium, MediumFile, PageCache};
 
 /// Bytes that stay a hole if all are zeros.
 const BLOCK: usize = 4096;
@@ -339,7 +340,7 @@ pub fn restore<P: AsRef<Path>>(backups: &[P], path: &Path, options: &BackupOptio
     let written = make(path, &options, |file: &File, _| {
         let written = chain.restore(file, path, &options)?;
         permit(file, path, chain.last().mode)?;
-        number_above(file, path, chain.last().commit)?;
+        target::number_above(file, path, chain.last().commit)?;
         Ok(written)
     })?;
     Ok(chain.last().summary(written))
@@ -370,9 +371,44 @@ pub fn assemble(path: &Path, options: &BackupOptions, mut fill: impl FnMut(&File
     not_in_use(path)?;
     make(path, &options.clone().resume(false), |file, _| {
         let commit = fill(file)?;
-        number_above(file, path, commit)?;
+        target::number_above(file, path, commit)?;
         Ok(commit)
     })
+}
+
+/// Has the commits of a plain file go on above the number of this one, as those of a restored file do. A number that
+/// is already higher stays.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("data");
+/// untorn::AtomicFile::create(&path, 4096)?.close()?;
+/// untorn::backup::number_above(&path, 41)?;
+/// let file = untorn::AtomicFile::open(&path)?;
+/// file.write_at(b"x", 0)?;
+/// assert!(file.sync()? > 41);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`Error::InUse`] if a process has the file open; [`Error::Invalid`] if it has a sidecar, which has its number;
+/// [`Error::Io`] if its file system keeps no extended attributes.
+pub fn number_above(path: &Path, commit: u64) -> Result<()> {
+    let path = &storage::resolve(path)?;
+    not_in_use(path)?;
+    let medium = PageCache::reading_by_call();
+    let data = medium.open(path, Access::Read, 0)?;
+    if medium.exists(&sidecar::path(path, data.identity()?.inode))? {
+        let what = "it has a sidecar, which keeps its number; settle it first".to_owned();
+        return Err(Error::Invalid { path: path.clone(), what });
+    }
+    if sidecar::number::noted(&data)?.number < commit {
+        let file = File::open(path).map_err(|error| Error::io("open", path, error))?;
+        target::number_above(&file, path, commit)?;
+        file.sync_all().map_err(|error| Error::io("flush", path, error))?;
+    }
+    Ok(())
 }
 
 /// A manifest as it is written again after it was read; `None` if it is refused.

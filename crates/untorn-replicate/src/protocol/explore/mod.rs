@@ -193,6 +193,9 @@ const SCENES: &[(&[Script], u32)] = &[
     (&[Script::Writer, Script::Restart], 0),
     (&[Script::Gone, Script::Restart, Script::TakeOver(1)], 0),
     (&[Script::Writer, Script::TakeOver(1), Script::Follower], 0),
+    (&[Script::Writer, Script::Seize], 0),
+    (&[Script::HandOver, Script::Seize], 0),
+    (&[Script::HandOver, Script::TakeOver(1)], 0),
     (&[Script::Writer, Script::Restart], 1),
     (&[Script::Writer, Script::TakeOver(1)], 1),
 ];

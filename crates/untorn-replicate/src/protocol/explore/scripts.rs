@@ -4,9 +4,10 @@
 use super::bucket::{Bucket, instant};
 use crate::error::{Error, Result};
 use crate::format::body::{Commit, Snapshot, encode_commits};
+use crate::format::object::Kind;
 use crate::protocol::access::{Access, Check};
 use crate::protocol::chain::{Step, Target};
-use crate::protocol::owner::{Claim, Owner, Position};
+use crate::protocol::owner::{Claim, Owner, Position, Seized};
 use crate::protocol::rebuild::{Image, apply, commits_of, rebuild};
 
 /// An actor.
@@ -20,6 +21,10 @@ pub(super) enum Script {
     Restart,
     /// Another machine: it restores, takes over, and makes a snapshot that makes all before it needless.
     TakeOver(u8),
+    /// The first owner hands over after two more commits.
+    HandOver,
+    /// Another machine: it restores, takes the replica away from its owner, restores what came meanwhile, and owns it.
+    Seize,
     /// A reader that follows. It is ready with what the first owner had then.
     Follower,
 }
@@ -88,23 +93,26 @@ fn snapshot(owner: &mut Owner, history: &[u32], rebases: bool) -> Result<()> {
 impl Script {
     pub(super) fn id(self) -> u8 {
         match self {
-            Script::Writer | Script::Gone => 1,
+            Script::Writer | Script::Gone | Script::HandOver => 1,
             Script::Restart => 2,
             Script::Follower => 3,
+            Script::Seize => 4,
             Script::TakeOver(number) => 10 + number,
         }
     }
 
     /// Whether it tells that it is ready.
     pub(super) fn gets_ready(self) -> bool {
-        matches!(self, Script::Writer | Script::Gone | Script::Follower)
+        matches!(self, Script::Writer | Script::Gone | Script::HandOver | Script::Follower)
     }
 
     /// Plays the script. An error of the store ends it: the machine has gone, and what it did stays.
     pub(super) fn play(self, access: &Access, tell: &mut dyn FnMut(Event)) {
         let played = match self {
-            Script::Writer => writer(access, 3, tell),
-            Script::Gone => writer(access, 1, tell),
+            Script::Writer => writer(access, 3, tell).map(|_| ()),
+            Script::Gone => writer(access, 1, tell).map(|_| ()),
+            Script::HandOver => writer(access, 2, tell).and_then(|mut owner| owner.release().map(|_| ())),
+            Script::Seize => seize(access, tell),
             Script::Restart => restart(access, tell),
             Script::TakeOver(number) => take_over(access, number, tell),
             Script::Follower => follower(access, tell),
@@ -121,7 +129,7 @@ fn claim(token: u8, known: &[u8], position: Option<Position>) -> Claim {
     Claim { replica: [9; 16], token: [token; 16], name: token.to_string(), known, position }
 }
 
-fn writer(access: &Access, last: u32, tell: &mut dyn FnMut(Event)) -> Result<()> {
+fn writer(access: &Access, last: u32, tell: &mut dyn FnMut(Event)) -> Result<Owner> {
     let mut owner = Owner::acquire(access, &claim(1, &[], None))?;
     let mut history = history_of(0, 1);
     snapshot(&mut owner, &history, true)?;
@@ -133,7 +141,7 @@ fn writer(access: &Access, last: u32, tell: &mut dyn FnMut(Event)) -> Result<()>
         owner.acknowledge()?;
         tell(Event::Acknowledged(history.clone()));
     }
-    Ok(())
+    Ok(owner)
 }
 
 fn restart(access: &Access, tell: &mut dyn FnMut(Event)) -> Result<()> {
@@ -167,15 +175,39 @@ fn take_over(access: &Access, number: u8, tell: &mut dyn FnMut(Event)) -> Result
     Ok(())
 }
 
+fn seize(access: &Access, tell: &mut dyn FnMut(Event)) -> Result<()> {
+    let mut image = Vec::new();
+    let mut cursor = rebuild(access, Target::Latest, &mut image, &mut |_| Ok(()))?.cursor;
+    tell(Event::Observed(numbers(&image)));
+    let seized = Seized::take(access, &claim(4, &[], None), false)?;
+    while cursor.position() != seized.position() {
+        let Step::Objects(objects) = cursor.next(access, 1)? else { return Ok(()) };
+        if objects.is_empty() {
+            // Another owner has come, and has sealed the epoch of this one.
+            return Ok(());
+        }
+        for object in objects.iter().filter(|object| object.header.kind == Kind::Commits) {
+            commits_of(object)?.iter().try_for_each(|commit| apply(commit, &mut image))?;
+        }
+    }
+    let mut history = numbers(&image);
+    let mut owner = seized.own(&claim(4, &[], Some(cursor.position())))?;
+    history.push(401);
+    commit(&mut owner, &history)?;
+    owner.acknowledge()?;
+    tell(Event::Acknowledged(history));
+    Ok(())
+}
+
 fn follower(access: &Access, tell: &mut dyn FnMut(Event)) -> Result<()> {
     let mut image = Vec::new();
     let mut cursor = rebuild(access, Target::Latest, &mut image, &mut |_| Ok(()))?.cursor;
     tell(Event::Ready);
     for _ in 0..2 {
-        let Step::Objects(objects) = cursor.next(access, 1)? else { return Ok(()) };
+        let Step::Objects(objects) = cursor.poll(access, 1)? else { return Ok(()) };
         for object in objects {
             // A snapshot repeats the state here.
-            if object.header.kind == crate::format::object::Kind::Commits {
+            if object.header.kind == Kind::Commits {
                 commits_of(&object)?.iter().try_for_each(|commit| apply(commit, &mut image))?;
             }
         }
