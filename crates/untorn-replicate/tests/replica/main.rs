@@ -1,7 +1,10 @@
 //! Files are replicated to a directory, and restored from it.
 
+mod chaos;
 mod follow;
+mod lag;
 mod ltx;
+mod points;
 mod take_over;
 
 use std::path::{Path, PathBuf};
