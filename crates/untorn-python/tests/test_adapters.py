@@ -159,7 +159,7 @@ def test_joblib_results_are_durable_before_they_are_named(monkeypatch: pytest.Mo
 
 
 def test_torch_tensors_lie_in_a_map() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="pip install torch, or apt-get install python3-torch")
     import untorn
 
     with untorn.map("f", 4000, "w+") as m:
@@ -170,3 +170,46 @@ def test_torch_tensors_lie_in_a_map() -> None:
             m.close()
         del t
     assert np.fromfile("f", "f4")[5] == 2
+
+
+def test_torch_tensors_of_a_buffer_commit_and_reopen() -> None:
+    torch = pytest.importorskip("torch", reason="pip install torch, or apt-get install python3-torch")
+    import untorn
+
+    m = untorn.map("f", 8192, "w+")
+    t = torch.frombuffer(m, dtype=torch.float32)
+    t += 1
+    m.commit()
+    t[:100] = 7
+    # A step that was not committed is gone, as after a crash, and the tensor is still memory.
+    m.discard()
+    assert (t == 0).all()
+    with untorn.map("f") as m:
+        again = torch.frombuffer(m, dtype=torch.float32)
+        assert len(again) == 2048 and (again == 1).all()
+        again[5] = 2
+        # The close commits although the map does not see the tensor.
+    found = np.fromfile("f", "f4")
+    assert found[5] == 2 and (np.delete(found, 5) == 1).all()
+
+
+def test_torch_steps_are_whole_after_a_kill() -> None:
+    pytest.importorskip("torch", reason="pip install torch, or apt-get install python3-torch")
+    import untorn
+
+    program = """
+        import torch, untorn
+        m = untorn.map("weights", 1 << 16, "w+")
+        weights = torch.frombuffer(m, dtype=torch.float32)
+        while True:
+            weights += 1
+            print(m.commit(), flush=True)
+        """
+    child = python(program)
+    for _ in range(20):
+        assert child.stdout.readline()  # type: ignore[union-attr]
+    child.kill()
+    child.communicate()
+    with untorn.map("weights") as m:
+        found = m.array("f4").copy()
+    assert found[0] >= 20 and (found == found[0]).all()

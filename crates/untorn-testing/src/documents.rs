@@ -183,6 +183,7 @@ mod tests {
             "sh" => word.starts_with("needs-") || ["fuse", "build", "host"].contains(&word),
             "text" => word == "output",
             "cmake" => word == "build",
+            "python" => word == "needs-torch",
             _ => false,
         };
         for document in documents() {
