@@ -2,7 +2,8 @@
 # Installs the packages in a minimal root directory and uses them as people do. `cargo xtask clean-root` starts it in
 # namespaces of its own (mounts, network, processes), as root: clean_root.sh ROOT VERSION
 #
-# ROOT/untorn has the packages, and the programs in C, C++ and Python.
+# ROOT/untorn has the packages, the programs in C, C++ and Python, and in `source` the tests of the packages for Python
+# and Go. ROOT/wheels has what Python's tests need. ROOT/opt/go is Go, if there is one.
 set -eu
 root=$1 version=$2
 
@@ -59,6 +60,19 @@ says "python3 use.py $version"
 # The wheel, in an environment that does not see the package of Debian.
 says 'python3 -m venv environment && environment/bin/pip install --quiet --no-index untorn-*.whl'
 says "cd environment && bin/python ../use.py $version && bin/untorn doctor . >doctor && grep durability doctor"
+
+# The tests of the package, and the example, on the wheel.
+says 'python3 -m venv tested'
+says 'tested/bin/pip install --quiet --no-index --find-links /wheels -r /wheels/requirements.txt untorn-*.whl'
+says 'cd source/crates/untorn-python && /untorn/tested/bin/python -m pytest -q -p no:cacheprovider tests'
+says 'cd source/examples/python && KILLS=3 ../../../tested/bin/python embeddings.py && test -s embeddings.png'
+
+# The package for Go, by pkg-config alone. The user's variables that would say another place are not here.
+if [ -x "$root/opt/go/bin/go" ]; then
+    says 'cd source/go/untorn && GOTOOLCHAIN=local GOPROXY=off /opt/go/bin/go test -tags pkgconfig -count=1 ./...'
+else
+    echo '-- skipped: go test: there is no Go'
+fi
 
 # Units are there, and none is enabled.
 for unit in untorn-recover.service untorn-scrub.service untorn-scrub.timer untorn-mount@.service; do

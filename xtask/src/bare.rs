@@ -56,7 +56,7 @@ fn commands(root: &Path, arguments: &Arguments) -> io::Result<bool> {
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child"])
             .arg(script)
             .arg(&bare)
-            .args([sysroot.trim(), user])
+            .args([&sysroot, user])
             .stdin(Stdio::null())
             .status()?;
         if !status.success() {
@@ -117,11 +117,11 @@ fn missing(what: &str) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(io::ErrorKind::Unsupported, format!("a minimal root needs {what}: {error}"))
 }
 
-/// The output of a command; one that fails is an error with its words.
-fn said(command: &mut Command) -> io::Result<String> {
+/// The output of a command, without spaces at its end; a command that fails is an error with its words.
+pub(crate) fn said(command: &mut Command) -> io::Result<String> {
     let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        return Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned());
     }
     let complaint = String::from_utf8_lossy(&output.stderr);
     Err(io::Error::other(format!("{command:?}: {}\n{}", output.status, complaint.trim())))
