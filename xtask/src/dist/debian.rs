@@ -17,8 +17,11 @@ use super::{Failure, Result, VERSION, at, copy, entries, output, replace, requir
 /// The version of the packages: that of the sources, and the number of the packaging.
 const PACKAGE_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-1");
 
-/// The name that the packages give, as a person to write to, unless `DEBFULLNAME` and `DEBEMAIL` say another.
-const MAINTAINER: (&str, &str) = ("The untorn developers", "untorn@localhost");
+/// The authors of the manifest, with colons between.
+const AUTHORS: &str = env!("CARGO_PKG_AUTHORS");
+
+/// The address of authors who give none. A package must have one, and no mail to it arrives.
+const NO_ADDRESS: &str = "untorn@localhost";
 
 const TEXTS: &str = "packaging/debian";
 
@@ -33,6 +36,55 @@ struct Machine {
     triplet: String,
 }
 
+/// The person whom packages name, as `Name <address>`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Maintainer {
+    line: String,
+    has_address: bool,
+}
+
+impl Maintainer {
+    /// The option's value, what `DEBFULLNAME` and `DEBEMAIL` say, or the first author of the manifest.
+    pub(super) fn choose(option: Option<&str>) -> Self {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self::among(option, variable("DEBFULLNAME"), variable("DEBEMAIL"), AUTHORS)
+    }
+
+    fn among(option: Option<&str>, name: Option<String>, email: Option<String>, authors: &str) -> Self {
+        let author = authors.split(':').next().unwrap_or_default().trim();
+        let (author, address) = match author.strip_suffix('>').and_then(|text| text.split_once('<')) {
+            Some((author, address)) => (author.trim(), Some(address.to_owned())),
+            None => (author, None),
+        };
+        if let Some(line) = option {
+            return Maintainer { line: line.to_owned(), has_address: true };
+        }
+        let address = email.or(address);
+        let has_address = address.is_some();
+        let (name, address) = (name.unwrap_or_else(|| author.to_owned()), address.unwrap_or_else(|| NO_ADDRESS.into()));
+        Maintainer { line: format!("{name} <{address}>"), has_address }
+    }
+
+    /// What to tell a builder whose packages name no address.
+    pub(super) fn warning(&self) -> Option<String> {
+        let line = &self.line;
+        let text =
+            || format!("the packages name {line}, whom no mail reaches: --maintainer 'NAME <ADDRESS>' sets another");
+        (!self.has_address).then(text)
+    }
+}
+
+/// A value of `--maintainer`.
+pub(super) fn maintainer_line(text: &str) -> std::result::Result<String, String> {
+    let address = text.strip_suffix('>').and_then(|text| text.split_once(" <"));
+    match address {
+        Some((name, address)) if !name.trim().is_empty() && address.contains('@') && !text.contains('\n') => {
+            Ok(text.to_owned())
+        }
+        _ => Err("expected NAME <ADDRESS>".to_owned()),
+    }
+}
+
 /// Fails if a program that builds packages is missing.
 pub(super) fn needs() -> Result<()> {
     for program in ["dpkg-deb", "dpkg-architecture", "dpkg-shlibdeps"] {
@@ -42,7 +94,13 @@ pub(super) fn needs() -> Result<()> {
 }
 
 /// Builds the packages into `out`, and returns their files. `built` also has the module for Python.
-pub(super) fn packages(root: &Path, built: &Path, out: &Path, scratch: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn packages(
+    root: &Path,
+    built: &Path,
+    maintainer: &Maintainer,
+    out: &Path,
+    scratch: &Path,
+) -> Result<Vec<PathBuf>> {
     let machine = Machine::this()?;
     let stage = scratch.join("debian");
     let prefix = stage.join("all");
@@ -55,9 +113,9 @@ pub(super) fn packages(root: &Path, built: &Path, out: &Path, scratch: &Path) ->
     let mut made = Vec::new();
     for (name, stanza) in &stanzas {
         let tree = stage.join(name);
-        documents(root, name, &tree)?;
+        documents(root, name, maintainer, &tree)?;
         layout::permissions(&tree)?;
-        metadata(root, name, stanza, &machine, &tree)?;
+        metadata(root, (name, stanza), &machine, maintainer, &tree)?;
         let file = format!("{name}_{PACKAGE_VERSION}_{}.deb", machine.architecture);
         let new = scratch.join(&file);
         let mut pack = Command::new("dpkg-deb");
@@ -157,7 +215,7 @@ fn compress(path: &Path) -> Result<()> {
 }
 
 /// The copyright and the changelogs of a package, and the reason if it names nobody to write to.
-fn documents(root: &Path, name: &str, tree: &Path) -> Result<()> {
+fn documents(root: &Path, name: &str, maintainer: &Maintainer, tree: &Path) -> Result<()> {
     let directory = tree.join("usr/share/doc").join(name);
     copy(&root.join(TEXTS).join("copyright"), &directory.join("copyright"))?;
     let changelog = root.join(TEXTS).join("changelog");
@@ -166,16 +224,16 @@ fn documents(root: &Path, name: &str, tree: &Path) -> Result<()> {
         return Err(Failure::Wrong(format!("{} does not begin with {PACKAGE_VERSION}", changelog.display())));
     }
     let date = said(Command::new("date").args(["--utc", "--rfc-email", &format!("--date=@{}", time(root))]))?;
-    let text = format!("{}\n\n -- {}  {date}\n", text.trim_end(), maintainer());
+    let text = format!("{}\n\n -- {}  {date}\n", text.trim_end(), maintainer.line);
     for (file, text) in [("changelog.Debian", text.into_bytes()), ("changelog", read(&root.join("CHANGELOG.md"))?)] {
         let place = directory.join(file);
         write(&place, text)?;
         compress(&place)?;
     }
-    if std::env::var_os("DEBEMAIL").is_none() {
+    if !maintainer.has_address {
         let tags = ["bogus-mail-host", "bogus-mail-host-in-debian-changelog"];
         let text: String = tags.iter().map(|tag| format!("{name}: {tag}\n")).collect();
-        let reason = "# The builder set no address; DEBEMAIL does.\n";
+        let reason = "# The builder set no address; --maintainer or DEBEMAIL does.\n";
         write(&tree.join("usr/share/lintian/overrides").join(name), format!("{reason}{text}"))?;
     }
     Ok(())
@@ -185,13 +243,14 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(at("read", path))
 }
 
-fn maintainer() -> String {
-    let given = |variable: &str, other: &str| std::env::var(variable).ok().unwrap_or_else(|| other.to_owned());
-    format!("{} <{}>", given("DEBFULLNAME", MAINTAINER.0), given("DEBEMAIL", MAINTAINER.1))
-}
-
 /// What dpkg needs to know of a package.
-fn metadata(root: &Path, name: &str, stanza: &str, machine: &Machine, tree: &Path) -> Result<()> {
+fn metadata(
+    root: &Path,
+    (name, stanza): (&str, &str),
+    machine: &Machine,
+    maintainer: &Maintainer,
+    tree: &Path,
+) -> Result<()> {
     let directory = tree.join("DEBIAN");
     let size = said(Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1024"]).arg(tree))?;
     let size = size.split_whitespace().next().unwrap_or("0").to_owned();
@@ -201,8 +260,7 @@ fn metadata(root: &Path, name: &str, stanza: &str, machine: &Machine, tree: &Pat
     let control = format!(
         "{first}\nSource: untorn\nVersion: {PACKAGE_VERSION}\nArchitecture: {}\nMaintainer: {}\n\
          Installed-Size: {size}\nPriority: optional\n{rest}",
-        machine.architecture,
-        maintainer()
+        machine.architecture, maintainer.line
     );
     let sums = sums(tree)?;
     write(&directory.join("control"), control)?;
@@ -329,6 +387,26 @@ mod tests {
         }
         assert_eq!(package("share/doc/untorn/LICENSE-MIT"), None);
         assert!(package_of("opt/other", "x86_64-linux-gnu").is_err());
+    }
+
+    #[test]
+    fn the_maintainer_is_the_one_that_is_given() {
+        let among = |option: Option<&str>, name: Option<&str>, email: Option<&str>, authors: &str| {
+            let chosen = Maintainer::among(option, name.map(str::to_owned), email.map(str::to_owned), authors);
+            assert_eq!(chosen.warning().is_none(), chosen.has_address);
+            (chosen.line, chosen.has_address)
+        };
+        let line = |text: &str, has_address: bool| (text.to_owned(), has_address);
+        assert_eq!(among(Some("A <a@b>"), Some("C"), Some("c@d"), "E <e@f>"), line("A <a@b>", true));
+        assert_eq!(among(None, Some("C"), Some("c@d"), "E <e@f>"), line("C <c@d>", true));
+        assert_eq!(among(None, None, Some("c@d"), "E"), line("E <c@d>", true));
+        assert_eq!(among(None, None, None, "E <e@f>:G <g@h>"), line("E <e@f>", true));
+        assert_eq!(among(None, Some("C"), None, "E:G"), line("C <untorn@localhost>", false));
+        assert!(!AUTHORS.is_empty());
+        assert!(maintainer_line("A B <a@b>").is_ok());
+        for wrong in ["", "a@b", "<a@b>", "A <a>", "A <a@b", "A\n <a@b>"] {
+            assert!(maintainer_line(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

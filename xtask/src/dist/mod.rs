@@ -51,12 +51,19 @@ pub(crate) struct Arguments {
     /// Also build packages of Debian: untorn, libuntorn0, libuntorn-dev, python3-untorn
     #[arg(long)]
     deb: bool,
+    /// Person whom the packages of Debian name, as 'NAME <ADDRESS>'; without it, DEBFULLNAME and DEBEMAIL, or the author
+    /// in Cargo.toml
+    #[arg(long, value_name = "PERSON", requires = "deb", value_parser = debian::maintainer_line)]
+    maintainer: Option<String>,
     /// Also pack the Python package and the tool as a wheel for pip
     #[arg(long)]
     wheel: bool,
-    /// Make the wheel for any glibc from 2.17 on, by cargo-zigbuild
+    /// Make two wheels instead, for any glibc from 2.17 on and any musl from 1.2 on, by cargo-zigbuild
     #[arg(long, requires = "wheel")]
     portable: bool,
+    /// Make the wheel for this target of Rust instead, by cargo-zigbuild; may be given again
+    #[arg(long, value_name = "TRIPLE", requires = "wheel", conflicts_with = "portable", value_parser = wheel::System::of)]
+    wheel_target: Vec<wheel::System>,
 }
 
 /// Why nothing was made.
@@ -113,15 +120,20 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
     for (program, package) in [("strip", "binutils"), ("tar", "tar"), ("gzip", "gzip"), ("sha256sum", "coreutils")] {
         require(program, &format!("apt-get install {package}"))?;
     }
+    let systems = match (arguments.portable, &arguments.wheel_target[..]) {
+        (true, _) => wheel::System::portable(),
+        (false, []) => vec![wheel::System::Host],
+        (false, targets) => targets.to_vec(),
+    };
     if arguments.deb {
         debian::needs()?;
     }
     if arguments.wheel {
-        wheel::needs(arguments.portable)?;
+        wheel::needs(&systems)?;
     }
 
     progress.step("building the tool and the libraries (cargo build --release)");
-    let built = build(root, arguments.deb || (arguments.wheel && !arguments.portable))?;
+    let built = build(root, arguments.deb || (arguments.wheel && systems.contains(&wheel::System::Host)))?;
     let name = format!("untorn-{VERSION}-{}-linux", std::env::consts::ARCH);
     progress.step(&format!("laying out {}", out.join(&name).display()));
     // Beside the result, so that the result is whole or not there.
@@ -139,19 +151,24 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
     }
     if arguments.deb {
         progress.step("packing for Debian");
-        let packages = debian::packages(root, &built, &out, partial.path())?;
+        let maintainer = debian::Maintainer::choose(arguments.maintainer.as_deref());
+        maintainer.warning().into_iter().for_each(|text| eprintln!("dist: {text}"));
+        let packages = debian::packages(root, &built, &maintainer, &out, partial.path())?;
         if arguments.check {
             progress.step("checking the packages");
             skipped.extend(debian::check(root, &packages, partial.path())?);
         }
     }
     if arguments.wheel {
-        let system = if arguments.portable { wheel::System::Manylinux2014 } else { wheel::System::Host };
-        progress.step(&format!("packing the wheel for {system}"));
-        let wheel = wheel::wheel(root, &built, system, &out, partial.path())?;
+        for system in &systems {
+            progress.step(&format!("packing the wheel for {system}"));
+            let wheel = wheel::wheel(root, &built, *system, &out, partial.path())?;
+            if arguments.check {
+                progress.step("using the wheel");
+                skipped.extend(wheel::check(root, *system, &wheel, partial.path())?);
+            }
+        }
         if arguments.check {
-            progress.step("installing the wheel");
-            skipped.extend(wheel::check(root, &wheel, partial.path())?);
             skipped.extend(wheel::check_sources(root, partial.path())?);
         }
     }

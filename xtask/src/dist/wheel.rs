@@ -1,23 +1,31 @@
 //! The Python package as a wheel for pip, which also has the tool: `untorn` can be run after `pip install`.
 //!
 //! The tag names the oldest C library that the wheel runs on, by the versions of the symbols that its files ask for. So
-//! a build on an older system gives a wheel for more systems. Zig has the symbols of every glibc, and links for an
-//! old one on any system.
+//! a build on an older system gives a wheel for more systems. Zig has musl and the symbols of every glibc, and links
+//! for each on any system.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::{Failure, Result, VERSION, at, copy, entries, output, replace, require, said, succeed};
 
 /// The systems that a wheel is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum System {
     /// Those with the glibc of this one, or a later one.
     Host,
-    /// Those of manylinux2014: glibc 2.17 and later.
-    Manylinux2014,
+    /// Those of a machine with glibc 2.17 or later (manylinux2014), or with musl 1.2.
+    Portable { machine: &'static str, musl: bool },
 }
+
+/// The targets of Rust that Zig links wheels for, and their systems.
+const TARGETS: &[(&str, System)] = &[
+    ("x86_64-unknown-linux-gnu", System::Portable { machine: "x86_64", musl: false }),
+    ("x86_64-unknown-linux-musl", System::Portable { machine: "x86_64", musl: true }),
+    ("aarch64-unknown-linux-gnu", System::Portable { machine: "aarch64", musl: false }),
+    ("aarch64-unknown-linux-musl", System::Portable { machine: "aarch64", musl: true }),
+];
 
 /// The glibc of manylinux2014.
 const OLDEST: (u32, u32) = (2, 17);
@@ -26,20 +34,47 @@ const ARCH: &str = std::env::consts::ARCH;
 
 impl fmt::Display for System {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            System::Host => "this system",
-            System::Manylinux2014 => "manylinux2014",
-        })
+        match self {
+            System::Host => f.write_str("this system"),
+            System::Portable { .. } => f.write_str(self.target()),
+        }
     }
 }
 
 impl System {
+    /// The system of a target of Rust.
+    pub(super) fn of(target: &str) -> std::result::Result<Self, String> {
+        let found = TARGETS.iter().find(|(name, _)| *name == target).map(|(_, system)| *system);
+        found.ok_or_else(|| {
+            let known: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
+            format!("no wheel is made for {target}; known are {}", known.join(", "))
+        })
+    }
+
+    /// The portable systems of this machine.
+    pub(super) fn portable() -> Vec<Self> {
+        let of_this = |system: &System| matches!(system, System::Portable { machine, .. } if *machine == ARCH);
+        TARGETS.iter().map(|(_, system)| *system).filter(of_this).collect()
+    }
+
+    fn target(self) -> &'static str {
+        TARGETS.iter().find(|(_, system)| *system == self).map_or("", |(name, _)| name)
+    }
+
+    fn machine(self) -> &'static str {
+        match self {
+            System::Host => ARCH,
+            System::Portable { machine, .. } => machine,
+        }
+    }
+
     /// The last part of the wheel's name, for files whose newest symbol of glibc is this.
     fn tag(self, newest: Option<(u32, u32)>) -> Result<String> {
         match (self, newest) {
-            (System::Manylinux2014, Some(newest)) if newest <= OLDEST => {
+            (System::Portable { machine, musl: true }, None) => Ok(format!("musllinux_1_2_{machine}")),
+            (System::Portable { machine, musl: false }, Some(newest)) if newest <= OLDEST => {
                 // pip knows the second name longer than the first.
-                Ok(format!("manylinux_2_17_{ARCH}.manylinux2014_{ARCH}"))
+                Ok(format!("manylinux_2_17_{machine}.manylinux2014_{machine}"))
             }
             (System::Host, Some((major, minor))) => Ok(format!("manylinux_{major}_{minor}_{ARCH}")),
             (system, Some((major, minor))) => {
@@ -52,10 +87,22 @@ impl System {
     }
 }
 
-/// Fails if a program that makes wheels is missing.
-pub(super) fn needs(portable: bool) -> Result<()> {
-    if portable {
+/// Fails if something is missing that makes these wheels.
+pub(super) fn needs(systems: &[System]) -> Result<()> {
+    let portable: Vec<System> = systems.iter().copied().filter(|system| *system != System::Host).collect();
+    if !portable.is_empty() {
         require("cargo-zigbuild", "pip install cargo-zigbuild")?;
+        let zig = output(Command::new("cargo-zigbuild").args(["zig", "cc", "--", "--version"]));
+        let remedy = "pip install ziglang, and name that Python in CARGO_ZIGBUILD_PYTHON_PATH if it is another one";
+        zig.map_err(|_| Failure::Missing(format!("cargo-zigbuild finds no Zig: {remedy}")))?;
+    }
+    for system in portable {
+        let target = system.target();
+        let library = said(Command::new("rustc").args(["--print", "target-libdir", "--target", target]))?;
+        if !Path::new(&library).exists() {
+            let text = format!("Rust's library for {target} is not installed: rustup target add {target}");
+            return Err(Failure::Missing(text));
+        }
     }
     require("readelf", "apt-get install binutils")?;
     require("python3", "apt-get install python3")?;
@@ -63,24 +110,35 @@ pub(super) fn needs(portable: bool) -> Result<()> {
     has_reader.map(drop).map_err(|_| Failure::Missing("python3 is older than 3.11".to_owned()))
 }
 
-/// Builds the module and the tool for an old glibc by Zig, and returns where they are.
-fn build(root: &Path) -> Result<PathBuf> {
-    let target = format!("{ARCH}-unknown-linux-gnu");
+/// Builds the module and the tool by Zig, and returns where they are.
+fn build(root: &Path, system: System) -> Result<PathBuf> {
+    let target = system.target();
+    let is_musl = matches!(system, System::Portable { musl: true, .. });
+    let version = if is_musl { String::new() } else { format!(".{}.{}", OLDEST.0, OLDEST.1) };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["zigbuild", "--release", "--quiet", "--package", "untorn-cli"]);
-    cargo.args(["--package", "untorn-python", "--target", &format!("{target}.{}.{}", OLDEST.0, OLDEST.1)]);
+    cargo.args(["--package", "untorn-python", "--target", &format!("{target}{version}")]);
+    // The `strip` of this machine may not know the other one's files.
+    cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    if is_musl {
+        // A module that Python loads shares its musl. The tool could have its own; one build for both is shorter.
+        let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", target.to_uppercase().replace('-', "_"));
+        cargo.env(variable, "-C target-feature=-crt-static");
+    }
     succeed(cargo.env_remove("CARGO_MANIFEST_DIR"))?;
     Ok(crate::target(root, &format!("{target}/release")))
 }
 
 /// Makes the wheel in `out`, and returns its path. `built` has the module for Python and the tool of this system.
 pub(super) fn wheel(root: &Path, built: &Path, system: System, out: &Path, scratch: &Path) -> Result<PathBuf> {
-    let built = if system == System::Host { built.to_owned() } else { build(root)? };
     let stage = scratch.join(format!("wheel for {system}"));
     let (module, tool) = (stage.join("_untorn.abi3.so"), stage.join("untorn"));
+    let built = if system == System::Host { built.to_owned() } else { build(root, system)? };
     copy(&built.join("lib_untorn.so"), &module)?;
     copy(&built.join("untorn"), &tool)?;
-    succeed(Command::new("strip").arg("--strip-unneeded").args([&module, &tool]))?;
+    if system == System::Host {
+        succeed(Command::new("strip").arg("--strip-unneeded").args([&module, &tool]))?;
+    }
     let mut newest = None;
     for file in [&module, &tool] {
         newest = newest.max(glibc(&said(Command::new("readelf").args(["--wide", "--version-info"]).arg(file))?));
@@ -106,12 +164,13 @@ fn glibc(table: &str) -> Option<(u32, u32)> {
     versions.max()
 }
 
-/// Checks the wheel in an environment of its own: the tool and the package, and the tag by auditwheel. Returns the
-/// checks that this machine could not do, with the reasons.
-pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<String>> {
+/// Checks the tag of a wheel by auditwheel, and uses the wheel. One for this machine and glibc is installed in an
+/// environment of its own. Of another one the tool runs, by the loader of musl or by an emulator. Returns the checks
+/// that this machine could not do, with the reasons.
+pub(super) fn check(root: &Path, system: System, wheel: &Path, scratch: &Path) -> Result<Vec<String>> {
     let mut skipped = Vec::new();
     match require("auditwheel", "pip install auditwheel") {
-        Err(why) => skipped.push(format!("the tag of the wheel: {why}")),
+        Err(why) => skipped.push(format!("the tag of the wheel for {system}: {why}")),
         Ok(()) => {
             let verdict = said(Command::new("auditwheel").arg("show").arg(wheel))?;
             let verdict = verdict.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -123,6 +182,11 @@ pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<Str
             }
         }
     }
+    if matches!(system, System::Portable { machine, musl } if musl || machine != ARCH) {
+        skipped.push(format!("the module of the wheel for {system}: no Python for it is known here"));
+        skipped.extend(foreign(system, wheel, scratch)?);
+        return Ok(skipped);
+    }
     let home = scratch.join("environment");
     if let Err(failure) = output(Command::new("python3").args(["-m", "venv"]).arg(&home)) {
         skipped.push(format!("the wheel in an environment: {failure}: apt-get install python3-venv"));
@@ -131,15 +195,73 @@ pub(super) fn check(root: &Path, wheel: &Path, scratch: &Path) -> Result<Vec<Str
     let python = home.join("bin/python");
     let install = ["-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check"];
     succeed(Command::new(&python).args(install).arg(wheel))?;
-    let version = said(Command::new(home.join("bin/untorn")).arg("--version"))?;
-    if version != format!("untorn {VERSION}") {
-        return Err(Failure::Wrong(format!("the tool of the wheel says that it is {version:?}")));
-    }
+    commits(&[home.join("bin/untorn")], scratch)?;
     let mut program = Command::new(&python);
     program.arg(root.join("xtask/programs/dist/use.py")).arg(VERSION).env_remove("PYTHONPATH");
     succeed(program.current_dir(scratch))?;
     std::fs::remove_dir_all(&home).map_err(at("remove", &home))?;
     Ok(skipped)
+}
+
+/// Runs the tool of a wheel for another system. Returns what this machine could not check.
+fn foreign(system: System, wheel: &Path, scratch: &Path) -> Result<Option<String>> {
+    let place = scratch.join(format!("unpacked for {system}"));
+    let tool = place.join(format!("untorn-{VERSION}.data/scripts/untorn"));
+    let machine = system.machine();
+    let (needed, words): (_, Vec<PathBuf>) = if machine == ARCH {
+        let loader = format!("/lib/ld-musl-{machine}.so.1");
+        (vec![(loader.clone(), "apt-get install musl")], vec![loader.into(), tool])
+    } else {
+        let (emulator, libraries) = (format!("qemu-{machine}-static"), format!("/usr/{machine}-linux-gnu"));
+        if system.target().ends_with("musl") {
+            return Ok(Some(format!("the tool of the wheel for {system}: no loader of musl for it is known here")));
+        }
+        let needed = vec![
+            (emulator.clone(), "apt-get install qemu-user-static"),
+            (format!("{libraries}/lib/libc.so.6"), "apt-get install libc6-arm64-cross libgcc-s1-arm64-cross"),
+        ];
+        (needed, vec![emulator.into(), "-L".into(), libraries.into(), tool])
+    };
+    for (path, remedy) in needed {
+        let is_there = if path.contains('/') { Path::new(&path).exists() } else { require(&path, remedy).is_ok() };
+        if !is_there {
+            return Ok(Some(format!("the tool of the wheel for {system}: {path} is not installed: {remedy}")));
+        }
+    }
+    succeed(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(&place))?;
+    // Python unpacks programs without their permissions.
+    if let Some(tool) = words.last() {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(tool, mode).map_err(at("set the permissions of", tool))?;
+    }
+    commits(&words, scratch).map(|()| None)
+}
+
+/// The tool, started by these words, says its version, commits a write and reads it.
+fn commits(words: &[PathBuf], scratch: &Path) -> Result<()> {
+    let wrong = |text: String| Err(Failure::Wrong(text));
+    let Some((program, before)) = words.split_first() else { return wrong("no program".to_owned()) };
+    let tool = |arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(before).args(arguments).current_dir(scratch);
+        command
+    };
+    let version = said(&mut tool(&["--version"]))?;
+    if version != format!("untorn {VERSION}") {
+        return wrong(format!("{} says that it is {version:?}", program.display()));
+    }
+    let _ = std::fs::remove_file(scratch.join("commits"));
+    succeed(&mut tool(&["create", "commits", "--len", "1M"]))?;
+    let written = scratch.join("written");
+    super::write(&written, "whole")?;
+    let input = std::fs::File::open(&written).map_err(at("open", &written))?;
+    let mut write = tool(&["write", "commits", "--offset", "4093"]);
+    let status = write.stdin(Stdio::from(input)).status().map_err(at("start", program))?;
+    let read = output(&mut tool(&["read", "commits", "--offset", "4093", "--len", "5"]))?;
+    if !status.success() || read != b"whole" {
+        return wrong(format!("{} wrote ({status}) and reads {read:?}", program.display()));
+    }
+    Ok(())
 }
 
 /// Checks the source distribution. Returns what this machine could not check.
@@ -190,11 +312,34 @@ mod tests {
         let tags = |system: System| {
             [None, Some((2, 9)), Some((2, 17)), Some((2, 34))].map(|newest| system.tag(newest).unwrap_or_default())
         };
-        let of = |names: &[&str]| names.iter().map(|name| format!("{name}_{ARCH}")).collect::<Vec<_>>().join(".");
-        let portable = of(&["manylinux_2_17", "manylinux2014"]);
+        let of = |names: &[&str], machine: &str| {
+            names.iter().map(|name| format!("{name}_{machine}")).collect::<Vec<_>>().join(".")
+        };
         let none = String::new;
-        let host = [none(), of(&["manylinux_2_9"]), of(&["manylinux_2_17"]), of(&["manylinux_2_34"])];
+        let host = [none(), of(&["manylinux_2_9"], ARCH), of(&["manylinux_2_17"], ARCH), of(&["manylinux_2_34"], ARCH)];
         assert_eq!(tags(System::Host), host);
-        assert_eq!(tags(System::Manylinux2014), [none(), portable.clone(), portable, none()]);
+        for machine in ["x86_64", "aarch64"] {
+            let portable = of(&["manylinux_2_17", "manylinux2014"], machine);
+            let of_target = |library: &str| tags(System::of(&format!("{machine}-unknown-linux-{library}")).unwrap());
+            assert_eq!(of_target("gnu"), [none(), portable.clone(), portable, none()]);
+            assert_eq!(of_target("musl"), [of(&["musllinux_1_2"], machine), none(), none(), none()]);
+        }
+    }
+
+    #[test]
+    fn a_target_is_refused_with_a_remedy() {
+        let unknown = System::of("riscv64gc-unknown-linux-gnu").unwrap_err();
+        assert!(unknown.contains("known are x86_64-unknown-linux-gnu, "), "{unknown}");
+        assert_eq!(System::portable().len(), 2);
+        for (name, system) in TARGETS {
+            assert_eq!(System::of(name).unwrap().target(), *name);
+            assert_eq!(system.to_string(), *name);
+            match needs(&[*system]) {
+                Err(Failure::Missing(text)) => {
+                    assert!(["pip install", "rustup target add"].iter().any(|remedy| text.contains(remedy)), "{text}");
+                }
+                other => other.unwrap(),
+            }
+        }
     }
 }
