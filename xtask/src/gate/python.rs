@@ -68,6 +68,41 @@ fn environment(crate_dir: &Path, target: &Path) -> io::Result<Result<std::path::
     Ok(Ok(python))
 }
 
+/// Installs the source distribution and then the checkout by pip, each in an environment of its own, and uses the
+/// package. pip fetches maturin, which builds the module.
+pub(super) fn from_sources(context: &Context<'_>) -> io::Result<Outcome> {
+    let (crate_dir, target) = (context.root.join("crates/untorn-python"), crate::target(context.root, "pip"));
+    let packed = target.join("sdist");
+    if packed.exists() {
+        fs::remove_dir_all(&packed)?;
+    }
+    let mut pack = Command::new("maturin");
+    pack.current_dir(&crate_dir).args(["sdist", "--out"]).arg(&packed).env_remove("CARGO_MANIFEST_DIR");
+    if let not_passed @ (Outcome::Failed(_) | Outcome::Skipped(_)) = finish(&mut pack, 0) {
+        return Ok(not_passed);
+    }
+    let archives: io::Result<Vec<_>> = fs::read_dir(&packed)?.map(|entry| Ok(entry?.path())).collect();
+    for source in archives?.into_iter().chain([crate_dir]) {
+        let home = target.join("environment");
+        let python = home.join("bin/python");
+        if !matches!(finish(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home), 0), Outcome::Passed) {
+            return Ok(Outcome::Skipped("python3 makes no environment: apt-get install python3-venv".to_owned()));
+        }
+        let mut install = Command::new(&python);
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "10"]);
+        install.arg(&source).env_remove("CARGO_MANIFEST_DIR").env("CARGO_TARGET_DIR", target.join("built"));
+        let mut program = Command::new(&python);
+        program.arg(context.root.join("xtask/programs/dist/use.py")).arg(env!("CARGO_PKG_VERSION"));
+        program.current_dir(&target).env_remove("PYTHONPATH");
+        for command in [&mut install, &mut program] {
+            if let not_passed @ (Outcome::Failed(_) | Outcome::Skipped(_)) = finish(command, 0) {
+                return Ok(not_passed);
+            }
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
 /// Copies the package's Python files, and the module as an interpreter looks for it.
 fn lay_out(crate_dir: &Path, module: &Path, package: &Path) -> io::Result<()> {
     if package.exists() {

@@ -50,6 +50,8 @@ const FSX: (&str, &str) = ("fsx", "cargo install --locked fsx --version '^0.3'")
 const FUZZ: (&str, &str) = ("cargo-fuzz", "cargo install --locked cargo-fuzz --version '^0.13'");
 const DENY: (&str, &str) = ("cargo-deny", "cargo install --locked cargo-deny --version '^0.20'");
 const QEMU: (&str, &str) = ("qemu-system-x86_64", "apt-get install qemu-system-x86");
+const MATURIN: (&str, &str) = ("maturin", "pip install maturin");
+const ZIGBUILD: (&str, &str) = ("cargo-zigbuild", "pip install cargo-zigbuild");
 const DEBOOTSTRAP: (&str, &str) = ("debootstrap", "apt-get install debootstrap");
 
 /// Steps beside which no other runs: those that find most mistakes soonest, and the tests, many of which run threads
@@ -237,6 +239,13 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci],
         needs: &[("python3", "apt-get install python3 python3-venv")],
         work: &[Call(python::package)],
+    },
+    Step {
+        name: "pip-install",
+        does: "the Python package by pip, from its source distribution and from the checkout",
+        loops: &[Nightly],
+        needs: &[MATURIN, ("python3", "apt-get install python3 python3-venv")],
+        work: &[Call(python::from_sources)],
     },
     Step {
         name: "go",
@@ -506,10 +515,32 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "clean-root",
-        does: "packages of Debian and the wheel: lintian, and their installation and use in a minimal Debian",
+        does: "packages of Debian and the wheel: lintian, their installation in a minimal Debian, and the tests there",
         loops: &[Nightly],
         needs: &[DEBOOTSTRAP, ("dpkg-shlibdeps", "apt-get install dpkg-dev")],
         work: &[Xtask(&["dist", "--deb", "--wheel", "--check"]), Xtask(&["clean-root"])],
+    },
+    Step {
+        name: "wheels",
+        does: "the wheels for any glibc and for musl: their tags by auditwheel, and their use",
+        loops: &[Nightly],
+        needs: &[ZIGBUILD],
+        work: &[Xtask(&["dist", "--wheel", "--portable", "--check", "--out", "target/wheels"])],
+    },
+    Step {
+        name: "wheel-aarch64",
+        does: "the wheel for AArch64: its tag by auditwheel, and a commit of its tool under an emulator",
+        loops: &[Nightly],
+        needs: &[ZIGBUILD],
+        work: &[Xtask(&[
+            "dist",
+            "--wheel",
+            "--wheel-target",
+            "aarch64-unknown-linux-gnu",
+            "--check",
+            "--out",
+            "target/wheels",
+        ])],
     },
 ];
 
