@@ -35,6 +35,15 @@ enum Memory {
     Shared(SharedMap),
 }
 
+impl Memory {
+    fn len(&self) -> usize {
+        match self {
+            Memory::Own(map) => map.len(),
+            Memory::Shared(map) => map.len(),
+        }
+    }
+}
+
 /// How the program may use the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
@@ -125,22 +134,25 @@ impl Map {
         Err(raise(py, untorn::Error::ReadOnly { path: self.path.clone() }))
     }
 
-    /// Keeps buffers from being made, if there is none: then no store can run.
-    fn pause(&self) -> Option<Paused<'_>> {
+    /// Keeps buffers from being made, if there is none. The caller has locked `memory`, so one thread at a time pauses.
+    ///
+    /// # Errors
+    /// The number of buffers that there are.
+    fn pause(&self) -> Result<Paused<'_>, usize> {
         let mut buffers = lock(&self.buffers);
-        if buffers.count > 0 || buffers.untracked || buffers.paused {
-            return None;
+        if buffers.count > 0 {
+            return Err(buffers.count);
         }
         buffers.paused = true;
-        Some(Paused(self))
+        Ok(Paused(self))
     }
 
     fn commit_memory(&self, memory: &mut Memory) -> untorn::Result<u64> {
         match memory {
             Memory::Shared(map) => map.commit(),
             Memory::Own(map) => match self.pause() {
-                Some(_paused) => map.commit(),
-                None => map.commit_beside_stores(),
+                Ok(_paused) if !lock(&self.buffers).untracked => map.commit(),
+                _ => map.commit_beside_stores(),
             },
         }
     }
@@ -215,41 +227,50 @@ impl Map {
     /// Discards all stores since the last commit.
     fn rollback(&self, py: Python<'_>) -> PyResult<()> {
         self.for_stores(py)?;
-        let held = lock(&self.buffers).count > 0;
-        let len = self.with(py, |memory| match memory {
-            Memory::Own(map) => {
-                let len = map.len();
-                map.rollback()?;
-                if held && map.len() < len {
-                    // Arrays keep the memory that they see, and find zeros there.
-                    map.resize(len as u64)?;
+        self.with(py, |memory| {
+            // Another thread makes its buffer before this, or after it with the length that is right then.
+            let paused = self.pause();
+            let done = match memory {
+                Memory::Own(map) => {
+                    let len = map.len();
+                    map.rollback().and_then(|()| match paused {
+                        // Arrays keep the memory that they see, and find zeros there.
+                        Err(_) if map.len() < len => map.resize(len as u64),
+                        _ => Ok(()),
+                    })
                 }
-                Ok(map.len())
-            }
-            Memory::Shared(map) => map.rollback().map(|()| map.len()),
-        })?;
-        lock(&self.buffers).len = len;
-        Ok(())
+                Memory::Shared(map) => map.rollback(),
+            };
+            lock(&self.buffers).len = memory.len();
+            done
+        })
     }
 
     /// Changes the length; new bytes are zeros. The memory keeps its address, so buffers stay valid.
     fn resize(&self, py: Python<'_>, size: u64) -> PyResult<()> {
         self.for_stores(py)?;
-        let buffers = lock(&self.buffers);
-        if buffers.count > 0 && size < buffers.len as u64 {
-            let held = buffers.count;
-            return Err(PyBufferError::new_err(format!(
-                "cannot shrink the map: {held} arrays or memoryviews of it exist; delete them first"
-            )));
-        }
-        drop(buffers);
-        let len = self.with(py, |memory| match memory {
-            Memory::Own(map) => map.resize(size).map(|()| map.len()),
-            Memory::Shared(map) => map.grow(size).map(|_| map.len()),
+        let resized = self.with(py, |memory| {
+            // No other thread makes a buffer of the bytes that go until their loss is known.
+            let shrinks = matches!(memory, Memory::Own(map) if size < map.len() as u64);
+            let paused = if shrinks { self.pause().map(Some) } else { Ok(None) };
+            let _paused = match paused {
+                Ok(paused) => paused,
+                Err(held) => return Ok(Err(held)),
+            };
+            let done = match memory {
+                Memory::Own(map) => map.resize(size),
+                Memory::Shared(map) => map.grow(size).map(drop),
+            };
+            let len = memory.len();
+            let mut buffers = lock(&self.buffers);
+            (buffers.len, buffers.longest) = (len, buffers.longest.max(len));
+            done.map(Ok)
         })?;
-        let mut buffers = lock(&self.buffers);
-        (buffers.len, buffers.longest) = (len, buffers.longest.max(len));
-        Ok(())
+        resized.map_err(|held| {
+            PyBufferError::new_err(format!(
+                "cannot shrink the map: {held} arrays or memoryviews of it exist; delete them first"
+            ))
+        })
     }
 
     /// Counts an array of the map, until `_release`.
