@@ -71,6 +71,7 @@ pub struct Options {
     pub(crate) keep_sidecar: bool,
     pub(crate) deploy_ahead: Option<u64>,
     pub(crate) snapshot_memory: u64,
+    pub(crate) one_writer: bool,
     /// A limit of 0 gives an existing log up.
     pub(crate) commit_log: Option<CommitLog>,
     pub(crate) serve_snapshots: bool,
@@ -109,6 +110,7 @@ impl Default for Options {
             keep_sidecar: false,
             deploy_ahead: Some(64 << 20),
             snapshot_memory: 64 << 20,
+            one_writer: false,
             commit_log: None,
             serve_snapshots: true,
             lost_page: LostPage::Fail,
@@ -143,6 +145,7 @@ impl fmt::Debug for Options {
             .field("keep_sidecar", &self.keep_sidecar)
             .field("deploy_ahead", &self.deploy_ahead)
             .field("snapshot_memory", &self.snapshot_memory)
+            .field("one_writer", &self.one_writer)
             .field("commit_log", &self.commit_log)
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
@@ -335,6 +338,32 @@ impl Options {
     #[must_use]
     pub fn deploy_ahead(mut self, from: Option<u64>) -> Self {
         self.deploy_ahead = from;
+        self
+    }
+
+    /// Says that the program's own locks let one thread of one process write at a time, as those of a database do.
+    /// Off by default.
+    ///
+    /// Then the process that serves a [shared](Options::shared) file with
+    /// [durability per write](crate::Durability::PerWrite) publishes each commit to the processes that take one snapshot
+    /// after another ([`AtomicFile::snapshot_after`](crate::AtomicFile::snapshot_after)): they take the next one without
+    /// a message, and without waiting for the write that is under way. While there are such readers, writes wait for
+    /// each other instead of sharing a flush.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// use untorn::{Durability, Options};
+    /// let options = Options::new().shared(true).durability(Durability::PerWrite).one_writer(true);
+    /// let file = options.create(dir.path().join("f"), 4096)?;
+    /// let snapshot = file.snapshot()?;
+    /// file.write_at(b"new", 0)?;
+    /// let snapshot = file.snapshot_after(snapshot)?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn one_writer(mut self, yes: bool) -> Self {
+        self.one_writer = yes;
         self
     }
 

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod published;
 mod shared_file;
 mod shared_file_kill;
 mod shared_map;

@@ -112,8 +112,7 @@ impl Snapshot {
             let elsewhere = |snapshot| Ok(Snapshot(std::sync::Arc::new(Kept::Elsewhere { snapshot, of })));
             return taken.map_or_else(|| Snapshot::take(shared), elsewhere);
         };
-        let taken = service.take(std::process::id())?;
-        let readers = service.readers(taken.snapshot);
+        let (taken, readers) = service.take_here()?;
         let snapshot =
             Snapshot(std::sync::Arc::new(Kept::Here { shared: Arc::clone(shared), taken, readers, changes }));
         tracing::debug!(path = %snapshot.path().display(), commit = snapshot.commit(), "took a snapshot");
@@ -311,10 +310,10 @@ impl Snapshot {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Kept::Here { shared, taken, .. } = self
+        if let Kept::Here { shared, taken, readers, .. } = self
             && let Some(service) = shared.engine.snapshots()
         {
-            service.release(taken.snapshot);
+            service.release_here(taken.snapshot, readers.as_ref());
         }
     }
 }

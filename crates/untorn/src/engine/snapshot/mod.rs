@@ -21,8 +21,10 @@
 //!    has changed ([`marks`]). A write raises the marks of its pages before its first store, as invariant 3 has it of
 //!    pre-images. Whatever ends snapshots, or takes pages from them otherwise, raises the mark of all pages first.
 //! 8. A snapshot whose holder does not read for now ends with the next commit ([`readers`]).
-//! 9. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
-//!    changed ends the snapshot ([`Capture::unchanging`]).
+//! 9. A file with one writer may make a snapshot of each commit by itself ([`publishing`]). Such a snapshot goes when it
+//!    is not the last one and nobody uses it.
+//! 10. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
+//!     changed ends the snapshot ([`Capture::unchanging`]).
 //!
 //! In a forked child every call fails before it takes a lock, which a thread of the parent may have held at the fork.
 //!
@@ -32,7 +34,10 @@ mod handle;
 pub(crate) mod holes;
 mod map;
 mod marks;
+mod operations;
 mod preimages;
+mod published;
+mod publishing;
 mod readers;
 pub(crate) mod remote;
 mod service;
@@ -52,6 +57,8 @@ pub(crate) use self::marks::Marks;
 use self::marks::MarksOfFile;
 pub(crate) use self::preimages::PAGE;
 use self::preimages::{PreImages, lock};
+pub(crate) use self::publishing::Subscription;
+use self::publishing::{Publishing, Readership};
 use self::readers::Changes;
 pub(crate) use self::readers::{LapseElsewhere, Readers};
 pub(crate) use self::service::{Capture, Captured, SnapshotService, Taken, Unchanging};
@@ -100,11 +107,17 @@ struct Holding {
     readers: Option<Arc<Readers>>,
     /// The same for one that another process reads.
     elsewhere: Option<LapseElsewhere>,
+    /// If it is a published one.
+    published: Option<Readership>,
 }
 
 impl Holding {
     /// Ends the snapshot if nobody reads it. Without that it holds.
     fn lapse(&mut self) {
+        // The next one takes its place.
+        if self.published.is_some() {
+            return;
+        }
         let lapses = match &self.elsewhere {
             Some(lapse) => lapse(),
             None => self.readers.as_ref().is_some_and(|readers| readers.lapse()),
@@ -118,6 +131,8 @@ impl Holding {
 #[derive(Default)]
 struct Held {
     snapshots: BTreeMap<u64, Holding>,
+    /// The last one that was published, while commits are.
+    published: Option<u64>,
 }
 
 impl Held {
@@ -146,6 +161,9 @@ pub(crate) struct WithSnapshots<E, M> {
     /// Those for readers that copy pages by themselves, once there was one.
     marks: MarksOfFile,
     changes: Arc<Changes>,
+    publishing: Publishing,
+    /// Whether commits may be published.
+    publishes: bool,
     /// The process that opened the file.
     process: u64,
 }
@@ -161,8 +179,22 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         let gate = if flushes { gate.entered_by_locked_instructions() } else { gate };
         let images = PreImages::new(&path, options.snapshot_memory);
         let (held, longest) = (Mutex::default(), AtomicU64::new(0));
-        let (marks, changes, process) = (MarksOfFile::default(), Arc::default(), incarnation());
-        Ok(WithSnapshots { engine, medium, path, gate, images, held, longest, marks, changes, process })
+        let (marks, changes, publishing) = (MarksOfFile::default(), Arc::default(), Publishing::default());
+        let publishes = options.one_writer && options.durability == Some(Durability::PerWrite);
+        Ok(WithSnapshots {
+            engine,
+            medium,
+            path,
+            gate,
+            images,
+            held,
+            longest,
+            marks,
+            changes,
+            publishing,
+            publishes,
+            process: incarnation(),
+        })
     }
 
     /// Marks pages that are about to change. The caller is inside the gate.
@@ -183,6 +215,7 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
     /// Before another process may change the file: no reader of this one's snapshots copies a page by itself any more.
     fn end_readers(&self) {
         if self.ours().is_ok() {
+            self.publishing.end();
             self.mark_all(u64::MAX);
         }
     }
@@ -254,6 +287,11 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
     #[inline(always)]
     fn changed(&self) {
         self.changes.note();
+        self.lapse_resting();
+    }
+
+    #[inline(always)]
+    fn lapse_resting(&self) {
         if self.images.newest() != 0 && self.changes.any_rests.load(Ordering::SeqCst) {
             self.lapse();
         }
@@ -352,6 +390,25 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         taken.map(|taken| (taken, marks))
     }
 
+    /// Writes. The caller is inside the gate, or has closed it.
+    #[inline(always)]
+    fn write_inside(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        let written = self.write_pages(pieces);
+        self.changed();
+        written
+    }
+
+    /// Writes, without counting it. The caller is inside the gate, or has closed it.
+    #[inline(always)]
+    fn write_pages(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        if self.images.newest() != 0 {
+            self.engine.writable()?;
+            self.mark(pages_of(pieces));
+            self.keep(pages_of(pieces), true);
+        }
+        self.engine.write(pieces)
+    }
+
     /// The part of one page that a snapshot has at `offset`.
     fn read_part(&self, snapshot: u64, offset: u64, dst: &mut [u8]) -> Result<()> {
         let (page, from) = (offset / PAGE as u64, (offset % PAGE as u64) as usize);
@@ -368,6 +425,7 @@ impl<E, M> Drop for WithSnapshots<E, M> {
         // The engine goes after this, and with it the lock that keeps other processes away. In a forked child the
         // marks are not there.
         if self.process == incarnation() {
+            self.publishing.end();
             self.marks.note_end(u64::MAX);
         }
     }
@@ -381,106 +439,6 @@ fn pages_of<'a>(pieces: &'a [Piece<'_>]) -> impl Iterator<Item = u64> + 'a {
     })
 }
 
-impl<E: Capture, M: Medium> SnapshotService for WithSnapshots<E, M> {
-    fn take(&self, process: u32) -> Result<Taken> {
-        self.take_with(process, false).map(|(taken, _)| taken)
-    }
-
-    fn take_marked(&self, process: u32) -> Result<(Taken, Option<Arc<Marks>>)> {
-        self.take_with(process, true)
-    }
-
-    fn at_home(&self, taken: &Taken, pages: Range<u64>, found: &mut dyn FnMut(Range<u64>)) -> Result<()> {
-        self.ours()?;
-        let last = self.engine.len().min(taken.captured.len).div_ceil(PAGE as u64);
-        let mut rest = pages.start..pages.end.min(last);
-        while !rest.is_empty() {
-            let elsewhere = self.engine.elsewhere(rest.clone()).unwrap_or(rest.end..rest.end);
-            if rest.start < elsewhere.start {
-                found(rest.start..elsewhere.start);
-            }
-            rest.start = elsewhere.end;
-        }
-        self.check_not_ended(taken.snapshot)
-    }
-
-    fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.ours()?;
-        let mut done = 0;
-        while done < dst.len() {
-            let at = offset + done as u64;
-            let here = (PAGE - (at % PAGE as u64) as usize).min(dst.len() - done);
-            let read = self.read_part(taken.snapshot, at, &mut dst[done..done + here]);
-            if read.is_err() {
-                // If it ended meanwhile, that is why.
-                self.check_not_ended(taken.snapshot)?;
-                return read;
-            }
-            done += here;
-        }
-        self.check_not_ended(taken.snapshot)
-    }
-
-    fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
-        self.ours()?;
-        let len = taken.captured.len;
-        if offset >= len {
-            return Ok(None);
-        }
-        // What the file was cut off by has pre-images.
-        let now = self.engine.data_from(offset)?.filter(|range| range.start < len).unwrap_or(len..len);
-        let pages = offset / PAGE as u64..now.start.div_ceil(PAGE as u64);
-        let kept = self.images.first_in(pages, taken.snapshot).map(|page| (page * PAGE as u64).max(offset));
-        let found = match kept.filter(|at| *at < now.start) {
-            Some(at) => at..((at / PAGE as u64 + 1) * PAGE as u64).min(len),
-            None => now.start..now.end.min(len),
-        };
-        self.check_not_ended(taken.snapshot)?;
-        Ok((!found.is_empty()).then_some(found))
-    }
-
-    fn readers(&self, snapshot: u64) -> Option<Arc<Readers>> {
-        lock(&self.held).snapshots.get(&snapshot)?.readers.clone()
-    }
-
-    fn let_lapse(&self, snapshot: u64, lapse: LapseElsewhere) {
-        if self.ours().is_ok()
-            && let Some(holding) = lock(&self.held).snapshots.get_mut(&snapshot)
-        {
-            holding.elsewhere = Some(lapse);
-            self.changes.any_rests.store(true, Ordering::SeqCst);
-        }
-    }
-
-    fn release(&self, snapshot: u64) {
-        if self.ours().is_ok() {
-            let mut held = lock(&self.held);
-            held.snapshots.remove(&snapshot);
-            self.note(&held);
-        }
-    }
-
-    fn held(&self) -> HeldSnapshots {
-        if self.ours().is_err() {
-            return HeldSnapshots::default();
-        }
-        // Not under the lock: counting takes time, and nothing is to wait for it.
-        let (numbers, taken): (_, Vec<Taken>) = {
-            let held = lock(&self.held);
-            (held.numbers(), held.snapshots.values().filter_map(|holding| holding.taken).collect())
-        };
-        let bytes = self.images.bytes_for(&numbers);
-        let info = |taken: Taken| SnapshotInfo {
-            commit: taken.captured.commit,
-            len: taken.captured.len,
-            since: taken.since,
-            process: taken.process,
-            bytes: bytes.get(&taken.snapshot).copied().unwrap_or(0),
-        };
-        HeldSnapshots { snapshots: taken.into_iter().map(info).collect(), bytes: self.images.bytes() }
-    }
-}
-
 impl<E: Capture, M: Medium> Layer for WithSnapshots<E, M> {
     type Within = E;
 
@@ -490,15 +448,12 @@ impl<E: Capture, M: Medium> Layer for WithSnapshots<E, M> {
 
     #[inline]
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        let _inside = self.gate.enter(|round| self.medium.relax(round));
-        if self.images.newest() != 0 {
-            self.engine.writable()?;
-            self.mark(pages_of(pieces));
-            self.keep(pages_of(pieces), true);
+        let inside = self.gate.enter(|round| self.medium.relax(round));
+        if self.publishing.is_on() {
+            drop(inside);
+            return self.write_published(pieces);
         }
-        let written = self.engine.write(pieces);
-        self.changed();
-        written
+        self.write_inside(pieces)
     }
 
     fn sync(&self) -> Result<u64> {
@@ -519,11 +474,15 @@ impl<E: Capture, M: Medium> Layer for WithSnapshots<E, M> {
         if let Some((newest, _)) = cut_off {
             self.mark_all(newest);
         }
+        if len < self.engine.len() {
+            self.forget_versions();
+        }
         if let Some((_, pages)) = cut_off.filter(|_| self.medium.makes_check(barriers::PRE_IMAGE)) {
             self.images.note_cut_off(pages);
         }
         let resized = self.engine.resize(len);
         self.changed();
+        self.publish_len();
         resized
     }
 

@@ -38,6 +38,11 @@ pub(super) fn lapse(readers: &AtomicU64) -> bool {
     readers.compare_exchange(0, LAPSED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
+/// The same, where it may have lapsed before.
+pub(super) fn has_lapsed(readers: &AtomicU64) -> bool {
+    matches!(readers.compare_exchange(0, LAPSED, Ordering::SeqCst, Ordering::SeqCst), Ok(_) | Err(LAPSED))
+}
+
 /// The readers of a snapshot in this process.
 pub(crate) struct Readers {
     count: AtomicU64,
@@ -55,6 +60,10 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+
     /// Counts a change that was made, before anybody is told.
     #[inline(always)]
     pub(super) fn note(&self) {
@@ -65,7 +74,11 @@ impl Changes {
 impl Readers {
     /// Those of a snapshot that is being taken, with one reader. No change is under way.
     pub(super) fn new(changes: &Arc<Changes>) -> Arc<Self> {
-        let taken_at = changes.count.load(Ordering::SeqCst);
+        Readers::since(changes, changes.count())
+    }
+
+    /// Those of a snapshot that was made at a count of changes.
+    pub(super) fn since(changes: &Arc<Changes>, taken_at: u64) -> Arc<Self> {
         Arc::new(Readers { count: AtomicU64::new(1), changes: Arc::clone(changes), taken_at })
     }
 
@@ -88,6 +101,10 @@ impl Readers {
 
     pub(super) fn lapse(&self) -> bool {
         lapse(&self.count)
+    }
+
+    pub(super) fn has_lapsed(&self) -> bool {
+        has_lapsed(&self.count)
     }
 }
 

@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{HeldSnapshots, LapseElsewhere, Marks, PAGE, Readers};
+use super::{HeldSnapshots, LapseElsewhere, Marks, PAGE, Readers, Subscription};
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::sys::shared::SharedPages;
 
 /// The commit that an engine was at.
 #[derive(Clone, Copy, Debug)]
@@ -103,17 +104,42 @@ pub(crate) trait SnapshotService: Send + Sync {
     fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
         Ok((offset < taken.captured.len).then_some(offset..taken.captured.len))
     }
-    /// The readers of a held snapshot in this process; `None` if it cannot rest.
-    fn readers(&self, snapshot: u64) -> Option<Arc<Readers>> {
-        let _ = snapshot;
-        None
+    /// The same for a reader of this process, with its word for that; without if it cannot rest.
+    ///
+    /// # Errors
+    /// As for [`take`](SnapshotService::take).
+    fn take_here(&self) -> Result<(Taken, Option<Arc<Readers>>)> {
+        Ok((self.take(std::process::id())?, None))
     }
     /// Lets a snapshot that another process reads lapse, while it rests there.
     fn let_lapse(&self, snapshot: u64, lapse: LapseElsewhere) {
         let _ = (snapshot, lapse);
     }
+    /// Lets a reader in another process use the snapshots of all commits from now on, by its memory; `None` if this
+    /// file does not publish them.
+    ///
+    /// # Errors
+    /// Those of taking a snapshot.
+    fn subscribe(&self, process: u32, pages: &Arc<SharedPages>) -> Result<Option<Subscription>> {
+        let _ = (process, pages);
+        Ok(None)
+    }
+    /// Ends that, and the reader's use of any snapshot.
+    fn unsubscribe(&self, id: u64) {
+        let _ = id;
+    }
+    /// A held snapshot, by its number.
+    fn held_as(&self, snapshot: u64) -> Option<Taken> {
+        let _ = snapshot;
+        None
+    }
     /// Gives a snapshot up.
     fn release(&self, snapshot: u64);
+    /// The same for one that was taken by [`take_here`](SnapshotService::take_here).
+    fn release_here(&self, snapshot: u64, readers: Option<&Arc<Readers>>) {
+        let _ = readers;
+        self.release(snapshot);
+    }
     /// The held snapshots, the oldest first.
     fn held(&self) -> HeldSnapshots;
 }

@@ -7,7 +7,8 @@
 //! 2. A reader copies first and looks at the round afterwards. If it is the one from before the copy, and the page was
 //!    there, the copy has the bytes of that page only.
 //!
-//! The bytes of a page are the same whenever it is brought, for a snapshot does not change.
+//! The bytes of a page are the same whenever it is brought for one snapshot. For later ones the caller looks whether the
+//! page has changed since it was brought.
 
 use std::io;
 use std::ops::Range;
@@ -22,6 +23,8 @@ pub(super) struct Cache {
     memory: SharedPages,
     /// The page at each place, plus 1; 0 for none.
     pages: ZeroedArray<AtomicU64>,
+    /// The snapshot that it was brought for.
+    since: ZeroedArray<AtomicU64>,
     /// Counts how often places that had pages were given to others.
     round: AtomicU64,
 }
@@ -31,7 +34,8 @@ impl Cache {
     /// Those of reserving memory.
     pub(super) fn new(memory: SharedPages) -> io::Result<Cache> {
         let places = (memory.reserved() as u64 - HEADER) / BYTES;
-        Ok(Cache { memory, pages: ZeroedArray::reserve(places as usize)?, round: AtomicU64::new(0) })
+        let [pages, since] = [ZeroedArray::reserve(places as usize)?, ZeroedArray::reserve(places as usize)?];
+        Ok(Cache { memory, pages, since, round: AtomicU64::new(0) })
     }
 
     /// The memory, with what comes before the pages.
@@ -50,11 +54,18 @@ impl Cache {
         self.place(page).1.load(Ordering::Acquire) == page + 1
     }
 
-    /// Copies bytes from `from` of a page. False, with unspecified bytes, if it is not there.
+    /// The snapshot that a page was brought for; `None` if it is not there.
+    pub(super) fn since(&self, page: u64) -> Option<u64> {
+        let since = &self.since[(page % self.pages.len() as u64) as usize];
+        self.has(page).then(|| since.load(Ordering::Relaxed))
+    }
+
+    /// Copies bytes from `from` of a page that is there for a snapshot which `is_right` accepts. False, with unspecified
+    /// bytes, if it is not.
     #[inline]
-    pub(super) fn read(&self, page: u64, from: u64, dst: &mut [u8]) -> bool {
+    pub(super) fn read(&self, page: u64, from: u64, dst: &mut [u8], is_right: impl FnOnce(u64) -> bool) -> bool {
         let round = self.round.load(Ordering::Acquire);
-        if !self.has(page) {
+        if !self.since(page).is_some_and(is_right) {
             return false;
         }
         self.memory.copy_out((self.place(page).0 + from) as usize, dst);
@@ -86,9 +97,12 @@ impl Cache {
         }
     }
 
-    /// Says that the server has stored pages.
-    pub(super) fn note_filled(&self, pages: Range<u64>) {
-        pages.for_each(|page| self.place(page).1.store(page + 1, Ordering::Release));
+    /// Says that the server has stored pages as a snapshot has them.
+    pub(super) fn note_filled(&self, pages: Range<u64>, snapshot: u64) {
+        for page in pages {
+            self.since[(page % self.pages.len() as u64) as usize].store(snapshot, Ordering::Relaxed);
+            self.place(page).1.store(page + 1, Ordering::Release);
+        }
     }
 }
 
@@ -104,12 +118,12 @@ mod tests {
     fn fill(cache: &Cache, pages: Range<u64>) {
         cache.replace(pages.clone());
         pages.clone().for_each(|page| cache.memory.copy_in(cache.place(page).0 as usize, &[page as u8; 4096]));
-        cache.note_filled(pages);
+        cache.note_filled(pages, 1);
     }
 
     fn byte(cache: &Cache, page: u64) -> Option<u8> {
         let mut byte = [0];
-        cache.read(page, 4095, &mut byte).then_some(byte[0])
+        cache.read(page, 4095, &mut byte, |_| true).then_some(byte[0])
     }
 
     #[test]
@@ -137,7 +151,7 @@ mod tests {
                 scope.spawn(move || {
                     while seen.load(Ordering::Relaxed) < 3000 {
                         let mut bytes = [0xff; 4096];
-                        if cache.read(page, 0, &mut bytes) {
+                        if cache.read(page, 0, &mut bytes, |_| true) {
                             assert_eq!(bytes, [page as u8; 4096]);
                             seen.fetch_add(1, Ordering::Relaxed);
                         }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,10 +14,13 @@ use rustix::io::Errno;
 use super::cache::Cache;
 use super::direct::Direct;
 use super::report::{Told, from_file};
-use super::{BYTES, HEADER, Incoming, Kind, MOST, Message, READERS, from_word, memory_for, name_of, receive};
+use super::{
+    BYTES, HEADER, Incoming, Kind, MOST, Message, PIN, READERS, SNAPSHOT, from_word, memory_for, name_of, receive,
+};
 use crate::engine::figures::Figures;
 use crate::engine::snapshot::handle::Snapshot;
 use crate::engine::snapshot::preimages::lock;
+use crate::engine::snapshot::published::Published;
 use crate::engine::snapshot::readers;
 use crate::engine::{Shared, registry};
 use crate::error::{Error, Result};
@@ -40,8 +43,12 @@ pub(crate) struct RemoteSnapshot {
     pub(crate) commit: u64,
     pub(crate) len: u64,
     pub(crate) since: SystemTime,
+    /// Its number in the process that keeps it.
+    number: u64,
     /// The data file, for pages that need not be asked for.
     direct: Option<Direct>,
+    /// Where that process publishes its commits, if it does.
+    published: Option<Published>,
     cache: Cache,
     connection: Mutex<Connection>,
 }
@@ -191,7 +198,9 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
         commit: message.a,
         len,
         since: from_word(message.c),
+        number: cache.memory().words(8 * SNAPSHOT, 1)[0].load(Ordering::Relaxed),
         direct,
+        published: None,
         cache,
         connection: Mutex::new(connection),
     })))
@@ -248,29 +257,70 @@ impl RemoteSnapshot {
         self.process == incarnation()
             && self.direct.as_ref().is_some_and(|direct| !direct.is_over())
             && readers::begin(self.readers())
+            && self.is_last()
+    }
+
+    /// Whether a snapshot that is used is the last one, if the commits are published; if not, it is given up.
+    fn is_last(&self) -> bool {
+        let is_last = self.published.as_ref().is_none_or(|published| published.is_current(self.number));
+        if !is_last {
+            readers::end(self.readers());
+        }
+        is_last
+    }
+
+    /// Takes the snapshot of the last commit that was published, without asking for it. `None` if nothing is published
+    /// any more, or if the file has become longer than its mapping.
+    fn take_published(&mut self) -> Option<()> {
+        let (published, direct) = (self.published.as_ref()?, self.direct.as_mut()?);
+        let [readers, pin] = [READERS, PIN].map(|at| &self.cache.memory().words(8 * at, 1)[0]);
+        readers.store(1, Ordering::SeqCst);
+        let current = loop {
+            let current = published.current().filter(|current| current.len.div_ceil(BYTES) <= direct.pages())?;
+            pin.store(current.number, Ordering::SeqCst);
+            if published.is_current(current.number) {
+                break current;
+            }
+        };
+        direct.go_on(current.number);
+        // A server that has ended publishes nothing any more, and another one may serve.
+        if direct.is_over() {
+            return None;
+        }
+        (self.commit, self.len, self.since) = (current.commit, current.len, from_word(current.since));
+        self.number = current.number;
+        Some(())
     }
 
     /// Turns into a snapshot of the last commit. False if that cannot be had this way; then it is of no further use.
     pub(crate) fn renew(&mut self) -> bool {
         // A server that has ended answers nothing, and this process may be the one that takes over.
-        let Some(direct) = self.direct.as_mut().filter(|direct| !direct.has_ended()) else { return false };
+        if self.direct.as_ref().is_none_or(Direct::has_ended) {
+            return false;
+        }
         if self.process != incarnation() {
             return false;
         }
+        if self.published.is_some() {
+            return self.take_published().is_some();
+        }
+        let Some(direct) = self.direct.as_mut() else { return false };
         let connection = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
         if connection.ended.is_some() || Message::new(Kind::Renew, 0, 0).send(connection.socket.as_fd(), &[]).is_err() {
             return false;
         }
-        let Ok(Incoming::Message(message, _)) = answer(&connection.socket, ANSWER) else { return false };
+        let Ok(Incoming::Message(message, fds)) = answer(&connection.socket, ANSWER) else { return false };
         if message.kind != Kind::Renewed || message.b.div_ceil(BYTES) > direct.pages() {
             return false;
         }
         (self.commit, self.len, self.since) = (message.a, message.b, from_word(message.c));
         (connection.next, connection.ahead) = (0, 1);
+        self.number = self.cache.memory().words(8 * SNAPSHOT, 1)[0].load(Ordering::SeqCst);
         self.cache.forget_all();
-        self.cache.note_filled(0..1);
+        self.cache.note_filled(0..1, self.number);
         direct.renew(self.cache.memory());
-        true
+        let published = fds.into_iter().next().map(Published::of_another).transpose();
+        published.map(|published| self.published = published).is_ok()
     }
 
     /// Fills `dst` from `offset`. The range is within the length.
@@ -288,14 +338,27 @@ impl RemoteSnapshot {
             let (page, from) = (at / BYTES, at % BYTES);
             let here = ((BYTES - from) as usize).min(dst.len() - done);
             let part = &mut dst[done..done + here];
-            let is_home = self.direct.as_ref().is_some_and(|direct| direct.read(page, at, part));
-            if is_home || self.cache.read(page, from, part) {
+            let published = self.published.as_ref();
+            if published.is_some_and(|published| published.read(page, self.number, from as usize, part))
+                || self.direct.as_ref().is_some_and(|direct| direct.read(page, at, part))
+                || self.cache.read(page, from, part, |since| self.is_right(page, since))
+            {
                 done += here;
             } else {
                 self.bring(page, last)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether a page is in this snapshot as it was in an earlier one.
+    fn is_right(&self, page: u64, since: u64) -> bool {
+        since == self.number || self.direct.as_ref().is_some_and(|direct| direct.is_unchanged(page, since))
+    }
+
+    /// A question about this snapshot.
+    fn question(&self, kind: Kind, a: u64, b: u64) -> Message {
+        Message { c: self.number, ..Message::new(kind, a, b) }
     }
 
     /// The first range at `offset` or behind it that may hold other bytes than zeros.
@@ -309,7 +372,7 @@ impl RemoteSnapshot {
         if offset >= self.len {
             return Ok(None);
         }
-        let answer = self.ask(&mut lock(&self.connection), &Message::new(Kind::Seek, offset, 0), Kind::Sought)?;
+        let answer = self.ask(&mut lock(&self.connection), &self.question(Kind::Seek, offset, 0), Kind::Sought)?;
         // Whatever the other process says, the range is within the file and the caller gets on.
         let start = answer.a.clamp(offset, self.len);
         let end = answer.b.clamp(start, self.len);
@@ -350,11 +413,11 @@ impl RemoteSnapshot {
         if let Some(direct) = &self.direct
             && let Some(region) = direct.region_to_ask_for(page)
         {
-            self.ask(&mut connection, &Message::new(Kind::Home, region, 0), Kind::Homed)?;
+            self.ask(&mut connection, &self.question(Kind::Home, region, 0), Kind::Homed)?;
             direct.note_home(region, self.cache.memory());
             return Ok(());
         }
-        if self.cache.has(page) {
+        if self.cache.since(page).is_some_and(|since| self.is_right(page, since)) {
             return Ok(());
         }
         // A file that is read in order is read ahead, more each time.
@@ -366,8 +429,8 @@ impl RemoteSnapshot {
         let end = (page + 1..end).find(is_home).unwrap_or(end);
         let len = ((end - page) * BYTES).min(self.len - page * BYTES);
         self.cache.replace(page..end);
-        self.ask(&mut connection, &Message::new(Kind::Fill, page * BYTES, len), Kind::Filled)?;
-        self.cache.note_filled(page..end);
+        self.ask(&mut connection, &self.question(Kind::Fill, page * BYTES, len), Kind::Filled)?;
+        self.cache.note_filled(page..end, self.number);
         connection.next = end;
         Ok(())
     }

@@ -2,8 +2,10 @@
 //!
 //! # Invariants
 //!
-//! 1. A page counts as home only if the server said so after the snapshot was taken.
-//! 2. A copy counts only if, after it, neither the page nor the file has a mark for this snapshot, the
+//! 1. A page counts as home only if the server said so after the snapshot was taken, or after an earlier one was taken
+//!    and no mark says that the page has changed since. For [published](crate::engine::snapshot::publishing) snapshots
+//!    all changes are marked, also while no reader reads.
+//! 2. A copy counts only if, after it, neither the page nor the file has a mark for that snapshot, the
 //!    server has not given the snapshot up, its thread lives, and no page of the mapping was lost. A server that ends
 //!    or closes the file says so, or is seen to have ended, before the lock of the sidecar goes; so no other process
 //!    stored to the file before the copy.
@@ -38,7 +40,7 @@ pub(super) struct Direct {
     /// The server's word for this snapshot.
     released: SharedPages,
     snapshot: u64,
-    /// A bit for each page that the server has said is home, and that had no mark yet.
+    /// For each page that the server has said is home, and that had no mark since, the snapshot of then.
     home: ZeroedArray<AtomicU64>,
     /// For each region the pages that had to be brought since the server was asked, and 1 more; 0 before.
     asked: ZeroedArray<AtomicU32>,
@@ -71,7 +73,7 @@ impl Direct {
                 alive: Alive::of_another(alive, thread)?,
                 released: SharedPages::map_to_load(memory.file().try_clone_to_owned()?, BYTES as usize)?,
                 snapshot: words[SNAPSHOT].load(Ordering::Relaxed),
-                home: ZeroedArray::reserve(pages.div_ceil(64) as usize)?,
+                home: ZeroedArray::reserve(pages as usize)?,
                 asked: ZeroedArray::reserve(pages.div_ceil(REGION) as usize)?,
                 is_over: AtomicBool::new(false),
             }))
@@ -85,7 +87,7 @@ impl Direct {
     /// Begins anew for a snapshot in place of the one that it was for. The server has told of the first region.
     pub(super) fn renew(&mut self, memory: &SharedPages) {
         self.snapshot = memory.words(8 * SNAPSHOT, 1)[0].load(Ordering::SeqCst);
-        self.home.iter().for_each(|bits| bits.store(0, Ordering::Relaxed));
+        self.home.iter().for_each(|since| since.store(0, Ordering::Relaxed));
         self.asked.iter().for_each(|asked| asked.store(0, Ordering::Relaxed));
         self.is_over.store(false, Ordering::Relaxed);
         if let Some(first) = self.asked.first() {
@@ -94,11 +96,26 @@ impl Direct {
         self.note_home(0, memory);
     }
 
+    /// Goes on with a later published snapshot.
+    pub(super) fn go_on(&mut self, snapshot: u64) {
+        self.snapshot = snapshot;
+        self.is_over.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a page has not changed since a snapshot was taken.
+    pub(super) fn is_unchanged(&self, page: u64, since: u64) -> bool {
+        self.marks.mark(page).is_some_and(|mark| are_below([mark, self.marks.floor(), mark], since))
+    }
+
     /// Whether a page counted as home when last seen.
     #[inline(always)]
     pub(super) fn has(&self, page: u64) -> bool {
-        let bits = self.home[(page / 64) as usize].load(Ordering::Relaxed);
-        bits & 1 << (page % 64) != 0 && !self.is_over.load(Ordering::Relaxed)
+        self.home_since(page) != 0 && !self.is_over.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn home_since(&self, page: u64) -> u64 {
+        self.home.get(page as usize).map_or(0, |since| since.load(Ordering::Relaxed))
     }
 
     /// Pages of the mapping.
@@ -120,13 +137,14 @@ impl Direct {
     /// Copies bytes at `at`, which lie in one page. False, with unspecified bytes, if they have to be brought.
     #[inline]
     pub(super) fn read(&self, page: u64, at: u64, dst: &mut [u8]) -> bool {
-        if !self.has(page) {
+        let since = self.home_since(page);
+        if since == 0 || self.is_over.load(Ordering::Relaxed) {
             return false;
         }
         let Some(mark) = self.marks.mark(page) else { return self.forget(page) };
         self.file.copy_out(at, dst);
         let released = &self.released.words(8 * RELEASED, 1)[0];
-        if are_below([mark, self.marks.floor(), released], self.snapshot) && !self.alive.is_over() && self.is_whole() {
+        if are_below([mark, self.marks.floor(), released], since) && !self.alive.is_over() && self.is_whole() {
             return true;
         }
         self.forget(page)
@@ -140,7 +158,9 @@ impl Direct {
 
     #[cold]
     fn forget(&self, page: u64) -> bool {
-        self.home[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
+        if let Some(since) = self.home.get(page as usize) {
+            since.store(0, Ordering::Relaxed);
+        }
         let released = &self.released.words(8 * RELEASED, 1)[0];
         let holds = are_below([self.marks.floor(), released, released], self.snapshot);
         if !holds || self.alive.is_over() || !self.is_whole() {
@@ -152,7 +172,8 @@ impl Direct {
     /// The region of a page that is about to be brought, if the server is to be asked for it first.
     pub(super) fn region_to_ask_for(&self, page: u64) -> Option<u64> {
         let region = page / REGION;
-        let asked = &self.asked[region as usize];
+        // The file has become longer since it was mapped.
+        let asked = self.asked.get(region as usize)?;
         let brought = asked.load(Ordering::Relaxed);
         let asks = !self.is_over.load(Ordering::Relaxed) && (brought == 0 || brought > PATIENCE);
         asked.store(if asks { 1 } else { brought.saturating_add(1) }, Ordering::Relaxed);
@@ -161,10 +182,17 @@ impl Direct {
 
     /// Notes what the server answered: its bits are in the memory.
     pub(super) fn note_home(&self, region: u64, memory: &SharedPages) {
-        let first = (region * REGION / 64) as usize;
+        let first = (region * REGION) as usize;
         let answer = memory.words(HOME_BITS, REGION as usize / 64);
-        for (word, bits) in self.home[first..].iter().zip(answer) {
-            word.fetch_or(bits.load(Ordering::Relaxed), Ordering::Relaxed);
+        let Some(home) = self.home.get(first..) else { return };
+        for (pages, bits) in home.chunks(64).zip(answer) {
+            let mut bits = bits.load(Ordering::Relaxed);
+            while bits != 0 {
+                if let Some(since) = pages.get(bits.trailing_zeros() as usize) {
+                    since.store(self.snapshot, Ordering::Relaxed);
+                }
+                bits &= bits - 1;
+            }
         }
     }
 }

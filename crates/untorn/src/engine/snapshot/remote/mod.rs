@@ -9,6 +9,8 @@
 //!          FILL other pages ─────────────────────────────────────► copies them into the memory
 //!  reader: copies out of the memory, as long as the page is there
 //!          RENEW, when it rests and a commit came ──────────────► a new snapshot for the same memory and connection
+//!          ◄── of a file with one writer: memory in which each commit is published ──┘
+//!          then it takes the snapshots of later commits, and the pages that they changed, out of that memory
 //!          SEEK an offset ───────────────────────────────────────► the next range that is no hole
 //!
 //!  info:   REPORT + a descriptor of the data file ───────────────► who holds which snapshot, as text
@@ -60,7 +62,9 @@ const SNAPSHOT: usize = 1;
 /// The word that is the number of the server's thread; 0 if the reader has to ask for each page.
 const THREAD: usize = 2;
 /// The word that counts the readers, or says that the snapshot has [lapsed](super::readers).
-const READERS: usize = 3;
+pub(super) const READERS: usize = 3;
+/// The word by which a reader says which [published](super::publishing) snapshot it uses.
+pub(super) const PIN: usize = 4;
 const HOME_BITS: usize = BYTES as usize;
 
 /// Pages of a region. To look at all of them takes the server some ten microseconds.
@@ -70,7 +74,7 @@ const REGION: u64 = 4096;
 const MOST: u64 = 1 << 20;
 
 /// The first word of every message: a process with another library says so, and neither goes on.
-const VERSION: u64 = 0x756e_746f_726e_0004;
+const VERSION: u64 = 0x756e_746f_726e_0005;
 
 const WORDS: usize = 6;
 const LONGEST: usize = 8 * WORDS + 1000;
@@ -93,7 +97,7 @@ enum Kind {
     /// The answer: `a` is the commit, `b` the length, `c` when it was taken; with the memory for pages. If the reader
     /// may copy pages out of the data file, the marks and the life of the server's thread come too.
     Taken = 2,
-    /// `b` bytes from `a` into their place in the memory.
+    /// `b` bytes from `a` into their place in the memory; as the published snapshot `c` has them, unless that is 0.
     Fill = 3,
     /// The answer.
     Filled = 4,
@@ -105,18 +109,20 @@ enum Kind {
     Report = 7,
     /// The answer: `a` bytes of [text](report), in the file that comes with it.
     Reported = 8,
-    /// The first range at or behind `a` that may hold other bytes than zeros.
+    /// The first range at or behind `a` that may hold other bytes than zeros. `c` as for [`Fill`](Kind::Fill).
     Seek = 9,
     /// The answer: from `a` up to `b`, or both the length.
     Sought = 10,
-    /// Which pages of the region `a` the data file has as the commit has them: as bits into the memory.
+    /// Which pages of the region `a` the data file has as the commit has them: as bits into the memory. `c` as for
+    /// [`Fill`](Kind::Fill).
     Home = 11,
     /// The answer.
     Homed = 12,
     /// A new snapshot in place of the one that the connection has, whose reader does not read meanwhile.
     Renew = 13,
     /// The answer: as [`Taken`](Kind::Taken), with the answer to HOME for the first region, and the first page. BUSY if
-    /// the memory or the marks are to be others.
+    /// the memory or the marks are to be others. If the file publishes its commits, the memory for that comes too: from
+    /// then on the reader takes each snapshot by itself.
     Renewed = 14,
 }
 
@@ -187,7 +193,7 @@ fn receive(socket: BorrowedFd<'_>) -> Incoming {
     }
 }
 
-fn to_word(time: SystemTime) -> u64 {
+pub(super) fn to_word(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 

@@ -16,7 +16,8 @@ use super::{
     name_of, receive, report, to_word,
 };
 use crate::engine::registry;
-use crate::engine::snapshot::{Marks, Taken, readers};
+use crate::engine::snapshot::published::Published;
+use crate::engine::snapshot::{Marks, SnapshotService, Subscription, Taken, readers};
 use crate::error::{Error, Result};
 use crate::storage::{Identity, identity_of};
 use crate::sync::page_marks::raise;
@@ -58,6 +59,18 @@ struct Held {
     taken: Taken,
     pages: Arc<SharedPages>,
     marks: Option<Arc<Marks>>,
+    /// Names its use of published snapshots, once it uses these.
+    subscription: Option<u64>,
+}
+
+impl Held {
+    /// The snapshot of this reader that a request is about.
+    fn wanted(&self, service: &dyn SnapshotService, number: u64) -> Result<Taken> {
+        match self.subscription {
+            Some(_) if number != self.taken.snapshot => service.held_as(number).ok_or_else(given_up),
+            _ => Ok(self.taken),
+        }
+    }
 }
 
 struct Reader {
@@ -72,7 +85,14 @@ impl Drop for Reader {
         let Some(held) = self.held.take() else { return };
         // First of all: once it is released, writers leave out its marks.
         raise(held.pages.words(8 * RELEASED, 1), u64::MAX);
-        release(held.identity, &held.taken);
+        match held.subscription {
+            Some(id) => drop(registry::with(held.identity, |shared| {
+                if let Some(service) = shared.engine.snapshots() {
+                    service.unsubscribe(id);
+                }
+            })),
+            None => release(held.identity, &held.taken),
+        }
     }
 }
 
@@ -163,11 +183,11 @@ fn trusted_peer(socket: BorrowedFd<'_>) -> Option<u32> {
 impl Reader {
     /// Answers its next message, if there is one. False if the connection has ended.
     fn answer_next(&mut self, alive: Option<&'static Alive>) -> bool {
-        let mut text = None;
+        let (mut text, mut published) = (None, None);
         let answer = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return true,
             Incoming::End => return false,
-            Incoming::Message(message, fds) => self.answer(&message, fds, alive, &mut text),
+            Incoming::Message(message, fds) => self.answer(&message, fds, alive, &mut text, &mut published),
         };
         let mut with: Vec<BorrowedFd<'_>> = text.iter().map(OwnedFd::as_fd).collect();
         if let Some(held) = self.held.as_ref().filter(|_| answer.kind == Kind::Taken) {
@@ -175,6 +195,7 @@ impl Reader {
             with.extend(held.marks.iter().map(|marks| marks.file()));
             with.extend(alive.filter(|_| held.marks.is_some()).map(Alive::file));
         }
+        with.extend(published.iter().map(|published| published.file()));
         answer.send(self.socket.as_fd(), &with).is_ok()
     }
 
@@ -184,14 +205,15 @@ impl Reader {
         fds: Vec<OwnedFd>,
         alive: Option<&'static Alive>,
         text: &mut Option<OwnedFd>,
+        published: &mut Option<Arc<Published>>,
     ) -> Message {
         let answered = match message.kind {
             Kind::Take => self.take(fds, alive),
-            Kind::Home => self.home(message.a),
-            Kind::Fill => self.fill(message.a, message.b),
-            Kind::Renew => self.renew(),
+            Kind::Home => self.home(message.a, message.c),
+            Kind::Fill => self.fill(message.a, message.b, message.c),
+            Kind::Renew => self.renew(published),
             Kind::Report => report(fds, text),
-            Kind::Seek => self.seek(message.a),
+            Kind::Seek => self.seek(message.a, message.c),
             _ => Err(invalid("an answer came as a question")),
         };
         answered.unwrap_or_else(|error| {
@@ -236,14 +258,28 @@ impl Reader {
         };
         let pages = Arc::new(pages.map_err(failed)?);
         let_lapse(identity, &taken, Arc::clone(&pages));
-        self.held = Some(Held { identity, taken, pages, marks });
+        self.held = Some(Held { identity, taken, pages, marks, subscription: None });
         Ok(Message { c: to_word(taken.since), ..Message::new(Kind::Taken, taken.captured.commit, taken.captured.len) })
     }
 
-    /// Gives a new snapshot in place of the one that it has.
-    fn renew(&mut self) -> Result<Message> {
+    /// Gives a new snapshot in place of the one that it has: the last published one, if the file publishes its commits.
+    fn renew(&mut self, published: &mut Option<Arc<Published>>) -> Result<Message> {
         let Some(held) = &mut self.held else { return Err(invalid("there is no snapshot")) };
+        if held.subscription.is_some() {
+            return Ok(Message::new(Kind::Busy, 0, 0));
+        }
         let identity = held.identity;
+        if held.marks.is_some() {
+            let process = self.process;
+            let subscribed = registry::try_with(identity, |shared| match shared.engine.snapshots() {
+                Some(service) => service.subscribe(process, &held.pages),
+                None => Err(closed()),
+            });
+            let Some(subscribed) = subscribed else { return Ok(Message::new(Kind::Busy, 0, 0)) };
+            if let Some(subscription) = subscribed? {
+                return self.renew_published(subscription, published);
+            }
+        }
         let taken = registry::try_with(identity, |shared| match shared.engine.snapshots() {
             Some(service) => service.take_marked(self.process),
             None => Err(closed()),
@@ -264,23 +300,48 @@ impl Reader {
         words[READERS].store(1, Ordering::SeqCst);
         words[RELEASED].store(0, Ordering::SeqCst);
         let_lapse(identity, &taken, Arc::clone(&held.pages));
-        self.home(0)?;
-        self.fill(0, taken.captured.len.min(BYTES))?;
-        let Taken { captured, since, .. } = taken;
-        Ok(Message { c: to_word(since), ..Message::new(Kind::Renewed, captured.commit, captured.len) })
+        self.renewed(&taken)
     }
 
-    fn fill(&self, offset: u64, len: u64) -> Result<Message> {
-        let Some(Held { identity, taken, pages, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
+    fn renew_published(&mut self, with: Subscription, published: &mut Option<Arc<Published>>) -> Result<Message> {
+        let Some(held) = &mut self.held else { return Err(invalid("there is no snapshot")) };
+        let old = std::mem::replace(&mut held.taken, with.taken);
+        held.subscription = Some(with.id);
+        // A commit may have lapsed the old one by the words that the new one has by now.
+        release(held.identity, &old);
+        let words = held.pages.words(0, HEADER as usize / 8);
+        words[SNAPSHOT].store(with.taken.snapshot, Ordering::SeqCst);
+        words[READERS].store(1, Ordering::SeqCst);
+        words[RELEASED].store(0, Ordering::SeqCst);
+        let has_marks = held.marks.as_ref().is_some_and(|had| Arc::ptr_eq(&with.marks, had));
+        if !has_marks || with.taken.captured.len == 0 {
+            return Ok(Message::new(Kind::Busy, 0, 0));
+        }
+        *published = Some(with.published);
+        self.renewed(&with.taken)
+    }
+
+    fn renewed(&self, taken: &Taken) -> Result<Message> {
+        self.home(0, taken.snapshot)?;
+        self.fill(0, taken.captured.len.min(BYTES), taken.snapshot)?;
+        let Taken { captured, since, .. } = taken;
+        Ok(Message { c: to_word(*since), ..Message::new(Kind::Renewed, captured.commit, captured.len) })
+    }
+
+    fn fill(&self, offset: u64, len: u64, number: u64) -> Result<Message> {
+        let Some(held @ Held { identity, pages, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
         let memory = pages.reserved() as u64 - HEADER;
         let place = offset % memory;
-        let is_within = offset.checked_add(len).is_some_and(|end| end <= taken.captured.len);
-        if !is_within || len == 0 || len > MOST || !offset.is_multiple_of(BYTES) || place + len > memory {
+        let fits = |taken: &Taken| offset.checked_add(len).is_some_and(|end| end <= taken.captured.len);
+        if len == 0 || len > MOST || !offset.is_multiple_of(BYTES) || place + len > memory {
             return Err(invalid("it asks for a range that is none of the snapshot's"));
         }
         let mut bytes = vec![0; len as usize];
         let read = registry::with(*identity, |shared| match shared.engine.snapshots() {
-            Some(service) => service.read(taken, offset, &mut bytes),
+            Some(service) => match held.wanted(service, number)? {
+                taken if fits(&taken) => service.read(&taken, offset, &mut bytes),
+                _ => Err(invalid("it asks for a range that is none of the snapshot's")),
+            },
             None => Err(closed()),
         });
         read.unwrap_or_else(|| Err(closed()))?;
@@ -292,8 +353,8 @@ impl Reader {
     }
 
     /// Tells which pages of a region the data file has.
-    fn home(&self, region: u64) -> Result<Message> {
-        let Some(Held { identity, taken, pages, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
+    fn home(&self, region: u64, number: u64) -> Result<Message> {
+        let Some(held @ Held { identity, pages, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
         let first = region.checked_mul(REGION).ok_or_else(|| invalid("it asks for a region that no file has"))?;
         let words = pages.words(HOME_BITS, REGION as usize / 64);
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -303,7 +364,10 @@ impl Reader {
             }
         };
         let told = registry::with(*identity, |shared| match shared.engine.snapshots() {
-            Some(service) => service.at_home(taken, first..first.saturating_add(REGION), &mut note),
+            Some(service) => {
+                let taken = held.wanted(service, number)?;
+                service.at_home(&taken, first..first.saturating_add(REGION), &mut note)
+            }
             None => Err(closed()),
         });
         told.unwrap_or_else(|| Err(closed()))?;
@@ -311,11 +375,12 @@ impl Reader {
     }
 
     /// The next range that may hold other bytes than zeros, with the short holes in it.
-    fn seek(&self, offset: u64) -> Result<Message> {
-        let Some(Held { identity, taken, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
-        let len = taken.captured.len;
+    fn seek(&self, offset: u64, number: u64) -> Result<Message> {
+        let Some(held @ Held { identity, .. }) = &self.held else { return Err(invalid("there is no snapshot")) };
         let found = registry::with(*identity, |shared| {
             let service = shared.engine.snapshots().ok_or_else(closed)?;
+            let taken = &held.wanted(service, number)?;
+            let len = taken.captured.len;
             let Some(mut found) = service.data_from(taken, offset)? else { return Ok(len..len) };
             for _ in 0..MOST_JOINED {
                 match service.data_from(taken, found.end)? {
@@ -357,6 +422,11 @@ fn may_be_read(file: &OwnedFd) -> bool {
 fn invalid(what: &str) -> Error {
     let path = Path::new("a request for a snapshot").to_owned();
     Error::Invalid { path, what: what.to_owned() }
+}
+
+fn given_up() -> Error {
+    let cause = "it is not held any more".to_owned();
+    Error::SnapshotEnded { path: Path::new("a snapshot").to_owned(), cause }
 }
 
 fn closed() -> Error {
