@@ -2,7 +2,8 @@
 
     python3 sqlite_bench.py LIBRARY DIRECTORY [--rounds 5] [--only insert,read,...]
 
-The library is `libuntorn_sqlite`, without its ending. Each figure is the median of the rounds.
+The library is `libuntorn_sqlite`, without its ending. Each figure is the median of the rounds. A reader is blocked while
+it neither runs nor waits for a processor.
 """
 
 import argparse
@@ -128,12 +129,15 @@ def work(path, way, library, kind, own, seconds, start, found):
     if library:
         load(library)
     connection = connect(path, way)
-    chance, count, longest = random.Random(own), 0, 0.0
+    chance, count, longest, blocked = random.Random(own), 0, 0.0, 0.0
+    # How long this thread has waited for a processor, which is not the database's doing.
+    schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+    at_work = lambda: time.thread_time() + int(os.pread(schedule, 64, 0).split()[1]) / 1e9
     start.wait()
     end = time.perf_counter() + seconds
     before = written()
     while (began := time.perf_counter()) < end:
-        key = chance.randrange(ROWS)
+        key, was_at_work = chance.randrange(ROWS), at_work()
         try:
             if kind == "writer":
                 connection.execute("UPDATE t SET b = ? WHERE a = ?", (f"{own:0100}", key))
@@ -142,8 +146,9 @@ def work(path, way, library, kind, own, seconds, start, found):
             count += 1
         except sqlite3.OperationalError as error:
             print(f"{way} {kind}: {error}", file=sys.stderr)
-        longest = max(longest, time.perf_counter() - began)
-    found.put((kind, count / seconds, longest, written() - before))
+        took = time.perf_counter() - began
+        longest, blocked = max(longest, took), max(blocked, took - (at_work() - was_at_work))
+    found.put((kind, count / seconds, longest, written() - before, blocked))
     connection.close()
 
 
@@ -174,6 +179,7 @@ def processes(directory, rounds, library, writers, readers, seconds):
                     "reads/s": sum(of("reader", 1)),
                     "transactions/s": sum(of("writer", 1)),
                     "longest read, ms": 1000 * max(of("reader", 2)),
+                    "longest blocked, ms": 1000 * max(of("reader", 4)),
                     "longest write, ms": 1000 * max(of("writer", 2)),
                     "bytes/transaction": sum(each[3] for each in told) / max(wrote, 1),
                 }

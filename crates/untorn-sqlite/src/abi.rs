@@ -40,6 +40,7 @@ pub(crate) const ACCESS_EXISTS: c_int = 0;
 
 pub(crate) const LOCK_NONE: c_int = 0;
 pub(crate) const LOCK_SHARED: c_int = 1;
+pub(crate) const LOCK_RESERVED: c_int = 2;
 pub(crate) const LOCK_EXCLUSIVE: c_int = 4;
 
 pub(crate) const FCNTL_LOCKSTATE: c_int = 1;

@@ -8,6 +8,7 @@
 //!    process share one ([`share`](crate::share)). A writer holds SQLite's own locks, on a file of the guard's.
 //! 3. A connection that becomes a writer has read the last commit: after RESERVED is locked, the change counter of the
 //!    snapshot must be the file's. Otherwise SQLite is told `SQLITE_BUSY_SNAPSHOT`, as in WAL mode.
+//!    It goes on reading that snapshot until its own commit: the file has nothing newer.
 //!    A commit is refused if the file was changed by anybody else since then: a writer that was killed holds no locks
 //!    any more, but its commit may still be under way in the process that serves the file.
 //! 4. The file may be longer than the database, for it grows in steps. The database is as long as its header says. A
@@ -78,7 +79,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u64 {
 }
 
 /// How long the database is by its header, in a file of a length.
-fn len_by(header: &[u8; HEADER], file_len: u64) -> u64 {
+pub(crate) fn len_by(header: &[u8; HEADER], file_len: u64) -> u64 {
     if header[..MAGIC.len()] == [0; MAGIC.len()] {
         return 0;
     }
@@ -95,7 +96,7 @@ fn len_by(header: &[u8; HEADER], file_len: u64) -> u64 {
 }
 
 /// Fills `bytes` of a file of a length, with zeros beyond.
-fn read_to_end(
+pub(crate) fn read_to_end(
     bytes: &mut [u8],
     offset: u64,
     len: u64,
@@ -126,6 +127,8 @@ impl Database {
         let part = Part::join(path, inode, || guard.beside().map_err(Code::from))?;
         let options =
             Options::new().shared(true).durability(Durability::PerWrite).engine(choices.engine).keep_sidecar(false);
+        // SQLite's own locks see to that.
+        let options = options.one_writer(true);
         let file = options.open(path).map_err(|error| code_of(&error, abi::CANTOPEN))?;
         Ok(Database {
             path: path.to_owned(),
@@ -156,10 +159,24 @@ impl Database {
                     bytes.copy_from_slice(within);
                     Ok(())
                 }
-                None => read_to_end(bytes, offset, snapshot.len(), |there| snapshot.read_at(there, offset)),
+                None => match read_to_end(bytes, offset, snapshot.len(), |there| snapshot.read_at(there, offset)) {
+                    // The process that kept it has ended. A writer's snapshot is the file as it is: the commit is
+                    // refused if it is not.
+                    Err(Error::SnapshotEnded { .. }) if self.is_writer() => self.read_file(offset, bytes),
+                    read => read,
+                },
             };
         }
+        self.read_file(offset, bytes)
+    }
+
+    fn read_file(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         read_to_end(bytes, offset, self.file.len(), |there| self.file.read_at(there, offset))
+    }
+
+    /// Whether this connection has the locks of a writer.
+    fn is_writer(&self) -> bool {
+        self.real > abi::LOCK_SHARED && self.level > abi::LOCK_SHARED
     }
 
     fn len_below(&self) -> Result<u64, Error> {
@@ -266,8 +283,15 @@ impl Database {
         if self.overlay.is_empty() {
             return Ok(());
         }
-        self.part.about_to_commit();
-        if !self.store().map_err(|error| code_of(&error, abi::IOERR_FSYNC))? {
+        let failed = |error: Error| match error {
+            // It is larger than what a process passes to the one that serves the file.
+            Error::Invalid { .. } => {
+                log(abi::FULL, &error.to_string());
+                Code(abi::FULL)
+            }
+            error => code_of(&error, abi::IOERR_FSYNC),
+        };
+        if !self.store().map_err(failed)? {
             log(abi::BUSY_SNAPSHOT, "another process, which has ended, committed meanwhile; nothing was stored");
             return Err(Code(abi::BUSY_SNAPSHOT));
         }
@@ -282,6 +306,9 @@ impl Database {
             Some(len) => len,
             None => self.len_below()?,
         };
+        // From here on it would have pages kept for it.
+        self.view = None;
+        self.part.about_to_commit();
         if len > own {
             let step = (own / 8).clamp(STEPS.0, STEPS.1);
             if !self.resize(len.max(own.saturating_add(step)).next_multiple_of(STEPS.0))? {
@@ -363,6 +390,12 @@ impl Database {
             self.level = level;
             return Ok(());
         }
+        // Of a connection that reads a snapshot and is about to write.
+        let begins = self.view.is_some() && self.level <= abi::LOCK_SHARED;
+        if begins && level == abi::LOCK_RESERVED && self.locks.check_reserved_lock()? {
+            // A lock on the way there could keep the other writer from its commit.
+            return Err(Code(abi::BUSY));
+        }
         if self.real < abi::LOCK_SHARED {
             self.locks.lock(abi::LOCK_SHARED)?;
             self.real = abi::LOCK_SHARED;
@@ -375,19 +408,18 @@ impl Database {
         if level > abi::LOCK_SHARED
             && let Err(code) = self.locks.lock(level)
         {
-            if self.view.is_some() {
+            if begins {
                 self.let_go()?;
             }
             return Err(code);
         }
         self.real = level;
-        if self.view.is_some() {
+        if begins {
             let is_last = self.is_last_commit();
             if !matches!(is_last, Ok(true)) {
                 self.let_go()?;
                 return is_last.and(Err(Code(abi::BUSY_SNAPSHOT)));
             }
-            self.view = None;
         }
         self.level = level;
         Ok(())
