@@ -48,6 +48,7 @@ pub(crate) const FCNTL_SIZE_HINT: c_int = 5;
 pub(crate) const FCNTL_CHUNK_SIZE: c_int = 6;
 pub(crate) const FCNTL_PERSIST_WAL: c_int = 10;
 pub(crate) const FCNTL_VFSNAME: c_int = 12;
+pub(crate) const FCNTL_POWERSAFE_OVERWRITE: c_int = 13;
 pub(crate) const FCNTL_PRAGMA: c_int = 14;
 pub(crate) const FCNTL_HAS_MOVED: c_int = 20;
 pub(crate) const FCNTL_SYNC: c_int = 21;

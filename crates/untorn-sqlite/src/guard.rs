@@ -153,7 +153,7 @@ impl Guard {
 }
 
 /// Whether SQLite would roll a journal back: one that it is done with is empty or begins with a zero.
-fn is_hot(journal: &Path) -> io::Result<bool> {
+pub(crate) fn is_hot(journal: &Path) -> io::Result<bool> {
     let mut first = [0];
     match File::open(journal).and_then(|mut journal| journal.read(&mut first)) {
         Ok(count) => Ok(count == 1 && first != [0]),

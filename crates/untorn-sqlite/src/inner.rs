@@ -34,8 +34,8 @@ impl Name {
 pub(crate) struct Inner {
     /// As much as that VFS asks for, aligned for any of C's types.
     memory: Box<[u64]>,
-    /// SQLite keeps the pointer.
-    _name: Name,
+    /// SQLite keeps the pointer, unless it is one of its own.
+    name: Option<Name>,
 }
 
 // SAFETY: SQLite calls the methods of a file from one thread at a time, from whichever; the VFS `unix` allows that.
@@ -48,15 +48,26 @@ pub(crate) fn check(code: c_int) -> Result<(), Code> {
 impl Inner {
     /// Opens or creates a file as SQLite opens a database.
     pub(crate) fn open(vfs: *mut Vfs, path: &Path) -> Result<Self, Code> {
+        let name = Name::new(path);
+        let flags = abi::OPEN_READWRITE | abi::OPEN_CREATE | abi::OPEN_MAIN_DB;
+        // SAFETY: the name goes with the file.
+        let mut inner = unsafe { Inner::open_named(vfs, name.as_ptr(), flags) }?;
+        inner.name = Some(name);
+        Ok(inner)
+    }
+
+    /// Opens a file by a name of SQLite's own, with the parameters behind it.
+    ///
+    /// # Safety
+    /// The name lives as long as the file.
+    pub(crate) unsafe fn open_named(vfs: *mut Vfs, name: *const c_char, flags: c_int) -> Result<Self, Code> {
         // SAFETY: a registered VFS lives as long as the process.
         let vfs_ref = unsafe { &*vfs };
         let mut memory = vec![0_u64; (vfs_ref.file_size as usize).div_ceil(8)].into_boxed_slice();
-        let name = Name::new(path);
-        let flags = abi::OPEN_READWRITE | abi::OPEN_CREATE | abi::OPEN_MAIN_DB;
         let file = memory.as_mut_ptr().cast::<File>();
-        // SAFETY: the memory is as long as the VFS wants, and zeroed; the name lives as long as the file.
-        let code = unsafe { (vfs_ref.open)(vfs, name.as_ptr(), file, flags, std::ptr::null_mut()) };
-        let inner = Inner { memory, _name: name };
+        // SAFETY: the memory is as long as the VFS wants, and zeroed; the caller answers for the name.
+        let code = unsafe { (vfs_ref.open)(vfs, name, file, flags, std::ptr::null_mut()) };
+        let inner = Inner { memory, name: None };
         // A file that could not be opened is closed all the same if it has methods.
         check(code).map(|()| inner)
     }
@@ -79,6 +90,30 @@ impl Inner {
             Some(methods) => check(call(methods, file)),
             None => Err(Code(abi::IOERR_LOCK)),
         }
+    }
+
+    /// Fills `bytes`, with zeros beyond the end. False if there is an end within.
+    pub(crate) fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<bool, Code> {
+        let (start, len) = (bytes.as_mut_ptr().cast::<c_void>(), bytes.len() as c_int);
+        // SAFETY: the file is open; the buffer lives through the call.
+        match self.call(|methods, file| unsafe { (methods.read)(file, start, len, offset as i64) }) {
+            Ok(()) => Ok(true),
+            Err(Code(abi::IOERR_SHORT_READ)) => Ok(false),
+            Err(code) => Err(code),
+        }
+    }
+
+    pub(crate) fn len(&mut self) -> Result<u64, Code> {
+        let mut size = 0;
+        // SAFETY: the file is open; the number lives through the call.
+        self.call(|methods, file| unsafe { (methods.file_size)(file, &raw mut size) })?;
+        u64::try_from(size).map_err(|_| Code(abi::IOERR_FSTAT))
+    }
+
+    pub(crate) fn characteristics(&mut self) -> c_int {
+        let file = self.file();
+        // SAFETY: the file is open.
+        self.methods().map_or(0, |methods| unsafe { (methods.device_characteristics)(file) })
     }
 
     pub(crate) fn lock(&mut self, level: c_int) -> Result<(), Code> {

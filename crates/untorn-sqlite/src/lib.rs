@@ -10,6 +10,8 @@ mod journal;
 mod locks;
 mod methods;
 mod overlay;
+mod read_only;
+mod read_only_methods;
 mod share;
 mod vfs;
 

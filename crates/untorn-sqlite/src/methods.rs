@@ -69,7 +69,7 @@ unsafe fn call<T>(file: *mut File, otherwise: T, act: impl FnOnce(&mut Database)
     catch_unwind(AssertUnwindSafe(|| act(database))).unwrap_or(otherwise)
 }
 
-fn result(result: Result<(), Code>) -> c_int {
+pub(crate) fn result(result: Result<(), Code>) -> c_int {
     result.err().map_or(abi::OK, |Code(code)| code)
 }
 
@@ -77,7 +77,7 @@ fn result(result: Result<(), Code>) -> c_int {
 ///
 /// # Safety
 /// SQLite passed the arguments to a method.
-unsafe fn bytes_mut<'a>(bytes: *mut c_void, len: c_int) -> Option<&'a mut [u8]> {
+pub(crate) unsafe fn bytes_mut<'a>(bytes: *mut c_void, len: c_int) -> Option<&'a mut [u8]> {
     let len = usize::try_from(len).ok().filter(|_| !bytes.is_null())?;
     // SAFETY: SQLite passes a buffer of this length.
     Some(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
@@ -245,6 +245,12 @@ unsafe fn control(database: &mut Database, code: c_int, argument: *mut c_void) -
             unsafe { *argument.cast::<c_int>() = database.has_moved().into() };
             abi::OK
         }
+        abi::FCNTL_POWERSAFE_OVERWRITE => {
+            // It cannot be turned off: a commit writes nothing but what SQLite has written.
+            // SAFETY: the argument of this code is a place for a number.
+            unsafe { *argument.cast::<c_int>() = 1 };
+            abi::OK
+        }
         abi::FCNTL_VFSNAME => {
             // SAFETY: the argument of this code is a place for text that SQLite frees.
             unsafe { *argument.cast::<*mut c_char>() = text_for_sqlite("untorn") };
@@ -264,14 +270,21 @@ unsafe fn control(database: &mut Database, code: c_int, argument: *mut c_void) -
     }
 }
 
+/// A string of SQLite's, in lower case.
+///
+/// # Safety
+/// It is null or a string.
+pub(crate) unsafe fn text_of(text: *const c_char) -> Option<String> {
+    // SAFETY: the caller says so.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().to_ascii_lowercase())
+}
+
 /// # Safety
 /// Each argument is null or a string.
 unsafe fn pragma(database: &mut Database, [answer, name, value]: &mut [*mut c_char; 3]) -> c_int {
-    let text = |text: *mut c_char| {
-        // SAFETY: the caller says so.
-        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().to_ascii_lowercase())
-    };
-    match text(*name).as_deref() {
+    // SAFETY: the caller says so.
+    let (name, value) = unsafe { (text_of(*name), text_of(*value)) };
+    match name.as_deref() {
         Some("untorn_info") => {
             *answer = text_for_sqlite(&database.info());
             abi::OK
@@ -281,7 +294,7 @@ unsafe fn pragma(database: &mut Database, [answer, name, value]: &mut [*mut c_ch
             abi::OK
         }
         Some("journal_mode") => {
-            if let Some(mode) = text(*value) {
+            if let Some(mode) = value {
                 database.choose_journal_in_file(matches!(mode.as_str(), "delete" | "truncate" | "persist"));
             }
             // SQLite does the rest.
@@ -295,7 +308,7 @@ unsafe fn pragma(database: &mut Database, [answer, name, value]: &mut [*mut c_ch
 ///
 /// # Safety
 /// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn sector_size(_file: *mut File) -> c_int {
+pub(crate) unsafe extern "C" fn sector_size(_file: *mut File) -> c_int {
     4096
 }
 

@@ -15,6 +15,8 @@ use crate::database::{Choices, Database};
 use crate::guard::journal_in;
 use crate::inner::{Inner, Name};
 use crate::methods::{JournalFile, MainFile, database_of, put_database, put_journal};
+use crate::read_only::{ReadOnly, may_write};
+use crate::read_only_methods::{ReadOnlyFile, put_read_only};
 use crate::share::of_open_database;
 use crate::{Code, api, log};
 
@@ -67,7 +69,9 @@ fn new() -> Result<*mut Vfs, Code> {
         return Err(Code(abi::ERROR));
     };
     let _ = UNIX.set(Registered(found));
-    let own = [size_of::<MainFile>(), size_of::<JournalFile>()].into_iter().max().unwrap_or(0) as c_int;
+    let own =
+        [size_of::<MainFile>(), size_of::<JournalFile>(), size_of::<ReadOnlyFile>()].into_iter().max().unwrap_or(0)
+            as c_int;
     Ok(Box::into_raw(Box::new(Vfs {
         version: 2,
         file_size: base.file_size.max(own),
@@ -112,6 +116,10 @@ fn journal_name(journal: &Path) -> Option<*const c_char> {
     }
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     let names = names.get_or_insert_default();
+    // That of a stock SQLite, since the database was closed here.
+    if std::fs::symlink_metadata(journal).is_ok_and(|found| found.is_file()) {
+        return None;
+    }
     if let Some(name) = names.get(journal) {
         return Some(name.as_ptr());
     }
@@ -147,12 +155,8 @@ fn note_creation(name: &Path) {
 /// # Safety
 /// `name` is a name that SQLite passed to `xOpen` for a main database.
 unsafe fn choices(name: *const c_char) -> Result<Choices, Code> {
-    let parameter = |key: &CStr| {
-        // SAFETY: the caller passes SQLite's own name, behind which the parameters are.
-        let value = unsafe { (api().uri_parameter)(name, key.as_ptr()) };
-        // SAFETY: SQLite returns null or a string that lives as long as the name.
-        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
-    };
+    // SAFETY: the caller passes such a name.
+    let parameter = |key: &CStr| unsafe { parameter(name, key) };
     let refuse = |key: &str, value: &str, known: &str| {
         log(abi::CANTOPEN, &format!("the parameter `{key}` of the URI is `{value}`, and may be {known}"));
         Err(Code(abi::CANTOPEN))
@@ -173,7 +177,29 @@ unsafe fn choices(name: *const c_char) -> Result<Choices, Code> {
         Some("off" | "0") => false,
         Some(value) => return refuse("snapshot", value, "`on` or `off`"),
     };
+    match parameter(c"durability").as_deref() {
+        None | Some("write") => {}
+        // The engine writes once in a transaction, at its commit.
+        Some(value) => return refuse("durability", value, "`write`: a transaction is durable when COMMIT returns"),
+    }
+    if parameter(c"redundancy").is_some() {
+        let text = "the parameter `redundancy` of the URI is not known: protect the database by `untorn protect` while \
+                    no program has it open; its checksums and parity are kept up from then on";
+        log(abi::CANTOPEN, text);
+        return Err(Code(abi::CANTOPEN));
+    }
     Ok(Choices { engine, snapshots })
+}
+
+/// A parameter of a database's URI.
+///
+/// # Safety
+/// `name` is a name that SQLite passed to `xOpen` for a main database.
+unsafe fn parameter(name: *const c_char, key: &CStr) -> Option<String> {
+    // SAFETY: the caller passes SQLite's own name, behind which the parameters are.
+    let value = unsafe { (api().uri_parameter)(name, key.as_ptr()) };
+    // SAFETY: SQLite returns null or a string that lives as long as the name.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
 }
 
 /// Whether no stock SQLite reads or writes a database now, in any process.
@@ -185,10 +211,24 @@ fn no_stock_user(path: &Path) -> Result<(), Code> {
 
 /// # Safety
 /// As SQLite calls `xOpen`.
-unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags: c_int) -> Result<(), Code> {
+/// Returns the flags that hold of the file.
+unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags: c_int) -> Result<c_int, Code> {
     // SAFETY: the name is that of a main database.
     let choices = unsafe { choices(name) }?;
     let path = path.to_owned();
+    // SAFETY: as above.
+    let immutable = unsafe { parameter(name, c"immutable") };
+    let immutable = immutable.is_some_and(|value| !matches!(&*value, "0" | "off" | "no" | "false"));
+    if immutable || !may_write(&path) {
+        let flags = flags & !(abi::OPEN_READWRITE | abi::OPEN_CREATE) | abi::OPEN_READONLY;
+        // SAFETY: SQLite's arguments go on.
+        let open = || unsafe { ReadOnly::open(unix(), &path, name, flags, immutable) };
+        let database = catch_unwind(AssertUnwindSafe(open)).unwrap_or(Err(Code(abi::CANTOPEN)));
+        let database = database.inspect_err(|code| log(code.0, &format!("cannot open {}", path.display())))?;
+        // SAFETY: the VFS asks SQLite for as much room.
+        unsafe { put_read_only(file, database) };
+        return Ok(flags);
+    }
     let locks = |path: &Path| Inner::open(unix(), path);
     let database =
         catch_unwind(AssertUnwindSafe(|| Database::open(&path, flags, &choices, || no_stock_user(&path), locks)));
@@ -196,7 +236,7 @@ unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags
     let database = database.inspect_err(|code| log(code.0, &format!("cannot open {}", path.display())))?;
     // SAFETY: the VFS asks SQLite for as much room.
     unsafe { put_database(file, database) };
-    Ok(())
+    Ok(flags)
 }
 
 /// `xOpen`.
@@ -220,7 +260,7 @@ unsafe extern "C" fn open(
             // SAFETY: SQLite's arguments go on.
             let opened = unsafe { open_database(name, path, file, flags) };
             return match opened {
-                Ok(()) => {
+                Ok(flags) => {
                     // SAFETY: SQLite passes null or a place for the flags.
                     if let Some(flags_out) = unsafe { flags_out.as_mut() } {
                         *flags_out = flags;

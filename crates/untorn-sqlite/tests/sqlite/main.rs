@@ -1,9 +1,11 @@
 //! Programs that use SQLite with the VFS, through Python's own module `sqlite3`.
 
 mod abi;
+mod controls;
 #[cfg(target_arch = "x86_64")]
 mod faults;
 mod processes;
+mod read_only;
 mod sql;
 
 use std::ffi::OsStr;

@@ -158,7 +158,7 @@ fn a_checkpoint_without_a_sync_is_seen_by_others() {
 fn wrong_parameters_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("app.db");
-    for parameters in ["&engine=journal", "&snapshot=maybe"] {
+    for parameters in ["&engine=journal", "&snapshot=maybe", "&durability=commit", "&redundancy=on"] {
         let Some(mut work) = work(&[&"sql", &path, &parameters, &"SELECT 1"]) else { return };
         let output = work.output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);

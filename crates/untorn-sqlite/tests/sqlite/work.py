@@ -302,6 +302,67 @@ def attached(path, other):
         number += 1
 
 
+def sql_as(user, path, parameters, *texts):
+    """The same as another user, with the library that root has loaded."""
+    os.setgid(int(user))
+    os.setuid(int(user))
+    sql(path, parameters, *texts)
+
+
+def beside(path):
+    """Reads without write permission while another connection writes, and after a crash."""
+    kept = os.environ.get("UNTORN_TEST_STAYS")
+    if kept:
+        connection = connect(path)
+        for _ in sys.stdin:
+            connection.execute("INSERT INTO t VALUES (1)")
+            say(*connection.execute("SELECT count(*) FROM t").fetchone())
+        os.kill(os.getpid(), signal.SIGKILL)
+    writer = subprocess.Popen(
+        [sys.executable, *sys.argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "UNTORN_TEST_STAYS": "1"}
+    )
+    committed = lambda: (writer.stdin.write(b"\n"), writer.stdin.flush(), int(writer.stdout.readline()))[2]
+    first = committed()
+    drop_permissions()
+    reader = connect(path)
+    read = lambda: reader.execute("SELECT count(*) FROM t").fetchone()[0]
+    say(first, read())
+    last = committed()
+    writer.stdin.close()
+    writer.wait()
+    say(last, read())
+    try:
+        connect(path, "&immutable=1").execute("SELECT count(*) FROM t")
+        say("immutable taken")
+    except sqlite3.OperationalError:
+        say("immutable refused")
+
+
+def drop_permissions():
+    """Takes root's right to write to any file away, CAP_DAC_OVERRIDE; it may read all still."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    if libc.capget(header, data):
+        raise OSError(ctypes.get_errno(), "capget")
+    for at in range(3):
+        data[at] &= ~(1 << 1)
+    if libc.capset(header, data):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def large(path):
+    """A transaction of more bytes than a process passes to the one that serves the file."""
+    serving = connect(path)
+    serving.execute("CREATE TABLE t (a)")
+    if not os.fork():
+        os.execv(sys.executable, [sys.executable, sys.argv[0], LIBRARY, "sql", path, "", "INSERT INTO t VALUES (zeroblob(150000000))",
+            "SELECT count(*) FROM t", "INSERT INTO t VALUES (1)", "SELECT count(*) FROM t"])
+    os.wait()
+
+
 def sql(path, parameters, *texts):
     """Runs statements, and prints the rows and the errors."""
     connection = connect(path, parameters)
