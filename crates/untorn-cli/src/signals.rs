@@ -63,6 +63,11 @@ impl Stop {
         Arc::clone(&self.told)
     }
 
+    /// The number of the last signal; 0 before the first.
+    pub(crate) fn signal(&self) -> i32 {
+        self.signal.load(Ordering::Acquire) as i32
+    }
+
     /// If a signal came, says what is left and ends the process by it, as its parent expects.
     pub(crate) fn interrupted(&self, left: &str) {
         if self.told.load(Ordering::Acquire) {

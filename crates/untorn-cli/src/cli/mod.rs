@@ -33,7 +33,7 @@ pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
 pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay, TrustReplay};
-pub(crate) use replicate::{At, Replicas, Replicate};
+pub(crate) use replicate::{At, Follow, Guarded, Replicas, Replicate, TakeOver};
 pub(crate) use run::{Mode as RunMode, Run, RunLog};
 pub(crate) use stats::Stats;
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};
@@ -218,6 +218,26 @@ pub(crate) enum Verb {
     /// lacks commits of the replica is refused, and so is a store that ignores conditions. Ctrl-C ships what there is.
     #[command(after_help = replicate::AFTER_REPLICATE)]
     Replicate(Replicate),
+    /// Keep a local copy of a replica up to date, commit by commit.
+    ///
+    /// FILE is restored if it is not there. Otherwise it must have been restored from this replica, or have followed
+    /// it: a file with other commits is refused. Programs may read it meanwhile (`untorn read`, snapshots), and see
+    /// whole commits only; none may write it. A kill at any time leaves a file that goes on. A line tells what each
+    /// poll found, and how old the oldest commit in it was then.
+    #[command(after_help = replicate::AFTER_FOLLOW)]
+    Follow(Follow),
+    /// Take a replica over, bring FILE up to date, and run a program as its writer.
+    ///
+    /// FILE is restored if it is not there; a copy that followed the replica, or the file of the last owner, goes on
+    /// from where it is. The owner before acknowledges nothing any more from then on. With --wait, FILE follows until
+    /// the owner hands the replica over. PROGRAM runs under `untorn run` for FILE, so that its syncs are commits; with
+    /// --plain it runs by itself, and uses FILE through the library.
+    ///
+    /// Every commit is shipped in the background. When PROGRAM has ended, the rest is shipped, and the replica is
+    /// handed over. If another writer takes the replica over, PROGRAM is ended: by SIGTERM, and by SIGKILL after
+    /// --grace.
+    #[command(after_help = replicate::AFTER_TAKE_OVER)]
+    TakeOver(TakeOver),
     /// Show what a replica has: its owner, its snapshots, how much it stores.
     #[command(after_help = replicate::AFTER_REPLICAS)]
     Replicas(Replicas),
@@ -352,6 +372,9 @@ pub(crate) enum Verb {
     /// Verifies one run of that process, for rigs that cut the power of a machine.
     #[command(hide = true)]
     TortureVerify(TortureVerify),
+    /// The program of `take-over`, which ends with it.
+    #[command(hide = true)]
+    Guarded(Guarded),
     /// The process that mounts in namespaces of its own.
     #[command(hide = true)]
     MountStage,

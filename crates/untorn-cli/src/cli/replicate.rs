@@ -1,5 +1,6 @@
-//! Arguments of `replicate` and `replicas`, and the state that `restore` is asked for.
+//! Arguments of `replicate`, `follow`, `take-over` and `replicas`, and the state that `restore` is asked for.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -7,6 +8,7 @@ use clap::Args;
 
 use super::Form;
 use super::prune::age;
+use crate::size;
 
 pub(super) const AFTER_RESTORE: &str = "\
 Exit codes: 0 restored, durably; 2 the backup or replica is damaged, and nothing was restored; 64 usage, or the \
@@ -27,6 +29,23 @@ Examples:
   untorn commits ledger --start 256M
   untorn replicate ledger file:///mnt/usb/ledger
   untorn replicate ledger file:///mnt/usb/ledger --once --json";
+
+pub(super) const AFTER_FOLLOW: &str = "\
+Exit codes: 0 ended by a signal, or with --once up to date; 1 FILE has commits that are not of the replica; 2 \
+corrupt; 64 usage; 74 I/O error, or there is no replica
+
+Examples:
+  untorn follow file:///mnt/usb/ledger copy
+  untorn follow file:///mnt/usb/ledger copy --once --json";
+
+pub(super) const AFTER_TAKE_OVER: &str = "\
+Exit codes: that of PROGRAM, or 128 plus the number of the signal that ended it. If PROGRAM was not started: 1 FILE \
+has commits that are not of the replica, or another writer was quicker; 2 corrupt; 64 usage; 74 I/O error. 1 also if \
+another writer took the replica over meanwhile; 74 if the rest could not be shipped
+
+Examples:
+  untorn take-over file:///mnt/usb/ledger ledger -- ./server ledger
+  untorn take-over file:///mnt/usb/ledger ledger --wait -- ./server ledger";
 
 pub(super) const AFTER_REPLICAS: &str = "\
 Exit codes: 0 done; 2 corrupt; 64 usage; 74 I/O error, or there is no replica
@@ -55,6 +74,68 @@ pub(crate) struct Replicate {
     pub(crate) consumer: String,
     #[command(flatten)]
     pub(crate) form: Form,
+}
+
+/// Arguments of `follow`.
+#[derive(Debug, Args)]
+pub(crate) struct Follow {
+    /// The replica: file:///DIRECTORY.
+    pub(crate) url: String,
+    /// The local copy.
+    pub(crate) file: PathBuf,
+    /// Milliseconds between polls that find nothing. Such a poll is one request.
+    #[arg(long, value_name = "MS", default_value_t = 250)]
+    pub(crate) interval: u64,
+    /// End when the copy is up to date.
+    #[arg(long)]
+    pub(crate) once: bool,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}
+
+/// Arguments of `take-over`.
+#[derive(Debug, Args)]
+pub(crate) struct TakeOver {
+    /// The replica: file:///DIRECTORY. It is created if it does not exist and FILE does.
+    pub(crate) url: String,
+    /// The file.
+    pub(crate) file: PathBuf,
+    /// Wait until the owner hands the replica over, and follow it meanwhile. An owner that was killed never does.
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// Run PROGRAM by itself: it uses FILE through the library.
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Replace a FILE that is not known to have only commits of the replica.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Milliseconds between shipments, and between polls while it waits.
+    #[arg(long, value_name = "MS", default_value_t = 250)]
+    pub(crate) interval: u64,
+    /// Seconds after which an idle writer asks the store whether it still owns the replica.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) confirm: u64,
+    /// Seconds between SIGTERM and SIGKILL for a PROGRAM that has lost the replica.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) grace: u64,
+    /// How far back states can be restored; a number with the suffix s, m, h or d. Older objects are deleted.
+    #[arg(long, value_name = "AGE", value_parser = age, default_value = "30d")]
+    pub(crate) retain: Duration,
+    /// The size of a commit log that FILE gets if it has none; suffixes K, M, G, T are powers of 1024.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
+    pub(crate) log_size: u64,
+    /// The program to run, and its arguments.
+    #[arg(required = true, last = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Arguments of the process that becomes the program of `take-over`.
+#[derive(Debug, Args)]
+pub(crate) struct Guarded {
+    /// The process of `take-over`.
+    pub(crate) parent: i32,
+    #[arg(required = true, last = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// Arguments of `replicas`.

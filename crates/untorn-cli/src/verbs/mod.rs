@@ -8,6 +8,7 @@ mod change;
 mod check;
 mod commits;
 mod doctor;
+mod follow;
 mod generate;
 mod info;
 mod mount;
@@ -20,6 +21,7 @@ mod replay;
 mod replicate;
 mod run;
 mod stats;
+mod take_over;
 mod unmount;
 
 use crate::cli::{CacheLogVerb, Verb};
@@ -52,6 +54,9 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
             None => backup::restore(&args),
         },
         Verb::Replicate(args) => replicate::replicate(&args),
+        Verb::Follow(args) => follow::run(&args),
+        Verb::TakeOver(args) => take_over::run(&args),
+        Verb::Guarded(args) => take_over::guarded(&args),
         Verb::Replicas(args) => replicate::replicas(&args),
         Verb::Prune(args) => prune::run(&args),
         Verb::Protect(args) => protect::protect(&args),
@@ -96,6 +101,7 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Backup(args) => args.form.json,
         Verb::Restore(args) => args.form.json,
         Verb::Replicate(args) => args.form.json,
+        Verb::Follow(args) => args.form.json,
         Verb::Replicas(args) => args.form.json,
         Verb::Prune(args) => args.form.json,
         Verb::Protect(args) => args.form.json,
@@ -113,6 +119,8 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Torture(args) => args.form.json,
         Verb::Bench(args) => args.form.json,
         Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) => false,
+        // Standard output is the program's.
+        Verb::TakeOver(_) | Verb::Guarded(_) => false,
         Verb::DemoWriter(_) | Verb::TortureWriter(_) | Verb::MountStage | Verb::MountPull => false,
         // It always prints JSON, also for an error.
         Verb::TortureVerify(_) => true,

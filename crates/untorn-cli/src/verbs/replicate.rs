@@ -32,6 +32,7 @@ impl From<Error> for Failure {
             // The user decides: what the replica or the file has stays as it is.
             Error::Fenced { .. }
             | Error::NotDescendant { .. }
+            | Error::NotFollower { .. }
             | Error::Unsupported { .. }
             | Error::UnsafeStore { .. } => Exit::Attention,
             // The enum may grow. An unknown error is a failure of the operation, never a success.
@@ -39,7 +40,7 @@ impl From<Error> for Failure {
         };
         let path = match &error {
             Error::File(error) => Some(error.path().to_owned()),
-            Error::Io { path, .. } => Some(path.clone()),
+            Error::Io { path, .. } | Error::NotFollower { path, .. } => Some(path.clone()),
             _ => None,
         };
         Failure { exit, path, message: error.to_string() }
@@ -200,6 +201,7 @@ pub(crate) fn replicas(args: &cli::Replicas) -> Result<Exit> {
         "url": args.url,
         "epoch": found.epoch,
         "owner": found.owner,
+        "released": found.is_released,
         "commit": found.commit,
         "past": found.past.iter().map(|(epoch, end)| json!({ "epoch": epoch, "commit": end })).collect::<Vec<_>>(),
         "snapshots": snapshots.collect::<Vec<_>>(),
@@ -209,10 +211,11 @@ pub(crate) fn replicas(args: &cli::Replicas) -> Result<Exit> {
     output::report(args.form.json, &object, || {
         let objects = output::count(found.objects, "object", "objects");
         let mut text = format!(
-            "{}: commit {} in epoch {}, owned by {}; {objects}, {}\n",
+            "{}: commit {} in epoch {}, {} by {}; {objects}, {}\n",
             args.url,
             found.commit,
             found.epoch,
+            if found.is_released { "handed over" } else { "owned" },
             found.owner,
             size::show(found.bytes)
         );

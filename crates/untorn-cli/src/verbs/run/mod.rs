@@ -10,7 +10,8 @@ use std::io::Write as _;
 use rustix::process::Pid;
 
 use self::directories::Chosen;
-use self::program::{Watch, adopt, await_all, code};
+use self::program::{Watch, adopt, await_all};
+pub(super) use self::program::{check as check_program, code};
 use self::serving::{Place, Ready, given_log, globs};
 use super::unmount::refuse_more_rights;
 use crate::cli::{Run, RunMode};
@@ -90,7 +91,7 @@ fn check(args: &Run) -> Result<()> {
         }
         RunMode::Atomic | RunMode::Boost => {}
     }
-    program::check(program)
+    check_program(program)
 }
 
 /// Prints to standard error, because standard output belongs to the program.

@@ -28,7 +28,7 @@ use crate::signals::handled;
 const CHILDREN_OF_THIS_THREAD: WaitOptions = WaitOptions::from_bits_retain(0x2000_0000);
 
 /// Refuses a program that cannot be found, before anything is made. `exec` tells later of all else that it refuses.
-pub(super) fn check(program: &OsStr) -> Result<()> {
+pub(in crate::verbs) fn check(program: &OsStr) -> Result<()> {
     let refused = |why: &dyn std::fmt::Display| Failure::usage(format!("cannot run {}: {why}", program.display()));
     if program.as_bytes().contains(&b'/') {
         return fs::metadata(Path::new(program)).map(drop).map_err(|error| refused(&error));
@@ -128,7 +128,7 @@ pub(super) fn await_all(program: Option<Pid>) -> Result<ExitStatus> {
 }
 
 /// The exit code as a shell reports it: the program's own code, or 128 plus the signal number.
-pub(super) fn code(status: ExitStatus) -> u8 {
+pub(in crate::verbs) fn code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(u8::MAX)
 }
