@@ -35,7 +35,7 @@ pub mod testing;
 pub use error::{Error, Result};
 pub use follow::{FollowOptions, Followed, Follower, FollowerStatus};
 pub use ltx::{LtxReport, export_ltx};
-pub use options::ReplicaOptions;
+pub use options::{ReplicaOptions, WhenBehind};
 pub use replica::{Replica, ReplicaStatus};
 pub use report::{ReplicaReport, SnapshotReport, look};
 pub use restore::{RestoreOptions, Restored, restore, restore_with};

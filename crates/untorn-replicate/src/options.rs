@@ -2,6 +2,18 @@
 
 use std::time::Duration;
 
+/// The fate of commits when the store is so far behind that the commit log is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenBehind {
+    /// They wait for the replication, and fail after the time that the log has for that. The log must be one that
+    /// [blocks](untorn::options::CommitLog::block).
+    Wait,
+    /// They go on. The log drops its oldest commits, and the replica goes on with a snapshot, so that it lacks the
+    /// states in between. A log that blocks does so only while a request to the store hangs.
+    Snapshot,
+}
+
 /// How a [`Replica`](crate::Replica) ships commits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaOptions {
@@ -12,6 +24,7 @@ pub struct ReplicaOptions {
     pub(crate) snapshot_bytes: Option<u64>,
     pub(crate) retain: Duration,
     pub(crate) confirm: Option<Duration>,
+    pub(crate) when_behind: Option<WhenBehind>,
 }
 
 impl Default for ReplicaOptions {
@@ -26,6 +39,7 @@ impl Default for ReplicaOptions {
             snapshot_bytes: None,
             retain: Duration::from_secs(30 * 24 * 3600),
             confirm: None,
+            when_behind: None,
         }
     }
 }
@@ -87,6 +101,14 @@ impl ReplicaOptions {
     #[must_use]
     pub fn confirm(mut self, every: Duration) -> Self {
         self.confirm = Some(every);
+        self
+    }
+
+    /// Sets the fate of commits when the store is so far behind that the commit log is full. By default the log
+    /// decides: they [wait](WhenBehind::Wait) if it blocks.
+    #[must_use]
+    pub fn when_behind(mut self, what: WhenBehind) -> Self {
+        self.when_behind = Some(what);
         self
     }
 }

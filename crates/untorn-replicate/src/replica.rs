@@ -16,6 +16,9 @@ use crate::store;
 /// The longest pause between tries while the store fails.
 const LONGEST: Duration = Duration::from_secs(30);
 
+/// How often at most a replication whose store fails looks whether commits wait for it.
+const LOOKS: Duration = Duration::from_millis(50);
+
 /// How a replication goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -219,8 +222,21 @@ fn again(error: &Error) -> Error {
     match error {
         Error::Fenced { url, epoch, by } => Error::Fenced { url: url.clone(), epoch: *epoch, by: by.clone() },
         Error::Store(error) => Error::Store(error.clone()),
+        Error::File(untorn::Error::InUse { path, holder }) => {
+            Error::File(untorn::Error::InUse { path: path.clone(), holder: holder.clone() })
+        }
+        Error::File(untorn::Error::NeedsRecovery { path }) => {
+            Error::File(untorn::Error::NeedsRecovery { path: path.clone() })
+        }
         error => Error::Poisoned { cause: error.to_string() },
     }
+}
+
+/// Whether a later try may succeed: the store may come back, and a program that has the file open may just be opening
+/// or closing it, or have been killed and start again.
+fn is_passing(error: &Error) -> bool {
+    use untorn::Error::{InUse, NeedsRecovery};
+    matches!(error, Error::Store(_) | Error::File(InUse { .. } | NeedsRecovery { .. }))
 }
 
 fn status(shipper: &Shipper, acknowledged: u64, failure: Option<String>) -> ReplicaStatus {
@@ -285,7 +301,7 @@ fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Optio
                 state.status = status(&shipper, acknowledged, Some(error.to_string()));
                 tracing::warn!(%error, "cannot replicate");
                 let error = Arc::new(error);
-                if !matches!(*error, Error::Store(_)) || shipper.owner().is_fenced() {
+                if !is_passing(&error) || shipper.owner().is_fenced() {
                     state.ended = Some(error);
                     return;
                 }
@@ -301,7 +317,16 @@ fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Optio
             if left.is_zero() {
                 break;
             }
+            let is_failing = state.failed.is_some();
+            let left = if is_failing { left.min(interval.max(LOOKS)) } else { left };
             state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            if is_failing {
+                drop(state);
+                if let Err(error) = shipper.give_way() {
+                    tracing::warn!(%error, "cannot give way to commits that wait");
+                }
+                state = shared.lock();
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::format::body::{Commit, Snapshot as SnapshotBody, encode_commits};
 use crate::format::part::PART;
 use crate::note::{self, Known};
-use crate::options::ReplicaOptions;
+use crate::options::{ReplicaOptions, WhenBehind};
 use crate::protocol::access::Access;
 use crate::protocol::owner::{Claim, Owner};
 
@@ -123,6 +123,15 @@ impl Shipper {
         let file = File::open(&path).map_err(failed)?;
         let found = access.record()?.map(|(record, _)| record.replica);
         let replica = found.map_or_else(|| access.nonce(), Ok)?;
+        let waits = untorn::commits::kept(&path)?.and_then(|log| log.waits()).is_some();
+        if options.when_behind == Some(WhenBehind::Wait) && !waits {
+            let what = format!(
+                "the commit log of {} does not wait for the replica; give it one that does (`untorn commits --start SIZE \
+                 --block SECONDS`), or let the replica go on with a snapshot",
+                path.display()
+            );
+            return Err(Error::Invalid { what });
+        }
         // The consumer first: it keeps the commits from now on, and other writers of this file out.
         let stream = match CommitStream::consumer(&path, &options.consumer) {
             Err(untorn::Error::CommitsMissing { oldest: Some(oldest), .. }) => Err(oldest),
@@ -202,6 +211,27 @@ impl Shipper {
             return Ok(commit);
         }
         Ok(self.owner.position().commit)
+    }
+
+    /// After a failure: gives up commits that fill a log which would keep others waiting, if that is what to do. A
+    /// snapshot is next then.
+    pub(crate) fn give_way(&mut self) -> Result<()> {
+        if self.options.when_behind != Some(WhenBehind::Snapshot) {
+            return Ok(());
+        }
+        let Some(log) = untorn::inspect(self.source.path())?.commit_log else { return Ok(()) };
+        // Its last segment is in use then, and the next one needs the room of the first.
+        if log.block.is_none() || log.bytes < log.limit {
+            return Ok(());
+        }
+        (self.held, self.needs_snapshot) = (None, true);
+        while self.stream.next()?.is_some() {}
+        if self.stream.position() > self.acknowledged {
+            self.stream.acknowledge(self.stream.position())?;
+            self.acknowledged = self.stream.position();
+            tracing::warn!(commit = self.acknowledged, "the store is behind; the replica goes on with a snapshot");
+        }
+        Ok(())
     }
 
     /// Ships what there is, and hands the replica over.

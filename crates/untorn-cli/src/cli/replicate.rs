@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use untorn_replicate::WhenBehind;
 
 use super::Form;
 use super::prune::age;
@@ -53,6 +54,24 @@ Exit codes: 0 done; 2 corrupt; 64 usage; 74 I/O error, or there is no replica
 Example:
   untorn replicas file:///mnt/usb/ledger";
 
+/// The fate of commits when the store is far behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    /// They wait.
+    Wait,
+    /// They go on, and the replica goes on with a snapshot.
+    Snapshot,
+}
+
+impl From<When> for WhenBehind {
+    fn from(when: When) -> Self {
+        match when {
+            When::Wait => WhenBehind::Wait,
+            When::Snapshot => WhenBehind::Snapshot,
+        }
+    }
+}
+
 /// Arguments of `replicate`.
 #[derive(Debug, Args)]
 pub(crate) struct Replicate {
@@ -69,6 +88,11 @@ pub(crate) struct Replicate {
     /// How far back states can be restored; a number with the suffix s, m, h or d. Older objects are deleted.
     #[arg(long, value_name = "AGE", value_parser = age, default_value = "30d")]
     pub(crate) retain: Duration,
+    /// How to treat commits when the store is so far behind that the commit log is full: they wait, and fail after the
+    /// time of `untorn commits --block`; or they go on, and the replica goes on with a snapshot [default: wait if
+    /// the log blocks].
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) when_behind: Option<When>,
     /// The name of the consumer of the commit log. A file with several replicas needs one for each.
     #[arg(long, value_name = "NAME", default_value = "replica")]
     pub(crate) consumer: String,

@@ -52,6 +52,7 @@ pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
     let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
+    let options = args.when_behind.map_or(options.clone(), |when| options.when_behind(when.into()));
     let replica = Replica::attach_path(&args.file, &args.url, options)?;
     let report = |status: &ReplicaStatus, state: &str| {
         output::report(args.form.json, &object(args, status, state), || words(args, status, state))

@@ -149,6 +149,8 @@ fn a_victim_fights_until_it_is_killed() {
                 }
             }
             Err(Error::Store(_) | Error::Fenced { .. } | Error::NotDescendant { .. } | Error::NotFound { .. }) => {}
+            // The replication may just take a snapshot of it.
+            Err(Error::File(untorn::Error::InUse { .. })) => {}
             Err(error) => append(&Path::new(dir).join("failures"), &format!("{name}: {error}")),
         }
         sleep(Duration::from_micros(random.below(30_000)));
@@ -167,7 +169,7 @@ fn own(url: &str, path: &Path, random: &mut SplitMix, acknowledged: &Path) -> Re
         match replica.sync_replicated() {
             Ok(_) => append(acknowledged, &format!("{} {}", history.count, history.digest)),
             // The store may be back soon.
-            Err(Error::Store(_)) => sleep(Duration::from_millis(2)),
+            Err(Error::Store(_) | Error::File(untorn::Error::InUse { .. })) => sleep(Duration::from_millis(2)),
             Err(error) => return Err(error),
         }
     }

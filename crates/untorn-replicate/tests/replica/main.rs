@@ -1,5 +1,6 @@
 //! Files are replicated to a directory, and restored from it.
 
+mod behind;
 mod chaos;
 mod follow;
 mod lag;
