@@ -1,8 +1,8 @@
 //! Hostile bytes: what the fuzz targets do with the bytes they are given.
 //!
 //! The targets themselves are one line each (`fuzz/fuzz_targets`), so that what a fuzzer found is replayed by a plain
-//! test on a stable compiler. All but `manifest` run over the simulated medium, whose file system lives in memory: the
-//! engine is the one that ships, and a case takes a fraction of a millisecond.
+//! test on a stable compiler. All but `manifest` and `replica` run over the simulated medium, whose file system lives in
+//! memory: the engine is the one that ships, and a case takes a fraction of a millisecond.
 //!
 //! A target panics where untorn is wrong. Bytes that decode to nothing sensible are fine: every input is a case.
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ mod manifest;
 mod operations;
 mod pair;
 mod regions;
+mod replica;
 mod seeds;
 
 pub use commits::commits;
@@ -27,6 +28,7 @@ pub use log::log;
 pub use manifest::manifest;
 pub use operations::operations;
 pub use regions::regions;
+pub use replica::replica;
 
 /// One fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +45,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "superblock", run: superblock, seeds: || seeds::forged(1, &SUPERBLOCK) },
     Target { name: "records", run: records, seeds: || seeds::forged(1, &RECORDS) },
     Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(1, &SIDECAR) },
@@ -54,6 +56,7 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "hybrid", run: hybrid, seeds: || seeds::forged(6, &HYBRID) },
     Target { name: "manifest", run: manifest, seeds: seeds::manifests },
     Target { name: "commits", run: commits, seeds: seeds::commits },
+    Target { name: "replica", run: replica, seeds: seeds::replicas },
 ];
 
 const SUPERBLOCK: [Kind; 3] = [Kind::Superblock, Kind::Retirement, Kind::RawHead];

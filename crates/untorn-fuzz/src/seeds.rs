@@ -69,3 +69,9 @@ pub(crate) fn manifests() -> Vec<Vec<u8>> {
 pub(crate) fn commits() -> Vec<Vec<u8>> {
     spread(8, 8, 3, |bytes, n| bytes[..2].copy_from_slice(&[n, n / 8 * 2 + 1]))
 }
+
+/// For a replica of three epochs, some changes.
+pub(crate) fn replicas() -> Vec<Vec<u8>> {
+    // The first is honest, and every other one begins with an object that is sealed anew.
+    spread(9, 12, 5, |bytes, n| (bytes[0], bytes[3]) = (n % 6, bytes[3] & 0x7f | n << 7))
+}

@@ -78,3 +78,14 @@ fn made_up_operations_on_each_engine() {
         }
     }
 }
+
+/// Changes of a replica that a generator made up: most seeds change one object only.
+#[test]
+fn made_up_changes_of_a_replica() {
+    let replica = TARGETS.iter().find(|target| target.name == "replica").unwrap();
+    for seed in 0..untorn_testing::cases(1000, 200_000) {
+        let mut bytes = vec![0; 80];
+        untorn_sim::Rng::new(seed).fill(&mut bytes);
+        assert!(catch_unwind(|| (replica.run)(&bytes)).is_ok(), "seed {seed}");
+    }
+}
