@@ -120,6 +120,8 @@ impl Published {
             return self.word(CURRENT).store(0, Ordering::SeqCst);
         };
         let entry = 1 - (self.word(CURRENT).load(Ordering::Relaxed) & 1);
+        // A reader that still finds the CURRENT before last must not find these in its entry.
+        fence(Ordering::SeqCst);
         for (at, value) in [number, commit, len, since].into_iter().enumerate() {
             self.word(ENTRIES + ENTRY * entry as usize + at).store(value, Ordering::Relaxed);
         }
