@@ -103,6 +103,21 @@ pub(super) fn from_sources(context: &Context<'_>) -> io::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// What PyO3 asks an interpreter for, of a free-threaded one.
+const FREE_THREADED: &str = "implementation=CPython\nversion=3.14\nshared=true\nbuild_flags=Py_GIL_DISABLED\n\
+     pointer_width=64\nsuppress_build_script_link_lines=true\n";
+
+/// Compiles the module for a free-threaded interpreter, which has no stable interface. None need be installed.
+pub(super) fn free_threaded(context: &Context<'_>) -> io::Result<Outcome> {
+    let target = crate::target(context.root, "free-threaded");
+    fs::create_dir_all(&target)?;
+    let interpreter = target.join("interpreter.txt");
+    fs::write(&interpreter, FREE_THREADED)?;
+    let mut cargo = context.cargo();
+    cargo.args(["check", "--package", "untorn-python", "--no-default-features", "--target-dir"]).arg(&target);
+    Ok(finish(cargo.env("PYO3_CONFIG_FILE", interpreter), 0))
+}
+
 /// Copies the package's Python files, and the module as an interpreter looks for it.
 fn lay_out(crate_dir: &Path, module: &Path, package: &Path) -> io::Result<()> {
     if package.exists() {

@@ -241,6 +241,13 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Call(python::package)],
     },
     Step {
+        name: "free-threaded",
+        does: "the module of the Python package compiles for a free-threaded interpreter",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Call(python::free_threaded)],
+    },
+    Step {
         name: "pip-install",
         does: "the Python package by pip, from its source distribution and from the checkout",
         loops: &[Nightly],
