@@ -164,7 +164,7 @@ fn fetch_wheels(root: &Path, clean: &Path) -> io::Result<()> {
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--retries", "10"]);
     pip.args(["--only-binary=:all:", "--python-version", &version, "--dest"]).arg(&partial).arg("-r").arg(new);
     said(&mut pip).map_err(|error| {
-        let text = format!("what the tests of the Python package need cannot be fetched: {error}");
+        let text = format!("pip cannot download the packages that the Python tests need: {error}");
         io::Error::new(io::ErrorKind::Unsupported, text)
     })?;
     fs::rename(partial, wheels)

@@ -51,8 +51,8 @@ pub(crate) struct Arguments {
     /// Also build packages of Debian: untorn, libuntorn0, libuntorn-dev, python3-untorn
     #[arg(long)]
     deb: bool,
-    /// Person whom the packages of Debian name, as 'NAME <ADDRESS>'; without it, DEBFULLNAME and DEBEMAIL, or the author
-    /// in Cargo.toml
+    /// Person whom the packages of Debian name, as 'NAME <ADDRESS>'; without it, DEBFULLNAME and DEBEMAIL, or the
+    /// author in Cargo.toml
     #[arg(long, value_name = "PERSON", requires = "deb", value_parser = debian::maintainer_line)]
     maintainer: Option<String>,
     /// Also pack the Python package and the tool as a wheel for pip
@@ -62,7 +62,8 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "wheel")]
     portable: bool,
     /// Make the wheel for this target of Rust instead, by cargo-zigbuild; may be given again
-    #[arg(long, value_name = "TRIPLE", requires = "wheel", conflicts_with = "portable", value_parser = wheel::System::of)]
+    #[arg(long, value_name = "TRIPLE", requires = "wheel", conflicts_with = "portable")]
+    #[arg(value_parser = wheel::System::of)]
     wheel_target: Vec<wheel::System>,
 }
 
