@@ -11,6 +11,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use untorn::options::CommitLog;
@@ -234,7 +235,7 @@ impl Follower {
         self.close()?;
         let own = |claim: &Claim| seized.own(claim);
         let shipper = Shipper::attach_by(Source::Path(path), &access, options.clone(), token, own)?;
-        Replica::start(shipper, &url, &options)
+        Replica::start(shipper, Arc::clone(&access.store), &url, &options)
     }
 
     /// Polls until there is nothing more, or while an owner is quicker.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::options::ReplicaOptions;
 use crate::protocol::access::Access;
 use crate::ship::{Shipped, Shipper, Source};
-use crate::store;
+use crate::store::{self, Requests, Store};
 
 /// The longest pause between tries while the store fails.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -35,6 +35,8 @@ pub struct ReplicaStatus {
     pub snapshots: u64,
     /// Bytes of commits and snapshots, before compression.
     pub bytes: u64,
+    /// Requests to the store since it was attached, with those of the probe.
+    pub requests: Requests,
     /// The last failure, if nothing has succeeded since.
     pub failure: Option<String>,
 }
@@ -92,6 +94,7 @@ impl Shared {
 /// ```
 pub struct Replica {
     shared: Arc<Shared>,
+    store: Arc<dyn Store>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -124,17 +127,18 @@ impl Replica {
     fn of(source: Source, url: &str, options: ReplicaOptions) -> Result<Self> {
         let store = store::open(url)?;
         store::probe(&*store)?;
-        Self::start(Shipper::attach(source, &Access::new(store), options.clone())?, url, &options)
+        let shipper = Shipper::attach(source, &Access::new(Arc::clone(&store)), options.clone())?;
+        Self::start(shipper, store, url, &options)
     }
 
-    pub(crate) fn start(shipper: Shipper, url: &str, options: &ReplicaOptions) -> Result<Self> {
+    pub(crate) fn start(shipper: Shipper, store: Arc<dyn Store>, url: &str, options: &ReplicaOptions) -> Result<Self> {
         let (interval, confirm) = (options.interval, options.confirm);
         let shared = Arc::new(Shared::default());
         shared.lock().status = status(&shipper, 0, None);
         let (of_thread, named) = (Arc::clone(&shared), std::thread::Builder::new().name("untorn-replicate".to_owned()));
         let thread = named.spawn(move || run(shipper, &of_thread, interval, confirm));
         let failed = |source| Error::Io { operation: "start the thread that replicates", path: url.into(), source };
-        Ok(Replica { shared, thread: Some(thread.map_err(failed)?) })
+        Ok(Replica { shared, store, thread: Some(thread.map_err(failed)?) })
     }
 
     /// Waits until the store has every commit that was made before the call, and the ownership record still names this
@@ -166,7 +170,7 @@ impl Replica {
 
     /// How it goes.
     pub fn status(&self) -> ReplicaStatus {
-        self.shared.lock().status.clone()
+        ReplicaStatus { requests: self.store.requests(), ..self.shared.lock().status.clone() }
     }
 
     /// Why nothing is shipped any more; `None` while it goes on, also if the store fails for now.
@@ -204,6 +208,8 @@ impl Replica {
     fn stop(&mut self) {
         self.shared.lock().stops = true;
         self.shared.changed.notify_all();
+        // A request that gets no answer would keep the thread.
+        self.store.close();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has ended the replication, as `ended` says.
             let _ = thread.join();
@@ -242,7 +248,8 @@ fn is_passing(error: &Error) -> bool {
 fn status(shipper: &Shipper, acknowledged: u64, failure: Option<String>) -> ReplicaStatus {
     let Shipped { objects, commits, snapshots, bytes } = shipper.shipped;
     let epoch = shipper.owner().place().epoch;
-    ReplicaStatus { epoch, acknowledged, objects, commits, snapshots, bytes, failure }
+    let requests = Requests::default();
+    ReplicaStatus { epoch, acknowledged, objects, commits, snapshots, bytes, requests, failure }
 }
 
 /// Tells the callers that nothing is shipped any more, also if the thread panics.

@@ -13,7 +13,7 @@ use crate::protocol::access::Access;
 use crate::protocol::chain::Target;
 use crate::protocol::rebuild::{Image, Rebuilt, rebuild};
 use crate::ship::nanoseconds;
-use crate::store;
+use crate::store::{self, Requests};
 
 /// How a file is restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,6 +70,8 @@ pub struct Restored {
     pub len: u64,
     /// Bytes that were read from the store.
     pub read: u64,
+    /// Requests to the store.
+    pub requests: Requests,
     /// It has all that the replica had, so that it can be replicated there again.
     pub is_latest: bool,
 }
@@ -204,6 +206,6 @@ fn fill(
     }
     let failed = |source| Error::Io { operation: "examine", path: path.to_owned(), source };
     let len = file.metadata().map_err(failed)?.len();
-    let (epoch, time) = (cursor.place().epoch, time_of(time));
-    Ok(Restored { commit, time, epoch, len, read: cursor.read, is_latest: is_whole })
+    let (epoch, time, requests) = (cursor.place().epoch, time_of(time), access.store.requests());
+    Ok(Restored { commit, time, epoch, len, read: cursor.read, requests, is_latest: is_whole })
 }

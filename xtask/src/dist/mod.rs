@@ -215,11 +215,15 @@ fn require(program: &str, remedy: &str) -> Result<()> {
 
 /// The release build, and where it is. The module for Python is built only if asked for.
 fn build(root: &Path, with_python: bool) -> Result<PathBuf> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root).args(["build", "--release", "--quiet"]).env_remove("CARGO_MANIFEST_DIR");
-    succeed(&mut cargo)?;
+    let build = |arguments: &[&str]| {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(root).args(["build", "--release", "--quiet"]).args(arguments);
+        succeed(cargo.env_remove("CARGO_MANIFEST_DIR"))
+    };
+    // A tool that others install replicates to buckets.
+    build(&["--features", "untorn-cli/buckets"])?;
     if with_python {
-        succeed(cargo.args(["--package", "untorn-python"]))?;
+        build(&["--package", "untorn-python"])?;
     }
     Ok(crate::target(root, "release"))
 }

@@ -105,6 +105,25 @@ pub(super) const STEPS: &[Step] = &[
         work: &[CargoWith("UNTORN_LONG", "1", &["test", "--workspace", "--no-fail-fast"])],
     },
     Step {
+        name: "buckets",
+        does: "replicas in buckets, on the servers that are installed, and the tool with them",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[
+            Cargo(&["test", "--package", "untorn-replicate", "--features", "s3,azure,gcs"]),
+            Cargo(&[
+                "clippy",
+                "--package",
+                "untorn-replicate",
+                "--features",
+                "s3,azure,gcs",
+                "--all-targets",
+                "--quiet",
+            ]),
+            Cargo(&["clippy", "--package", "untorn-cli", "--features", "buckets", "--quiet"]),
+        ],
+    },
+    Step {
         name: "crash-states",
         does: "crash states of every engine, all mutants and canaries",
         loops: &[Ci],

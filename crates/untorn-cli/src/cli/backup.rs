@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{At, Form};
+use super::{At, Form, KeyFile};
 use crate::size;
 
 /// Arguments of `backup`.
@@ -58,6 +58,8 @@ pub(crate) struct Restore {
     /// restore -o app.db file:///DIRECTORY` reads.
     #[arg(long, conflicts_with_all = ["at", "force"])]
     pub(crate) ltx: bool,
+    #[command(flatten)]
+    pub(crate) key: KeyFile,
     /// Bytes per second, at most; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) rate: Option<u64>,

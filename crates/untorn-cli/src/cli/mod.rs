@@ -33,7 +33,7 @@ pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
 pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay, TrustReplay};
-pub(crate) use replicate::{At, Follow, Guarded, Replicas, Replicate, TakeOver};
+pub(crate) use replicate::{At, Follow, Guarded, KeyFile, Replicas, Replicate, TakeOver};
 pub(crate) use run::{Mode as RunMode, Run, RunLog};
 pub(crate) use stats::Stats;
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};
@@ -407,6 +407,8 @@ pub(crate) struct Doctor {
     /// A file or directory, or the URL of a store for replicas.
     #[arg(default_value = ".")]
     pub(crate) path: PathBuf,
+    #[command(flatten)]
+    pub(crate) key: KeyFile,
     #[command(flatten)]
     pub(crate) form: Form,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
-use untorn_replicate::WhenBehind;
+use untorn_replicate::{WhenBehind, store};
 
 use super::Form;
 use super::prune::age;
@@ -29,7 +29,12 @@ took the replica over; 2 corrupt; 64 usage; 74 I/O error
 Examples:
   untorn commits ledger --start 256M
   untorn replicate ledger file:///mnt/usb/ledger
-  untorn replicate ledger file:///mnt/usb/ledger --once --json";
+  untorn replicate ledger file:///mnt/usb/ledger --once --json
+  untorn replicate ledger 's3://bucket/ledger?region=eu-central-1' --key /etc/untorn/key
+
+Credentials come from environment variables: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS, and others of the same \
+clouds. Another server is named by ?endpoint=URL.";
 
 pub(super) const AFTER_FOLLOW: &str = "\
 Exit codes: 0 ended by a signal, or with --once up to date; 1 FILE has commits that are not of the replica; 2 \
@@ -72,12 +77,27 @@ impl From<When> for WhenBehind {
     }
 }
 
+/// The key of an encrypted replica.
+#[derive(Debug, Args)]
+pub(crate) struct KeyFile {
+    /// The file with the key of an encrypted replica: 32 random bytes, or 64 hexadecimal digits.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+}
+
+impl KeyFile {
+    /// The URL with the key.
+    pub(crate) fn url(&self, url: &str) -> String {
+        self.key.as_ref().map_or_else(|| url.to_owned(), |key| store::with_key(url, key))
+    }
+}
+
 /// Arguments of `replicate`.
 #[derive(Debug, Args)]
 pub(crate) struct Replicate {
     /// The file.
     pub(crate) file: PathBuf,
-    /// The replica: file:///DIRECTORY.
+    /// The replica: file:///DIRECTORY, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX.
     pub(crate) url: String,
     /// End when everything that is committed now was shipped.
     #[arg(long)]
@@ -97,13 +117,15 @@ pub(crate) struct Replicate {
     #[arg(long, value_name = "NAME", default_value = "replica")]
     pub(crate) consumer: String,
     #[command(flatten)]
+    pub(crate) key: KeyFile,
+    #[command(flatten)]
     pub(crate) form: Form,
 }
 
 /// Arguments of `follow`.
 #[derive(Debug, Args)]
 pub(crate) struct Follow {
-    /// The replica: file:///DIRECTORY.
+    /// The replica.
     pub(crate) url: String,
     /// The local copy.
     pub(crate) file: PathBuf,
@@ -114,13 +136,15 @@ pub(crate) struct Follow {
     #[arg(long)]
     pub(crate) once: bool,
     #[command(flatten)]
+    pub(crate) key: KeyFile,
+    #[command(flatten)]
     pub(crate) form: Form,
 }
 
 /// Arguments of `take-over`.
 #[derive(Debug, Args)]
 pub(crate) struct TakeOver {
-    /// The replica: file:///DIRECTORY. It is created if it does not exist and FILE does.
+    /// The replica. It is created if it does not exist and FILE does.
     pub(crate) url: String,
     /// The file.
     pub(crate) file: PathBuf,
@@ -148,6 +172,8 @@ pub(crate) struct TakeOver {
     /// The size of a commit log that FILE gets if it has none; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
     pub(crate) log_size: u64,
+    #[command(flatten)]
+    pub(crate) key: KeyFile,
     /// The program to run, and its arguments.
     #[arg(required = true, last = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<OsString>,
@@ -165,8 +191,10 @@ pub(crate) struct Guarded {
 /// Arguments of `replicas`.
 #[derive(Debug, Args)]
 pub(crate) struct Replicas {
-    /// The replica: file:///DIRECTORY.
+    /// The replica.
     pub(crate) url: String,
+    #[command(flatten)]
+    pub(crate) key: KeyFile,
     #[command(flatten)]
     pub(crate) form: Form,
 }

@@ -82,6 +82,9 @@ pub(crate) fn restore(args: &cli::Restore) -> Result<Exit> {
     if args.ltx {
         return Err(Failure::usage("--ltx needs the URL of a replica"));
     }
+    if args.key.key.is_some() {
+        return Err(Failure::usage("--key needs the URL of a replica"));
+    }
     let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let options = options(args.rate).replace(args.force).cancel(stop.flag());
     let made = backup::restore(&args.backups, &args.file, &options).map_err(|error| {

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &cli::Follow) -> Result<Exit> {
     let stop = crate::signals::Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let told = stop.flag();
     let interval = Duration::from_millis(args.interval.max(1));
-    let mut follower = Follower::open(&args.url, &args.file, &FollowOptions::new())?;
+    let mut follower = Follower::open(&args.key.url(&args.url), &args.file, &FollowOptions::new())?;
     let mut reader = tell(args, "following", &Followed::default(), &follower.status())?;
     let mut pause = interval;
     while !told.load(Ordering::Acquire) {

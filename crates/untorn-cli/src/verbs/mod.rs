@@ -25,7 +25,7 @@ mod take_over;
 mod unmount;
 
 use crate::cli::{CacheLogVerb, Verb};
-use crate::exit::{Exit, Result};
+use crate::exit::{Exit, Failure, Result};
 use crate::{demo, torture};
 
 /// Runs a verb.
@@ -33,7 +33,8 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
     match verb {
         Verb::Demo(args) => demo::run(&args),
         Verb::Doctor(args) => match replicate::url_of(&args.path) {
-            Some(url) => replicate::doctor(url, &args.form),
+            Some(url) => replicate::doctor(url, &args.key, &args.form),
+            None if args.key.key.is_some() => Err(Failure::usage("--key needs the URL of a replica")),
             None => doctor::run(&args),
         },
         Verb::Create(args) => change::create(&args),

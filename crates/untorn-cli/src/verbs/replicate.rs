@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use untorn_replicate::{Error, LtxReport, Replica, ReplicaOptions, ReplicaStatus, RestoreOptions, store};
+use untorn_replicate::store::{self, Requests};
+use untorn_replicate::{Error, LtxReport, Replica, ReplicaOptions, ReplicaStatus, RestoreOptions};
 
 use super::info::seconds;
-use crate::cli::{self, At, Form};
+use crate::cli::{self, At, Form, KeyFile};
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::signals::Stop;
 use crate::{output, progress, size};
@@ -53,7 +54,7 @@ pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
     let options = args.when_behind.map_or(options.clone(), |when| options.when_behind(when.into()));
-    let replica = Replica::attach_path(&args.file, &args.url, options)?;
+    let replica = Replica::attach_path(&args.file, &args.key.url(&args.url), options)?;
     let report = |status: &ReplicaStatus, state: &str| {
         output::report(args.form.json, &object(args, status, state), || words(args, status, state))
     };
@@ -94,15 +95,34 @@ fn object(args: &cli::Replicate, status: &ReplicaStatus, state: &str) -> Value {
         "commits": status.commits,
         "snapshots": status.snapshots,
         "bytes": status.bytes,
+        "requests": of_requests(&status.requests),
     })
+}
+
+fn of_requests(requests: &Requests) -> Value {
+    json!({
+        "get": requests.gets,
+        "put": requests.puts,
+        "delete": requests.deletes,
+        "list": requests.lists,
+        "other": requests.others,
+        "sent": requests.sent,
+        "received": requests.received,
+    })
+}
+
+fn requests_in_words(requests: &Requests) -> String {
+    output::count(requests.total(), "request", "requests")
 }
 
 fn words(args: &cli::Replicate, status: &ReplicaStatus, state: &str) -> String {
     let snapshots = output::count(status.snapshots, "snapshot", "snapshots");
     let commits = output::count(status.commits, "commit", "commits");
     let (file, bytes) = (args.file.display(), size::show(status.bytes));
+    let (requests, sent) = (requests_in_words(&status.requests), size::show(status.requests.sent));
     format!(
-        "{state} {file} to {}: commit {} in epoch {}; shipped {snapshots} and {commits}, {bytes}\n",
+        "{state} {file} to {}: commit {} in epoch {}; shipped {snapshots} and {commits}, {bytes}, by {requests} that \
+         sent {sent}\n",
         args.url, status.acknowledged, status.epoch
     )
 }
@@ -130,11 +150,11 @@ pub(crate) fn restore(url: &str, args: &cli::Restore) -> Result<Exit> {
         Ok(())
     };
     if args.ltx {
-        let exported = untorn_replicate::export_ltx(url, &args.file, &mut tell);
+        let exported = untorn_replicate::export_ltx(&args.key.url(url), &args.file, &mut tell);
         bar.finish_and_clear();
         return exported_as_ltx(url, args, &stop, exported);
     }
-    let made = untorn_replicate::restore_with(url, &args.file, &options, &mut tell);
+    let made = untorn_replicate::restore_with(&args.key.url(url), &args.file, &options, &mut tell);
     bar.finish_and_clear();
     let made = made.map_err(|error| {
         stop.interrupted("nothing is restored");
@@ -153,12 +173,14 @@ pub(crate) fn restore(url: &str, args: &cli::Restore) -> Result<Exit> {
         "epoch": made.epoch,
         "len": made.len,
         "read": made.read,
+        "requests": of_requests(&made.requests),
         "latest": made.is_latest,
     });
     output::report(args.form.json, &object, || {
         let time = made.time.map(|time| format!(" of {}", output::time(time))).unwrap_or_default();
         let (len, read) = (size::show(made.len), size::show(made.read));
-        format!("restored {path} at commit {}{time}: {len}, {read} read\n", made.commit)
+        let requests = requests_in_words(&made.requests);
+        format!("restored {path} at commit {}{time}: {len}, {read} read by {requests}\n", made.commit)
     })?;
     Ok(Exit::Clean)
 }
@@ -189,7 +211,7 @@ fn exported_as_ltx(
 
 /// Shows what a replica has.
 pub(crate) fn replicas(args: &cli::Replicas) -> Result<Exit> {
-    let found = untorn_replicate::look(&args.url)?;
+    let found = untorn_replicate::look(&args.key.url(&args.url))?;
     let snapshots = found.snapshots.iter().map(|snapshot| {
         json!({
             "epoch": snapshot.epoch,
@@ -230,8 +252,8 @@ pub(crate) fn replicas(args: &cli::Replicas) -> Result<Exit> {
 }
 
 /// Tries a store.
-pub(crate) fn doctor(url: &str, form: &Form) -> Result<Exit> {
-    store::probe(&*store::open(url)?)?;
+pub(crate) fn doctor(url: &str, key: &KeyFile, form: &Form) -> Result<Exit> {
+    store::probe(&*store::open(&key.url(url))?)?;
     let object = json!({ "url": url, "conditions": true });
     output::report(form.json, &object, || format!("{url}: the store keeps conditions, so it is fit for replicas\n"))?;
     Ok(Exit::Clean)

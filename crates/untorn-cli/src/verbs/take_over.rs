@@ -85,7 +85,7 @@ fn take(args: &cli::TakeOver, file: &Path, stop: &Stop) -> Result<Option<Replica
                 return Err(failure);
             }
             Err(Error::NotDescendant { .. }) => {
-                restore(&args.url, file, &RestoreOptions::new().replace(true))?;
+                restore(&args.key.url(&args.url), file, &RestoreOptions::new().replace(true))?;
                 open(args, file)?
             }
             attached => return Ok(Some(attached?)),
@@ -121,7 +121,7 @@ fn open(args: &cli::TakeOver, file: &Path) -> std::result::Result<Follower, Erro
     let has_log = commits::kept(file).ok().flatten().is_some();
     let options = FollowOptions::new();
     let options = if has_log { options } else { options.commit_log(CommitLog::new(args.log_size)) };
-    Follower::open(&args.url, file, &options)
+    Follower::open(&args.key.url(&args.url), file, &options)
 }
 
 /// Goes on with the file of the last owner, which a crash may have left.
@@ -131,7 +131,7 @@ fn attach(args: &cli::TakeOver, file: &Path, options: &ReplicaOptions) -> std::r
         with = with.commit_log(CommitLog::new(args.log_size));
     }
     with.open(file)?.close()?;
-    Replica::attach_path(file, &args.url, options.clone())
+    Replica::attach_path(file, &args.key.url(&args.url), options.clone())
 }
 
 /// The command that runs the program.

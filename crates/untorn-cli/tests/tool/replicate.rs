@@ -278,3 +278,56 @@ fn an_unmodified_program_runs_as_the_writer() {
     let found = untorn(&["replicas", &url, "--json"]).expect(0).json();
     assert_eq!((found["commit"].as_u64() > Some(0), &found["snapshots"][0]["commit"]), (true, &0.into()), "{found}");
 }
+
+#[test]
+fn an_encrypted_replica_needs_its_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let [one, two, none, again] = ["one", "two", "none", "again"].map(|name| at(dir, name));
+    std::fs::write(&one, [7; 32]).unwrap();
+    std::fs::write(&two, "5e".repeat(32) + "\n").unwrap();
+    for text in ["alpha", "bravo"] {
+        write(&file, text);
+        untorn(&["replicate", &file, &url, "--once", "--key", &one]).expect(0);
+    }
+    untorn(&["restore", &url, &again]).expect(74).names("give the key");
+    untorn(&["restore", &url, &again, "--key", &two]).expect(74).names("the given key is");
+    untorn(&["replicate", &file, &url, "--once"]).expect(74).names("give the key");
+    untorn(&["doctor", &url, "--key", &none]).expect(74).names("read the key");
+    untorn(&["doctor", &url, "--key", &file]).expect(64).names("is no key file");
+    untorn(&["doctor", &url, "--key", &one]).expect(0);
+    untorn(&["doctor", &file, "--key", &one]).expect(64).names("--key needs the URL");
+    untorn(&["restore", &file, &again, "--key", &one]).expect(64).names("--key needs the URL");
+    assert!(!Path::new(&again).exists());
+    untorn(&["restore", &url, &again, "--key", &one]).expect(0);
+    assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&file).unwrap());
+    assert_eq!(untorn(&["replicas", &url, "--key", &one, "--json"]).expect(0).json()["commit"], 2);
+    let owner = std::fs::read(dir.join("bucket/owner")).unwrap();
+    assert!(owner.starts_with(b"UNTORNEN") && !owner.windows(7).any(|part| part == b"replica"));
+}
+
+#[test]
+fn requests_are_counted_and_idling_costs_none() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    write(&file, "first");
+    let mut command = Command::new(UNTORN);
+    let command = command.args(["replicate", &file, &url, "--interval", "5", "--json"]);
+    let mut running = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap().unwrap()).unwrap();
+    let first = next()["requests"].clone();
+    // Four of the probe, the record, the snapshot with its part, and the record with it.
+    assert_eq!((&first["put"], &first["delete"], &first["list"]), (&8.into(), &1.into(), &0.into()), "{first}");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap().success());
+    let last = next()["requests"].clone();
+    running.wait().unwrap();
+    // The end asks whether the replica is still its own.
+    assert_eq!((&last["put"], last["get"].as_u64().unwrap()), (&first["put"], first["get"].as_u64().unwrap() + 1));
+    let made = untorn(&["restore", &url, &at(dir, "again"), "--json"]).expect(0).json();
+    assert_eq!((&made["requests"]["put"], &made["requests"]["list"]), (&0.into(), &0.into()), "{made}");
+}

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::process::geteuid;
 
+use super::meter::{Kind, Meter, Requests};
 use super::{Answer, Fetched, Listed, Put, Read, Store, StoreError, Tag};
 use crate::format::{LONGEST, OWNER, hex, sum_of};
 use crate::random;
@@ -39,13 +40,15 @@ const UNFINISHED: &str = ".unfinished";
 pub struct DirectoryStore {
     root: PathBuf,
     url: String,
+    meter: Meter,
 }
 
 impl DirectoryStore {
     /// The store in a directory. If it is not there, the ownership record of a new replica and a probe create it; a
     /// reader, and a writer whose store is gone, create nothing.
     pub fn new(root: &Path) -> Self {
-        DirectoryStore { root: root.to_owned(), url: format!("file://{}", root.display()) }
+        let (url, meter) = (format!("file://{}", root.display()), Meter::default());
+        DirectoryStore { root: root.to_owned(), url, meter }
     }
 
     fn path(&self, name: &str) -> Answer<PathBuf> {
@@ -174,8 +177,14 @@ impl Store for DirectoryStore {
         &self.url
     }
 
+    fn requests(&self) -> Requests {
+        self.meter.read()
+    }
+
     fn get(&self, name: &str) -> Answer<Option<Fetched>> {
+        self.meter.begin(Kind::Get, 0);
         let found = self.read(&self.path(name)?).map_err(failed("read", name))?;
+        self.meter.receive(found.as_ref().map_or(0, |found| found.bytes.len()));
         // A reader that asks for anything else knows that there was a store.
         if found.is_none() && name != OWNER {
             self.is_there().map_err(failed("read", name))?;
@@ -193,6 +202,7 @@ impl Store for DirectoryStore {
     }
 
     fn put_if_absent(&self, name: &str, bytes: &[u8]) -> Answer<Put> {
+        self.meter.begin(Kind::Put, bytes.len());
         let path = self.path(name)?;
         let put = || {
             let parent = path.parent().unwrap_or(&self.root);
@@ -211,6 +221,7 @@ impl Store for DirectoryStore {
     }
 
     fn update_if_match(&self, name: &str, bytes: &[u8], tag: &Tag) -> Answer<Put> {
+        self.meter.begin(Kind::Put, bytes.len());
         let path = self.path(name)?;
         let update = || {
             self.is_there()?;
@@ -233,6 +244,7 @@ impl Store for DirectoryStore {
     }
 
     fn delete(&self, name: &str) -> Answer<()> {
+        self.meter.begin(Kind::Delete, 0);
         match fs::remove_file(self.path(name)?) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("delete", name)(error)),
             // An object of a store that is gone would come back with it.
@@ -242,6 +254,7 @@ impl Store for DirectoryStore {
     }
 
     fn list(&self, prefix: &str) -> Answer<Vec<Listed>> {
+        self.meter.begin(Kind::List, 0);
         let mut found = Vec::new();
         let mut waiting = vec![(self.root.clone(), String::new())];
         while let Some((directory, above)) = waiting.pop() {

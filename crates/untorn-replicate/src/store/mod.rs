@@ -1,16 +1,26 @@
 //! [`Store`]: what the protocol needs of an object store, and how a URL names one.
 
+#[cfg(feature = "_bucket")]
+mod bucket;
 mod directory;
+mod location;
+mod meter;
 mod probe;
+mod sealed;
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
 pub use directory::DirectoryStore;
+pub use meter::Requests;
 pub use probe::probe;
 
-use crate::error::{Error, Result};
+use self::location::{Location, Parsed};
+use self::sealed::{Key, SealedStore};
+#[cfg(not(feature = "_bucket"))]
+use crate::error::Error;
+use crate::error::Result;
 
 /// The version of an object: two versions with different bytes have different tags.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,9 +131,28 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// Those of the store.
     fn list(&self, prefix: &str) -> Answer<Vec<Listed>>;
+
+    /// Ends requests that are under way, and fails later ones. A store that never waits for long need not.
+    fn close(&self) {}
+
+    /// The requests so far. A store that does not count says none.
+    fn requests(&self) -> Requests {
+        Requests::default()
+    }
 }
 
-/// Opens the store that a URL names: `file:///DIRECTORY` for a directory, which the first write creates.
+/// Opens the store that a URL names, without a request.
+///
+/// | URL | store |
+/// |---|---|
+/// | `file:///DIRECTORY` | a directory, which the first write creates |
+/// | `s3://BUCKET/PREFIX` | S3, with the feature `s3`; options `endpoint` and `region` |
+/// | `az://CONTAINER/PREFIX` | Azure, with the feature `azure`; options `account` and `endpoint` |
+/// | `gs://BUCKET/PREFIX` | Google's, with the feature `gcs`; option `endpoint` |
+///
+/// Options are in the query of the URL, as in `?endpoint=http://127.0.0.1:9000`. [`with_key`] adds that of encryption.
+/// Credentials are in environment
+/// variables, never in the URL; `docs/replication.md` has a list of them.
 ///
 /// ```
 /// let dir = tempfile::tempdir().unwrap();
@@ -132,15 +161,41 @@ pub trait Store: Send + Sync {
 /// ```
 ///
 /// # Errors
-/// [`Error::Invalid`] for a URL that names no store of this build.
+/// [`Error::Invalid`](crate::Error::Invalid) for a URL that names no store of this build, and for credentials that
+/// cannot be read.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
-    let invalid = |what: &str| Err(Error::Invalid { what: format!("{url:?} {what}") });
-    match url.split_once("://") {
-        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(DirectoryStore::new(Path::new(path)))),
-        Some(("file", _)) => invalid("has no absolute path; use file:///DIRECTORY"),
-        Some(_) => invalid("has a scheme that this build does not support; use file:///DIRECTORY"),
-        None => invalid("is no URL of a replica; use file:///DIRECTORY"),
-    }
+    let Parsed { location, key } = Parsed::parse(url)?;
+    let key = key.as_deref().map(Key::read).transpose()?;
+    let inner: Arc<dyn Store> = match location {
+        Location::Directory(path) => Arc::new(DirectoryStore::new(&path)),
+        #[cfg(feature = "_bucket")]
+        Location::Bucket(found) => Arc::new(bucket::BucketStore::open(url, &found)?),
+        #[cfg(not(feature = "_bucket"))]
+        Location::Bucket(_) => {
+            let what = "this build has no support for buckets; build it with the feature s3, azure or gcs".to_owned();
+            return Err(Error::Invalid { what });
+        }
+    };
+    Ok(Arc::new(SealedStore { inner, key }))
+}
+
+/// The URL of a replica whose objects are encrypted with the key in this file: 32 random bytes, or 64 hexadecimal
+/// digits. It has the option `key=FILE`, which every kind of store knows.
+///
+/// ```
+/// use untorn_replicate::store;
+/// let dir = tempfile::tempdir().unwrap();
+/// let key = dir.path().join("key");
+/// std::fs::write(&key, "5e".repeat(32)).unwrap();
+/// let url = format!("file://{}/replica", dir.path().display());
+/// let sealed = store::open(&store::with_key(&url, &key)).unwrap();
+/// sealed.put_if_absent("name", b"bytes").unwrap();
+/// assert_eq!(sealed.get("name").unwrap().unwrap().bytes, b"bytes");
+/// assert!(store::open(&url).unwrap().get("name").is_err());
+/// ```
+pub fn with_key(url: &str, key: &Path) -> String {
+    let mark = if url.contains('?') && !url.starts_with("file:") { '&' } else { '?' };
+    format!("{url}{mark}key={}", location::encoded(&key.to_string_lossy()))
 }
 
 /// Whether a text is a URL rather than the path of a file.

@@ -1,6 +1,8 @@
 //! Whether a store keeps the conditions of requests.
 
-use super::{Put, Read, Store};
+use std::time::Duration;
+
+use super::{Answer, Put, Read, Store, Tag};
 use crate::error::{Error, Result};
 use crate::format::hex;
 use crate::random;
@@ -22,33 +24,58 @@ pub fn probe(store: &dyn Store) -> Result<()> {
     let bodies = [random()?, random()?, random()?, random()?];
     let done = tried(store, &name, &bodies);
     // The first error is the one that helps.
-    let removed = store.delete(&name);
+    let removed = repeat(|| store.delete(&name));
     done?;
-    Ok(removed?)
+    removed
+}
+
+/// How often a request is tried.
+const TRIES: u32 = 6;
+
+/// Tries a request again while its failure may pass, as the protocol does.
+fn repeat<T>(request: impl Fn() -> Answer<T>) -> Result<T> {
+    let mut pause = Duration::from_millis(100);
+    for _ in 1..TRIES {
+        match request() {
+            Err(error) if error.is_transient => tracing::debug!(%error, "trying the request again"),
+            answer => return Ok(answer?),
+        }
+        std::thread::sleep(pause);
+        pause *= 2;
+    }
+    Ok(request()?)
 }
 
 fn tried(store: &dyn Store, name: &str, [one, two, three, four]: &[[u8; 16]; 4]) -> Result<()> {
     let bad = |what: &str| Err(Error::UnsafeStore { url: store.url().to_owned(), what: what.to_owned() });
-    let has = |bytes: &[u8]| store.get(name).map(|found| found.is_some_and(|found| found.bytes == bytes));
-    let Put::Stored(first) = store.put_if_absent(name, one)? else {
+    let get = || repeat(|| store.get(name));
+    let has = |bytes: &[u8]| get().map(|found| found.is_some_and(|found| found.bytes == bytes));
+    let create = |bytes: &[u8]| repeat(|| store.put_if_absent(name, bytes));
+    let update = |bytes: &[u8], tag: &Tag| repeat(|| store.update_if_match(name, bytes, tag));
+    // A try whose answer was lost may have succeeded, and then the next one was refused.
+    let version = |put: Put, bytes: &[u8]| match put {
+        Put::Stored(tag) => Ok(Some(tag)),
+        Put::Refused => get().map(|found| found.filter(|found| found.bytes == bytes).map(|found| found.tag)),
+    };
+    let Some(first) = version(create(one)?, one)? else {
         return bad("refused to create an object that it does not have");
     };
-    if store.put_if_absent(name, two)? != Put::Refused || !has(one)? {
+    if create(two)? != Put::Refused || !has(one)? {
         return bad("replaced an object that was to be created only if it is absent");
     }
-    if store.get_if_changed(name, &first)? != Read::Unchanged {
+    if repeat(|| store.get_if_changed(name, &first))? != Read::Unchanged {
         return bad("does not tell that an object is unchanged");
     }
-    let Put::Stored(second) = store.update_if_match(name, three, &first)? else {
+    let Some(second) = version(update(three, &first)?, three)? else {
         return bad("refused to update an object that has the expected version");
     };
     if first == second || !has(three)? {
         return bad("does not give a new version to an object that was updated");
     }
-    if store.update_if_match(name, four, &first)? != Put::Refused || !has(three)? {
+    if update(four, &first)? != Put::Refused || !has(three)? {
         return bad("updated an object that does not have the expected version");
     }
-    if !matches!(store.get_if_changed(name, &first)?, Read::Changed(found) if found.bytes == *three) {
+    if !matches!(repeat(|| store.get_if_changed(name, &first))?, Read::Changed(found) if found.bytes == *three) {
         return bad("does not tell that an object has changed");
     }
     Ok(())
