@@ -31,6 +31,8 @@ pub(crate) enum Act {
     Fail(u16, &'static str),
     /// It does it, and the answer gets lost.
     Lose,
+    /// It does it without its condition.
+    Ignore,
 }
 
 type Objects = BTreeMap<String, (u64, Vec<u8>)>;
@@ -82,6 +84,10 @@ fn serve(stream: &TcpStream, shared: &Shared) {
         };
         let (status, tag, body) = match (shared.act)(number, &request) {
             Act::Fail(status, code) => (status, None, error(code)),
+            Act::Ignore => {
+                let request = Request { if_match: None, if_none_match: None, ..request };
+                answer(&request, &mut shared.objects.lock().unwrap())
+            }
             Act::Answer => answer(&request, &mut shared.objects.lock().unwrap()),
             Act::Lose => {
                 answer(&request, &mut shared.objects.lock().unwrap());

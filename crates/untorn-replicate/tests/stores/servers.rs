@@ -12,9 +12,6 @@ pub(crate) const SECRET: &str = "untorn-test-secret";
 const ACCOUNT: &str = "devstoreaccount1";
 const ACCOUNT_KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// An account that asks nothing for a token.
-const NO_ACCOUNT: &str = r#"{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}"#;
-
 /// How long a server may take to begin.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -143,19 +140,6 @@ impl Server {
         let server = Self::start(command, dir, store);
         create_container(&python, port);
         Ok(server)
-    }
-
-    /// A server that speaks like Google's, and ignores conditions.
-    pub(crate) fn fake_gcs() -> Result<Self, String> {
-        let binary = binary("UNTORN_TEST_FAKE_GCS", "fake-gcs-server")?;
-        let ((dir, data), port) = (Self::place(), free_port());
-        let mut command = Command::new(binary);
-        command.args(["-scheme", "http", "-host", "127.0.0.1", "-port", &port.to_string(), "-backend", "memory"]);
-        // The host whose requests it takes for those of the language that buckets speak.
-        command.args(["-public-host", &format!("127.0.0.1:{port}")]).arg("-data").arg(data);
-        let store =
-            Store { scheme: "gs", port, below: "", variables: vec![("GOOGLE_SERVICE_ACCOUNT_KEY", NO_ACCOUNT)] };
-        Ok(Self::start(command, dir, store))
     }
 }
 
