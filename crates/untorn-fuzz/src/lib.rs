@@ -1,8 +1,9 @@
 //! Hostile bytes: what the fuzz targets do with the bytes they are given.
 //!
 //! The targets themselves are one line each (`fuzz/fuzz_targets`), so that what a fuzzer found is replayed by a plain
-//! test on a stable compiler. All but `manifest` and `replica` run over the simulated medium, whose file system lives in
-//! memory: the engine is the one that ships, and a case takes a fraction of a millisecond.
+//! test on a stable compiler. `manifest` runs over files and `replica` over objects in memory, and all others over the
+//! simulated medium, whose file system lives in memory: the engine is the one that ships, and a case takes a fraction
+//! of a millisecond.
 //!
 //! A target panics where untorn is wrong. Bytes that decode to nothing sensible are fine: every input is a case.
 #![forbid(unsafe_code)]

@@ -25,7 +25,10 @@ pub(crate) struct FileImage<'a> {
 
 impl Image for FileImage<'_> {
     fn resize(&mut self, len: u64) -> Result<()> {
-        Ok(if self.file.len() == len { () } else { self.file.resize(len)? })
+        if self.file.len() != len {
+            self.file.resize(len)?;
+        }
+        Ok(())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {

@@ -126,8 +126,8 @@ impl Shipper {
         let waits = untorn::commits::kept(&path)?.and_then(|log| log.waits()).is_some();
         if options.when_behind == Some(WhenBehind::Wait) && !waits {
             let what = format!(
-                "the commit log of {} does not wait for the replica; give it one that does (`untorn commits --start SIZE \
-                 --block SECONDS`), or let the replica go on with a snapshot",
+                "the commit log of {} does not wait for the replica; give it one that does (`untorn commits FILE \
+                 --start SIZE --block SECONDS`), or let the replica go on with a snapshot",
                 path.display()
             );
             return Err(Error::Invalid { what });

@@ -108,9 +108,9 @@ pub(crate) struct Replicate {
     /// How far back states can be restored; a number with the suffix s, m, h or d. Older objects are deleted.
     #[arg(long, value_name = "AGE", value_parser = age, default_value = "30d")]
     pub(crate) retain: Duration,
-    /// How to treat commits when the store is so far behind that the commit log is full: they wait, and fail after the
-    /// time of `untorn commits --block`; or they go on, and the replica goes on with a snapshot [default: wait if
-    /// the log blocks].
+    /// How to treat commits when the store is so far behind that the commit log is full. They wait, and fail after the
+    /// time of `untorn commits --block`; or they go on, and the replica goes on with a snapshot [default: wait if the
+    /// log blocks].
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) when_behind: Option<When>,
     /// The name of the consumer of the commit log. A file with several replicas needs one for each.

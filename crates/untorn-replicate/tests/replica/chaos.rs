@@ -175,15 +175,32 @@ fn own(url: &str, path: &Path, random: &mut SplitMix, acknowledged: &Path) -> Re
     }
 }
 
-fn victim(place: &Place, name: &str, seed: u64) -> Child {
-    let of = format!("{} {name} {seed}", place.dir.path().display());
-    let mut command = again(sibling!("a_victim_fights_until_it_is_killed"));
-    command.env(VICTIM, of).stdout(Stdio::null()).spawn().unwrap()
+/// A writer, which ends with the test also if that fails.
+struct Victim(Child);
+
+impl Victim {
+    fn kill(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
+    fn signal(&self, signal: Signal) {
+        let process = Pid::from_raw(i32::try_from(self.0.id()).unwrap()).unwrap();
+        kill_process(process, signal).unwrap();
+    }
 }
 
-fn signal(victim: &Child, signal: Signal) {
-    let process = Pid::from_raw(i32::try_from(victim.id()).unwrap()).unwrap();
-    kill_process(process, signal).unwrap();
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn victim(place: &Place, name: &str, seed: u64) -> Victim {
+    let of = format!("{} {name} {seed}", place.dir.path().display());
+    let mut command = again(sibling!("a_victim_fights_until_it_is_killed"));
+    Victim(command.env(VICTIM, of).stdout(Stdio::null()).spawn().unwrap())
 }
 
 fn read(path: PathBuf) -> String {
@@ -210,14 +227,13 @@ fn two_writers_fight_under_signals_and_without_their_store() {
         let which = random.below(2) as usize;
         match random.below(5) {
             0 | 1 => {
-                signal(&victims[which], Signal::STOP);
+                victims[which].signal(Signal::STOP);
                 sleep(Duration::from_micros(random.below(150_000)));
-                signal(&victims[which], Signal::CONT);
+                victims[which].signal(Signal::CONT);
                 stops += 1;
             }
             2 | 3 => {
-                victims[which].kill().unwrap();
-                victims[which].wait().unwrap();
+                victims[which].kill();
                 victims[which] = victim(&place, ["a", "b"][which], random.next_u64());
                 kills += 1;
             }
@@ -242,10 +258,7 @@ fn two_writers_fight_under_signals_and_without_their_store() {
         acknowledged = check(&place, told, &format!("round {round}"));
         assert_eq!(read(place.path("failures")), "", "round {round}");
     }
-    for victim in &mut victims {
-        victim.kill().unwrap();
-        victim.wait().unwrap();
-    }
+    victims.iter_mut().for_each(Victim::kill);
     let epoch = look(&place.url).unwrap().epoch;
     println!(
         "{rounds} rounds: {kills} kills, {stops} stops, {absences} times without the store, {acknowledged} \
