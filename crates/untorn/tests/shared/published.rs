@@ -213,6 +213,8 @@ fn readers_see_whole_commits_while_one_process_writes() {
         let mut bank = Bank::new(path);
         let mut readers: Vec<_> = (0..2).map(|_| reader(path)).collect();
         let count = cases(500, 20_000);
+        // Also readers that end before the writer's thread begins have seen one.
+        bank.transfer(0);
         readers.iter_mut().for_each(|reader| reader.tell(&format!("many {count}")));
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
