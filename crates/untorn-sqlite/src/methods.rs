@@ -283,7 +283,9 @@ pub(crate) unsafe fn text_of(text: *const c_char) -> Option<String> {
 /// Each argument is null or a string.
 unsafe fn pragma(database: &mut Database, [answer, name, value]: &mut [*mut c_char; 3]) -> c_int {
     // SAFETY: the caller says so.
-    let (name, value) = unsafe { (text_of(*name), text_of(*value)) };
+    let name = unsafe { text_of(*name) };
+    // SAFETY: as above.
+    let value = unsafe { text_of(*value) };
     match name.as_deref() {
         Some("untorn_info") => {
             *answer = text_for_sqlite(&database.info());

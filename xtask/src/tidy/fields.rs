@@ -32,6 +32,12 @@ const SPREAD: &[Spread] = &[
         "gives the snapshots of a file with a log: none is taken between a record and its commit, under the log's lock",
     ),
     (
+        "crates/untorn/src/engine/snapshot/mod.rs",
+        "WithSnapshots",
+        &["operations.rs", "publishing.rs"],
+        "the snapshots of one file: taking and releasing them, and publishing each commit, are a file each",
+    ),
+    (
         "crates/untorn/src/file/hybrid_log/mod.rs",
         "Core",
         &[

@@ -320,8 +320,8 @@ fn requests_are_counted_and_idling_costs_none() {
     let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
     let mut next = || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap().unwrap()).unwrap();
     let first = next()["requests"].clone();
-    // Four of the probe, the record, the snapshot with its part, and the record with it.
-    assert_eq!((&first["put"], &first["delete"], &first["list"]), (&8.into(), &1.into(), &0.into()), "{first}");
+    // Four of the probe, the record twice, the snapshot with its part, and the record with it.
+    assert_eq!((&first["put"], &first["delete"], &first["list"]), (&9.into(), &1.into(), &0.into()), "{first}");
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert!(Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap().success());
     let last = next()["requests"].clone();

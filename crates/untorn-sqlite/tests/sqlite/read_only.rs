@@ -82,7 +82,8 @@ fn a_database_that_is_open_or_crashed_is_read_as_committed() {
     assert_eq!(lines(&said), ["2 2", "3 3", "immutable refused"], "{error}");
 }
 
-/// A transaction of a process that does not serve may be too large to pass on: it is refused whole, and the next goes on.
+/// A transaction of a process that does not serve may be too large to pass on: it is refused whole, and the next goes
+/// on.
 #[test]
 fn a_transaction_too_large_to_pass_on_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -344,11 +344,11 @@ impl Options {
     /// Says that the program's own locks let one thread of one process write at a time, as those of a database do.
     /// Off by default.
     ///
-    /// Then the process that serves a [shared](Options::shared) file with
-    /// [durability per write](crate::Durability::PerWrite) publishes each commit to the processes that take one snapshot
-    /// after another ([`AtomicFile::snapshot_after`](crate::AtomicFile::snapshot_after)): they take the next one without
-    /// a message, and without waiting for the write that is under way. While there are such readers, writes wait for
-    /// each other instead of sharing a flush.
+    /// Then the process that serves a [shared](Options::shared) file with [durability per
+    /// write](crate::Durability::PerWrite) publishes each commit to the processes that take one snapshot after another
+    /// ([`AtomicFile::snapshot_after`](crate::AtomicFile::snapshot_after)): they take the next one without a message,
+    /// and without waiting for the write that is under way. While there are such readers, writes wait for each other
+    /// instead of sharing a flush.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {

@@ -21,8 +21,8 @@
 //!    has changed ([`marks`]). A write raises the marks of its pages before its first store, as invariant 3 has it of
 //!    pre-images. Whatever ends snapshots, or takes pages from them otherwise, raises the mark of all pages first.
 //! 8. A snapshot whose holder does not read for now ends with the next commit ([`readers`]).
-//! 9. A file with one writer may make a snapshot of each commit by itself ([`publishing`]). Such a snapshot goes when it
-//!    is not the last one and nobody uses it.
+//! 9. A file with one writer may make a snapshot of each commit by itself ([`publishing`]). Such a snapshot goes when
+//!    it is not the last one and nobody uses it.
 //! 10. A plain file that is open for reading has no lock that keeps writers away. The first read that finds the file
 //!     changed ends the snapshot ([`Capture::unchanging`]).
 //!

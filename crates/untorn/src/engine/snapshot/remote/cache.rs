@@ -7,8 +7,8 @@
 //! 2. A reader copies first and looks at the round afterwards. If it is the one from before the copy, and the page was
 //!    there, the copy has the bytes of that page only.
 //!
-//! The bytes of a page are the same whenever it is brought for one snapshot. For later ones the caller looks whether the
-//! page has changed since it was brought.
+//! The bytes of a page are the same whenever it is brought for one snapshot. For later ones the caller looks whether
+//! the page has changed since it was brought.
 
 use std::io;
 use std::ops::Range;
@@ -60,8 +60,8 @@ impl Cache {
         self.has(page).then(|| since.load(Ordering::Relaxed))
     }
 
-    /// Copies bytes from `from` of a page that is there for a snapshot which `is_right` accepts. False, with unspecified
-    /// bytes, if it is not.
+    /// Copies bytes from `from` of a page that is there for a snapshot which `is_right` accepts. False, with
+    /// unspecified bytes, if it is not.
     #[inline]
     pub(super) fn read(&self, page: u64, from: u64, dst: &mut [u8], is_right: impl FnOnce(u64) -> bool) -> bool {
         let round = self.round.load(Ordering::Acquire);
