@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// Also build packages of Debian: untorn, libuntorn0, libuntorn-dev, python3-untorn
     #[arg(long)]
     deb: bool,
-    /// Person whom the packages of Debian name, as 'NAME <ADDRESS>'; without it, DEBFULLNAME and DEBEMAIL, or the
+    /// Person whom the packages of Debian name, as `NAME <ADDRESS>`; without it, DEBFULLNAME and DEBEMAIL, or the
     /// author in Cargo.toml
     #[arg(long, value_name = "PERSON", requires = "deb", value_parser = debian::maintainer_line)]
     maintainer: Option<String>,
