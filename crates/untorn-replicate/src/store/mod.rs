@@ -161,7 +161,7 @@ pub trait Store: Send + Sync {
 /// ```
 ///
 /// # Errors
-/// [`Error::Invalid`](crate::Error::Invalid) for a URL that names no store of this build, and for credentials that
+/// [`crate::Error::Invalid`] for a URL that names no store of this build, and for credentials that
 /// cannot be read.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
     let Parsed { location, key } = Parsed::parse(url)?;
