@@ -429,7 +429,7 @@ impl Local {
 enum Repeats {
     Same,
     Other,
-    /// Nobody can tell any more: its objects were deleted.
+    /// That cannot be told any more: its objects were deleted.
     Deleted,
 }
 

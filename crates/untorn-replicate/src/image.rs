@@ -36,7 +36,7 @@ impl Image for FileImage<'_> {
     }
 }
 
-/// What was applied.
+/// The changes that were applied.
 #[derive(Debug, Default)]
 pub(crate) struct Applied {
     pub(crate) commits: u64,

@@ -24,7 +24,7 @@ const LOCKED_AT: u64 = 1 << 30;
 /// The first length of a database that has such a page.
 pub(super) const TOO_LONG: u64 = LOCKED_AT;
 
-/// What a file says of itself.
+/// The header of a file, and the checksum of its trailer.
 pub(super) struct Header {
     pub(super) page_size: u32,
     /// Pages of the database after the last transaction.

@@ -27,7 +27,7 @@ const SECTOR: u64 = 512;
 const COMMITS: &str = "0";
 const SNAPSHOTS: &str = "9";
 
-/// What was exported.
+/// The result of an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LtxReport {
@@ -46,6 +46,8 @@ pub struct LtxReport {
 /// commit with number N.
 ///
 /// The database has no page at byte 1 GiB, where SQLite locks, so it must be shorter. It is held in memory meanwhile.
+///
+/// A failure after the first file leaves the directory, incomplete: remove it and try again.
 ///
 /// `progress` is told the bytes that were read so far, and ends the work by an error.
 ///

@@ -52,7 +52,7 @@ pub(crate) enum Location {
     Bucket(BucketUrl),
 }
 
-/// What a URL says.
+/// A URL, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parsed {
     pub(crate) location: Location,

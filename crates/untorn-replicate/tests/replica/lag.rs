@@ -87,7 +87,7 @@ fn a_follower_keeps_up_and_its_readers_see_whole_commits() {
         seen.load(Ordering::Relaxed),
         follower.status().groups
     );
-    // Of a loaded machine nothing is promised; a follower that does not keep up would be behind by the whole run.
+    // A loaded machine promises nothing: a follower that does not keep up would be behind by the whole run.
     assert!(at(50) < Duration::from_secs(1), "median {:?}", at(50));
     assert!(seen.load(Ordering::Relaxed) > 10);
 }

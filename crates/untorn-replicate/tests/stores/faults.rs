@@ -13,7 +13,7 @@ use crate::{run_again, says, url};
 #[test]
 fn lost_answers_to_writes_lose_and_repeat_nothing() {
     let Some(url) = url() else {
-        // Of the writes, every third one's answer.
+        // Every third write loses its answer.
         let writes = AtomicUsize::new(0);
         let mini = Mini::start(move |_, request| {
             let is_lost = request.is_put() && writes.fetch_add(1, Ordering::Relaxed) % 3 == 2;

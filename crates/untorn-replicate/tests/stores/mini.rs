@@ -24,7 +24,7 @@ impl Request {
     }
 }
 
-/// What the store does with a request.
+/// The way in which the store treats a request.
 pub(crate) enum Act {
     Answer,
     /// It refuses with this status and code, and does nothing.

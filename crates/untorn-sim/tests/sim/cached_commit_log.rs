@@ -387,19 +387,25 @@ fn each_barrier_of_a_cached_files_stream_is_needed() {
     }
 }
 
+/// A machine with the file and its log, opened.
+fn begun(config: Config) -> Life {
+    let medium = SimMedium::new(config.class);
+    for dir in ["/fast", "/dir"] {
+        medium.create_dir(Path::new(dir)).unwrap();
+    }
+    medium.sync_dir(SYNC, Path::new("/")).unwrap();
+    medium.install(NAMES[0], &[1; BEFORE]);
+    let first = Expected { commits: vec![Arc::new(vec![1; BEFORE])], ..Expected::default() };
+    let mut life = Life::new(config, medium, first);
+    life.open().unwrap();
+    life
+}
+
 /// The kernel has made a rename when the owner of the log dies, and the next owner's commit needs the new name.
 #[test]
 fn a_rename_before_a_kill_outlives_the_next_power_cut() {
     for (config, changed) in Config::all().flat_map(|config| [true, false].map(|changed| (config, changed))) {
-        let medium = SimMedium::new(config.class);
-        for dir in ["/fast", "/dir"] {
-            medium.create_dir(Path::new(dir)).unwrap();
-        }
-        medium.sync_dir(SYNC, Path::new("/")).unwrap();
-        medium.install(NAMES[0], &[1; BEFORE]);
-        let first = Expected { commits: vec![Arc::new(vec![1; BEFORE])], ..Expected::default() };
-        let mut life = Life::new(config, medium, first);
-        life.open().unwrap();
+        let mut life = begun(config);
         let mut rng = Rng::new(1);
         life.write(&mut rng).unwrap();
         if changed {
@@ -424,15 +430,7 @@ fn a_rename_before_a_kill_outlives_the_next_power_cut() {
 #[test]
 fn a_commit_log_that_cannot_be_opened_begins_behind_the_replay() {
     for config in Config::all() {
-        let medium = SimMedium::new(config.class);
-        for dir in ["/fast", "/dir"] {
-            medium.create_dir(Path::new(dir)).unwrap();
-        }
-        medium.sync_dir(SYNC, Path::new("/")).unwrap();
-        medium.install(NAMES[0], &[1; BEFORE]);
-        let first = Expected { commits: vec![Arc::new(vec![1; BEFORE])], ..Expected::default() };
-        let mut life = Life::new(config, medium, first);
-        life.open().unwrap();
+        let mut life = begun(config);
         let mut rng = Rng::new(1);
         for _ in 0..2 {
             life.write(&mut rng).and_then(|()| life.commit(true)).unwrap();

@@ -51,7 +51,7 @@ pub(super) struct BucketStore {
 
 impl std::fmt::Debug for BucketStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // What is inside has credentials.
+        // The fields inside have credentials.
         f.debug_struct("BucketStore").field("url", &self.url).finish_non_exhaustive()
     }
 }
@@ -106,7 +106,7 @@ impl BucketStore {
         let scoped = FAILURE.scope(Arc::clone(&failure), request);
         let spawn = |runtime: &Runtime| {
             runtime.spawn(async move {
-                // Nobody waits if the store was closed.
+                // If the store was closed, no caller waits.
                 let _ = tell.send(scoped.await);
             })
         };
