@@ -151,8 +151,7 @@ pub trait Store: Send + Sync {
 /// | `gs://BUCKET/PREFIX` | Google's, with the feature `gcs`; option `endpoint` |
 ///
 /// Options are in the query of the URL, as in `?endpoint=http://127.0.0.1:9000`. [`with_key`] adds that of encryption.
-/// Credentials are in environment
-/// variables, never in the URL; `docs/replication.md` has a list of them.
+/// Credentials are in environment variables, never in the URL; `docs/replication.md` has a list of them.
 ///
 /// ```
 /// let dir = tempfile::tempdir().unwrap();
@@ -187,7 +186,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>> {
 /// let dir = tempfile::tempdir().unwrap();
 /// let key = dir.path().join("key");
 /// std::fs::write(&key, "5e".repeat(32)).unwrap();
-/// let url = format!("file://{}/replica", dir.path().display());
+/// let url = format!("file://{}", dir.path().display());
 /// let sealed = store::open(&store::with_key(&url, &key)).unwrap();
 /// sealed.put_if_absent("name", b"bytes").unwrap();
 /// assert_eq!(sealed.get("name").unwrap().unwrap().bytes, b"bytes");
