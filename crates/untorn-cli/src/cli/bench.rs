@@ -9,9 +9,10 @@ use untorn::redundancy::StripeLayout;
 use untorn::{Durability, EngineKind};
 use untorn_bench::{Pattern, Workload};
 
+use super::Form;
 use super::log::LOG_POLICIES;
 use super::protect::STRIPE_LAYOUTS;
-use super::{Form, durabilities, engines, words};
+use super::words::{durabilities, engines, words};
 use crate::size;
 
 /// Arguments of `bench`. Each benchmark has its own defaults for options that are not given.

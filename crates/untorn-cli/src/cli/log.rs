@@ -4,7 +4,7 @@ use clap::Args;
 use untorn::options::LogPolicy;
 use untorn::{EngineKind, Options};
 
-use super::words;
+use super::words::words;
 use crate::exit::{Failure, Result};
 use crate::size;
 

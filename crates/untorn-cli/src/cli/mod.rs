@@ -3,6 +3,8 @@
 mod backup;
 mod bench;
 mod commits;
+mod demo;
+mod file;
 mod log;
 mod mount;
 mod protect;
@@ -13,18 +15,17 @@ mod replicate;
 mod run;
 mod stats;
 mod torture;
+mod words;
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use untorn::options::{Layout, Prefer};
-use untorn::{Durability, EngineKind};
 
 pub(crate) use backup::{Backup, Restore};
 pub(crate) use bench::Bench;
 pub(crate) use commits::{Commits, Watch};
+pub(crate) use demo::{Demo, DemoWriter, Writer};
+pub(crate) use file::{Apply, Create, Keep, Look, Read, Recover, Resize, Settle, Sharing, Write};
 pub(crate) use log::Log;
 pub(crate) use mount::{Mount, Unmount};
 pub(crate) use protect::{Protect, Protection, Repair, Scrub};
@@ -37,8 +38,6 @@ pub(crate) use replicate::{At, Follow, Guarded, KeyFile, Replicas, Replicate, Ta
 pub(crate) use run::{Mode as RunMode, Run, RunLog};
 pub(crate) use stats::Stats;
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};
-
-use crate::size;
 
 /// Memory-mapped files that never tear.
 ///
@@ -391,16 +390,6 @@ pub(crate) struct Form {
     pub(crate) json: bool,
 }
 
-/// Arguments of `demo`.
-#[derive(Debug, Args)]
-pub(crate) struct Demo {
-    /// Directory for the demo's files, which are removed at the end [default: the system's temporary directory].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dir: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
@@ -409,147 +398,6 @@ pub(crate) struct Doctor {
     pub(crate) path: PathBuf,
     #[command(flatten)]
     pub(crate) key: KeyFile,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
-/// Arguments of `create`.
-#[derive(Debug, Args)]
-pub(crate) struct Create {
-    /// The file to create. It must not exist.
-    pub(crate) file: PathBuf,
-    /// Length in bytes; suffixes K, M, G, T are powers of 1024.
-    #[arg(long, value_name = "N", value_parser = size::parse)]
-    pub(crate) len: u64,
-    /// The engine that makes commits atomic. Without --keep-sidecar the file is a plain one at the end, and each open
-    /// chooses anew.
-    #[arg(long, value_parser = engines(), default_value = "auto")]
-    pub(crate) engine: EngineKind,
-    /// Layout of the sidecar, which --keep-sidecar keeps.
-    #[arg(long, value_parser = layouts(), default_value = "auto")]
-    pub(crate) layout: Layout,
-    /// When a write becomes durable: `write`, when its call returns; `commit`, at the next commit [default: chosen by
-    /// medium; `commit` for `--engine hybrid-log`].
-    #[arg(long, value_parser = durabilities())]
-    pub(crate) durability: Option<Durability>,
-    #[command(flatten)]
-    pub(crate) log: Log,
-    /// Give the file a commit log of at most so many bytes, for `commits`, `watch` and increments of a backup.
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub(crate) commit_log: Option<u64>,
-    #[command(flatten)]
-    pub(crate) keep: Keep,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
-/// Arguments of verbs that only inspect a file.
-#[derive(Debug, Args)]
-pub(crate) struct Look {
-    /// The file.
-    pub(crate) file: PathBuf,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
-/// Whether other processes may have the file open.
-#[derive(Debug, Args)]
-pub(crate) struct Sharing {
-    /// Share the file with other processes that opened it with --shared, using the options of the first of them.
-    #[arg(long)]
-    pub(crate) shared: bool,
-}
-
-/// Whether the sidecar stays when the command closes the file.
-#[derive(Debug, Args)]
-pub(crate) struct Keep {
-    /// Keep the sidecar at the end, for a program that opens the file next. By default the closed file is a plain one.
-    #[arg(long)]
-    pub(crate) keep_sidecar: bool,
-}
-
-/// Arguments of `write`.
-#[derive(Debug, Args)]
-pub(crate) struct Write {
-    /// The file.
-    pub(crate) file: PathBuf,
-    /// Offset of the first byte to write; suffixes K, M, G, T are powers of 1024.
-    #[arg(long, value_name = "N", value_parser = size::parse, default_value = "0")]
-    pub(crate) offset: u64,
-    #[command(flatten)]
-    pub(crate) sharing: Sharing,
-    #[command(flatten)]
-    pub(crate) keep: Keep,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
-/// Arguments of `read`.
-#[derive(Debug, Args)]
-pub(crate) struct Read {
-    /// The file.
-    pub(crate) file: PathBuf,
-    /// Offset of the first byte to read; suffixes K, M, G, T are powers of 1024.
-    #[arg(long, value_name = "N", value_parser = size::parse, default_value = "0")]
-    pub(crate) offset: u64,
-    /// Number of bytes to read; suffixes as for --offset [default: up to the end of the file].
-    #[arg(long, value_name = "N", value_parser = size::parse)]
-    pub(crate) len: Option<u64>,
-    #[command(flatten)]
-    pub(crate) sharing: Sharing,
-}
-
-/// Arguments of `apply`.
-#[derive(Debug, Args)]
-pub(crate) struct Apply {
-    /// The file.
-    pub(crate) file: PathBuf,
-    #[command(flatten)]
-    pub(crate) sharing: Sharing,
-    #[command(flatten)]
-    pub(crate) keep: Keep,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
-/// Arguments of `resize`.
-#[derive(Debug, Args)]
-pub(crate) struct Resize {
-    /// The file.
-    pub(crate) file: PathBuf,
-    /// New length in bytes; suffixes K, M, G, T are powers of 1024.
-    #[arg(long, value_name = "N", value_parser = size::parse)]
-    pub(crate) len: u64,
-    #[command(flatten)]
-    pub(crate) sharing: Sharing,
-    #[command(flatten)]
-    pub(crate) keep: Keep,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
-/// Arguments of `recover`.
-#[derive(Debug, Args)]
-pub(crate) struct Recover {
-    /// The file.
-    pub(crate) file: PathBuf,
-    /// Accept a sidecar that was copied or restored together with its file, so that the inode number changed.
-    #[arg(long)]
-    pub(crate) adopt: bool,
-    /// The side that wins if the file and its sidecar disagree. The other side's changes are lost.
-    #[arg(long, value_name = "SIDE", value_parser = sides())]
-    pub(crate) trust: Option<Prefer>,
-    #[command(flatten)]
-    pub(crate) keep: Keep,
-    #[command(flatten)]
-    pub(crate) form: Form,
-}
-
-/// Arguments of `settle`.
-#[derive(Debug, Args)]
-pub(crate) struct Settle {
-    /// The file.
-    pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -569,60 +417,6 @@ pub(crate) struct Man {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// The kind of writer in the demo.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Writer {
-    /// Plain stores into a shared mapping, then msync.
-    Plain,
-    /// untorn transactions, then sync.
-    Untorn,
-}
-
-/// Arguments of the demo's writer process.
-#[derive(Debug, Args)]
-pub(crate) struct DemoWriter {
-    /// The bank's file.
-    pub(crate) file: PathBuf,
-    /// The kind of writer.
-    #[arg(long)]
-    pub(crate) writer: Writer,
-    /// Seed of the transfers.
-    #[arg(long)]
-    pub(crate) seed: u64,
-    /// The parent process; the writer exits with it.
-    #[arg(long)]
-    pub(crate) parent: i32,
-}
-
-/// A parser for one of the library's lists of values, so that help and completions show them.
-fn words<T>(list: &'static [&'static str]) -> impl TypedValueParser<Value = T>
-where
-    T: FromStr<Err = String> + Clone + Send + Sync + 'static,
-{
-    PossibleValuesParser::new(list).try_map(|word| word.parse::<T>())
-}
-
-const ENGINES: &[&str] = &["auto", "reflection", "hybrid-log", "passthrough"];
-const LAYOUTS: &[&str] = &["dense", "sparse", "auto"];
-const DURABILITIES: &[&str] = &["write", "commit"];
-const SIDES: &[&str] = &["file", "sidecar"];
-
-fn engines() -> impl TypedValueParser<Value = EngineKind> {
-    words(ENGINES)
-}
-
-fn layouts() -> impl TypedValueParser<Value = Layout> {
-    words(LAYOUTS)
-}
-
-fn durabilities() -> impl TypedValueParser<Value = Durability> {
-    words(DURABILITIES)
-}
-
-fn sides() -> impl TypedValueParser<Value = Prefer> {
-    words(SIDES)
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -640,13 +434,5 @@ mod tests {
             let after = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(after.contains(&format!("untorn {}", verb.get_name())), "{} has no example", verb.get_name());
         }
-    }
-
-    #[test]
-    fn every_word_offered_is_one_the_library_knows() {
-        assert!(ENGINES.iter().all(|word| word.parse::<EngineKind>().is_ok()));
-        assert!(LAYOUTS.iter().all(|word| word.parse::<Layout>().is_ok()));
-        assert!(DURABILITIES.iter().all(|word| word.parse::<Durability>().is_ok()));
-        assert!(SIDES.iter().all(|word| word.parse::<Prefer>().is_ok()));
     }
 }

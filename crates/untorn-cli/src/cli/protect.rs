@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use untorn::redundancy::{Checksum, StripeLayout};
 
-use super::{Form, words};
+use super::Form;
+use super::words::words;
 use crate::size;
 
 const CHECKSUMS: &[&str] = &["crc32c", "xxh3"];

@@ -6,7 +6,8 @@ use clap::Args;
 use untorn::{Durability, EngineKind};
 use untorn_rigs::block::FileSystem;
 
-use super::{Form, Log, durabilities, engines};
+use super::words::{durabilities, engines};
+use super::{Form, Log};
 
 /// Arguments of `torture`.
 #[derive(Debug, Args)]
