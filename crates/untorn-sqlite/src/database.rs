@@ -427,10 +427,14 @@ impl Database {
 
     /// Whether the snapshot is of the last commit: all writers count their changes in the header.
     fn is_last_commit(&mut self) -> Result<bool, Code> {
+        // Before the look. Every change by a connection that lives is counted by now: it had the locks of a writer. The
+        // snapshot's own count may be older than what it shows: it may have been taken after another connection's
+        // commit was made, and before it was counted.
+        let changes = self.file.changes();
         if self.view.as_ref().is_some_and(Reading::is_last) {
+            self.changes = changes;
             return Ok(true);
         }
-        let changes = self.file.changes();
         let mut now = [0; HEADER];
         read_to_end(&mut now, 0, self.file.len(), |there| self.file.read_at(there, 0))
             .map_err(|error| code_of(&error, abi::IOERR_READ))?;

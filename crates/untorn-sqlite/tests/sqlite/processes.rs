@@ -39,6 +39,20 @@ fn a_resting_connection_reads_what_others_commit() {
     }
 }
 
+/// No statement is refused because another connection's commit was made and not yet counted when this one began.
+#[test]
+fn writers_in_threads_of_one_process_are_never_refused() {
+    let rounds = untorn_testing::cases(300, 10_000);
+    for engine in ["reflection", "hybrid-log"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, parameters) = (dir.path().join("app.db"), format!("&engine={engine}"));
+        let Some(mut threads) = work(&[&"threads", &path, &"4", &rounds.to_string(), &parameters]) else { return };
+        let output = threads.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(lines(&output), [(4 * rounds).to_string()], "{engine}");
+    }
+}
+
 /// The last one to close cuts the file to the length of the database, which must be the last length.
 #[test]
 fn a_commit_amid_the_close_of_another_process_is_kept() {

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 
 LIBRARY = sys.argv[1]
@@ -229,6 +230,28 @@ def turns(path, rounds, parameters):
         child.stdin.close()
         child.wait()
     say(read())
+
+
+def threads(path, count, rounds, parameters):
+    """Connections in threads, each of which adds one again and again: every statement is a transaction."""
+    connect(path, parameters).execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a)").execute("INSERT INTO t VALUES (0, 0)")
+    failures = []
+
+    def add(number):
+        own = connect(path, parameters)
+        try:
+            for _ in range(int(rounds)):
+                own.execute("UPDATE t SET a = a + 1 WHERE id = 0")
+                assert own.execute("SELECT a FROM t").fetchone()[0] > 0
+        except sqlite3.Error as error:
+            failures.append(f"{number}: {error}")
+
+    running = [threading.Thread(target=add, args=(number,)) for number in range(int(count))]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    say(connect(path, parameters).execute("SELECT a FROM t").fetchone()[0], *failures)
 
 
 def hot(path, synchronous="full", vfs="unix"):
