@@ -84,6 +84,59 @@ impl FromStr for Workload {
     }
 }
 
+/// A system that keeps databases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum System {
+    /// SQLite with untorn's VFS, which needs no journal.
+    Untorn,
+    /// SQLite with a write-ahead log.
+    Wal,
+    /// SQLite with a rollback journal that it removes.
+    Delete,
+    /// SQLite with a rollback journal that it truncates.
+    Truncate,
+}
+
+impl System {
+    /// Its name on the command line and in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            System::Untorn => "untorn",
+            System::Wal => "wal",
+            System::Delete => "delete",
+            System::Truncate => "truncate",
+        }
+    }
+
+    /// The VFS, if it is not SQLite's own.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn vfs(self) -> Option<&'static str> {
+        (self == System::Untorn).then_some("untorn")
+    }
+
+    /// The journal mode, if it is not the VFS's own.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn journal_mode(self) -> Option<&'static str> {
+        (self != System::Untorn).then_some(self.as_str())
+    }
+}
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for System {
+    type Err = String;
+
+    fn from_str(word: &str) -> std::result::Result<Self, String> {
+        let all = [System::Untorn, System::Wal, System::Delete, System::Truncate];
+        let found = all.into_iter().find(|system| system.as_str() == word);
+        found.ok_or_else(|| format!("{word:?} is not a system; use some of: untorn wal delete truncate"))
+    }
+}
+
 /// The arguments of a run. An empty list or `None` selects the benchmark's own default.
 #[derive(Clone, Debug)]
 pub struct Args {
@@ -137,6 +190,14 @@ pub struct Args {
     pub seconds: Option<f64>,
     /// Maximum number of accesses per slice and thread, to run a fixed amount of work instead of a fixed time.
     pub ops: Option<u64>,
+    /// Systems that the benchmarks of databases compare. Default: untorn, wal and delete.
+    pub systems: Vec<System>,
+    /// Sizes of a database's pages in bytes. Default 4096; for `acumen-fig4` and `acumen-fig5` 512 to 4096.
+    pub page_sizes: Vec<u32>,
+    /// Records that YCSB loads. Default 20000.
+    pub records: Option<u64>,
+    /// Warehouses of TPC-C. Default 1.
+    pub warehouses: Option<u32>,
     /// Seed of the random offsets.
     pub seed: u64,
 }
@@ -165,6 +226,10 @@ impl Default for Args {
             file_len: None,
             seconds: None,
             ops: None,
+            systems: Vec::new(),
+            page_sizes: Vec::new(),
+            records: None,
+            warehouses: None,
             seed: 1,
         }
     }
@@ -217,6 +282,17 @@ impl Args {
         if self.seconds.is_some_and(|seconds| !(seconds > 0.0 && seconds <= 86_400.0)) {
             return Err(Error::usage("--seconds is out of range; use more than 0 and at most 86400"));
         }
+        if let Some(size) =
+            self.page_sizes.iter().find(|size| !(512..=65_536).contains(*size) || !size.is_power_of_two())
+        {
+            return Err(Error::usage(format!("--page-size is {size}; use a power of two from 512 to 65536")));
+        }
+        if self.records.is_some_and(|records| !(1..=1_000_000_000).contains(&records)) {
+            return Err(Error::usage("--records is out of range; use 1 to 1000000000"));
+        }
+        if self.warehouses.is_some_and(|warehouses| !(1..=10_000).contains(&warehouses)) {
+            return Err(Error::usage("--warehouses is out of range; use 1 to 10000"));
+        }
         if self.ops == Some(0) {
             return Err(Error::usage("--ops is 0, which measures nothing; use 1 or more"));
         }
@@ -236,6 +312,10 @@ mod tests {
         for workload in [Workload::KeyValue, Workload::RandomStores] {
             assert_eq!(workload.as_str().parse::<Workload>(), Ok(workload));
         }
+        for system in ["untorn", "wal", "delete", "truncate"] {
+            assert_eq!(system.parse::<System>().map(System::as_str), Ok(system));
+        }
+        assert!("oracle".parse::<System>().unwrap_err().contains("truncate"));
         assert!("sums".parse::<Workload>().unwrap_err().contains("key-value"));
         assert!("backwards".parse::<Pattern>().unwrap_err().contains("sequential"));
     }
@@ -255,6 +335,9 @@ mod tests {
         assert!(Args { reads: vec![101], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { periods: vec![0.0], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { periods: vec![f64::NAN], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { page_sizes: vec![1000], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { records: Some(0), ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { warehouses: Some(0), ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { commit_every: 0, ..Args::default() }.validate(&[64], &[1], 4096).is_err());
     }
 }

@@ -57,6 +57,18 @@ pub enum Error {
     },
     /// The library under test reported an error.
     Untorn(untorn::Error),
+    /// A database reported an error.
+    Database {
+        /// Its text.
+        what: String,
+    },
+    /// A database is not in a state that its transactions allow.
+    Inconsistent {
+        /// The system.
+        system: &'static str,
+        /// What does not hold.
+        what: String,
+    },
 }
 
 impl Error {
@@ -66,6 +78,17 @@ impl Error {
 
     pub(crate) fn usage(what: impl Into<String>) -> Self {
         Error::Usage { what: what.into() }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl From<rusqlite::Error> for Error {
+    fn from(error: rusqlite::Error) -> Self {
+        let what = match &error {
+            rusqlite::Error::SqliteFailure(code, _) => format!("{error} (SQLite's code {})", code.extended_code),
+            other => other.to_string(),
+        };
+        Error::Database { what }
     }
 }
 
@@ -95,6 +118,8 @@ impl fmt::Display for Error {
             ),
             Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
             Error::Untorn(error) => error.fmt(f),
+            Error::Database { what } => write!(f, "the database failed: {what}"),
+            Error::Inconsistent { system, what } => write!(f, "the database of {system} is inconsistent: {what}"),
         }
     }
 }

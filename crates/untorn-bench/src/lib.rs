@@ -18,6 +18,8 @@
 //! | `redundancy-pass` | a pass over an unmodified file | a processor's time |
 //! | `redundancy-kernels` | checksums and parity of uncached memory | a read of it |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
+//! | `ycsb`, `acumen-fig4` | YCSB's workloads on SQLite with untorn's VFS | the same SQLite with its own journals |
+//! | `tpcc`, `acumen-fig5` | TPC-C likewise | likewise |
 //!
 //! Some engines continue to work after a call has returned. Between two slices the run waits for that work to end, so
 //! no arm pays for another's work, and `cpu_ratio` includes all processor time that the accesses cost.
@@ -43,7 +45,7 @@
 //! println!("{}", report.to_table());
 //! # Ok(()) }
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod args;
 mod benches;
@@ -59,16 +61,20 @@ mod plot;
 mod raw;
 mod report;
 mod rig;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod stats;
+#[cfg(feature = "sqlite")]
+mod workloads;
 mod zipf;
 
-pub use args::{Args, Pattern, Workload};
+pub use args::{Args, Pattern, System, Workload};
 pub use benches::{names, run};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
 pub use lines::{Line, Lines, svg_of_lines};
 pub use machine::Machine;
 pub use report::{
-    CommitRow, CommitTimeRow, CopyRow, IdleRow, KernelRow, MapCommitRow, PassRow, RedundancyRow, RegionRow, Report,
-    Row, Vulnerable,
+    CommitRow, CommitTimeRow, CopyRow, DatabaseRow, IdleRow, KernelRow, MapCommitRow, PassRow, RedundancyRow,
+    RegionRow, Report, Row, Vulnerable,
 };

@@ -52,6 +52,11 @@ fn bar(row: &Row) -> Bar {
         Row::Kernel(row) => {
             Bar { group: format!("{} of {} B", row.kernel, row.size), series: row.way.to_owned(), height: row.ratio }
         }
+        Row::Database(row) => Bar {
+            group: format!("{} ×{}", row.workload, row.threads),
+            series: format!("{}, pages of {} B", row.system, row.page_size),
+            height: row.ops_per_s,
+        },
         Row::Idle(row) => Bar {
             group: format!("{} MiB", row.file_len >> 20),
             series: [Some(row.engine), row.log_policy].into_iter().flatten().collect::<Vec<_>>().join(" "),
@@ -95,6 +100,7 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
         Some(Row::CommitTime(_)) => "nanoseconds per commit (median)",
         Some(Row::MapCommit(_)) => "time relative to raw (median)",
         Some(Row::Region(_)) => "file system's rate relative to untorn's (median)",
+        Some(Row::Database(_)) => "operations per second (median)",
         Some(Row::Idle(_)) => "processor time, % of a core",
         Some(Row::Redundancy(_)) => "processor time lost, %, by period",
         Some(Row::Pass(_)) => "milliseconds of processor time (median)",

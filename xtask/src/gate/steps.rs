@@ -124,6 +124,18 @@ pub(super) const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "databases",
+        does: "YCSB and TPC-C on SQLite, and the tool with them",
+        loops: &[Nightly],
+        needs: &[("cc", "apt-get install gcc libc6-dev")],
+        work: &[
+            Cargo(&["build", "--package", "untorn-sqlite"]),
+            Cargo(&["test", "--package", "untorn-bench", "--features", "sqlite", "--lib"]),
+            Cargo(&["clippy", "--package", "untorn-bench", "--features", "sqlite", "--all-targets", "--quiet"]),
+            Cargo(&["clippy", "--package", "untorn-cli", "--features", "sqlite", "--quiet"]),
+        ],
+    },
+    Step {
         name: "crash-states",
         does: "crash states of every engine, all mutants and canaries",
         loops: &[Ci],

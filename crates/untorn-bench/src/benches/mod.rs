@@ -1,6 +1,8 @@
 //! The benchmarks, by name.
 
 mod commit_time;
+#[cfg(feature = "sqlite")]
+mod databases;
 mod group_commit;
 mod idle;
 mod map_commit;
@@ -55,6 +57,10 @@ pub fn names() -> &'static [(&'static str, &'static str)] {
         ("redundancy-kernels", "checksums and parity of uncached memory, compared with reading it"),
         ("idle", "processor time of an open but unused file"),
         ("group-commit", "threads that write and sync one file on a disk: commits per second, flush rounds per commit"),
+        ("ycsb", "YCSB's load and workloads A to F on SQLite: untorn's VFS, a write-ahead log, a rollback journal"),
+        ("tpcc", "TPC-C on SQLite in the same ways"),
+        ("acumen-fig4", "Fig. 4 of the Acumen paper: ycsb with pages of 512 to 4096 bytes"),
+        ("acumen-fig5", "Fig. 5 of the Acumen paper: tpcc with 1, 2 and 4 threads and pages of 512 to 4096 bytes"),
     ]
 }
 
@@ -70,12 +76,33 @@ pub fn run(name: &str, args: &Args, progress: &mut dyn FnMut(u64, u64, &str)) ->
     };
     let dir = args.dir();
     let detected = detect(&dir)?;
+    if is_of_databases(bench) {
+        return databases(bench, args, &detected, progress);
+    }
     match detected.kind {
         kind @ (MediumKind::PersistentMemory | MediumKind::AssumedPmem) => {
             run_on(Pmem(kind), bench, args, &detected, progress)
         }
         kind @ (MediumKind::Block | MediumKind::Volatile) => run_on(Block(kind), bench, args, &detected, progress),
     }
+}
+
+fn is_of_databases(bench: &str) -> bool {
+    matches!(bench, "ycsb" | "tpcc" | "acumen-fig4" | "acumen-fig5")
+}
+
+#[cfg(feature = "sqlite")]
+fn databases(bench: &'static str, args: &Args, detected: &Detected, progress: &mut Progress<'_>) -> Result<Report> {
+    let (rows, more) = databases::run(bench, args, progress)?;
+    let notes = notes(bench, detected.kind, &rows).into_iter().chain(more).collect();
+    Ok(Report { bench, machine: Machine::look(&args.dir(), detected), notes, rows })
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn databases(bench: &'static str, _: &Args, _: &Detected, _: &mut Progress<'_>) -> Result<Report> {
+    Err(Error::usage(format!(
+        "this build has no SQLite, which {bench} needs; build the tool with `--features untorn-cli/sqlite`"
+    )))
 }
 
 fn run_on<T: Target>(

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use untorn::options::{LogPolicy, Order};
 use untorn::redundancy::StripeLayout;
 use untorn::{Durability, EngineKind};
-use untorn_bench::{Pattern, Workload};
+use untorn_bench::{Pattern, System, Workload};
 
 use super::Form;
 use super::log::LOG_POLICIES;
@@ -89,6 +89,19 @@ pub(crate) struct Bench {
     /// Maximum number of accesses per slice, to run a fixed amount of work instead of a fixed time.
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
+    /// In ycsb and tpcc, the systems to compare, comma-separated [default: untorn,wal,delete].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = words::<System>(SYSTEMS))]
+    pub(crate) system: Vec<System>,
+    /// In ycsb and tpcc, the sizes of a database's pages in bytes, comma-separated [default: 4096; 512 to 4096 for the
+    /// figures].
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub(crate) page_size: Vec<u32>,
+    /// Records that ycsb loads [default: 20000].
+    #[arg(long, value_name = "N")]
+    pub(crate) records: Option<u64>,
+    /// Warehouses of tpcc [default: 1].
+    #[arg(long, value_name = "N")]
+    pub(crate) warehouses: Option<u32>,
     /// Seed for the random offsets.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
@@ -101,6 +114,7 @@ pub(crate) struct Bench {
 
 const ORDERS: &[&str] = &["one-fence", "two-fence"];
 const PATTERNS: &[&str] = &["random", "sequential"];
+const SYSTEMS: &[&str] = &["untorn", "wal", "delete", "truncate"];
 const WORKLOADS: &[&str] = &["key-value", "random-stores"];
 
 fn names() -> PossibleValuesParser {
@@ -119,6 +133,7 @@ mod tests {
     fn every_word_offered_is_one_the_benchmarks_know() {
         assert!(ORDERS.iter().all(|word| word.parse::<Order>().is_ok()));
         assert!(PATTERNS.iter().all(|word| word.parse::<Pattern>().is_ok()));
+        assert!(SYSTEMS.iter().all(|word| word.parse::<System>().is_ok()));
         assert!(WORKLOADS.iter().all(|word| word.parse::<Workload>().is_ok()));
     }
 }

@@ -344,7 +344,8 @@ pub(crate) enum Verb {
     )]
     Torture(Torture),
     /// Run a benchmark: untorn and its alternatives, measured in turn in the same run.
-    #[command(after_help = "Exit codes: 0 done; 64 usage; 74 I/O error\n\n\
+    #[command(
+        after_help = "Exit codes: 0 done; 1 a database lacks what its transactions did; 64 usage; 74 I/O error\n\n\
         Examples:\n  untorn bench atomic-write --json\n  \
         UNTORN_ASSUME_PMEM=1 untorn bench atomic-write --dir /dev/shm --size 64,4K\n  \
         untorn bench atomic-commit --engine hybrid-log --sync-every 100\n  \
@@ -352,7 +353,9 @@ pub(crate) enum Verb {
         untorn bench map-commit --dirty 1,1000\n  \
         untorn bench region-ops --dirty 64 --json\n  \
         untorn bench hybrid-policy --reads 0,60,100\n  \
-        untorn bench idle --engine hybrid-log --seconds 10")]
+        untorn bench idle --engine hybrid-log --seconds 10\n  \
+        untorn bench ycsb --threads 1,4 --system untorn,wal   # in a build with the feature sqlite"
+    )]
     Bench(Box<Bench>),
     /// Print completions for a shell.
     #[command(after_help = "Exit codes: 0 done; 64 usage; 74 I/O error\n\n\

@@ -37,6 +37,10 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
         file_len: args.len,
         seconds: args.seconds,
         ops: args.ops,
+        systems: args.system.clone(),
+        page_sizes: args.page_size.clone(),
+        records: args.records,
+        warehouses: args.warehouses,
         seed: args.seed,
     };
     let bar = progress::bar(1, &args.name);
@@ -61,6 +65,7 @@ fn failure(error: Error) -> Failure {
         Error::UnknownBench { .. } | Error::Usage { .. } => Failure::usage(message),
         Error::WrongMedium { dir, .. } => Failure { exit: Exit::Usage, path: Some(dir), message },
         Error::NoSpace { dir, .. } => Failure { exit: Exit::Io, path: Some(dir), message },
+        Error::Inconsistent { .. } => Failure { exit: Exit::Attention, path: None, message },
         Error::Io { path, .. } => Failure { exit: Exit::Io, path: Some(path), message },
         // The enum may grow. An unknown error is still a failure.
         _ => Failure { exit: Exit::Io, path: None, message },
