@@ -48,6 +48,9 @@ pub(crate) struct Arguments {
     /// Build and run programs against the results, as their users do
     #[arg(long)]
     check: bool,
+    /// Build the tool with replicas in directories only, which saves half of the time; packages always have buckets
+    #[arg(long, conflicts_with_all = ["deb", "wheel"])]
+    without_buckets: bool,
     /// Also build packages of Debian: untorn, libuntorn0, libuntorn-dev, python3-untorn
     #[arg(long)]
     deb: bool,
@@ -134,7 +137,8 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
     }
 
     progress.step("building the tool and the libraries (cargo build --release)");
-    let built = build(root, arguments.deb || (arguments.wheel && systems.contains(&wheel::System::Host)))?;
+    let with_python = arguments.deb || (arguments.wheel && systems.contains(&wheel::System::Host));
+    let built = build(root, !arguments.without_buckets, with_python)?;
     let name = format!("untorn-{VERSION}-{}-linux", std::env::consts::ARCH);
     progress.step(&format!("laying out {}", out.join(&name).display()));
     // Beside the result, so that the result is whole or not there.
@@ -214,14 +218,13 @@ fn require(program: &str, remedy: &str) -> Result<()> {
 }
 
 /// The release build, and where it is. The module for Python is built only if asked for.
-fn build(root: &Path, with_python: bool) -> Result<PathBuf> {
+fn build(root: &Path, with_buckets: bool, with_python: bool) -> Result<PathBuf> {
     let build = |arguments: &[&str]| {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(root).args(["build", "--release", "--quiet"]).args(arguments);
         succeed(cargo.env_remove("CARGO_MANIFEST_DIR"))
     };
-    // A tool that others install replicates to buckets.
-    build(&["--features", "untorn-cli/buckets"])?;
+    build(if with_buckets { &["--features", "untorn-cli/buckets"] } else { &[] })?;
     if with_python {
         build(&["--package", "untorn-python"])?;
     }

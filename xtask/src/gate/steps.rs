@@ -518,7 +518,8 @@ pub(super) const STEPS: &[Step] = &[
         does: "the tree to install, and programs in C, C++ and CMake that use it",
         loops: &[Ci],
         needs: &[("cc", "apt-get install gcc libc6-dev")],
-        work: &[Xtask(&["dist", "--check"])],
+        // Buckets take 62 more crates. The nightly step `clean-root` has them.
+        work: &[Xtask(&["dist", "--check", "--without-buckets"])],
     },
     Step {
         name: "package",
@@ -601,6 +602,18 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), STEPS.len());
         assert!(STEPS.iter().all(|step| !step.work.is_empty() && !step.loops.is_empty()));
+    }
+
+    #[test]
+    fn only_the_loop_for_each_change_leaves_buckets_out() {
+        for step in STEPS {
+            for work in step.work {
+                if let Xtask(arguments @ ["dist", ..]) = work {
+                    let is_without = arguments.contains(&"--without-buckets");
+                    assert_eq!(is_without, step.loops.contains(&Loop::Ci), "{}", step.name);
+                }
+            }
+        }
     }
 
     #[test]
