@@ -87,8 +87,12 @@ impl FromStr for Workload {
 /// A system that keeps databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum System {
-    /// SQLite with untorn's VFS, which needs no journal.
+    /// SQLite with untorn's VFS, which needs no journal, and the engine that it chooses.
     Untorn,
+    /// The same with the hybrid log.
+    UntornHybridLog,
+    /// The same with reflection pages.
+    UntornReflection,
     /// SQLite with a write-ahead log.
     Wal,
     /// SQLite with a rollback journal that it removes.
@@ -98,26 +102,43 @@ pub enum System {
 }
 
 impl System {
+    /// All of them.
+    pub const ALL: [System; 6] = [
+        System::Untorn,
+        System::UntornHybridLog,
+        System::UntornReflection,
+        System::Wal,
+        System::Delete,
+        System::Truncate,
+    ];
+
     /// Its name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             System::Untorn => "untorn",
+            System::UntornHybridLog => "untorn-hybrid-log",
+            System::UntornReflection => "untorn-reflection",
             System::Wal => "wal",
             System::Delete => "delete",
             System::Truncate => "truncate",
         }
     }
 
-    /// The VFS, if it is not SQLite's own.
+    /// The parameters of a database's URI.
     #[cfg(feature = "sqlite")]
-    pub(crate) fn vfs(self) -> Option<&'static str> {
-        (self == System::Untorn).then_some("untorn")
+    pub(crate) fn parameters(self) -> &'static str {
+        match self {
+            System::Untorn => "?vfs=untorn",
+            System::UntornHybridLog => "?vfs=untorn&engine=hybrid-log",
+            System::UntornReflection => "?vfs=untorn&engine=reflection",
+            System::Wal | System::Delete | System::Truncate => "",
+        }
     }
 
     /// The journal mode, if it is not the VFS's own.
     #[cfg(feature = "sqlite")]
     pub(crate) fn journal_mode(self) -> Option<&'static str> {
-        (self != System::Untorn).then_some(self.as_str())
+        matches!(self, System::Wal | System::Delete | System::Truncate).then_some(self.as_str())
     }
 }
 
@@ -131,9 +152,10 @@ impl FromStr for System {
     type Err = String;
 
     fn from_str(word: &str) -> std::result::Result<Self, String> {
-        let all = [System::Untorn, System::Wal, System::Delete, System::Truncate];
-        let found = all.into_iter().find(|system| system.as_str() == word);
-        found.ok_or_else(|| format!("{word:?} is not a system; use some of: untorn wal delete truncate"))
+        let found = System::ALL.into_iter().find(|system| system.as_str() == word);
+        found.ok_or_else(|| {
+            format!("{word:?} is not a system; use some of: {}", System::ALL.map(System::as_str).join(" "))
+        })
     }
 }
 
@@ -312,8 +334,8 @@ mod tests {
         for workload in [Workload::KeyValue, Workload::RandomStores] {
             assert_eq!(workload.as_str().parse::<Workload>(), Ok(workload));
         }
-        for system in ["untorn", "wal", "delete", "truncate"] {
-            assert_eq!(system.parse::<System>().map(System::as_str), Ok(system));
+        for system in System::ALL {
+            assert_eq!(system.as_str().parse::<System>(), Ok(system));
         }
         assert!("oracle".parse::<System>().unwrap_err().contains("truncate"));
         assert!("sums".parse::<Workload>().unwrap_err().contains("key-value"));

@@ -57,10 +57,9 @@ pub(crate) fn open(path: &Path, system: System, page_size: u32) -> Result<Connec
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_EXRESCODE;
-    let database = match system.vfs() {
-        Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs)?,
-        None => Connection::open_with_flags(path, flags)?,
-    };
+    let escaped: String = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    let uri = format!("file:{escaped}{}", system.parameters());
+    let database = Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)?;
     database.busy_timeout(PATIENCE)?;
     database.pragma_update(None, "page_size", page_size)?;
     if let Some(mode) = system.journal_mode() {

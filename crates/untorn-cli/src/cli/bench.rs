@@ -114,7 +114,7 @@ pub(crate) struct Bench {
 
 const ORDERS: &[&str] = &["one-fence", "two-fence"];
 const PATTERNS: &[&str] = &["random", "sequential"];
-const SYSTEMS: &[&str] = &["untorn", "wal", "delete", "truncate"];
+const SYSTEMS: &[&str] = &["untorn", "untorn-hybrid-log", "untorn-reflection", "wal", "delete", "truncate"];
 const WORKLOADS: &[&str] = &["key-value", "random-stores"];
 
 fn names() -> PossibleValuesParser {
