@@ -3,13 +3,15 @@
     python3 sqlite_bench.py LIBRARY DIRECTORY [--rounds 5] [--only insert,read,...]
 
 The library is `libuntorn_sqlite`, without its ending. Each figure is the median of the rounds. A reader is blocked while
-it neither runs nor waits for a processor.
+it neither runs nor waits for a processor. The switches of a transaction are the voluntary ones of all processes, with
+those of the readers.
 """
 
 import argparse
 import multiprocessing
 import os
 import random
+import resource
 import sqlite3
 import statistics
 import sys
@@ -125,7 +127,11 @@ def bulk(directory, rounds):
     return figures
 
 
-def work(path, way, library, kind, own, seconds, start, found):
+def switches():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def work(path, way, library, kind, own, seconds, slow, barriers, found):
     if library:
         load(library)
     connection = connect(path, way)
@@ -133,11 +139,13 @@ def work(path, way, library, kind, own, seconds, start, found):
     # How long this thread has waited for a processor, which is not the database's doing.
     schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     at_work = lambda: time.thread_time() + int(os.pread(schedule, 64, 0).split()[1]) / 1e9
+    start, finish = barriers
     start.wait()
-    end = time.perf_counter() + seconds
-    before = written()
-    while (began := time.perf_counter()) < end:
-        key, was_at_work = chance.randrange(ROWS), at_work()
+    first = time.perf_counter()
+    before, switched = written(), switches()
+    while time.perf_counter() < first + seconds:
+        # Around the clock's two readings: a wait for a processor between these and those is no block.
+        key, was_at_work, began = chance.randrange(ROWS), at_work(), time.perf_counter()
         try:
             if kind == "writer":
                 connection.execute("UPDATE t SET b = ? WHERE a = ?", (f"{own:0100}", key))
@@ -147,12 +155,18 @@ def work(path, way, library, kind, own, seconds, start, found):
         except sqlite3.OperationalError as error:
             print(f"{way} {kind}: {error}", file=sys.stderr)
         took = time.perf_counter() - began
-        longest, blocked = max(longest, took), max(blocked, took - (at_work() - was_at_work))
-    found.put((kind, count / seconds, longest, written() - before, blocked))
+        waited = took - (at_work() - was_at_work)
+        longest, blocked = max(longest, took), max(blocked, waited)
+        if slow and kind == "reader" and 1000 * waited >= slow:
+            at = 1000 * (began - first)
+            print(f"{way} reader {own} was blocked {1000 * waited:.1f} of {1000 * took:.1f} ms, {at:.1f} ms after the start")
+    # The first to close would have the others wait for the next one to serve.
+    finish.wait()
+    found.put((kind, count / seconds, longest, written() - before, blocked, switches() - switched))
     connection.close()
 
 
-def processes(directory, rounds, library, writers, readers, seconds):
+def processes(directory, rounds, library, writers, readers, seconds, slow):
     figures = {way: [] for way in WAYS}
     for way in WAYS:
         path = os.path.join(directory, f"processes-{way.replace(' ', '-')}.db")
@@ -161,10 +175,10 @@ def processes(directory, rounds, library, writers, readers, seconds):
     for _ in range(rounds):
         for way in WAYS:
             path = os.path.join(directory, f"processes-{way.replace(' ', '-')}.db")
-            start, found = context.Barrier(writers + readers), context.Queue()
+            barriers, found = [context.Barrier(writers + readers) for _ in range(2)], context.Queue()
             kinds = ["writer"] * writers + ["reader"] * readers
             all_of_them = [
-                context.Process(target=work, args=(path, way, library, kind, own, seconds, start, found))
+                context.Process(target=work, args=(path, way, library, kind, own, seconds, slow, barriers, found))
                 for own, kind in enumerate(kinds)
             ]
             for process in all_of_them:
@@ -182,6 +196,7 @@ def processes(directory, rounds, library, writers, readers, seconds):
                     "longest blocked, ms": 1000 * max(of("reader", 4)),
                     "longest write, ms": 1000 * max(of("writer", 2)),
                     "bytes/transaction": sum(each[3] for each in told) / max(wrote, 1),
+                    "switches/transaction": sum(each[5] for each in told) / max(wrote, 1),
                 }
             )
     return figures
@@ -208,6 +223,9 @@ def main():
     parser.add_argument("--inserts", type=int, default=500)
     parser.add_argument("--reads", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--writers", type=int, default=4)
+    parser.add_argument("--readers", type=int, default=4)
+    parser.add_argument("--slow", type=float, metavar="MS", help="name each read that was blocked for so long")
     arguments = parser.parse_args()
     for way in [way for way in WAYS if way not in arguments.ways.split(",")]:
         del WAYS[way]
@@ -229,7 +247,15 @@ def main():
     measured("bulk", lambda: bulk(inside("bulk"), rounds))
     measured(
         "processes",
-        lambda: processes(inside("processes"), rounds, arguments.library, 4, 4, arguments.seconds),
+        lambda: processes(
+            inside("processes"),
+            rounds,
+            arguments.library,
+            arguments.writers,
+            arguments.readers,
+            arguments.seconds,
+            arguments.slow,
+        ),
     )
     for root, directories, files in os.walk(made, topdown=False):
         for name in files:
