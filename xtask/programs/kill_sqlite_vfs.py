@@ -5,6 +5,7 @@ goes on where an earlier one was killed. With a third argument it says the last 
 there whole and that a stock SQLite opens what a close leaves. UNTORN_SQLITE is the library. With FLUSHES=none the kernel
 answers every flush of this process without doing one: a VFS without flushes."""
 
+import collections
 import ctypes
 import os
 import platform
@@ -35,7 +36,32 @@ def without_flushes():
         raise OSError(ctypes.get_errno(), "prctl")
 
 
+# The last lines of SQLite's error log.
+LOG = collections.deque(maxlen=10)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+def note(_, code, text):
+    LOG.append(f"({code}) {text.decode(errors='replace')}")
+
+
+def keep_log():
+    """Has SQLite's error log kept in memory, if Python uses the system's library or a preloaded one. That is chosen
+    before SQLite starts, so it starts anew."""
+    for name in None, "libsqlite3.so.0":
+        try:
+            library = ctypes.CDLL(name)
+            library.sqlite3_shutdown()
+            # The number is that of SQLITE_CONFIG_LOG.
+            library.sqlite3_config(16, note, None)
+            library.sqlite3_initialize()
+            return
+        except (AttributeError, OSError):
+            continue
+
+
 def load():
+    keep_log()
     loader = sqlite3.connect(":memory:")
     loader.enable_load_extension(True)
     loader.load_extension(os.environ["UNTORN_SQLITE"])
@@ -57,14 +83,23 @@ def rows(number):
     return [(number, draw.randbytes(draw.randrange(1, 3000))) for _ in range(draw.randrange(1, 6))]
 
 
+# What this process is about to do, for the words about an error.
+doing = "starting"
+
+
 def write(mode):
+    global doing
+    doing = "opening the database"
     db = connect(mode)
     while True:
+        doing = "beginning"
         db.execute("BEGIN IMMEDIATE")
+        doing = "changing rows"
         last = 1 + (db.execute("SELECT max(number) FROM step").fetchone()[0] or 0)
         db.executemany("INSERT INTO step VALUES (?, ?)", rows(last))
         gone = db.execute("DELETE FROM step WHERE number <= ?", (last - KEPT,)).rowcount
         db.execute("UPDATE total SET rows = rows + ?", (len(rows(last)) - gone,))
+        doing = "committing"
         db.execute("COMMIT")
         os.write(1, b"%d\n" % last)
 
@@ -127,9 +162,15 @@ try:
             break
     write(mode)
 except Exception as error:
+    # First what SQLite says: looking whether all were killed takes a while, within which they may be.
+    code = getattr(error, "sqlite_errorname", "no code of SQLite")
+    words = f"{doing}: {type(error).__name__}: {error} ({code}); log: {'; '.join(LOG)}"
+    failed = os.path.join(os.environ["ASIDE"], "failed")
     if is_killed():
         signal.pause()
+    # Whole or not at all: the file counts once it has its name.
+    with open(f"{failed}.{os.getpid()}", "w") as made:
+        made.write(words)
+    os.rename(made.name, failed)
     # All end, so that the end is seen.
-    with open(os.path.join(os.environ["ASIDE"], "failed"), "w") as failed:
-        failed.write(f"{type(error).__name__}: {error}")
     os.killpg(0, signal.SIGKILL)

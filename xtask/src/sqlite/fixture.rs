@@ -34,9 +34,10 @@ proc load_testfixture_extensions {name} {
 # Tests start further processes of this program.
 rename open untorn_open
 proc open {what args} {
-  set own "|[info nameofexec] "
-  if {[string first $own $what] == 0} {
-    set what "$own$::untorn_prelude [string range $what [string length $own] end]"
+  set own "[info nameofexec] "
+  if {[regexp {^\| *} $what pipe] && [string first $own $what] == [string length $pipe]} {
+    set rest [string range $what [string length $pipe$own] end]
+    set what "|$own$::untorn_prelude $rest"
   }
   uplevel 1 [list untorn_open $what {*}$args]
 }
