@@ -188,6 +188,24 @@ fn a_process_that_rests() {
     });
 }
 
+/// The end of a process that made all its changes known is no change.
+#[test]
+fn a_commit_goes_on_when_the_server_leaves() {
+    let _limit = limit(60, "a commit beside a takeover");
+    let dir = memory_dir();
+    let path = create(dir.path(), ENGINES[0], Durability::PerWrite);
+    let (mut member, _) = Member::join(sibling!("a_process_that_rests"), path.as_os_str());
+    let file = shared(Durability::PerWrite).open(&path).unwrap();
+    assert_eq!(member.ask("write 3"), "written");
+    let changes = file.changes().unwrap();
+    member.leave();
+    let mut tx = file.transaction();
+    tx.write_at(&[4], 64).unwrap();
+    assert!(tx.commit_if_unchanged(changes).unwrap(), "nothing has changed");
+    assert_eq!(word(&file.snapshot().unwrap(), 0), 4);
+    file.close().unwrap();
+}
+
 /// Of two commits by processes that have read the same, the second is refused, whichever process serves.
 #[test]
 fn a_commit_is_refused_after_another_change() {

@@ -34,7 +34,7 @@ pub(crate) const MOST: usize = 128 << 20;
 /// The most bytes of a text that says why a call failed.
 pub(crate) const LONGEST: usize = 4096;
 /// Of the RPC area's layout and of the messages; processes of different versions don't share.
-pub(crate) const VERSION: u64 = 2;
+pub(crate) const VERSION: u64 = 3;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornBD");
 
@@ -60,6 +60,7 @@ const WORD_COMMITTED: usize = 40;
 const WORD_POISONED: usize = 48;
 const WORD_LOST: usize = 49;
 const WORD_CHANGES: usize = 56;
+const WORD_UNDER_WAY: usize = 57;
 const WORD_NEGOTIATED: usize = 64;
 const NEGOTIATED_WORDS: usize = 128;
 
@@ -70,6 +71,16 @@ const TOTAL: usize = ROOMS_AT + MEMBERS * REQUEST_SLOTS * ROOM;
 
 /// The RPC area.
 pub(crate) struct RpcArea(SharedPages);
+
+/// A change that is being made.
+pub(crate) struct CountedChange<'a>(&'a RpcArea);
+
+impl Drop for CountedChange<'_> {
+    fn drop(&mut self) {
+        self.0.note_change();
+        self.0.words()[WORD_UNDER_WAY].fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 impl RpcArea {
     /// A new RPC area of the file with an identity, opened on terms (a text of up to 1024 bytes).
@@ -162,6 +173,21 @@ impl RpcArea {
     /// Counts a change that was made, or may have been, before anybody is told.
     pub(crate) fn note_change(&self) {
         self.words()[WORD_CHANGES].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Counts a change once the value is dropped, after it was made and before anybody is told.
+    pub(crate) fn count_change(&self) -> CountedChange<'_> {
+        self.words()[WORD_UNDER_WAY].fetch_add(1, Ordering::SeqCst);
+        CountedChange(self)
+    }
+
+    /// Counts the changes that a killed server may have made and not counted, before this process serves.
+    pub(crate) fn count_unfinished(&self) {
+        let under_way = &self.words()[WORD_UNDER_WAY];
+        if under_way.load(Ordering::SeqCst) != 0 {
+            self.note_change();
+            under_way.store(0, Ordering::SeqCst);
+        }
     }
 
     /// How often an open epoch was lost, or a failure ended all promises. Whoever took part before the last time has
@@ -320,6 +346,19 @@ mod tests {
         assert_eq!((rpc_area.generation(), rpc_area.has_uncommitted()), (1, false));
         rpc_area.lose_epoch();
         assert_eq!(rpc_area.generation(), 1, "once is enough");
+    }
+
+    #[test]
+    fn a_change_that_was_not_counted_is_counted_by_the_next_server() {
+        let rpc_area = RpcArea::create([0; 4], "").unwrap();
+        drop(rpc_area.count_change());
+        rpc_area.count_unfinished();
+        assert_eq!(rpc_area.changes(), 1, "it was counted");
+        // Killed amid it.
+        std::mem::forget(rpc_area.count_change());
+        rpc_area.count_unfinished();
+        rpc_area.count_unfinished();
+        assert_eq!(rpc_area.changes(), 2);
     }
 
     #[test]

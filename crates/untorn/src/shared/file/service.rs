@@ -55,7 +55,7 @@ impl Service {
     pub(super) fn new(engine: Box<dyn Engine>, rpc_area: Arc<RpcArea>) -> Self {
         rpc_area.set_len(engine.len());
         // The process that served before may have been killed after a commit and before it counted that.
-        rpc_area.note_change();
+        rpc_area.count_unfinished();
         let has_epoch = engine.info().durability == Durability::PerCommit;
         let (ranges, under_way, broken) = (Ranges::new(), AtomicU64::new(0), AtomicBool::new(false));
         Service { engine, rpc_area, ranges, under_way, has_epoch, broken }
@@ -110,8 +110,9 @@ impl Service {
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Begun);
         let _change = self.change();
+        let counted = self.rpc_area.count_change();
         let result = self.engine.write(pieces);
-        self.rpc_area.note_change();
+        drop(counted);
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Written);
         self.noted(result).map(|()| true)
@@ -122,9 +123,10 @@ impl Service {
         *held = Some(self.ranges.hold_all());
         begin();
         let _change = self.change();
+        let counted = self.rpc_area.count_change();
         let result = self.engine.resize(len);
         self.rpc_area.set_len(self.engine.len());
-        self.rpc_area.note_change();
+        drop(counted);
         self.noted(result)
     }
 
@@ -160,8 +162,10 @@ impl Service {
         // Of changes under way nobody can say yet whether they will be in.
         let begun = self.rpc_area.begun();
         let covers = (self.under_way.load(Ordering::SeqCst) == 0).then_some(begun);
+        // Without an epoch it changes nothing that anybody reads.
+        let counted = self.has_epoch.then(|| self.rpc_area.count_change());
         let synced = self.engine.sync();
-        self.rpc_area.note_change();
+        drop(counted);
         let number = self.noted(synced)?;
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Synced);

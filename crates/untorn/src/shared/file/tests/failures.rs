@@ -251,6 +251,7 @@ fn only_what_was_not_begun_is_refused() {
         let (rpc_area, service) = failing(false);
         let request_slot = rpc_area.request_slot(3, 0);
         put_call(request_slot, WRITE, 0);
+        rpc_area.note_change();
         let condition = crate::shared::file::call::of_condition(Some(rpc_area.changes() - 1));
         request_slot.ask(Words { b: condition, ..request_slot.asked() });
         if is_begun {
