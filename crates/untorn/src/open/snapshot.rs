@@ -90,7 +90,7 @@ fn locked_itself(path: &Path) -> Result<Option<Error>> {
 fn ask_holder(path: &Path, inode: u64) -> Result<Option<Snapshot>> {
     let file = File::open(path).map_err(|error| Error::io("open", path, error))?;
     let Some(process) = process_with(path, inode) else { return Ok(None) };
-    match take(path, &file, process)? {
+    match take(path, &file, process, false)? {
         Asked::Taken(snapshot) => Ok(Some(Snapshot::remote(snapshot))),
         Asked::Busy => Ok(None),
     }

@@ -194,6 +194,28 @@ fn a_reader_needs_no_answer_of_the_server() {
     server.leave();
 }
 
+#[test]
+fn a_reader_asks_for_nothing_that_was_committed_before_it() {
+    let _limit = limit(120, "a server that is stopped");
+    for engine in ENGINES {
+        let dir = memory_dir();
+        let path = create(dir.path(), engine, Durability::PerWrite);
+        let (mut server, said) = Member::join(sibling!("a_process_that_transfers"), path.as_os_str());
+        assert_eq!(said, "open");
+        // All pages are in the sidecar.
+        server.ask("transfer 30");
+        let file = open(&path);
+        let held = file.snapshot().unwrap();
+        let process = rustix::process::Pid::from_raw(server.id() as i32).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+        assert_eq!(checked(&held), 30, "{engine}");
+        rustix::process::kill_process(process, rustix::process::Signal::CONT).unwrap();
+        drop(held);
+        server.leave();
+        file.close().unwrap();
+    }
+}
+
 /// Not a test of its own: a process that serves and transfers.
 #[test]
 fn a_process_that_transfers() {

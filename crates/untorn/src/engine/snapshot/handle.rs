@@ -107,7 +107,7 @@ impl Snapshot {
         let Some(service) = engine.snapshots() else {
             engine.writable()?;
             let of = changes.map(|changes| (Arc::downgrade(shared), changes));
-            let taken = client::take_elsewhere(engine.path(), engine.identity()?, keeps_it)?;
+            let taken = client::take_elsewhere(engine.path(), engine.identity()?, true, keeps_it)?;
             // If it came to serve meanwhile, it keeps the snapshot.
             let elsewhere = |snapshot| Ok(Snapshot(std::sync::Arc::new(Kept::Elsewhere { snapshot, of })));
             return taken.map_or_else(|| Snapshot::take(shared), elsewhere);

@@ -415,7 +415,14 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
         if self.images.read(page, snapshot, from, dst)? {
             return Ok(());
         }
-        let read = if self.engine.try_read(offset, dst) { Ok(()) } else { self.engine.read(offset, dst) };
+        let read = if self.engine.try_read(offset, dst) {
+            Ok(())
+        } else if self.images.read(page, snapshot, from, dst)? {
+            // A write of the page is under way, and may be waiting for a flush.
+            return Ok(());
+        } else {
+            self.engine.read(offset, dst)
+        };
         if self.images.read(page, snapshot, from, dst)? { Ok(()) } else { read }
     }
 }

@@ -96,6 +96,11 @@ impl PreImages {
         self.newest.store(snapshot, Ordering::Release);
     }
 
+    /// Bytes that they may take in memory.
+    pub(super) fn memory_limit(&self) -> u64 {
+        self.memory_limit
+    }
+
     /// Bytes that pre-images take, in memory and in the spill file.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)

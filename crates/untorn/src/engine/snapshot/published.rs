@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  CURRENT   the number of the snapshot of the last commit, and which of two entries describes it
+//!  HOME      the first snapshot that was published, and how many pages are in the data file since, but for marked ones
 //!  entries   number, commit, length, time of each of the last two
 //!  table     for each page (by its number modulo the length) the version that was added last
 //!  headers   of each version: its page, the first snapshot that has it, the version of that page before
@@ -19,7 +20,9 @@
 //! 3. An entry does not change while CURRENT names it. A reader says which snapshot it uses and looks at CURRENT again;
 //!    the server changes CURRENT and looks at what readers say afterwards. So either the reader finds another CURRENT,
 //!    or the server finds the reader.
-//! 4. The server alone stores to this memory. A reader that finds nonsense finds nothing.
+//! 4. HOME is stored before the first reader comes. By then the pages that the data file does not have are
+//!    [marked](super::marks) as if they had changed after that snapshot.
+//! 5. The server alone stores to this memory. A reader that finds nonsense finds nothing.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -29,9 +32,9 @@ use std::sync::{Mutex, PoisonError};
 use super::preimages::{PAGE, Page};
 use crate::sys::shared::SharedPages;
 
-/// Versions of pages that are kept, and entries of the table.
-const VERSIONS: u64 = 2048;
-const TABLE: u64 = 16384;
+/// Versions of pages that are kept at most, and entries of the table.
+const VERSIONS: u64 = 8192;
+const TABLE: u64 = 1 << 16;
 
 /// A reader gives a search up after so many versions of a page.
 const LONGEST: u32 = 16;
@@ -40,6 +43,7 @@ const LONGEST: u32 = 16;
 const STEP: u64 = 64;
 
 const CURRENT: usize = 0;
+const HOME: usize = 1;
 const ENTRIES: usize = 8;
 const ENTRY: usize = 8;
 const TABLE_AT: usize = PAGE;
@@ -60,6 +64,8 @@ pub(super) struct Current {
 /// The memory, as the server or a reader has it.
 pub(crate) struct Published {
     memory: SharedPages,
+    /// Versions that this process keeps.
+    versions: u64,
     ring: Mutex<Ring>,
 }
 
@@ -71,13 +77,16 @@ struct Ring {
 }
 
 impl Published {
+    /// One whose versions take so many bytes at most.
+    ///
     /// # Errors
     /// Those of making memory that others may map to load only.
-    pub(super) fn create() -> io::Result<Published> {
+    pub(super) fn create(limit: u64) -> io::Result<Published> {
         let memory = SharedPages::create("untorn-published", TOTAL as u64, TOTAL)?;
         memory.allocate(0, VERSIONS_AT as u64)?;
         memory.let_others_load_only()?;
-        Ok(Published { memory, ring: Mutex::default() })
+        let versions = (limit / PAGE as u64).clamp(STEP, VERSIONS) / STEP * STEP;
+        Ok(Published { memory, versions, ring: Mutex::default() })
     }
 
     /// That of another process.
@@ -89,7 +98,12 @@ impl Published {
         if memory.file_len()? != TOTAL as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok(Published { memory, ring: Mutex::default() })
+        Ok(Published { memory, versions: 0, ring: Mutex::default() })
+    }
+
+    /// How many versions are kept.
+    pub(super) fn versions(&self) -> u64 {
+        self.versions
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
@@ -150,6 +164,18 @@ impl Published {
         self.word(CURRENT).load(Ordering::SeqCst) >> 1 == number
     }
 
+    /// Says that the first so many pages, but for those with a mark, are in the data file since a snapshot.
+    pub(super) fn set_home(&self, since: u64, pages: u64) {
+        self.word(HOME).store(since, Ordering::Relaxed);
+        self.word(HOME + 1).store(pages, Ordering::Release);
+    }
+
+    /// The snapshot, and the number of pages. Without any, no page is known to be there.
+    pub(super) fn home(&self) -> (u64, u64) {
+        let pages = self.word(HOME + 1).load(Ordering::Acquire);
+        (self.word(HOME).load(Ordering::Relaxed), pages)
+    }
+
     /// Whether a page has a version.
     pub(super) fn has(&self, page: u64) -> bool {
         let version = self.table(page).load(Ordering::Relaxed);
@@ -162,7 +188,7 @@ impl Published {
     /// Those of taking memory.
     pub(super) fn add(&self, page: u64, first: u64, bytes: &Page) -> io::Result<()> {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let version = ring.next % VERSIONS;
+        let version = ring.next % self.versions;
         if version >= ring.allocated {
             self.memory.allocate(Self::bytes_at(version) as u64, STEP * PAGE as u64)?;
             ring.allocated = version + STEP;
@@ -194,7 +220,7 @@ impl Published {
         for word in self.memory.words(TABLE_AT, TABLE as usize) {
             word.store(0, Ordering::Relaxed);
         }
-        for version in 0..VERSIONS {
+        for version in 0..self.versions {
             self.header(version)[0].store(0, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
@@ -236,8 +262,10 @@ impl Published {
 mod tests {
     use super::*;
 
+    const KEPT: u64 = 2048;
+
     fn pair() -> (Published, Published) {
-        let server = Published::create().unwrap();
+        let server = Published::create(8 << 20).unwrap();
         let reader = Published::of_another(server.file().try_clone_to_owned().unwrap()).unwrap();
         (server, reader)
     }
@@ -267,16 +295,16 @@ mod tests {
     #[test]
     fn a_reused_version_is_never_taken_for_an_older_one() {
         let (server, reader) = pair();
-        for first in 1..=3 * VERSIONS {
+        for first in 1..=3 * KEPT {
             server.add(first % 3, first, &[(first % 251) as u8; PAGE]).unwrap();
         }
-        for snapshot in 1..=3 * VERSIONS {
+        for snapshot in 1..=3 * KEPT {
             for page in 0..3 {
                 // The last number up to the snapshot's that leaves this rest.
                 let Some(of) = snapshot.checked_sub((snapshot + 3 - page) % 3) else { continue };
                 let found = byte(&reader, page, snapshot);
                 assert!(found.is_none_or(|found| found == (of % 251) as u8), "page {page} in {snapshot}: {found:?}");
-                assert!(snapshot < 3 * VERSIONS - 10 || found.is_some(), "page {page} in {snapshot}");
+                assert!(snapshot < 3 * KEPT - 10 || found.is_some(), "page {page} in {snapshot}");
             }
         }
     }

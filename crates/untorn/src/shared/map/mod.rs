@@ -247,7 +247,7 @@ impl SharedMap {
     /// five seconds; [`Error::Io`]; otherwise as for [`words`](SharedMap::words).
     pub fn snapshot(&self) -> Result<Snapshot> {
         self.copy.check()?;
-        let taken = client::take_elsewhere(&self.path, self.identity, || false)?;
+        let taken = client::take_elsewhere(&self.path, self.identity, false, || false)?;
         let holder = || "another process, which is taking over".to_owned();
         taken.map(Snapshot::remote).ok_or_else(|| Error::InUse { path: self.path.clone(), holder: holder() })
     }

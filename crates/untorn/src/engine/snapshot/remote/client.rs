@@ -76,7 +76,7 @@ pub(crate) enum Asked {
 fn ask(
     file: &File,
     process: u32,
-    kind: Kind,
+    question: &Message,
     patience: Duration,
 ) -> std::result::Result<(OwnedFd, Message, Vec<OwnedFd>), String> {
     let socket = match socket::connect_abstract(&name_of(process)) {
@@ -90,7 +90,7 @@ fn ask(
     if !is_trusted(peer, process, file) {
         return Err("another process answers in its name".to_owned());
     }
-    Message::new(kind, 0, 0).send(socket.as_fd(), &[file.as_fd()]).map_err(|error| error.to_string())?;
+    question.send(socket.as_fd(), &[file.as_fd()]).map_err(|error| error.to_string())?;
     match answer(&socket, patience)? {
         Incoming::Message(message, fds) => Ok((socket, message, fds)),
         _ => Err("it ended the connection; only its user and root may ask".to_owned()),
@@ -120,7 +120,7 @@ pub(crate) fn report(path: &Path) -> std::result::Result<Told, String> {
     let why = |why: String| format!("{} gives no answer: {why}", locks::process_name(process));
     let since = Instant::now();
     while since.elapsed() < REPORT {
-        let (_, message, fds) = ask(&file, process, Kind::Report, REPORT).map_err(why)?;
+        let (_, message, fds) = ask(&file, process, &Message::new(Kind::Report, 0, 0), REPORT).map_err(why)?;
         match (message.kind, <[OwnedFd; 1]>::try_from(fds)) {
             (Kind::Reported, Ok([text])) => return from_file(text).map_err(|error| why(error.to_string())),
             (Kind::Busy, _) => std::thread::sleep(Duration::from_millis(10)),
@@ -134,13 +134,14 @@ pub(crate) fn report(path: &Path) -> std::result::Result<Told, String> {
 const TAKEOVER: Duration = Duration::from_secs(5);
 
 /// Takes a snapshot of a file that processes share, from the one that serves it, whichever that is. `None` once
-/// `is_here` says that this process serves it.
+/// `is_here` says that this process serves it. A reader that `goes_on` will want later commits, too.
 ///
 /// # Errors
 /// As for [`take`]; [`Error::InUse`] if no process comes to serve it, or if another file has replaced it.
 pub(crate) fn take_elsewhere(
     path: &Path,
     identity: Identity,
+    goes_on: bool,
     is_here: impl Fn() -> bool,
 ) -> Result<Option<Box<RemoteSnapshot>>> {
     let in_use = |holder: &str| Error::InUse { path: path.to_owned(), holder: holder.to_owned() };
@@ -150,7 +151,7 @@ pub(crate) fn take_elsewhere(
         if identity_of(file.as_fd(), path)? != identity {
             return Err(in_use("a file that has replaced the shared one"));
         }
-        let asked = process_with(path, identity.inode).map(|process| take(path, &file, process)).transpose();
+        let asked = process_with(path, identity.inode).map(|process| take(path, &file, process, goes_on)).transpose();
         let refused = match asked {
             Ok(Some(Asked::Taken(snapshot))) => return Ok(Some(snapshot)),
             Ok(_) => in_use("another process, which is opening or closing it"),
@@ -166,16 +167,17 @@ pub(crate) fn take_elsewhere(
     Ok(None)
 }
 
-/// Asks the process that has the file open for a snapshot.
+/// Asks the process that has the file open for a snapshot, and for later ones if the reader `goes_on`.
 ///
 /// # Errors
 /// [`Error::InUse`] if it serves none, or does not answer; its own errors.
-pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
+pub(crate) fn take(path: &Path, file: &File, process: u32, goes_on: bool) -> Result<Asked> {
     let refused = |why: &str| {
         let holder = format!("{}, which gives no snapshot: {why}", locks::process_name(process));
         Error::InUse { path: path.to_owned(), holder }
     };
-    let (socket, message, fds) = ask(file, process, Kind::Take, ANSWER).map_err(|why| refused(&why))?;
+    let question = Message::new(Kind::Take, u64::from(goes_on), 0);
+    let (socket, message, fds) = ask(file, process, &question, ANSWER).map_err(|why| refused(&why))?;
     match message.kind {
         Kind::Busy => return Ok(Asked::Busy),
         Kind::Taken => {}
@@ -190,6 +192,10 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
         (Some(marks), Some(alive)) => Direct::new(path, identity, len, cache.memory(), (marks, alive)),
         _ => None,
     };
+    let published = fds.next().map(Published::of_another).transpose().map_err(failed)?;
+    if let (Some(direct), Some(published)) = (&direct, &published) {
+        direct.note_published(published.home());
+    }
     let connection = Connection { socket, next: 0, ahead: 1, ended: None };
     Ok(Asked::Taken(Box::new(RemoteSnapshot {
         path: path.to_owned(),
@@ -200,7 +206,7 @@ pub(crate) fn take(path: &Path, file: &File, process: u32) -> Result<Asked> {
         since: from_word(message.c),
         number: cache.memory().words(8 * SNAPSHOT, 1)[0].load(Ordering::Relaxed),
         direct,
-        published: None,
+        published,
         cache,
         connection: Mutex::new(connection),
     })))
@@ -319,8 +325,12 @@ impl RemoteSnapshot {
         self.cache.forget_all();
         self.cache.note_filled(0..1, self.number);
         direct.renew(self.cache.memory());
-        let published = fds.into_iter().next().map(Published::of_another).transpose();
-        published.map(|published| self.published = published).is_ok()
+        let Ok(published) = fds.into_iter().next().map(Published::of_another).transpose() else { return false };
+        if let Some(published) = &published {
+            direct.note_published(published.home());
+        }
+        self.published = published;
+        true
     }
 
     /// Fills `dst` from `offset`. The range is within the length.

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! 1. A page counts as home only if the server said so after the snapshot was taken, or after an earlier one was taken
-//!    and no mark says that the page has changed since. For [published](crate::engine::snapshot::publishing) snapshots
+//!    and no mark says that the page has changed since. It says so in an answer, or where it publishes its commits. For [published](crate::engine::snapshot::publishing) snapshots
 //!    all changes are marked, also while no reader reads.
 //! 2. A copy counts only if, after it, neither the page nor the file has a mark for that snapshot, the
 //!    server has not given the snapshot up, its thread lives, and no page of the mapping was lost. A server that ends
@@ -94,6 +94,21 @@ impl Direct {
             first.store(1, Ordering::Relaxed);
         }
         self.note_home(0, memory);
+    }
+
+    /// Notes that the first so many pages are in the data file since a snapshot, unless they have a mark.
+    pub(super) fn note_published(&self, (since, pages): (u64, u64)) {
+        // After a mark of all pages the server has more to say.
+        if since == 0 || self.marks.floor().load(Ordering::Relaxed) >= since {
+            return;
+        }
+        for home in self.home.iter().take(pages as usize) {
+            // Rather what it said later.
+            let _ = home.compare_exchange(0, since, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        for asked in self.asked.iter().take((pages / REGION) as usize + usize::from(pages >= self.pages)) {
+            asked.store(1, Ordering::Relaxed);
+        }
     }
 
     /// Goes on with a later published snapshot.

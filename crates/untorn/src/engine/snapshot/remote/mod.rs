@@ -4,13 +4,14 @@
 //!  reader: Snapshot::open ─ finds the process that has the lock of the sidecar ─► its socket
 //!          TAKE + a descriptor of the data file ─────────────────► server: takes a snapshot
 //!          ◄── commit, length + memory for pages, marks, life ────┘
+//!              to who goes on with later ones, of a file with one writer: memory in which each commit is published
 //!          HOME a region ────────────────────────────────────────► which pages of it the data file has
 //!  reader: copies such a page out of the data file, and looks whether it is still unchanged
 //!          FILL other pages ─────────────────────────────────────► copies them into the memory
 //!  reader: copies out of the memory, as long as the page is there
 //!          RENEW, when it rests and a commit came ──────────────► a new snapshot for the same memory and connection
-//!          ◄── of a file with one writer: memory in which each commit is published ──┘
-//!          then it takes the snapshots of later commits, and the pages that they changed, out of that memory
+//!          ◄── of a file with one writer: that memory ───────────┘
+//!          with it, it takes the snapshots of later commits, and the pages that they changed, by itself
 //!          SEEK an offset ───────────────────────────────────────► the next range that is no hole
 //!
 //!  info:   REPORT + a descriptor of the data file ───────────────► who holds which snapshot, as text
@@ -74,7 +75,7 @@ const REGION: u64 = 4096;
 const MOST: u64 = 1 << 20;
 
 /// The first word of every message: a process with another library says so, and neither goes on.
-const VERSION: u64 = 0x756e_746f_726e_0005;
+const VERSION: u64 = 0x756e_746f_726e_0006;
 
 const WORDS: usize = 6;
 const LONGEST: usize = 8 * WORDS + 1000;
@@ -92,10 +93,11 @@ fn memory_for(len: u64) -> u64 {
 /// The kind of a message: a question or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A snapshot of the file whose descriptor comes with it.
+    /// A snapshot of the file whose descriptor comes with it. With `a` the reader goes on with later commits.
     Take = 1,
     /// The answer: `a` is the commit, `b` the length, `c` when it was taken; with the memory for pages. If the reader
-    /// may copy pages out of the data file, the marks and the life of the server's thread come too.
+    /// may copy pages out of the data file, the marks and the life of the server's thread come too; if it goes on and
+    /// the file publishes its commits, also the memory for that, from which it takes each later snapshot by itself.
     Taken = 2,
     /// `b` bytes from `a` into their place in the memory; as the published snapshot `c` has them, unless that is 0.
     Fill = 3,

@@ -208,7 +208,7 @@ impl Reader {
         published: &mut Option<Arc<Published>>,
     ) -> Message {
         let answered = match message.kind {
-            Kind::Take => self.take(fds, alive),
+            Kind::Take => self.take(fds, alive, message.a != 0, published),
             Kind::Home => self.home(message.a, message.c),
             Kind::Fill => self.fill(message.a, message.b, message.c),
             Kind::Renew => self.renew(published),
@@ -226,11 +226,22 @@ impl Reader {
         })
     }
 
-    fn take(&mut self, fds: Vec<OwnedFd>, alive: Option<&'static Alive>) -> Result<Message> {
+    fn take(
+        &mut self,
+        fds: Vec<OwnedFd>,
+        alive: Option<&'static Alive>,
+        goes_on: bool,
+        published: &mut Option<Arc<Published>>,
+    ) -> Result<Message> {
         if self.held.is_some() {
             return Err(invalid("there is one on this connection"));
         }
         let identity = identity_shown(fds)?;
+        if let Some(alive) = alive.filter(|_| goes_on)
+            && let Some(answer) = self.take_published(identity, alive, published)?
+        {
+            return Ok(answer);
+        }
         let taken = registry::try_with(identity, |shared| match shared.engine.snapshots() {
             Some(service) if alive.is_some() => service.take_marked(self.process),
             Some(service) => service.take(self.process).map(|taken| (taken, None)),
@@ -242,24 +253,43 @@ impl Reader {
         });
         let Some(taken) = taken else { return Ok(Message::new(Kind::Busy, 0, 0)) };
         let (taken, marks) = taken?;
-        let memory = HEADER + memory_for(taken.captured.len);
         let thread = alive.filter(|_| marks.is_some()).map_or(0, Alive::thread);
-        let pages = SharedPages::create("untorn-snapshot", memory, memory as usize).and_then(|pages| {
-            pages.allocate(0, HEADER)?;
-            let words = pages.words(0, HEADER as usize / 8);
-            words[SNAPSHOT].store(taken.snapshot, Ordering::Relaxed);
-            words[READERS].store(1, Ordering::Relaxed);
-            words[THREAD].store(thread.into(), Ordering::Relaxed);
-            Ok(pages)
-        });
-        let failed = |error| {
-            release(identity, &taken);
-            Error::io("make memory for a snapshot of", Path::new("the reader's file"), error)
-        };
-        let pages = Arc::new(pages.map_err(failed)?);
+        let pages = memory_of(taken.captured.len, thread).inspect_err(|_| release(identity, &taken))?;
+        pages.words(8 * SNAPSHOT, 1)[0].store(taken.snapshot, Ordering::Relaxed);
+        pages.words(8 * READERS, 1)[0].store(1, Ordering::Relaxed);
         let_lapse(identity, &taken, Arc::clone(&pages));
         self.held = Some(Held { identity, taken, pages, marks, subscription: None });
-        Ok(Message { c: to_word(taken.since), ..Message::new(Kind::Taken, taken.captured.commit, taken.captured.len) })
+        Ok(taken_answer(&taken))
+    }
+
+    /// Takes the last published snapshot, so that the reader waits for no write. `None` if nothing can be published.
+    fn take_published(
+        &mut self,
+        identity: Identity,
+        alive: &'static Alive,
+        published: &mut Option<Arc<Published>>,
+    ) -> Result<Option<Message>> {
+        let process = self.process;
+        let subscribed = registry::try_with(identity, |shared| {
+            let Some(service) = shared.engine.snapshots() else { return Ok(None) };
+            let pages = memory_of(shared.engine.len(), alive.thread())?;
+            let Some(with) = service.subscribe(process, &pages)? else { return Ok(None) };
+            let len = with.taken.captured.len;
+            if len == 0 || pages.reserved() as u64 != HEADER + memory_for(len) {
+                // The length has changed just now.
+                service.unsubscribe(with.id);
+                return Ok(None);
+            }
+            Ok(Some((pages, with)))
+        });
+        let Some((pages, with)) = subscribed.transpose()?.flatten() else { return Ok(None) };
+        let taken = with.taken;
+        pages.words(8 * SNAPSHOT, 1)[0].store(taken.snapshot, Ordering::SeqCst);
+        let (marks, subscription) = (Some(with.marks), Some(with.id));
+        // From here on the end of the connection ends the subscription.
+        self.held = Some(Held { identity, taken, pages, marks, subscription });
+        *published = Some(with.published);
+        Ok(Some(taken_answer(&taken)))
     }
 
     /// Gives a new snapshot in place of the one that it has: the last published one, if the file publishes its commits.
@@ -393,6 +423,21 @@ impl Reader {
         let found = found.unwrap_or_else(|| Err(closed()))?;
         Ok(Message::new(Kind::Sought, found.start, found.end))
     }
+}
+
+/// Memory for the pages of a file of `len` bytes, which says which thread of this process serves them, or 0.
+fn memory_of(len: u64, thread: u32) -> Result<Arc<SharedPages>> {
+    let size = HEADER + memory_for(len);
+    let pages = SharedPages::create("untorn-snapshot", size, size as usize).and_then(|pages| {
+        pages.allocate(0, HEADER)?;
+        pages.words(8 * THREAD, 1)[0].store(thread.into(), Ordering::Relaxed);
+        Ok(Arc::new(pages))
+    });
+    pages.map_err(|error| Error::io("make memory for a snapshot of", Path::new("the reader's file"), error))
+}
+
+fn taken_answer(taken: &Taken) -> Message {
+    Message { c: to_word(taken.since), ..Message::new(Kind::Taken, taken.captured.commit, taken.captured.len) }
 }
 
 /// Answers a question for what is kept, in a file of its own.
