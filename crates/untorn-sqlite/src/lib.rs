@@ -9,6 +9,7 @@ mod inner;
 mod journal;
 mod locks;
 mod methods;
+mod open_file;
 mod overlay;
 mod read_only;
 mod read_only_methods;

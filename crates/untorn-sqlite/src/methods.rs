@@ -1,86 +1,57 @@
 //! The methods of open files, as SQLite calls them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{self, File, Methods};
 use crate::database::Database;
 use crate::inner::text_for_sqlite;
 use crate::journal::Journal;
+use crate::open_file::{
+    AnyDatabase, Content, bytes_mut, call, check_reserved_lock, close, content_of, device_characteristics, file_size,
+    lock, read, result, sector_size, take, unlock,
+};
 use crate::{Code, log};
 
-/// A main database in SQLite's memory for a file.
-#[repr(C)]
-pub(crate) struct MainFile {
-    file: File,
-    database: *mut Database,
-}
-
-/// A rollback journal that is in memory.
-#[repr(C)]
-pub(crate) struct JournalFile {
-    file: File,
-    journal: *mut Journal,
-}
-
-/// Puts a database into SQLite's memory for a file.
-///
-/// # Safety
-/// `place` has room for a [`MainFile`].
-pub(crate) unsafe fn put_database(place: *mut File, database: Database) {
-    let database = Box::into_raw(Box::new(database));
-    // SAFETY: the caller says that there is room.
-    unsafe { place.cast::<MainFile>().write(MainFile { file: File { methods: &raw const MAIN }, database }) }
-}
-
-/// Puts a journal into SQLite's memory for a file.
-///
-/// # Safety
-/// `place` has room for a [`JournalFile`].
-pub(crate) unsafe fn put_journal(place: *mut File) {
-    let journal = Box::into_raw(Box::<Journal>::default());
-    // SAFETY: the caller says that there is room.
-    unsafe { place.cast::<JournalFile>().write(JournalFile { file: File { methods: &raw const JOURNAL }, journal }) }
-}
-
-/// The database of a file of this VFS; `None` for any other file.
-///
-/// # Safety
-/// `file` is an open file of some VFS, or null, and nothing else uses it.
-pub(crate) unsafe fn database_of<'a>(file: *mut File) -> Option<&'a mut Database> {
-    // SAFETY: the caller says so.
-    let methods = unsafe { file.as_ref() }?.methods;
-    if !std::ptr::eq(methods, &raw const MAIN) {
-        return None;
+impl Content for Database {
+    fn methods() -> *const Methods {
+        &raw const MAIN
     }
-    // SAFETY: only `put_database` sets these methods.
-    let main = unsafe { &*file.cast::<MainFile>() };
-    // SAFETY: SQLite uses a file from one thread at a time, and not after it closed it.
-    unsafe { main.database.as_mut() }
 }
 
-/// Calls a method of the database. No panic passes into SQLite.
-///
-/// # Safety
-/// SQLite passed the arguments to a method.
-unsafe fn call<T>(file: *mut File, otherwise: T, act: impl FnOnce(&mut Database) -> T) -> T {
-    // SAFETY: SQLite calls with an open file of this VFS.
-    let Some(database) = (unsafe { database_of(file) }) else { return otherwise };
-    catch_unwind(AssertUnwindSafe(|| act(database))).unwrap_or(otherwise)
+impl AnyDatabase for Database {
+    fn close(self) -> Result<(), Code> {
+        Database::close(self)
+    }
+
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<bool, Code> {
+        Database::read(self, offset, bytes)
+    }
+
+    fn len(&mut self) -> Result<u64, Code> {
+        Database::len(self)
+    }
+
+    fn lock(&mut self, level: c_int) -> Result<(), Code> {
+        Database::lock(self, level)
+    }
+
+    fn unlock(&mut self, level: c_int) -> Result<(), Code> {
+        Database::unlock(self, level)
+    }
+
+    fn is_reserved(&mut self) -> Result<bool, Code> {
+        Database::is_reserved(self)
+    }
+
+    fn characteristics(&mut self) -> c_int {
+        Database::characteristics(self)
+    }
 }
 
-pub(crate) fn result(result: Result<(), Code>) -> c_int {
-    result.err().map_or(abi::OK, |Code(code)| code)
-}
-
-/// The bytes of a request; `None` if SQLite asked for what cannot be.
-///
-/// # Safety
-/// SQLite passed the arguments to a method.
-pub(crate) unsafe fn bytes_mut<'a>(bytes: *mut c_void, len: c_int) -> Option<&'a mut [u8]> {
-    let len = usize::try_from(len).ok().filter(|_| !bytes.is_null())?;
-    // SAFETY: SQLite passes a buffer of this length.
-    Some(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
+impl Content for Journal {
+    fn methods() -> *const Methods {
+        &raw const JOURNAL
+    }
 }
 
 /// # Safety
@@ -89,40 +60,6 @@ unsafe fn bytes_of<'a>(bytes: *const c_void, len: c_int) -> Option<&'a [u8]> {
     let len = usize::try_from(len).ok().filter(|_| !bytes.is_null())?;
     // SAFETY: SQLite passes a buffer of this length.
     Some(unsafe { std::slice::from_raw_parts(bytes.cast(), len) })
-}
-
-/// `xClose`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn close(file: *mut File) -> c_int {
-    // SAFETY: only `put_database` sets these methods.
-    let main = unsafe { &mut *file.cast::<MainFile>() };
-    let database = std::mem::replace(&mut main.database, std::ptr::null_mut());
-    main.file.methods = std::ptr::null();
-    if database.is_null() {
-        return abi::OK;
-    }
-    // SAFETY: it came from a box, and nothing has it any more.
-    let database = unsafe { Box::from_raw(database) };
-    catch_unwind(AssertUnwindSafe(|| result(database.close()))).unwrap_or(abi::IOERR_CLOSE)
-}
-
-/// `xRead`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn read(file: *mut File, bytes: *mut c_void, len: c_int, offset: i64) -> c_int {
-    // SAFETY: SQLite passes a buffer.
-    let bytes = unsafe { bytes_mut(bytes, len) };
-    let (Some(bytes), Ok(offset)) = (bytes, u64::try_from(offset)) else { return abi::IOERR_READ };
-    let read = |database: &mut Database| match database.read(offset, bytes) {
-        Ok(true) => abi::OK,
-        Ok(false) => abi::IOERR_SHORT_READ,
-        Err(Code(code)) => code,
-    };
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_READ, read) }
 }
 
 /// `xWrite`.
@@ -134,7 +71,7 @@ unsafe extern "C" fn write(file: *mut File, bytes: *const c_void, len: c_int, of
     let bytes = unsafe { bytes_of(bytes, len) };
     let (Some(bytes), Ok(offset)) = (bytes, u64::try_from(offset)) else { return abi::IOERR_WRITE };
     // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_WRITE, |database| result(database.write(offset, bytes))) }
+    unsafe { call(file, abi::IOERR_WRITE, |database: &mut Database| result(database.write(offset, bytes))) }
 }
 
 /// `xTruncate`.
@@ -144,7 +81,7 @@ unsafe extern "C" fn write(file: *mut File, bytes: *const c_void, len: c_int, of
 unsafe extern "C" fn truncate(file: *mut File, len: i64) -> c_int {
     let Ok(len) = u64::try_from(len) else { return abi::IOERR_TRUNCATE };
     // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_TRUNCATE, |database| result(database.truncate(len))) }
+    unsafe { call(file, abi::IOERR_TRUNCATE, |database: &mut Database| result(database.truncate(len))) }
 }
 
 /// `xSync`.
@@ -153,59 +90,7 @@ unsafe extern "C" fn truncate(file: *mut File, len: i64) -> c_int {
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn sync(file: *mut File, _flags: c_int) -> c_int {
     // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_FSYNC, |database| result(database.commit())) }
-}
-
-/// `xFileSize`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn file_size(file: *mut File, size: *mut i64) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    let len = unsafe { call(file, Err(Code(abi::IOERR_FSTAT)), |database| database.len()) };
-    match len {
-        Ok(len) => {
-            // SAFETY: SQLite passes a place for the length.
-            unsafe { *size = len as i64 };
-            abi::OK
-        }
-        Err(Code(code)) => code,
-    }
-}
-
-/// `xLock`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn lock(file: *mut File, level: c_int) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_LOCK, |database| result(database.lock(level))) }
-}
-
-/// `xUnlock`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn unlock(file: *mut File, level: c_int) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_LOCK, |database| result(database.unlock(level))) }
-}
-
-/// `xCheckReservedLock`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn check_reserved_lock(file: *mut File, reserved: *mut c_int) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    let found = unsafe { call(file, Err(Code(abi::IOERR_LOCK)), Database::is_reserved) };
-    match found {
-        Ok(found) => {
-            // SAFETY: SQLite passes a place for the answer.
-            unsafe { *reserved = found.into() };
-            abi::OK
-        }
-        Err(Code(code)) => code,
-    }
+    unsafe { call(file, abi::IOERR_FSYNC, |database: &mut Database| result(database.commit())) }
 }
 
 /// `xFileControl`.
@@ -306,23 +191,6 @@ unsafe fn pragma(database: &mut Database, [answer, name, value]: &mut [*mut c_ch
     }
 }
 
-/// `xSectorSize`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-pub(crate) unsafe extern "C" fn sector_size(_file: *mut File) -> c_int {
-    4096
-}
-
-/// `xDeviceCharacteristics`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn device_characteristics(file: *mut File) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, 0, |database| database.characteristics()) }
-}
-
 /// `xShmMap`.
 ///
 /// # Safety
@@ -348,8 +216,9 @@ unsafe extern "C" fn shm_map(
 /// # Safety
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn shm_lock(file: *mut File, offset: c_int, count: c_int, flags: c_int) -> c_int {
+    let lock = |database: &mut Database| result(database.locks().shm_lock(offset, count, flags));
     // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_LOCK, |database| result(database.locks().shm_lock(offset, count, flags))) }
+    unsafe { call(file, abi::IOERR_LOCK, lock) }
 }
 
 /// `xShmBarrier`.
@@ -358,7 +227,7 @@ unsafe extern "C" fn shm_lock(file: *mut File, offset: c_int, count: c_int, flag
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn shm_barrier(file: *mut File) {
     // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, (), |database| database.locks().shm_barrier()) }
+    unsafe { call(file, (), |database: &mut Database| database.locks().shm_barrier()) }
 }
 
 /// `xShmUnmap`.
@@ -377,48 +246,31 @@ unsafe extern "C" fn shm_unmap(file: *mut File, delete: c_int) -> c_int {
 
 static MAIN: Methods = Methods {
     version: 2,
-    close,
-    read,
+    close: close::<Database>,
+    read: read::<Database>,
     write,
     truncate,
     sync,
-    file_size,
-    lock,
-    unlock,
-    check_reserved_lock,
+    file_size: file_size::<Database>,
+    lock: lock::<Database>,
+    unlock: unlock::<Database>,
+    check_reserved_lock: check_reserved_lock::<Database>,
     file_control,
     sector_size,
-    device_characteristics,
+    device_characteristics: device_characteristics::<Database>,
     shm_map,
     shm_lock,
     shm_barrier,
     shm_unmap,
 };
 
-/// The journal of a file with the methods `JOURNAL`.
-///
-/// # Safety
-/// SQLite passed the arguments to a method.
-unsafe fn journal_of<'a>(file: *mut File) -> Option<&'a mut Journal> {
-    // SAFETY: only `put_journal` sets these methods.
-    let place = unsafe { &*file.cast::<JournalFile>() };
-    // SAFETY: SQLite uses a file from one thread at a time, and not after it closed it.
-    unsafe { place.journal.as_mut() }
-}
-
 /// `xClose` of a journal.
 ///
 /// # Safety
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn journal_close(file: *mut File) -> c_int {
-    // SAFETY: only `put_journal` sets these methods.
-    let place = unsafe { &mut *file.cast::<JournalFile>() };
-    let journal = std::mem::replace(&mut place.journal, std::ptr::null_mut());
-    place.file.methods = std::ptr::null();
-    if !journal.is_null() {
-        // SAFETY: it came from a box, and nothing has it any more.
-        drop(unsafe { Box::from_raw(journal) });
-    }
+    // SAFETY: SQLite closes an open file.
+    drop(unsafe { take::<Journal>(file) });
     abi::OK
 }
 
@@ -430,7 +282,7 @@ unsafe extern "C" fn journal_read(file: *mut File, bytes: *mut c_void, len: c_in
     // SAFETY: SQLite passes a buffer.
     let bytes = unsafe { bytes_mut(bytes, len) };
     // SAFETY: SQLite calls with an open journal.
-    let journal = unsafe { journal_of(file) };
+    let journal = unsafe { content_of::<Journal>(file) };
     match (journal, bytes, u64::try_from(offset)) {
         (Some(journal), Some(bytes), Ok(offset)) => {
             if journal.read(offset, bytes) {
@@ -451,7 +303,7 @@ unsafe extern "C" fn journal_write(file: *mut File, bytes: *const c_void, len: c
     // SAFETY: SQLite passes a buffer.
     let bytes = unsafe { bytes_of(bytes, len) };
     // SAFETY: SQLite calls with an open journal.
-    let journal = unsafe { journal_of(file) };
+    let journal = unsafe { content_of::<Journal>(file) };
     match (journal, bytes, u64::try_from(offset)) {
         (Some(journal), Some(bytes), Ok(offset)) => {
             if journal.write(offset, bytes) {
@@ -470,7 +322,7 @@ unsafe extern "C" fn journal_write(file: *mut File, bytes: *const c_void, len: c
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn journal_truncate(file: *mut File, len: i64) -> c_int {
     // SAFETY: SQLite calls with an open journal.
-    let journal = unsafe { journal_of(file) };
+    let journal = unsafe { content_of::<Journal>(file) };
     match (journal, u64::try_from(len)) {
         (Some(journal), Ok(len)) => {
             journal.truncate(len);
@@ -486,7 +338,7 @@ unsafe extern "C" fn journal_truncate(file: *mut File, len: i64) -> c_int {
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn journal_size(file: *mut File, size: *mut i64) -> c_int {
     // SAFETY: SQLite calls with an open journal.
-    let Some(journal) = (unsafe { journal_of(file) }) else { return abi::IOERR_FSTAT };
+    let Some(journal) = (unsafe { content_of::<Journal>(file) }) else { return abi::IOERR_FSTAT };
     // SAFETY: SQLite passes a place for the length.
     unsafe { *size = journal.len() as i64 };
     abi::OK

@@ -1,77 +1,51 @@
 //! The methods of a database that may not be written to.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::Code;
 use crate::abi::{self, File, Methods};
 use crate::inner::text_for_sqlite;
-use crate::methods::{bytes_mut, result, sector_size, text_of};
+use crate::methods::text_of;
+use crate::open_file::{
+    AnyDatabase, Content, call, check_reserved_lock, close, device_characteristics, file_size, lock, read, result,
+    sector_size, unlock,
+};
 use crate::read_only::ReadOnly;
 
-/// Such a database in SQLite's memory for a file.
-#[repr(C)]
-pub(crate) struct ReadOnlyFile {
-    file: File,
-    database: *mut ReadOnly,
-}
-
-/// Puts a database into SQLite's memory for a file.
-///
-/// # Safety
-/// `place` has room for a [`ReadOnlyFile`].
-pub(crate) unsafe fn put_read_only(place: *mut File, database: ReadOnly) {
-    let database = Box::into_raw(Box::new(database));
-    // SAFETY: the caller says that there is room.
-    unsafe {
-        place.cast::<ReadOnlyFile>().write(ReadOnlyFile { file: File { methods: &raw const READ_ONLY }, database })
+impl Content for ReadOnly {
+    fn methods() -> *const Methods {
+        &raw const READ_ONLY
     }
 }
 
-/// Calls a method of the database. No panic passes into SQLite.
-///
-/// # Safety
-/// SQLite passed the arguments to a method.
-unsafe fn call<T>(file: *mut File, otherwise: T, act: impl FnOnce(&mut ReadOnly) -> T) -> T {
-    // SAFETY: only `put_read_only` sets these methods.
-    let place = unsafe { &*file.cast::<ReadOnlyFile>() };
-    // SAFETY: SQLite uses a file from one thread at a time, and not after it closed it.
-    let Some(database) = (unsafe { place.database.as_mut() }) else { return otherwise };
-    catch_unwind(AssertUnwindSafe(|| act(database))).unwrap_or(otherwise)
-}
-
-/// `xClose`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn close(file: *mut File) -> c_int {
-    // SAFETY: only `put_read_only` sets these methods.
-    let place = unsafe { &mut *file.cast::<ReadOnlyFile>() };
-    let database = std::mem::replace(&mut place.database, std::ptr::null_mut());
-    place.file.methods = std::ptr::null();
-    if !database.is_null() {
-        // SAFETY: it came from a box, and nothing has it any more.
-        let database = unsafe { Box::from_raw(database) };
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
+impl AnyDatabase for ReadOnly {
+    fn close(self) -> Result<(), Code> {
+        Ok(())
     }
-    abi::OK
-}
 
-/// `xRead`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn read(file: *mut File, bytes: *mut c_void, len: c_int, offset: i64) -> c_int {
-    // SAFETY: SQLite passes a buffer.
-    let bytes = unsafe { bytes_mut(bytes, len) };
-    let (Some(bytes), Ok(offset)) = (bytes, u64::try_from(offset)) else { return abi::IOERR_READ };
-    let read = |database: &mut ReadOnly| match database.read(offset, bytes) {
-        Ok(true) => abi::OK,
-        Ok(false) => abi::IOERR_SHORT_READ,
-        Err(Code(code)) => code,
-    };
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_READ, read) }
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<bool, Code> {
+        ReadOnly::read(self, offset, bytes)
+    }
+
+    fn len(&mut self) -> Result<u64, Code> {
+        ReadOnly::len(self)
+    }
+
+    fn lock(&mut self, level: c_int) -> Result<(), Code> {
+        ReadOnly::lock(self, level)
+    }
+
+    fn unlock(&mut self, level: c_int) -> Result<(), Code> {
+        ReadOnly::unlock(self, level)
+    }
+
+    fn is_reserved(&mut self) -> Result<bool, Code> {
+        ReadOnly::is_reserved(self)
+    }
+
+    fn characteristics(&mut self) -> c_int {
+        ReadOnly::characteristics(self)
+    }
 }
 
 /// `xWrite`.
@@ -96,56 +70,6 @@ unsafe extern "C" fn truncate(_file: *mut File, _len: i64) -> c_int {
 /// SQLite calls it, by the rules of its documentation.
 unsafe extern "C" fn sync(_file: *mut File, _flags: c_int) -> c_int {
     abi::OK
-}
-
-/// `xFileSize`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn file_size(file: *mut File, size: *mut i64) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    match unsafe { call(file, Err(Code(abi::IOERR_FSTAT)), ReadOnly::len) } {
-        Ok(len) => {
-            // SAFETY: SQLite passes a place for the length.
-            unsafe { *size = len as i64 };
-            abi::OK
-        }
-        Err(Code(code)) => code,
-    }
-}
-
-/// `xLock`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn lock(file: *mut File, level: c_int) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_LOCK, |database| result(database.lock(level))) }
-}
-
-/// `xUnlock`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn unlock(file: *mut File, level: c_int) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, abi::IOERR_LOCK, |database| result(database.unlock(level))) }
-}
-
-/// `xCheckReservedLock`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn check_reserved_lock(file: *mut File, reserved: *mut c_int) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    match unsafe { call(file, Err(Code(abi::IOERR_LOCK)), ReadOnly::is_reserved) } {
-        Ok(found) => {
-            // SAFETY: SQLite passes a place for the answer.
-            unsafe { *reserved = found.into() };
-            abi::OK
-        }
-        Err(Code(code)) => code,
-    }
 }
 
 /// `xFileControl`.
@@ -174,15 +98,6 @@ unsafe extern "C" fn file_control(file: *mut File, code: c_int, argument: *mut c
     };
     // SAFETY: SQLite calls with an open file.
     unsafe { call(file, abi::ERROR, control) }
-}
-
-/// `xDeviceCharacteristics`.
-///
-/// # Safety
-/// SQLite calls it, by the rules of its documentation.
-unsafe extern "C" fn device_characteristics(file: *mut File) -> c_int {
-    // SAFETY: SQLite calls with an open file.
-    unsafe { call(file, 0, ReadOnly::characteristics) }
 }
 
 /// `xShmMap`.
@@ -242,18 +157,18 @@ unsafe extern "C" fn shm_unmap(file: *mut File, delete: c_int) -> c_int {
 
 static READ_ONLY: Methods = Methods {
     version: 2,
-    close,
-    read,
+    close: close::<ReadOnly>,
+    read: read::<ReadOnly>,
     write,
     truncate,
     sync,
-    file_size,
-    lock,
-    unlock,
-    check_reserved_lock,
+    file_size: file_size::<ReadOnly>,
+    lock: lock::<ReadOnly>,
+    unlock: unlock::<ReadOnly>,
+    check_reserved_lock: check_reserved_lock::<ReadOnly>,
     file_control,
     sector_size,
-    device_characteristics,
+    device_characteristics: device_characteristics::<ReadOnly>,
     shm_map,
     shm_lock,
     shm_barrier,

@@ -14,9 +14,9 @@ use crate::beside::Kind;
 use crate::database::{Choices, Database};
 use crate::guard::journal_in;
 use crate::inner::{Inner, Name};
-use crate::methods::{JournalFile, MainFile, database_of, put_database, put_journal};
+use crate::journal::Journal;
+use crate::open_file::{OpenFile, content_of, put};
 use crate::read_only::{ReadOnly, may_write};
-use crate::read_only_methods::{ReadOnlyFile, put_read_only};
 use crate::share::of_open_database;
 use crate::{Code, api, log};
 
@@ -69,9 +69,8 @@ fn new() -> Result<*mut Vfs, Code> {
         return Err(Code(abi::ERROR));
     };
     let _ = UNIX.set(Registered(found));
-    let own =
-        [size_of::<MainFile>(), size_of::<JournalFile>(), size_of::<ReadOnlyFile>()].into_iter().max().unwrap_or(0)
-            as c_int;
+    // Of whichever kind of file: it has a pointer to the rest.
+    let own = size_of::<OpenFile<Database>>() as c_int;
     Ok(Box::into_raw(Box::new(Vfs {
         version: 2,
         file_size: base.file_size.max(own),
@@ -226,7 +225,7 @@ unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags
         let database = catch_unwind(AssertUnwindSafe(open)).unwrap_or(Err(Code(abi::CANTOPEN)));
         let database = database.inspect_err(|code| log(code.0, &format!("cannot open {}", path.display())))?;
         // SAFETY: the VFS asks SQLite for as much room.
-        unsafe { put_read_only(file, database) };
+        unsafe { put(file, database) };
         return Ok(flags);
     }
     let locks = |path: &Path| Inner::open(unix(), path);
@@ -235,7 +234,7 @@ unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags
     let database = database.unwrap_or(Err(Code(abi::CANTOPEN)));
     let database = database.inspect_err(|code| log(code.0, &format!("cannot open {}", path.display())))?;
     // SAFETY: the VFS asks SQLite for as much room.
-    unsafe { put_database(file, database) };
+    unsafe { put(file, database) };
     Ok(flags)
 }
 
@@ -277,13 +276,13 @@ unsafe extern "C" fn open(
                 // SAFETY: the name is that of a connection's journal, by which SQLite finds the database.
                 let database = unsafe { (api().database_file_object)(name) };
                 // SAFETY: it is the open file of the same connection.
-                unsafe { database_of(database) }
+                unsafe { content_of::<Database>(database) }
             } else {
                 None
             };
             if database.is_some_and(|database| !database.journal_in_file()) {
                 // SAFETY: the VFS asks SQLite for as much room.
-                unsafe { put_journal(file) };
+                unsafe { put(file, Journal::default()) };
                 // SAFETY: SQLite passes null or a place for the flags.
                 if let Some(flags_out) = unsafe { flags_out.as_mut() } {
                     *flags_out = flags;
