@@ -452,7 +452,8 @@ impl Database {
 
     pub(crate) fn unlock(&mut self, level: c_int) -> Result<(), Code> {
         if level >= self.level {
-            return Ok(());
+            // SQLite gives a try to be alone up.
+            return if self.locks.is_pending() { self.locks.unlock(level) } else { Ok(()) };
         }
         // What counts was committed: at the end of a transaction, of a rollback and of a hot journal's playback SQLite
         // asks for that (`SQLITE_FCNTL_SYNC`), and heard of it if it failed.
@@ -497,8 +498,8 @@ impl Database {
         &mut self.locks
     }
 
-    pub(crate) fn level(&self) -> c_int {
-        self.level
+    pub(crate) fn level(&mut self) -> c_int {
+        if self.locks.is_pending() { abi::LOCK_PENDING } else { self.level }
     }
 
     /// Whether the path names another file by now.

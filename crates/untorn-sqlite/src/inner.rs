@@ -116,6 +116,14 @@ impl Inner {
         self.methods().map_or(0, |methods| unsafe { (methods.device_characteristics)(file) })
     }
 
+    /// Whether a try to be alone has left a lock that keeps further readers out.
+    pub(crate) fn is_pending(&mut self) -> bool {
+        let mut level = abi::LOCK_NONE;
+        // SAFETY: the argument of this code is a place for a number.
+        let told = unsafe { self.file_control(abi::FCNTL_LOCKSTATE, (&raw mut level).cast()) };
+        told.is_ok() && level == abi::LOCK_PENDING
+    }
+
     pub(crate) fn lock(&mut self, level: c_int) -> Result<(), Code> {
         // SAFETY: the file is open.
         self.call(|methods, file| unsafe { (methods.lock)(file, level) })

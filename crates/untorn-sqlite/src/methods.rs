@@ -147,7 +147,11 @@ unsafe fn control(database: &mut Database, code: c_int, argument: *mut c_void) -
             // SAFETY: each is null or a string.
             unsafe { pragma(database, arguments) }
         }
-        abi::FCNTL_LOCK_TIMEOUT | abi::FCNTL_PERSIST_WAL | abi::FCNTL_EXTERNAL_READER => {
+        abi::FCNTL_LAST_ERRNO
+        | abi::FCNTL_TEMPFILENAME
+        | abi::FCNTL_LOCK_TIMEOUT
+        | abi::FCNTL_PERSIST_WAL
+        | abi::FCNTL_EXTERNAL_READER => {
             // SAFETY: the VFS `unix` has the same codes.
             result(unsafe { database.locks().file_control(code, argument) })
         }

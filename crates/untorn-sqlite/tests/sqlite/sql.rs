@@ -155,6 +155,14 @@ fn a_checkpoint_without_a_sync_is_seen_by_others() {
 }
 
 #[test]
+fn a_lock_that_could_not_be_had_keeps_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut work) = work(&[&"pending", &dir.path().join("app.db")]) else { return };
+    let output = work.output().unwrap();
+    assert_eq!(lines(&output), ["database is locked", "1"], "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn wrong_parameters_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("app.db");

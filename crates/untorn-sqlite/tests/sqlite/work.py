@@ -194,6 +194,21 @@ def checkpoint(path):
     say(*other.execute("SELECT a FROM t").fetchone(), *reader.execute("SELECT a FROM t").fetchone())
 
 
+def pending(path):
+    """A try to be alone that fails keeps no reader out afterwards."""
+    one, other = (connect(path, "&snapshot=off") for _ in range(2))
+    one.executescript("PRAGMA journal_mode = wal; CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+    other.execute("PRAGMA busy_timeout = 0").fetchall()
+    other.execute("PRAGMA locking_mode = exclusive").fetchall()
+    try:
+        other.execute("PRAGMA journal_mode = delete").fetchall()
+    except sqlite3.OperationalError as error:
+        say(error)
+    late = connect(path, "&snapshot=off")
+    late.execute("PRAGMA busy_timeout = 0").fetchall()
+    say(*late.execute("SELECT a FROM t").fetchone())
+
+
 def counter(path, parameters):
     """Adds one at each line of its input, and says the sum once it is committed."""
     connection = connect(path, parameters)

@@ -90,6 +90,14 @@ static void codes(const char *dir)
     EXPECT(flag == 2, flag);
     run(db, "ROLLBACK");
 
+    char *temporary = NULL;
+    code = sqlite3_file_control(db, "main", SQLITE_FCNTL_TEMPFILENAME, &temporary);
+    EXPECT(code == SQLITE_OK && temporary && strstr(temporary, "/etilqs_"), code);
+    sqlite3_free(temporary);
+    flag = 9;
+    code = sqlite3_file_control(db, "main", SQLITE_FCNTL_LAST_ERRNO, &flag);
+    EXPECT(code == SQLITE_OK && flag != 9, code);
+
     /* With it the log stays beside the database when the last connection closes. */
     for (int persists = 0; persists < 2; persists++) {
         flag = persists;
