@@ -41,6 +41,11 @@ proc open {what args} {
   }
   uplevel 1 [list untorn_open $what {*}$args]
 }
+rename exec untorn_exec
+proc exec {args} {
+  if {[lindex $args 0] eq [info nameofexec]} { set args [linsert $args 1 $::untorn_prelude] }
+  uplevel 1 [list untorn_exec {*}$args]
+}
 set untorn_prelude [file normalize [info script]]
 load_untorn
 set argv0 [lindex $argv 0]
