@@ -1,6 +1,7 @@
 //! [`Replica`]: a file whose commits go to a store in the background.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,13 +12,16 @@ use crate::error::{Error, Result};
 use crate::options::ReplicaOptions;
 use crate::protocol::access::Access;
 use crate::ship::{Shipped, Shipper, Source};
-use crate::store::{self, Requests, Store};
+use crate::store::{self, Requests, Store, StoreError};
 
 /// The longest pause between tries while the store fails.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// How often at most a replication whose store fails looks whether commits wait for it.
 const LOOKS: Duration = Duration::from_millis(50);
+
+/// How often the end of a replication looks whether the store has answered.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// How a replication goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,7 +99,48 @@ impl Shared {
 pub struct Replica {
     shared: Arc<Shared>,
     store: Arc<dyn Store>,
+    /// The requests that got their answer.
+    answered: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Tells how long a store has been silent.
+struct Watch<'a> {
+    replica: &'a Replica,
+    limit: Option<Duration>,
+    answered: u64,
+    since: Instant,
+    has_given_up: bool,
+}
+
+impl Watch<'_> {
+    /// Waits for a change of the state, and closes a store that was silent for too long: its requests end then, and
+    /// later ones fail.
+    fn wait<'g>(&mut self, state: MutexGuard<'g, Progress>) -> MutexGuard<'g, Progress> {
+        let Replica { shared, store, .. } = self.replica;
+        let Some(limit) = self.limit else {
+            return shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        let answered = self.replica.answered.load(Ordering::Relaxed);
+        if answered != self.answered {
+            (self.answered, self.since) = (answered, Instant::now());
+        } else if self.since.elapsed() >= limit && !self.has_given_up {
+            self.has_given_up = true;
+            store.close();
+        }
+        shared.changed.wait_timeout(state, GLANCE).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The failure, in words that say why the request was ended.
+    fn explain(&self, error: Error) -> Error {
+        match (error, self.limit) {
+            (Error::Store(error), Some(limit)) if self.has_given_up => {
+                let cause = format!("the store gave no answer within {} seconds", limit.as_secs_f64());
+                Error::Store(StoreError { cause, ..error })
+            }
+            (error, _) => error,
+        }
+    }
 }
 
 impl std::fmt::Debug for Replica {
@@ -133,12 +178,13 @@ impl Replica {
 
     pub(crate) fn start(shipper: Shipper, store: Arc<dyn Store>, url: &str, options: &ReplicaOptions) -> Result<Self> {
         let (interval, confirm) = (options.interval, options.confirm);
+        let answered = Arc::clone(&shipper.owner().access().answered);
         let shared = Arc::new(Shared::default());
         shared.lock().status = status(&shipper, 0, None);
         let (of_thread, named) = (Arc::clone(&shared), std::thread::Builder::new().name("untorn-replicate".to_owned()));
         let thread = named.spawn(move || run(shipper, &of_thread, interval, confirm));
         let failed = |source| Error::Io { operation: "start the thread that replicates", path: url.into(), source };
-        Ok(Replica { shared, store, thread: Some(thread.map_err(failed)?) })
+        Ok(Replica { shared, store, answered, thread: Some(thread.map_err(failed)?) })
     }
 
     /// Waits until the store has every commit that was made before the call, and the ownership record still names this
@@ -148,6 +194,15 @@ impl Replica {
     /// [`Error::Fenced`] if another writer has taken the replica over: the handle is of no further use. Otherwise why a
     /// try failed; the commits are still shipped in the background, and the call may be made again.
     pub fn sync_replicated(&self) -> Result<u64> {
+        self.sync(&mut self.watch(None))
+    }
+
+    fn watch(&self, limit: Option<Duration>) -> Watch<'_> {
+        let answered = self.answered.load(Ordering::Relaxed);
+        Watch { replica: self, limit, answered, since: Instant::now(), has_given_up: false }
+    }
+
+    fn sync(&self, watch: &mut Watch<'_>) -> Result<u64> {
         let mut state = self.shared.lock();
         state.asked += 1;
         let mine = state.asked;
@@ -157,14 +212,14 @@ impl Replica {
                 return Ok(state.status.acknowledged);
             }
             if let Some(error) = &state.ended {
-                return Err(again(error));
+                return Err(watch.explain(again(error)));
             }
             if let Some((asked, error)) = &state.failed
                 && *asked >= mine
             {
-                return Err(again(error));
+                return Err(watch.explain(again(error)));
             }
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = watch.wait(state);
         }
     }
 
@@ -182,8 +237,35 @@ impl Replica {
     ///
     /// # Errors
     /// As for [`sync_replicated`](Self::sync_replicated); the replication has ended then, too.
-    pub fn detach(mut self) -> Result<ReplicaStatus> {
-        let synced = self.sync_replicated();
+    pub fn detach(self) -> Result<ReplicaStatus> {
+        self.end(None)
+    }
+
+    /// The same, and gives up once the store has answered nothing for this long: [`detach`](Self::detach) repeats its
+    /// requests, which takes up to two minutes with a store that has died. What was not shipped is shipped the next
+    /// time.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let url = format!("file://{}/bucket", dir.path().display());
+    /// use std::time::Duration;
+    /// use untorn::Options;
+    /// use untorn_replicate::{Replica, ReplicaOptions};
+    /// let file = Options::new().commit_log(1 << 20).create(dir.path().join("ledger"), 4096)?;
+    /// let replica = Replica::attach(&file, &url, ReplicaOptions::new())?;
+    /// replica.detach_within(Duration::from_secs(10))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`detach`](Self::detach); [`Error::Store`] if it gave up.
+    pub fn detach_within(self, silence: Duration) -> Result<ReplicaStatus> {
+        self.end(Some(silence))
+    }
+
+    fn end(mut self, silence: Option<Duration>) -> Result<ReplicaStatus> {
+        let synced = self.sync(&mut self.watch(silence));
         self.stop();
         synced.map(|_| self.status())
     }
@@ -193,16 +275,39 @@ impl Replica {
     ///
     /// # Errors
     /// As for [`sync_replicated`](Self::sync_replicated); the replication has ended then, too, and is not handed over.
-    pub fn hand_over(mut self) -> Result<ReplicaStatus> {
-        self.shared.lock().hands_over = true;
+    pub fn hand_over(self) -> Result<ReplicaStatus> {
+        self.release(None)
+    }
+
+    /// The same, and gives up once the store has answered nothing for this long, as
+    /// [`detach_within`](Self::detach_within) does.
+    ///
+    /// # Errors
+    /// As for [`hand_over`](Self::hand_over); [`Error::Store`] if it gave up.
+    pub fn hand_over_within(self, silence: Duration) -> Result<ReplicaStatus> {
+        self.release(Some(silence))
+    }
+
+    fn release(mut self, silence: Option<Duration>) -> Result<ReplicaStatus> {
+        let released = self.await_release(&mut self.watch(silence));
         self.stop();
+        released.map(|acknowledged| ReplicaStatus { acknowledged, ..self.status() })
+    }
+
+    /// Has the thread hand the replica over at its end. The store is open until then: a release makes requests.
+    fn await_release(&self, watch: &mut Watch<'_>) -> Result<u64> {
         let mut state = self.shared.lock();
-        match (state.handed_over.take(), &state.ended) {
-            (Some(handed_over), _) => state.status.acknowledged = handed_over?,
-            (None, Some(error)) => return Err(again(error)),
-            (None, None) => return Err(Error::Poisoned { cause: "its thread has ended".to_owned() }),
+        (state.stops, state.hands_over) = (true, true);
+        self.shared.changed.notify_all();
+        loop {
+            if let Some(handed_over) = state.handed_over.take() {
+                return handed_over.map_err(|error| watch.explain(error));
+            }
+            if let Some(error) = &state.ended {
+                return Err(watch.explain(again(error)));
+            }
+            state = watch.wait(state);
         }
-        Ok(state.status.clone())
     }
 
     fn stop(&mut self) {

@@ -33,8 +33,12 @@ Examples:
   untorn replicate ledger 's3://bucket/ledger?region=eu-central-1' --key /etc/untorn/key
 
 Credentials come from environment variables: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
-AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS, and others of the same \
-clouds. Another server is named by ?endpoint=URL.";
+AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS, NATS_USER and \
+NATS_PASSWORD, and others of the same clouds. Another server is named by ?endpoint=URL.
+
+After a signal the rest is shipped. A store that does not answer for 10 seconds is given up: the code is 74, and what \
+was not shipped is shipped the next time. A second signal, or one before everything was shipped once, ends the command \
+at once.";
 
 pub(super) const AFTER_FOLLOW: &str = "\
 Exit codes: 0 ended by a signal, or with --once up to date; 1 FILE has commits that are not of the replica; 2 \
@@ -47,7 +51,8 @@ Examples:
 pub(super) const AFTER_TAKE_OVER: &str = "\
 Exit codes: that of PROGRAM, or 128 plus the number of the signal that ended it. If PROGRAM was not started: 1 FILE \
 has commits that are not of the replica, or another writer was quicker; 2 corrupt; 64 usage; 74 I/O error. 1 also if \
-another writer took the replica over meanwhile; 74 if the rest could not be shipped
+another writer took the replica over meanwhile; 74 if the rest could not be shipped. After a signal a store that does \
+not answer for 10 seconds is given up
 
 Examples:
   untorn take-over file:///mnt/usb/ledger ledger -- ./server ledger
@@ -97,7 +102,8 @@ impl KeyFile {
 pub(crate) struct Replicate {
     /// The file.
     pub(crate) file: PathBuf,
-    /// The replica: file:///DIRECTORY, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX.
+    /// The replica: file:///DIRECTORY, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX, gs://BUCKET/PREFIX or
+    /// nats://HOST:PORT/STREAM/SUBJECT.
     pub(crate) url: String,
     /// End when everything that is committed now was shipped.
     #[arg(long)]

@@ -19,6 +19,10 @@ use crate::{output, progress, size};
 /// How long to sleep before looking whether a signal came or the replication has ended.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// How long the end of a replication waits for a store that does not answer. `AFTER_REPLICATE` and
+/// docs/replication.md state it.
+pub(super) const SILENCE: Duration = Duration::from_secs(10);
+
 /// The URL that stands in place of a path, if one does.
 pub(crate) fn url_of(path: &Path) -> Option<&str> {
     path.to_str().filter(|text| store::is_url(text))
@@ -50,38 +54,54 @@ impl From<Error> for Failure {
 
 /// Ships the commits of a file.
 pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
-    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
     let options = args.when_behind.map_or(options.clone(), |when| options.when_behind(when.into()));
+    // Until everything is there a signal ends the process at once, also while a request waits for a dead store.
     let replica = Replica::attach_path(&args.file, &args.key.url(&args.url), options)?;
     let report = |status: &ReplicaStatus, state: &str| {
         output::report(args.form.json, &object(args, status, state), || words(args, status, state))
     };
-    if !args.once {
-        replica.sync_replicated()?;
-        report(&replica.status(), "replicating")?;
-        let told = stop.flag();
-        let mut failure = None;
-        while !told.load(Ordering::Acquire) {
-            if let Some(error) = replica.ended() {
-                return Err(error.into());
-            }
-            let now = replica.status().failure;
-            if now != failure
-                && let Some(what) = &now
-            {
-                // If stderr is closed, the replication goes on all the same.
-                let _ = writeln!(std::io::stderr(), "untorn: {what}; trying again");
-            }
-            failure = now;
-            std::thread::sleep(PATIENCE);
-        }
+    if args.once {
+        report(&replica.detach()?, "replicated")?;
+        return Ok(Exit::Clean);
     }
-    let status = replica.detach()?;
-    report(&status, "replicated")?;
+    replica.sync_replicated()?;
+    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
+    report(&replica.status(), "replicating")?;
+    attend(&replica, &stop)?;
+    let ended = replica.detach_within(SILENCE).map_err(|error| {
+        let mut failure = Failure::from(error);
+        failure.message.push_str("; interrupted: the rest is shipped when the replication is started again");
+        failure
+    });
+    report(&ended?, "replicated")?;
     stop.interrupted("everything was shipped");
     Ok(Exit::Clean)
+}
+
+/// Waits for a signal, and tells what fails meanwhile.
+///
+/// # Errors
+/// That of a replication that cannot go on.
+fn attend(replica: &Replica, stop: &Stop) -> Result<()> {
+    let told = stop.flag();
+    let mut failure = None;
+    while !told.load(Ordering::Acquire) {
+        if let Some(error) = replica.ended() {
+            return Err(error.into());
+        }
+        let now = replica.status().failure;
+        if now != failure
+            && let Some(what) = &now
+        {
+            // If stderr is closed, the replication goes on all the same.
+            let _ = writeln!(std::io::stderr(), "untorn: {what}; trying again");
+        }
+        failure = now;
+        std::thread::sleep(PATIENCE);
+    }
+    Ok(())
 }
 
 fn object(args: &cli::Replicate, status: &ReplicaStatus, state: &str) -> Value {
@@ -255,6 +275,13 @@ pub(crate) fn replicas(args: &cli::Replicas) -> Result<Exit> {
 pub(crate) fn doctor(url: &str, key: &KeyFile, form: &Form) -> Result<Exit> {
     store::probe(&*store::open(&key.url(url))?)?;
     let object = json!({ "url": url, "conditions": true });
-    output::report(form.json, &object, || format!("{url}: the store keeps conditions, so it is fit for replicas\n"))?;
+    output::report(form.json, &object, || {
+        let mut text = format!("{url}: the store keeps conditions, so it is fit for replicas\n");
+        if url.starts_with("nats://") {
+            text += "No request tells whether its servers have `sync_interval: always`. They need it: otherwise a power \
+                     cut takes what they acknowledged.\n";
+        }
+        text
+    })?;
     Ok(Exit::Clean)
 }

@@ -18,6 +18,7 @@ use untorn::options::CommitLog;
 use untorn::{Options, commits};
 use untorn_replicate::{Error, FollowOptions, Follower, Replica, ReplicaOptions, RestoreOptions, restore};
 
+use super::replicate::SILENCE;
 use super::run::{check_program, code};
 use crate::cli;
 use crate::exit::{Exit, Failure, Result};
@@ -53,7 +54,8 @@ pub(crate) fn run(args: &cli::TakeOver) -> Result<Exit> {
         return Err(error.into());
     }
     let code = code(status);
-    let handed_over = replica.hand_over();
+    let is_told = stop.flag().load(Ordering::Acquire);
+    let handed_over = if is_told { replica.hand_over_within(SILENCE) } else { replica.hand_over() };
     match &handed_over {
         Ok(status) => say(&format!("handed {} over at commit {}", args.url, status.acknowledged)),
         Err(error) => say(&format!("{} was not handed over: {error}", args.url)),

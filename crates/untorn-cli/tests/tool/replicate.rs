@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use untorn_testing::needs;
 
@@ -117,6 +117,70 @@ fn a_running_replication_ships_what_others_commit() {
     let again = at(dir, "again");
     untorn(&["restore", &url, &again]).expect(0);
     assert_eq!(&std::fs::read(&again).unwrap()[100..105], b"gamma");
+}
+
+/// A running `untorn replicate` with these options, and the lines that it prints.
+fn replicating(file: &str, url: &str, options: &[&str]) -> (Child, impl FnMut() -> serde_json::Value + use<>) {
+    let mut command = Command::new(UNTORN);
+    let command = command.args(["replicate", file, url, "--interval", "10", "--json"]).args(options);
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
+    let mut next = move || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(next()["state"], "replicating");
+    (running, next)
+}
+
+fn terminate(running: &Child) {
+    assert!(Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_a_replication_without_its_store() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let (running, _) = replicating(&file, &url, &[]);
+    std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
+    write(&file, "alpha");
+    terminate(&running);
+    let ended = running.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.code() == Some(74) && err.contains("the rest is shipped when"), "{}: {err}", ended.status);
+    std::fs::rename(at(dir, "away"), at(dir, "bucket")).unwrap();
+    assert_eq!(untorn(&["replicate", &file, &url, "--once", "--json"]).expect(0).json()["commit"], 1);
+}
+
+#[test]
+fn commits_wait_for_a_store_that_is_behind_or_go_on() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let text = vec![7; 60 << 10];
+    let commit = || untorn_with(&["write", &file, "--offset", "0"], &text);
+    untorn(&["replicate", &file, &url, "--once", "--when-behind", "wait"]).expect(64).names("--block SECONDS");
+    untorn(&["commits", &file, "--stop"]).expect(0);
+    untorn(&["commits", &file, "--start", "1M", "--block", "1"]).expect(0);
+    for when in ["wait", "snapshot"] {
+        let (running, mut next) = replicating(&file, &url, &["--when-behind", when]);
+        std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
+        let refused = (0..40).map(|_| commit()).find(|made| made.code != 0);
+        std::fs::rename(at(dir, "away"), at(dir, "bucket")).unwrap();
+        match refused {
+            Some(refused) => assert!(when == "wait" && refused.err.contains("replica"), "{when}: {}", refused.err),
+            None => assert_eq!(when, "snapshot"),
+        }
+        // The store is there again, so everything is shipped at the end.
+        terminate(&running);
+        let last = next();
+        assert_eq!(last["state"], "replicated", "{when}: {last}");
+        assert_eq!(last["snapshots"].as_u64() > Some(u64::from(when == "wait")), when == "snapshot", "{when}: {last}");
+        running.wait_with_output().unwrap();
+    }
+    let again = at(dir, "again");
+    untorn(&["restore", &url, &again]).expect(0);
+    assert!(std::fs::read(&again).unwrap() == std::fs::read(&file).unwrap());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Requests to the store, repeated as the protocol allows.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -33,6 +34,8 @@ pub(crate) struct Access {
     pub(crate) attempts: u32,
     /// How long to wait before a second try; doubled for each further one.
     pub(crate) pause: Duration,
+    /// How many requests have got their answer. The end of a replication sees by it whether the store still lives.
+    pub(crate) answered: Arc<AtomicU64>,
     /// Gives another value each time.
     pub(crate) nonce: Arc<dyn Fn() -> Result<[u8; 16]> + Send + Sync>,
     /// A check that is left out.
@@ -62,7 +65,8 @@ impl Access {
                 source,
             })
         };
-        Access { store, attempts: 6, pause: Duration::from_millis(100), nonce: Arc::new(random), muted: None }
+        let (answered, pause, nonce) = (Arc::default(), Duration::from_millis(100), Arc::new(random));
+        Access { store, attempts: 6, pause, answered, nonce, muted: None }
     }
 
     pub(crate) fn makes(&self, check: Check) -> bool {
@@ -75,6 +79,11 @@ impl Access {
 
     /// Tries a request again while its failure may pass. Each request of the protocol may be carried out twice.
     fn repeat<T>(&self, request: impl Fn() -> Answer<T>) -> Result<T> {
+        let request = || {
+            let answer = request();
+            self.answered.fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
+            answer
+        };
         let mut pause = self.pause;
         for _ in 1..self.attempts {
             match request() {

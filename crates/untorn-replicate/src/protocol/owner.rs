@@ -70,6 +70,10 @@ impl Owner {
         seized.own(claim)
     }
 
+    pub(crate) fn access(&self) -> &Access {
+        &self.access
+    }
+
     fn new(access: &Access, record: Record, tag: Tag) -> Self {
         let place = Place { epoch: record.epoch, seq: 0 };
         let (access, position) = (access.clone(), Position { commit: 0, sum: [0; 16] });

@@ -161,7 +161,8 @@ fn access(store: Arc<dyn Store>, actor: u8, muted: Option<Check>) -> Access {
         nonce[8..].copy_from_slice(&count.fetch_add(1, Ordering::Relaxed).to_le_bytes());
         Ok(nonce)
     };
-    Access { store, attempts: 2, pause: Duration::ZERO, nonce: Arc::new(nonce), muted }
+    let answered = Arc::default();
+    Access { store, attempts: 2, pause: Duration::ZERO, answered, nonce: Arc::new(nonce), muted }
 }
 
 /// Runs an actor with the answers that it got: its next call, unless it has ended, and what it did.
