@@ -70,6 +70,9 @@ impl SharedPages {
         let pages = SharedPages { file, start, reserved: reserve, owner: incarnation() };
         // SAFETY: concerns the mapping just made only. A child that had it could store to it unnoticed.
         unsafe { madvise(start.as_ptr().cast(), reserve, Advice::LinuxDontFork) }?;
+        // SAFETY: as above. Advice: the dump of a process that crashes would take memory for every page of the mapping,
+        // also for those that have none, and of an RPC area that is more than a machine has.
+        let _ = unsafe { madvise(start.as_ptr().cast(), reserve, Advice::LinuxDontDump) };
         // SAFETY: as above. Advice: a huge page would be protected and copied as one; kernels without them refuse.
         let _ = unsafe { madvise(start.as_ptr().cast(), reserve, Advice::LinuxNoHugepage) };
         Ok(pages)
@@ -244,6 +247,17 @@ mod tests {
         assert_eq!(one.memory_from(8192).unwrap(), None);
         assert_eq!(two.file_len().unwrap(), 1 << 20);
         assert!(one.grow(4096).is_err(), "it was made shorter");
+    }
+
+    /// A dump that has them takes memory for the whole mapping.
+    #[test]
+    fn no_dump_of_a_crash_has_the_pages() {
+        let pages = SharedPages::create("untorn-test", 4096, 4096).unwrap();
+        let start = format!("{:x}-", pages.start.as_ptr() as usize);
+        let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = mappings.lines().skip_while(|line| !line.starts_with(&start));
+        let flags = own.into_iter().find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
     }
 
     #[test]
