@@ -30,6 +30,7 @@ use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot};
 use crate::abi;
 use crate::guard::Guard;
 use crate::inner::Inner;
+use crate::journal::JournalName;
 use crate::overlay::Overlay;
 use crate::share::{HEADER, Part, Reading, View};
 use crate::{Code, code_of, log};
@@ -71,6 +72,7 @@ pub(crate) struct Database {
     failed: Option<Code>,
     /// The program chose a rollback journal in a file.
     journal_in_file: bool,
+    journal_name: Option<JournalName>,
     guard: Guard,
 }
 
@@ -146,6 +148,7 @@ impl Database {
             changes: None,
             failed: None,
             journal_in_file: false,
+            journal_name: None,
             guard,
         })
     }
@@ -505,6 +508,11 @@ impl Database {
     /// Whether the path names another file by now.
     pub(crate) fn has_moved(&self) -> bool {
         std::fs::metadata(&self.path).map_or(true, |found| (found.dev(), found.ino()) != self.inode)
+    }
+
+    /// Keeps the name of the journal known while the database is open.
+    pub(crate) fn set_journal_name(&mut self, name: JournalName) {
+        self.journal_name = Some(name);
     }
 
     pub(crate) fn journal_in_file(&self) -> bool {

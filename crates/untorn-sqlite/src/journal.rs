@@ -4,6 +4,45 @@
 //! has no use for them here: the database is at its last commit. So the journal needs no file, no flush and no removal,
 //! unless the program chose one ([`database`](crate::database)).
 
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_char};
+use std::sync::{Mutex, PoisonError};
+
+/// Where SQLite has the names of the journals of open databases. A VFS around this one may pass on a copy, by which
+/// SQLite would look for the database in memory that is none of its own.
+static JOURNALS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+/// The name of an open database's journal, until this is dropped.
+pub(crate) struct JournalName(usize);
+
+impl JournalName {
+    /// # Safety
+    /// `name` is a name that SQLite passed to `xOpen` for a main database.
+    pub(crate) unsafe fn of(name: *const c_char) -> Self {
+        // SAFETY: the caller passes one of several strings in a row.
+        let next = |at: *const c_char| unsafe { at.add(CStr::from_ptr(at).to_bytes().len() + 1) };
+        let mut at = next(name);
+        // Behind it come the parameters, each a name and a value, and an empty string.
+        // SAFETY: as above.
+        while unsafe { *at } != 0 {
+            at = next(next(at));
+        }
+        let journal = next(at) as usize;
+        JOURNALS.lock().unwrap_or_else(PoisonError::into_inner).insert(journal);
+        JournalName(journal)
+    }
+
+    pub(crate) fn is_known(name: *const c_char) -> bool {
+        JOURNALS.lock().unwrap_or_else(PoisonError::into_inner).contains(&(name as usize))
+    }
+}
+
+impl Drop for JournalName {
+    fn drop(&mut self) {
+        JOURNALS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
 /// Bytes of a journal.
 #[derive(Default)]
 pub(crate) struct Journal(Vec<u8>);

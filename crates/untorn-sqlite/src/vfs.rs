@@ -14,7 +14,7 @@ use crate::beside::Kind;
 use crate::database::{Choices, Database};
 use crate::guard::journal_in;
 use crate::inner::{Inner, Name};
-use crate::journal::Journal;
+use crate::journal::{Journal, JournalName};
 use crate::open_file::{OpenFile, content_of, put};
 use crate::read_only::{ReadOnly, may_write};
 use crate::share::of_open_database;
@@ -232,7 +232,9 @@ unsafe fn open_database(name: *const c_char, path: &Path, file: *mut File, flags
     let database =
         catch_unwind(AssertUnwindSafe(|| Database::open(&path, flags, &choices, || no_stock_user(&path), locks)));
     let database = database.unwrap_or(Err(Code(abi::CANTOPEN)));
-    let database = database.inspect_err(|code| log(code.0, &format!("cannot open {}", path.display())))?;
+    let mut database = database.inspect_err(|code| log(code.0, &format!("cannot open {}", path.display())))?;
+    // SAFETY: the name is that of a main database.
+    database.set_journal_name(unsafe { JournalName::of(name) });
     // SAFETY: the VFS asks SQLite for as much room.
     unsafe { put(file, database) };
     Ok(flags)
@@ -272,7 +274,8 @@ unsafe extern "C" fn open(
         if let Some(own) = journal_name(path) {
             // Another database's journal, which a super-journal names, is in a file, and opened with another flag.
             let has_file = may_exist(path) && journal_in(path).exists();
-            let database = if flags & abi::OPEN_MAIN_JOURNAL != 0 && !has_file {
+            let is_own = flags & abi::OPEN_MAIN_JOURNAL != 0 && JournalName::is_known(name);
+            let database = if is_own && !has_file {
                 // SAFETY: the name is that of a connection's journal, by which SQLite finds the database.
                 let database = unsafe { (api().database_file_object)(name) };
                 // SAFETY: it is the open file of the same connection.
