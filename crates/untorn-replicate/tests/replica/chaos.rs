@@ -1,7 +1,5 @@
-//! Writers fight for one replica, while signals and a store that comes and goes get in their way.
-//!
-//! The file has its whole history: a count, a random number for each commit, and pages that each number determines. So
-//! a mixture shows, and so does a commit that was acknowledged and is missing.
+//! Writers fight for one replica, while signals and a store that comes and goes get in their way. The file has its
+//! history.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -11,109 +9,19 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use untorn::{AtomicFile, Options};
+use untorn::Options;
 use untorn_replicate::{Error, FollowOptions, Follower, Replica, ReplicaOptions, RestoreOptions, look, restore};
 use untorn_testing::{SplitMix, again, cases, isolated, needs, seed, sibling, test_name};
 
+use super::history::{self, History, LEN};
 use super::{Place, place};
 
 /// How long a round waits for an acknowledgement.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-const PAGES: u64 = 32;
-const PAGE: u64 = 512;
-const SLOTS: u64 = 4096;
-/// Commits that the history has room for.
-const MOST: u64 = 100_000;
-const LEN: u64 = SLOTS + PAGES * PAGE + 4 * MOST;
-
-fn slot_at(commit: u64) -> u64 {
-    SLOTS + PAGES * PAGE + 4 * commit
-}
-
-fn page_at(number: u32) -> u64 {
-    SLOTS + u64::from(number) % PAGES * PAGE
-}
-
-/// Folds a commit into the digest of those before it.
-fn fold(digest: u64, number: u32) -> u64 {
-    SplitMix::new(digest ^ u64::from(number)).next_u64()
-}
-
-/// A history, as it is continued.
-struct History {
-    file: AtomicFile,
-    count: u64,
-    digest: u64,
-}
-
-impl History {
-    fn open(path: &Path) -> untorn::Result<Self> {
-        let file = Options::new().commit_log(1 << 20).open(path)?;
-        let mut bytes = vec![0; file.len() as usize];
-        file.read_at(&mut bytes, 0)?;
-        let digests = digests(&bytes).unwrap();
-        Ok(History { file, count: digests.len() as u64 - 1, digest: digests[digests.len() - 1] })
-    }
-
-    /// One commit.
-    fn go_on(&mut self, number: u32) -> untorn::Result<()> {
-        assert!(self.count < MOST, "the history is full");
-        self.file.write_at(&(self.count + 1).to_le_bytes(), 0)?;
-        self.file.write_at(&number.to_le_bytes(), slot_at(self.count))?;
-        self.file.write_at(&number.to_le_bytes().repeat(PAGE as usize / 4), page_at(number))?;
-        self.file.sync()?;
-        (self.count, self.digest) = (self.count + 1, fold(self.digest, number));
-        Ok(())
-    }
-}
-
-/// The digests of each prefix of a file's history.
-///
-/// # Errors
-/// The evidence that the file has a mixture.
-fn digests(bytes: &[u8]) -> Result<Vec<u64>, String> {
-    if bytes.len() as u64 != LEN {
-        return Err(format!("it has {} bytes", bytes.len()));
-    }
-    let four = |at: u64| u32::from_le_bytes(bytes[at as usize..][..4].try_into().unwrap());
-    let count = u64::from(four(0)) | u64::from(four(4)) << 32;
-    let mut digests = vec![0];
-    let mut pages = vec![0; PAGES as usize];
-    for commit in 0..count.min(MOST) {
-        let number = four(slot_at(commit));
-        digests.push(fold(digests[commit as usize], number));
-        pages[(u64::from(number) % PAGES) as usize] = number;
-    }
-    for (index, number) in pages.iter().enumerate() {
-        let at = SLOTS + index as u64 * PAGE;
-        let differs = (0..PAGE / 4).find(|word| four(at + 4 * word) != *number);
-        if let Some(word) = differs {
-            return Err(format!("word {word} of page {index} is not of commit {count}"));
-        }
-    }
-    match (count..MOST).find(|commit| four(slot_at(*commit)) != 0) {
-        Some(commit) => Err(format!("it has commit {commit} behind its last one, {count}")),
-        None => Ok(digests),
-    }
-}
-
 /// Restores the replica, and checks that nothing that these acknowledgements name is missing.
 fn check(place: &Place, acknowledged: &str, what: &str) -> u64 {
-    let copy = place.path("check");
-    let since = Instant::now();
-    while let Err(error) = restore(&place.url, &copy, &RestoreOptions::new().replace(true)) {
-        let is_passing = matches!(error, Error::Store(_) | Error::NotFound { .. });
-        assert!(is_passing && since.elapsed() < Duration::from_secs(60), "{what}: {error}");
-        sleep(Duration::from_millis(5));
-    }
-    let digests = digests(&fs::read(&copy).unwrap()).unwrap_or_else(|error| panic!("{what}: a mixture: {error}"));
-    for line in acknowledged.lines() {
-        let (count, digest) = line.split_once(' ').unwrap();
-        let found = digests.get(count.parse::<usize>().unwrap());
-        assert_eq!(found, Some(&digest.parse().unwrap()), "{what}: acknowledged commit {count} is not restored");
-    }
-    acknowledged.lines().count() as u64
+    history::check(&place.url, &place.path("check"), acknowledged, what)
 }
 
 /// Tells the parent, by one write.
@@ -167,7 +75,7 @@ fn own(url: &str, path: &Path, random: &mut SplitMix, acknowledged: &Path) -> Re
             history.go_on(random.next_u64() as u32 | 1)?;
         }
         match replica.sync_replicated() {
-            Ok(_) => append(acknowledged, &format!("{} {}", history.count, history.digest)),
+            Ok(_) => append(acknowledged, &history.line()),
             // The store may be back soon.
             Err(Error::Store(_) | Error::File(untorn::Error::InUse { .. })) => sleep(Duration::from_millis(2)),
             Err(error) => return Err(error),
@@ -299,7 +207,7 @@ fn a_full_store_acknowledges_nothing_that_it_does_not_have() {
         for _ in 0..30 {
             history.go_on(random.next_u64() as u32 | 1).unwrap();
             match replica.sync_replicated() {
-                Ok(_) => acknowledged += &format!("{} {}\n", history.count, history.digest),
+                Ok(_) => acknowledged += &format!("{}\n", history.line()),
                 Err(Error::Store(error)) => {
                     assert!(error.to_string().contains("No space left"), "round {round}: {error}");
                     refusals += 1;
@@ -311,7 +219,7 @@ fn a_full_store_acknowledges_nothing_that_it_does_not_have() {
         check(&place, &acknowledged, &format!("round {round}, full"));
         resize(&bucket, "remount,", 64 << 20);
         replica.sync_replicated().unwrap_or_else(|error| panic!("round {round}, with room again: {error}"));
-        acknowledged += &format!("{} {}\n", history.count, history.digest);
+        acknowledged += &format!("{}\n", history.line());
     }
     let count = check(&place, &acknowledged, "at the end");
     println!("{rounds} rounds: {refusals} times full, {count} acknowledgements, in {:?}", since.elapsed());

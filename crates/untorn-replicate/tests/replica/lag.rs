@@ -87,7 +87,7 @@ fn a_follower_keeps_up_and_its_readers_see_whole_commits() {
         seen.load(Ordering::Relaxed),
         follower.status().groups
     );
-    // A loaded machine promises nothing: a follower that does not keep up would be behind by the whole run.
-    assert!(at(50) < Duration::from_secs(1), "median {:?}", at(50));
-    assert!(seen.load(Ordering::Relaxed) > 10);
+    // A loaded machine promises no times. A follower that does not keep up would have everything in one commit.
+    let (groups, seen) = (follower.status().groups, seen.load(Ordering::Relaxed));
+    assert!(groups > 10 && seen > 10, "{groups} commits of the copy, {seen} snapshots read");
 }

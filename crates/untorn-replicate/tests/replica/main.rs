@@ -3,6 +3,7 @@
 mod behind;
 mod chaos;
 mod follow;
+mod history;
 mod lag;
 mod ltx;
 mod points;
