@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     /// Build and run programs against the results, as their users do
     #[arg(long)]
     check: bool,
-    /// Build the tool with replicas in directories only, which saves half of the time; packages always have buckets
+    /// Build a tool that replicates to directories only, which takes less time; packages reach every kind of store
     #[arg(long, conflicts_with_all = ["deb", "wheel"])]
     without_buckets: bool,
     /// Also build packages of Debian: untorn, libuntorn0, libuntorn-dev, python3-untorn
@@ -224,7 +224,7 @@ fn build(root: &Path, with_buckets: bool, with_python: bool) -> Result<PathBuf> 
         cargo.current_dir(root).args(["build", "--release", "--quiet"]).args(arguments);
         succeed(cargo.env_remove("CARGO_MANIFEST_DIR"))
     };
-    build(if with_buckets { &["--features", "untorn-cli/buckets"] } else { &[] })?;
+    build(if with_buckets { &["--features", "untorn-cli/stores"] } else { &[] })?;
     if with_python {
         build(&["--package", "untorn-python"])?;
     }

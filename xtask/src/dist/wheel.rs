@@ -117,7 +117,7 @@ fn build(root: &Path, system: System) -> Result<PathBuf> {
     let version = if is_musl { String::new() } else { format!(".{}.{}", OLDEST.0, OLDEST.1) };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["zigbuild", "--release", "--quiet", "--package", "untorn-cli"]);
-    cargo.args(["--features", "untorn-cli/buckets"]);
+    cargo.args(["--features", "untorn-cli/stores"]);
     cargo.args(["--package", "untorn-python", "--target", &format!("{target}{version}")]);
     // The `strip` of this machine may not know the other one's files.
     cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");

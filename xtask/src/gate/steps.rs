@@ -106,21 +106,21 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "buckets",
-        does: "replicas in buckets, on the servers that are installed, and the tool with them",
+        does: "replicas in buckets and streams, on the servers that are installed, and the tool with them",
         loops: &[Nightly],
         needs: &[],
         work: &[
-            Cargo(&["test", "--package", "untorn-replicate", "--features", "s3,azure,gcs"]),
+            Cargo(&["test", "--package", "untorn-replicate", "--features", "s3,azure,gcs,nats"]),
             Cargo(&[
                 "clippy",
                 "--package",
                 "untorn-replicate",
                 "--features",
-                "s3,azure,gcs",
+                "s3,azure,gcs,nats",
                 "--all-targets",
                 "--quiet",
             ]),
-            Cargo(&["clippy", "--package", "untorn-cli", "--features", "buckets", "--quiet"]),
+            Cargo(&["clippy", "--package", "untorn-cli", "--features", "stores", "--quiet"]),
         ],
     },
     Step {

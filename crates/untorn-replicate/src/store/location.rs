@@ -45,11 +45,24 @@ pub(crate) struct BucketUrl {
     pub(crate) account: Option<String>,
 }
 
+/// A stream of NATS JetStream, and the subjects in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StreamUrl {
+    /// The server, with a port.
+    pub(crate) host: String,
+    pub(crate) stream: String,
+    /// The subjects of the objects are below this one.
+    pub(crate) prefix: String,
+    /// The connection is encrypted.
+    pub(crate) tls: bool,
+}
+
 /// The place that a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Directory(PathBuf),
     Bucket(BucketUrl),
+    Stream(StreamUrl),
 }
 
 /// A URL, taken apart.
@@ -61,7 +74,8 @@ pub(crate) struct Parsed {
 }
 
 const NO_KEY: &str = "has no path of a key file after key=, or a wrong %-escape";
-const SHAPES: &str = "file:///DIRECTORY, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX";
+const SHAPES: &str = "file:///DIRECTORY, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX, gs://BUCKET/PREFIX or \
+                      nats://HOST/STREAM/SUBJECT";
 
 /// A URL as messages show it: without a part that could be a password.
 pub(crate) fn shown(url: &str) -> String {
@@ -119,6 +133,9 @@ impl Parsed {
             let key = key.transpose()?.map(PathBuf::from);
             return Ok(Parsed { location: Location::Directory(path.into()), key });
         }
+        if scheme == "nats" {
+            return stream(rest, &invalid);
+        }
         let cloud = Cloud::of(scheme).ok_or_else(|| invalid(&format!("has an unknown scheme; use {SHAPES}")))?;
         if rest.contains('@') {
             return Err(invalid("has a user or password; give credentials in environment variables"));
@@ -166,6 +183,33 @@ impl Parsed {
     }
 }
 
+/// The place behind `nats://`.
+fn stream(rest: &str, invalid: &dyn Fn(&str) -> Error) -> Result<Parsed> {
+    if rest.contains('@') {
+        return Err(invalid("has a user or password; give credentials in environment variables"));
+    }
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let parts: Vec<&str> = place.split('/').collect();
+    let [host, stream, prefix] = parts[..] else { return Err(invalid("is not nats://HOST:PORT/STREAM/SUBJECT")) };
+    let is_subject = prefix.split('.').all(|token| is_plain(token, "-_"));
+    if !is_plain(host, "-.:[]") || !is_plain(stream, "-_") || !is_subject {
+        return Err(invalid("is not nats://HOST:PORT/STREAM/SUBJECT of letters, digits, '-' and '_'"));
+    }
+    let (mut key, mut tls) = (None, false);
+    for option in query.split('&').filter(|option| !option.is_empty()) {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("tls", "true") => tls = true,
+            ("key", value) => {
+                let path = decoded(value).filter(|path| !path.is_empty()).ok_or_else(|| invalid(NO_KEY))?;
+                key = Some(PathBuf::from(path));
+            }
+            _ => return Err(invalid("has an unknown option; nats:// knows tls=true and key")),
+        }
+    }
+    let (host, stream, prefix) = (host.to_owned(), stream.to_owned(), prefix.to_owned());
+    Ok(Parsed { location: Location::Stream(StreamUrl { host, stream, prefix, tls }), key })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,6 +237,10 @@ mod tests {
         let found = bucket("az://c/p?account=me");
         assert_eq!((found.cloud, found.account.as_deref()), (Cloud::Azure, Some("me")));
         assert_eq!(bucket("gs://b").prefix, "");
+        let (found, key) = directory("nats://127.0.0.1:4222/LEDGERS/ledger.eu?tls=true&key=/k");
+        let (host, stream, prefix) = ("127.0.0.1:4222".to_owned(), "LEDGERS".to_owned(), "ledger.eu".to_owned());
+        assert_eq!(found, Location::Stream(StreamUrl { host, stream, prefix, tls: true }));
+        assert_eq!(key, Some("/k".into()));
     }
 
     #[test]
@@ -216,6 +264,11 @@ mod tests {
             "s3://b/p?endpoint=http://key:hidden@127.0.0.1",
             "s3://b/p?endpoint=http://key:hidden%40127.0.0.1",
             "s3://b/p?secret=hidden",
+            "nats://host/STREAM",
+            "nats://host/STREAM/a..b",
+            "nats://host/STREAM/a.*",
+            "nats://me:hidden@host/STREAM/a",
+            "nats://host/STREAM/a?tls=maybe",
         ] {
             let error = Parsed::parse(url).unwrap_err().to_string();
             assert!(!error.contains("hidden"), "{error}");

@@ -3,10 +3,16 @@
 #[cfg(feature = "_bucket")]
 mod bucket;
 mod directory;
+#[cfg(feature = "nats")]
+mod jetstream;
 mod location;
 mod meter;
 mod probe;
 mod sealed;
+#[cfg(any(feature = "_bucket", feature = "nats"))]
+mod secrets;
+#[cfg(any(feature = "_bucket", feature = "nats"))]
+mod waiting;
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +24,7 @@ pub use probe::probe;
 
 use self::location::{Location, Parsed};
 use self::sealed::{Key, SealedStore};
-#[cfg(not(feature = "_bucket"))]
+#[cfg(not(all(feature = "_bucket", feature = "nats")))]
 use crate::error::Error;
 use crate::error::Result;
 
@@ -149,6 +155,7 @@ pub trait Store: Send + Sync {
 /// | `s3://BUCKET/PREFIX` | S3, with the feature `s3`; options `endpoint` and `region` |
 /// | `az://CONTAINER/PREFIX` | Azure, with the feature `azure`; options `account` and `endpoint` |
 /// | `gs://BUCKET/PREFIX` | Google's, with the feature `gcs`; option `endpoint` |
+/// | `nats://HOST:PORT/STREAM/SUBJECT` | a stream of NATS JetStream, with the feature `nats`; option `tls` |
 ///
 /// Options are in the query of the URL, as in `?endpoint=http://127.0.0.1:9000`. [`with_key`] adds that of encryption.
 /// Credentials are in environment variables, never in the URL; `docs/replication.md` has a list of them.
@@ -169,6 +176,13 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>> {
         Location::Directory(path) => Arc::new(DirectoryStore::new(&path)),
         #[cfg(feature = "_bucket")]
         Location::Bucket(found) => Arc::new(bucket::BucketStore::open(url, &found)?),
+        #[cfg(feature = "nats")]
+        Location::Stream(found) => Arc::new(jetstream::JetStreamStore::open(url, found)?),
+        #[cfg(not(feature = "nats"))]
+        Location::Stream(_) => {
+            let what = "this build has no support for JetStream; build it with the feature nats".to_owned();
+            return Err(Error::Invalid { what });
+        }
         #[cfg(not(feature = "_bucket"))]
         Location::Bucket(_) => {
             let what = "this build has no support for buckets; build it with the feature s3, azure or gcs".to_owned();

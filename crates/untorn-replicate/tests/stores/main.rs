@@ -2,11 +2,15 @@
 //!
 //! Credentials are in environment variables, so each test starts its server and runs again in a process that has them.
 
+mod cuts;
 mod faults;
+#[path = "../replica/history.rs"]
+mod history;
 mod life;
 mod mini;
 mod network;
 mod proxy;
+mod secrets;
 mod servers;
 
 use mini::{Act, Mini};
@@ -55,6 +59,64 @@ fn minio_keeps_a_replica() {
 #[test]
 fn azurite_keeps_a_replica() {
     on!(Server::azurite(), |url: &str| life::whole(test_name!(), url));
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn jetstream_keeps_a_replica() {
+    on!(Server::nats(), |url: &str| life::whole(test_name!(), url));
+}
+
+/// An object that is longer than a message.
+#[cfg(feature = "nats")]
+#[test]
+fn jetstream_keeps_long_objects_and_conditions() {
+    on!(Server::nats(), |url: &str| {
+        use store::{Put, Read};
+        let store = store::open(url).unwrap();
+        let [one, two]: [Vec<u8>; 2] = [7, 9].map(|n| (0..3_000_000_u32).map(|at| (at % n) as u8).collect());
+        let Put::Stored(first) = store.put_if_absent("o/1/a.b", &one).unwrap() else { panic!("refused") };
+        assert_eq!(store.put_if_absent("o/1/a.b", &two).unwrap(), Put::Refused);
+        assert!(store.get("o/1/a.b").unwrap().is_some_and(|found| found.bytes == one && found.tag == first));
+        assert_eq!(store.get_if_changed("o/1/a.b", &first).unwrap(), Read::Unchanged);
+        let Put::Stored(second) = store.update_if_match("o/1/a.b", &two, &first).unwrap() else { panic!("refused") };
+        assert_eq!(store.update_if_match("o/1/a.b", &one, &first).unwrap(), Put::Refused);
+        assert!(store.get("o/1/a.b").unwrap().is_some_and(|found| found.bytes == two && found.tag == second));
+        assert!(matches!(store.put_if_absent("owner", b"short").unwrap(), Put::Stored(_)));
+        let listed = store.list("").unwrap();
+        let listed: Vec<_> = listed.iter().map(|found| (found.name.as_str(), found.len)).collect();
+        assert_eq!(listed, [("o/1/a.b", 3_000_000), ("owner", 5)]);
+        store.delete("o/1/a.b").unwrap();
+        store.delete("o/1/a.b").unwrap();
+        assert!(store.get("o/1/a.b").unwrap().is_none());
+        assert_eq!(store.get_if_changed("o/1/a.b", &second).unwrap(), Read::Missing);
+        assert!(matches!(store.put_if_absent("o/1/a.b", b"again").unwrap(), Put::Stored(tag) if tag != first));
+        let nowhere = store::open(&url.replace("/a.ledger", "/b..ledger"));
+        assert!(matches!(nowhere, Err(Error::Invalid { .. })));
+        let other = store::open(&url.replace("/a.ledger", "/elsewhere")).unwrap();
+        let refused = other.put_if_absent("owner", b"short").unwrap_err();
+        assert!(refused.cause.contains("no stream has the subject elsewhere.owner"), "{refused}");
+    });
+}
+
+/// Google's language, with its generations. No real server of the tests keeps its conditions.
+#[test]
+fn a_store_like_googles_keeps_a_replica() {
+    let Some(url) = url() else {
+        let mini = Mini::start(|_, _| Act::Answer);
+        return run_again(test_name!(), &Store::gcs(mini.store.port));
+    };
+    life::whole(test_name!(), &url);
+}
+
+/// It does not know the requests that have conditions.
+#[test]
+fn fake_gcs_server_is_refused() {
+    on!(Server::fake_gcs(), |url: &str| {
+        let refused = probe(url);
+        assert!(matches!(refused, Err(Error::UnsafeStore { .. } | Error::Store(_))), "{refused:?}");
+        assert!(matches!(look(url), Err(Error::NotFound { .. })), "the server is not reached");
+    });
 }
 
 fn probe(url: &str) -> Result<(), Error> {

@@ -1,4 +1,5 @@
-//! A small store of the tests, which speaks enough of S3 and fails on demand. Real servers never fail when asked to.
+//! A small store of the tests, which speaks enough of S3 and of Google's language, and fails on demand. Real servers
+//! never fail when asked to.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,6 +16,8 @@ pub(crate) struct Request {
     pub(crate) target: String,
     if_match: Option<String>,
     if_none_match: Option<String>,
+    /// Google's condition of a write: the generation of the object, and 0 for none.
+    if_generation: Option<u64>,
     body: Vec<u8>,
 }
 
@@ -85,7 +88,7 @@ fn serve(stream: &TcpStream, shared: &Shared) {
         let (status, tag, body) = match (shared.act)(number, &request) {
             Act::Fail(status, code) => (status, None, error(code)),
             Act::Ignore => {
-                let request = Request { if_match: None, if_none_match: None, ..request };
+                let request = Request { if_match: None, if_none_match: None, if_generation: None, ..request };
                 answer(&request, &mut shared.objects.lock().unwrap())
             }
             Act::Answer => answer(&request, &mut shared.objects.lock().unwrap()),
@@ -94,7 +97,7 @@ fn serve(stream: &TcpStream, shared: &Shared) {
                 return;
             }
         };
-        let tag = tag.map(|tag| format!("ETag: \"{tag}\"\r\n")).unwrap_or_default();
+        let tag = tag.map(|tag| format!("ETag: \"{tag}\"\r\nx-goog-generation: {tag}\r\n")).unwrap_or_default();
         let date = "Last-Modified: Sun, 29 Nov 2026 06:07:08 GMT";
         let len = body.len();
         let head = format!("HTTP/1.1 {status} status\r\n{tag}{date}\r\nContent-Length: {len}\r\n\r\n");
@@ -119,6 +122,7 @@ fn read(input: &mut impl BufRead) -> Option<Request> {
         match name.to_ascii_lowercase().as_str() {
             "if-match" => request.if_match = Some(value),
             "if-none-match" => request.if_none_match = Some(value),
+            "x-goog-if-generation-match" => request.if_generation = Some(value.parse().ok()?),
             "content-length" => len = value.parse().ok()?,
             _ => {}
         }
@@ -158,6 +162,11 @@ fn answer(request: &Request, (last, objects): &mut (u64, Objects)) -> (u16, Opti
             Some((tag, bytes)) => (200, Some(tag), bytes),
             None => (404, None, error("NoSuchKey")),
         },
+        "PUT"
+            if request.if_generation.is_some_and(|expected| expected != found.as_ref().map_or(0, |(tag, _)| *tag)) =>
+        {
+            (412, None, error("PreconditionFailed"))
+        }
         "PUT" if request.if_none_match.is_some() && found.is_some() => (412, None, error("PreconditionFailed")),
         "PUT" if request.if_match.is_some() && !is(&request.if_match) => (412, None, error("PreconditionFailed")),
         "PUT" => {

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use untorn::{AtomicFile, Options};
-use untorn_replicate::{Replica, ReplicaOptions};
-use untorn_testing::test_name;
+use untorn_replicate::{Replica, ReplicaOptions, RestoreOptions, restore};
+use untorn_testing::{SplitMix, test_name};
 
 use crate::mini::{Act, Mini};
 use crate::proxy::Proxy;
 use crate::{run_again, url};
 
 /// The same store through a proxy.
-fn through(url: &str, round_trip: Duration) -> (Proxy, String) {
+pub(crate) fn through(url: &str, round_trip: Duration) -> (Proxy, String) {
     let port: u16 = url.rsplit(':').next().unwrap().parse().unwrap();
     let proxy = Proxy::start(port, round_trip);
     let url = url.replace(&format!(":{port}"), &format!(":{}", proxy.port));
@@ -72,6 +72,36 @@ fn a_dead_store_does_not_slow_local_commits() {
     assert!(begun.elapsed() < Duration::from_secs(5), "the end waits {:?} for a dead store", begun.elapsed());
 }
 
+#[test]
+fn a_replication_ends_although_its_store_is_dead() {
+    let Some(url) = url() else {
+        let mini = Mini::start(|_, _| Act::Answer);
+        return run_again(test_name!(), &mini.store);
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = create(dir.path(), "ledger");
+    for hands_over in [false, true] {
+        let (proxy, url) = through(&url, Duration::ZERO);
+        let replica = attach(&file, &url, Duration::from_secs(3600));
+        replica.sync_replicated().unwrap();
+        commit(&file, 1);
+        proxy.die();
+        let (begun, silence) = (Instant::now(), Duration::from_secs(1));
+        let ended = if hands_over { replica.hand_over_within(silence) } else { replica.detach_within(silence) };
+        let error = ended.unwrap_err().to_string();
+        assert!(error.contains("the store gave no answer within 1 second"), "{error}");
+        // Requests that are repeated take two minutes.
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    }
+    // A store that answers is given its time, however slow it is.
+    let (_proxy, url) = through(&url, Duration::from_millis(500));
+    let replica = attach(&file, &url, Duration::from_secs(3600));
+    let last = file.last_commit().number;
+    let (begun, silence) = (Instant::now(), Duration::from_secs(2));
+    assert_eq!(replica.hand_over_within(silence).unwrap().acknowledged, last);
+    assert!(begun.elapsed() > silence, "{:?}", begun.elapsed());
+}
+
 /// The rates and the latency of commits by round-trip time. `UNTORN_COSTS=1` measures for longer and by more of these
 /// times, for the table of docs/replication.md.
 #[test]
@@ -82,9 +112,9 @@ fn commits_in_groups_outrun_the_round_trip() {
     };
     let is_long = std::env::var_os("UNTORN_COSTS").is_some();
     let (times, span) = if is_long { (&[0, 1, 10, 50][..], 3000) } else { (&[20][..], 1000) };
-    let span = Duration::from_millis(span);
-    println!("| round trip | acknowledged, one by one | latency | shipped in groups |");
-    println!("|---|---|---|---|");
+    let (span, big) = (Duration::from_millis(span), if is_long { 64 } else { 1 });
+    println!("| round trip | acknowledged, one by one | latency | shipped in groups | a restoration of {big} MiB |");
+    println!("|---|---|---|---|---|");
     for milliseconds in times {
         let round_trip = Duration::from_millis(*milliseconds);
         let (_proxy, url) = through(&url.replace("a/ledger", &format!("rtt-{milliseconds}")), round_trip);
@@ -112,9 +142,30 @@ fn commits_in_groups_outrun_the_round_trip() {
         replica.sync_replicated().unwrap();
         let in_groups = count as f64 / begun.elapsed().as_secs_f64();
         replica.detach().unwrap();
-        println!("| {milliseconds} ms | {one_by_one:.0} commits/s | {latency:.1?} | {in_groups:.0} commits/s |");
+        let (requests, restored) = restoration(dir.path(), &url.replace("rtt-", "big-"), big);
+        println!(
+            "| {milliseconds} ms | {one_by_one:.0} commits/s | {latency:.1?} | {in_groups:.0} commits/s | \
+             {restored:.2?}, {requests} requests |"
+        );
         // An acknowledgement takes a write and a read after it.
         assert!(latency >= round_trip * 2, "{latency:?}");
+        assert!(restored >= round_trip * requests, "{restored:?}");
         assert!(in_groups > one_by_one || *milliseconds < 10, "{in_groups} in groups, {one_by_one} one by one");
     }
+}
+
+/// The requests and the time of restoring a file of this many MiB that do not compress.
+fn restoration(dir: &Path, url: &str, mebibytes: u64) -> (u32, Duration) {
+    let file = Options::new().commit_log(16 << 20).create(dir.join("big"), mebibytes << 20).unwrap();
+    let mut random = SplitMix::new(mebibytes);
+    for at in (0..mebibytes << 20).step_by(1 << 20) {
+        let piece: Vec<u8> = (0..128 << 10).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+        file.write_at(&piece, at).unwrap();
+        file.sync().unwrap();
+    }
+    Replica::attach(&file, url, ReplicaOptions::new()).unwrap().detach().unwrap();
+    let begun = Instant::now();
+    let made = restore(url, &dir.join("copy"), &RestoreOptions::new()).unwrap();
+    assert_eq!(made.len, mebibytes << 20);
+    (made.requests.total() as u32, begun.elapsed())
 }

@@ -50,15 +50,23 @@ impl Store {
         Store { scheme: "s3", port, below: "", variables }
     }
 
+    /// One that speaks like Google's, and asks for no credentials.
+    pub(crate) fn gcs(port: u16) -> Self {
+        Store { scheme: "gs", port, below: "", variables: vec![("GOOGLE_SKIP_SIGNATURE", "true")] }
+    }
+
     pub(crate) fn url(&self, bucket: &str, prefix: &str) -> String {
         let Store { scheme, port, below, .. } = self;
+        if *scheme == "nats" {
+            return format!("nats://127.0.0.1:{port}/{bucket}/{}", prefix.replace('/', "."));
+        }
         format!("{scheme}://{bucket}/{prefix}?endpoint=http://127.0.0.1:{port}{below}")
     }
 
     /// Gives a command the credentials of this store, and none of other stores.
     pub(crate) fn dress<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         for (name, _) in std::env::vars_os() {
-            if ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|start| name.to_string_lossy().starts_with(start)) {
+            if ["AWS_", "AZURE_", "GOOGLE_", "NATS_"].iter().any(|start| name.to_string_lossy().starts_with(start)) {
                 command.env_remove(name);
             }
         }
@@ -125,6 +133,33 @@ impl Server {
         command.args(["server", "--quiet", "--address", &format!("127.0.0.1:{port}")]);
         command.args(["--console-address", &format!("127.0.0.1:{console}")]).arg(data);
         Ok(Self::start(command, dir, Store::s3(port)))
+    }
+
+    /// The emulator of Google's store.
+    pub(crate) fn fake_gcs() -> Result<Self, String> {
+        let binary = binary("UNTORN_TEST_FAKE_GCS", "fake-gcs-server")?;
+        let ((dir, data), port) = (Self::place(), free_port());
+        let mut command = Command::new(binary);
+        command.args(["-scheme", "http", "-host", "127.0.0.1", "-port", &port.to_string()]);
+        command.args(["-public-host", &format!("127.0.0.1:{port}"), "-backend", "memory", "-data"]).arg(data);
+        Ok(Self::start(command, dir, Store::gcs(port)))
+    }
+
+    /// NATS with JetStream, which makes each message durable before it answers.
+    #[cfg(feature = "nats")]
+    pub(crate) fn nats() -> Result<Self, String> {
+        let binary = binary("UNTORN_TEST_NATS", "nats-server")?;
+        let ((dir, data), port) = (Self::place(), free_port());
+        let config = dir.path().join("config");
+        let text = format!(
+            "listen: 127.0.0.1:{port}\nauthorization {{ user: {KEY}, password: {SECRET} }}\n\
+             jetstream {{ store_dir: {data:?}, sync_interval: always }}\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new(binary);
+        command.arg("-c").arg(config);
+        let variables = vec![("NATS_USER", KEY), ("NATS_PASSWORD", SECRET)];
+        Ok(Self::start(command, dir, Store { scheme: "nats", port, below: "", variables }))
     }
 
     /// The emulator of Azure. Its container is made by a signed request.

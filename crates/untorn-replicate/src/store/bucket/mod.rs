@@ -14,28 +14,21 @@ mod http;
 mod trouble;
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{
     Error as Trouble, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutResult, UpdateVersion,
 };
-use tokio::runtime::{Builder, Runtime};
-use tokio::task::JoinHandle;
 
 use self::http::{Connector, FAILURE, Failure};
 use self::trouble::{Place, explain};
 use super::location::{BucketUrl, Cloud};
 use super::meter::{Meter, Requests};
+use super::waiting::Waiting;
 use super::{Answer, Fetched, Listed, Put, Read, Store, StoreError, Tag};
 use crate::error::{Error, Result};
-
-/// How often a waiting caller looks whether the store was closed.
-const GLANCE: Duration = Duration::from_millis(50);
 
 /// A store in a bucket.
 pub(super) struct BucketStore {
@@ -44,9 +37,7 @@ pub(super) struct BucketStore {
     prefix: String,
     remote: Arc<dyn ObjectStore>,
     meter: Arc<Meter>,
-    is_closed: AtomicBool,
-    /// It runs on a thread of its own, so that callers within another runtime may block. `None` once it is dropped.
-    runtime: Option<Runtime>,
+    waiting: Waiting,
 }
 
 impl std::fmt::Debug for BucketStore {
@@ -85,11 +76,9 @@ impl BucketStore {
         let place = Place { cloud: found.cloud, bucket: found.bucket.clone(), host: host.to_owned() };
         let connector = Connector::new(Arc::clone(&meter), host.to_owned(), endpoint.starts_with("https://"))?;
         let remote = build::build(found, connector)?;
-        let mut builder = Builder::new_multi_thread();
-        let runtime = builder.worker_threads(1).thread_name("untorn-store").enable_all().build();
         let failed = |source| Error::Io { operation: "start the thread of the store", path: url.into(), source };
-        let (url, prefix, is_closed) = (url.to_owned(), found.prefix.clone(), AtomicBool::new(false));
-        Ok(BucketStore { url, place, prefix, remote, meter, is_closed, runtime: Some(runtime.map_err(failed)?) })
+        let (url, prefix, waiting) = (url.to_owned(), found.prefix.clone(), Waiting::new().map_err(failed)?);
+        Ok(BucketStore { url, place, prefix, remote, meter, waiting })
     }
 
     fn path(&self, name: &str) -> Path {
@@ -102,28 +91,10 @@ impl BucketStore {
         request: impl Future<Output = object_store::Result<T>> + Send + 'static,
     ) -> std::result::Result<T, Refusal> {
         let failure = Arc::new(Mutex::new(None));
-        let (tell, told) = mpsc::sync_channel(1);
-        let scoped = FAILURE.scope(Arc::clone(&failure), request);
-        let spawn = |runtime: &Runtime| {
-            runtime.spawn(async move {
-                // If the store was closed, no caller waits.
-                let _ = tell.send(scoped.await);
-            })
-        };
-        let task = self.runtime.as_ref().map(spawn);
-        let error = loop {
-            if self.is_closed.load(Ordering::Acquire) {
-                // The request may be carried out all the same, as one whose answer is lost.
-                task.iter().for_each(JoinHandle::abort);
-                break None;
-            }
-            match told.recv_timeout(GLANCE) {
-                Ok(Ok(done)) => return Ok(done),
-                Ok(Err(error)) => break Some(error),
-                Err(RecvTimeoutError::Timeout) => {}
-                // The task has panicked.
-                Err(RecvTimeoutError::Disconnected) => break None,
-            }
+        let error = match self.waiting.run(FAILURE.scope(Arc::clone(&failure), request)) {
+            Some(Ok(done)) => return Ok(done),
+            Some(Err(error)) => Some(error),
+            None => None,
         };
         let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         Err(Refusal { error, failure })
@@ -197,22 +168,13 @@ impl BucketStore {
     }
 }
 
-impl Drop for BucketStore {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // Waiting would panic within another runtime. No request is under way: each has a caller that waits.
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl Store for BucketStore {
     fn url(&self) -> &str {
         &self.url
     }
 
     fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
+        self.waiting.close();
     }
 
     fn requests(&self) -> Requests {

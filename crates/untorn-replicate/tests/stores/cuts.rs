@@ -1,0 +1,152 @@
+//! Writers fight for one replica, while the network between them and the store is cut.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use untorn::Options;
+use untorn_replicate::{Error, FollowOptions, Follower, Replica, ReplicaOptions, RestoreOptions, look, restore};
+use untorn_testing::{SplitMix, cases, seed, test_name};
+
+use crate::history::{History, LEN, check};
+use crate::mini::{Act, Mini};
+use crate::network::through;
+use crate::{run_again, url};
+
+/// How long a round waits for an acknowledgement.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn options() -> ReplicaOptions {
+    // Snapshots and deletions all the time.
+    ReplicaOptions::new().interval(Duration::from_millis(3)).retain(Duration::ZERO).snapshot_bytes(40_000)
+}
+
+/// What the writers tell.
+#[derive(Default)]
+struct Told {
+    acknowledged: Mutex<String>,
+    failures: Mutex<String>,
+    fenced: AtomicU64,
+    stops: AtomicBool,
+}
+
+impl Told {
+    fn stops(&self) -> bool {
+        self.stops.load(Ordering::Acquire)
+    }
+
+    fn acknowledged(&self) -> String {
+        self.acknowledged.lock().unwrap().clone()
+    }
+}
+
+/// A writer that takes the replica over whenever it does not own it.
+fn fight(url: &str, path: &Path, mut random: SplitMix, told: &Told) {
+    while !told.stops() {
+        let failure = match own(url, path, &mut random, told) {
+            // It was an owner, and may have commits that the replica lacks.
+            Err(Error::NotFollower { .. }) => restore(url, path, &RestoreOptions::new().replace(true)).err(),
+            owned => owned.err(),
+        };
+        match failure {
+            Some(Error::Fenced { .. }) => {
+                told.fenced.fetch_add(1, Ordering::Relaxed);
+            }
+            None | Some(Error::Store(_) | Error::NotDescendant { .. } | Error::NotFound { .. }) => {}
+            // The replication may just take a snapshot of it.
+            Some(Error::File(untorn::Error::InUse { .. })) => {}
+            Some(error) => *told.failures.lock().unwrap() += &format!("{}: {error}\n", path.display()),
+        }
+        sleep(Duration::from_micros(random.below(30_000)));
+    }
+}
+
+/// Owns the replica until another writer does.
+fn own(url: &str, path: &Path, random: &mut SplitMix, told: &Told) -> Result<(), Error> {
+    let follower = Follower::open(url, path, &FollowOptions::new().commit_log(1 << 20))?;
+    let replica = follower.take_over(options())?;
+    let mut history = History::open(path)?;
+    while !told.stops() {
+        for _ in 0..1 + random.below(3) {
+            history.go_on(random.next_u64() as u32 | 1)?;
+        }
+        match replica.sync_replicated() {
+            Ok(_) => *told.acknowledged.lock().unwrap() += &format!("{}\n", history.line()),
+            // The network may be whole again soon.
+            Err(Error::Store(_) | Error::File(untorn::Error::InUse { .. })) => sleep(Duration::from_millis(2)),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn writers_fight_while_their_network_is_cut() {
+    let Some(url) = url() else {
+        let mini = Mini::start(|_, _| Act::Answer);
+        return run_again(test_name!(), &mini.store);
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let file = Options::new().commit_log(1 << 20).create(path("first"), LEN).unwrap();
+    Replica::attach(&file, &url, options()).unwrap().hand_over().unwrap();
+    let mut random = SplitMix::new(seed("writers_fight_while_their_network_is_cut"));
+    let ways = [through(&url, Duration::ZERO), through(&url, Duration::from_millis(2))];
+    let (told, rounds, since) = (Told::default(), cases(10, 1000), Instant::now());
+    let (mut acknowledged, mut losses) = (0, 0);
+    scope(|scope| {
+        // A failed check must not leave the writers waiting.
+        let ends = Ends { told: &told, ways: &ways };
+        for ((_, url), name) in ways.iter().zip(["a", "b"]) {
+            let (random, path, told) = (SplitMix::new(random.next_u64()), path(name), &told);
+            scope.spawn(move || fight(url, &path, random, told));
+        }
+        for round in 0..rounds {
+            let begun = Instant::now();
+            sleep(Duration::from_micros(random.below(60_000)));
+            let (proxy, _) = &ways[random.below(2) as usize];
+            proxy.cut();
+            sleep(Duration::from_micros(random.below(150_000)));
+            if random.below(2) == 0 {
+                proxy.sever();
+                losses += 1;
+            }
+            proxy.mend();
+            let lines = loop {
+                let lines = told.acknowledged();
+                // Half of the rounds wait for nothing.
+                let is_more = lines.lines().count() as u64 > acknowledged;
+                if is_more || round % 2 == 0 || begun.elapsed() > PATIENCE {
+                    break lines;
+                }
+                sleep(Duration::from_millis(2));
+            };
+            acknowledged = check(&url, &path("check"), &lines, &format!("round {round}"));
+            assert_eq!(*told.failures.lock().unwrap(), "", "round {round}");
+        }
+        drop(ends);
+    });
+    let acknowledged = check(&url, &path("check"), &told.acknowledged(), "at the end");
+    let (epoch, fenced) = (look(&url).unwrap().epoch, told.fenced.load(Ordering::Relaxed));
+    println!(
+        "{rounds} cuts, {losses} of them with closed connections: {acknowledged} acknowledgements, {epoch} epochs, \
+         {fenced} times fenced, in {:?}",
+        since.elapsed()
+    );
+    assert!(acknowledged >= rounds / 3 && epoch > rounds / 4, "{acknowledged} acknowledgements, {epoch} epochs");
+}
+
+/// Ends the writers.
+struct Ends<'a> {
+    told: &'a Told,
+    ways: &'a [(crate::proxy::Proxy, String); 2],
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.told.stops.store(true, Ordering::Release);
+        self.ways.iter().for_each(|(proxy, _)| proxy.mend());
+    }
+}
