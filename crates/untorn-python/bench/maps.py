@@ -49,6 +49,11 @@ def one_page(arm: Arm, n: int) -> float:
     return timed(arm[1])
 
 
+def all_pages(arm: Arm, n: int) -> float:
+    arm[0].fill(n)
+    return timed(arm[1])
+
+
 def nothing(arm: Arm, n: int) -> float:
     return timed(arm[1])
 
@@ -70,6 +75,7 @@ ROWS: Dict[str, Tuple[Callable[[Arm, int], float], int]] = {
     "loads of all": (load, 5),
     "commit of one page": (one_page, 200),
     "commit of nothing": (nothing, 200),
+    "commit of all": (all_pages, 3),
     "1000 stores and commit": (scattered, 10),
 }
 
