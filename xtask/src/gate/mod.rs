@@ -23,7 +23,7 @@ mod steps;
 mod touched;
 
 use runner::Runner;
-use steps::{Loop, STEPS, Step};
+use steps::{Loop, Step};
 
 /// Check a change in at most five minutes: format, house rules, lints, unit tests, and 20,000 crash states of each
 /// engine that the change touches.
@@ -90,7 +90,7 @@ pub(crate) struct One {
 
 /// The runner starts this for a step that runs beside another.
 pub(crate) fn step(root: &Path, arguments: &One) -> ExitCode {
-    let Some(step) = STEPS.iter().find(|step| step.name == arguments.name) else {
+    let Some(step) = steps::all().find(|step| step.name == arguments.name) else {
         eprintln!("no step is named {}", arguments.name);
         return ExitCode::from(64);
     };
@@ -137,7 +137,7 @@ pub(crate) fn nightly(root: &Path, arguments: &Nightly) -> ExitCode {
 }
 
 fn of(which: Loop) -> Vec<&'static Step> {
-    STEPS.iter().filter(|step| step.loops.contains(&which)).collect()
+    steps::all().filter(|step| step.loops.contains(&which)).collect()
 }
 
 /// The steps to run; `None` if they were only listed, or a name is no step's.
