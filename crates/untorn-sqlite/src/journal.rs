@@ -19,8 +19,12 @@ impl JournalName {
     /// # Safety
     /// `name` is a name that SQLite passed to `xOpen` for a main database.
     pub(crate) unsafe fn of(name: *const c_char) -> Self {
-        // SAFETY: the caller passes one of several strings in a row.
-        let next = |at: *const c_char| unsafe { at.add(CStr::from_ptr(at).to_bytes().len() + 1) };
+        let next = |at: *const c_char| {
+            // SAFETY: the caller passes one of several strings in a row.
+            let text = unsafe { CStr::from_ptr(at) };
+            // SAFETY: as above; the next one begins behind its zero.
+            unsafe { at.add(text.to_bytes().len() + 1) }
+        };
         let mut at = next(name);
         // Behind it come the parameters, each a name and a value, and an empty string.
         // SAFETY: as above.

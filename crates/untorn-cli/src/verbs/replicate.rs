@@ -278,8 +278,8 @@ pub(crate) fn doctor(url: &str, key: &KeyFile, form: &Form) -> Result<Exit> {
     output::report(form.json, &object, || {
         let mut text = format!("{url}: the store keeps conditions, so it is fit for replicas\n");
         if url.starts_with("nats://") {
-            text += "No request tells whether its servers have `sync_interval: always`. They need it: otherwise a power \
-                     cut takes what they acknowledged.\n";
+            text += "No request tells whether its servers have `sync_interval: always`. They need it: otherwise a \
+                     power cut takes what they acknowledged.\n";
         }
         text
     })?;

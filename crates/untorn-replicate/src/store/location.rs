@@ -228,7 +228,8 @@ mod tests {
         let key = Some("/k y&?".into());
         let url = format!("file:///a?b?key={}", encoded("/k y&?"));
         assert_eq!(directory(&url), (Location::Directory("/a?b".into()), key.clone()));
-        assert_eq!(directory(&format!("s3://b?key={}", encoded("/k y&?"))).1, key);
+        let url = format!("s3://b?key={}", encoded("/k y&?"));
+        assert_eq!(directory(&url).1, key);
         let found = bucket("s3://ledgers/eu/one/?endpoint=http%3A//127.0.0.1:9000&region=eu-1");
         let endpoint = Some("http://127.0.0.1:9000".to_owned());
         assert_eq!((found.cloud, found.bucket.as_str(), found.prefix.as_str()), (Cloud::S3, "ledgers", "eu/one"));

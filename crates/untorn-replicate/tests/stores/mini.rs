@@ -40,11 +40,14 @@ pub(crate) enum Act {
 
 type Objects = BTreeMap<String, (u64, Vec<u8>)>;
 
+/// Says what to do with a request, by its number.
+type Acting = dyn Fn(usize, &Request) -> Act + Send + Sync;
+
 struct Shared {
     objects: Mutex<(u64, Objects)>,
     /// The requests so far.
     log: Mutex<Vec<Request>>,
-    act: Box<dyn Fn(usize, &Request) -> Act + Send + Sync>,
+    act: Box<Acting>,
 }
 
 /// The running store.
@@ -117,7 +120,7 @@ fn read(input: &mut impl BufRead) -> Option<Request> {
     loop {
         let mut line = String::new();
         input.read_line(&mut line).ok().filter(|read| *read > 2)?;
-        let Some((name, value)) = line.split_once(':') else { return None };
+        let (name, value) = line.split_once(':')?;
         let value = value.trim().to_owned();
         match name.to_ascii_lowercase().as_str() {
             "if-match" => request.if_match = Some(value),

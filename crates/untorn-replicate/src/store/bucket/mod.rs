@@ -50,16 +50,16 @@ impl std::fmt::Debug for BucketStore {
 /// A request that failed: the library's error, and what the wire said.
 struct Refusal {
     error: Option<Trouble>,
-    failure: Option<Failure>,
+    failure: Option<Box<Failure>>,
 }
 
 impl Refusal {
     fn status(&self) -> u16 {
-        self.failure.as_ref().map_or(0, Failure::status)
+        self.failure.as_deref().map_or(0, Failure::status)
     }
 
     fn lacks_bucket(&self) -> bool {
-        self.failure.as_ref().is_some_and(Failure::lacks_bucket)
+        self.failure.as_deref().is_some_and(Failure::lacks_bucket)
     }
 }
 
@@ -96,7 +96,7 @@ impl BucketStore {
             Some(Err(error)) => Some(error),
             None => None,
         };
-        let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take().map(Box::new);
         Err(Refusal { error, failure })
     }
 
@@ -106,7 +106,7 @@ impl BucketStore {
             return StoreError { operation, name: name.to_owned(), is_transient: false, cause };
         };
         let fallback = error.to_string();
-        let cause = explain(&self.place, refusal.failure.as_ref(), &fallback);
+        let cause = explain(&self.place, refusal.failure.as_deref(), &fallback);
         StoreError { operation, name: name.to_owned(), is_transient: cause.is_transient, cause: cause.text }
     }
 
@@ -185,7 +185,7 @@ impl Store for BucketStore {
         match self.fetch(name, GetOptions::default()) {
             Ok(found) => found.map(Some),
             Err(Refusal { error: Some(Trouble::NotFound { .. }), failure })
-                if !failure.as_ref().is_some_and(Failure::lacks_bucket) =>
+                if !failure.as_deref().is_some_and(Failure::lacks_bucket) =>
             {
                 Ok(None)
             }

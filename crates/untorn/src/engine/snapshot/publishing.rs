@@ -2,8 +2,9 @@
 //! [shared memory](super::published).
 //!
 //! It begins when a process that shares the file asks for a snapshot, or another reader for its second one, and ends
-//! with the first write after the last such reader has gone. Only a file whose writes [come one at a time](crate::Options::one_writer) and are durable
-//! when they return is published: each write keeps the others out, since its end is a snapshot.
+//! with the first write after the last such reader has gone. Only a file whose writes
+//! [come one at a time](crate::Options::one_writer) and are durable when they return is published: each write keeps the
+//! others out, since its end is a snapshot.
 //!
 //! # Invariants
 //!
@@ -300,7 +301,7 @@ impl<E: Capture, M: Medium> WithSnapshots<E, M> {
                 Current { number: snapshot, commit: captured.commit, len: captured.len, since: to_word(taken.since) };
             state.published.set_current(Some(current).filter(|_| !state.outgrown));
             if state.outgrown {
-                // Who rests begins anew, and its pin goes.
+                // A reader that rests begins anew, and its pin goes.
                 state.pins.retain(|pin| !pin.has_lapsed());
             }
         }

@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. A page counts as home only if the server said so after the snapshot was taken, or after an earlier one was taken
-//!    and no mark says that the page has changed since. It says so in an answer, or where it publishes its commits. For [published](crate::engine::snapshot::publishing) snapshots
-//!    all changes are marked, also while no reader reads.
+//!    and no mark says that the page has changed since. It says so in an answer, or where it publishes its commits. For
+//!    [published](crate::engine::snapshot::publishing) snapshots all changes are marked, also while no reader reads.
 //! 2. A copy counts only if, after it, neither the page nor the file has a mark for that snapshot, the
 //!    server has not given the snapshot up, its thread lives, and no page of the mapping was lost. A server that ends
 //!    or closes the file says so, or is seen to have ended, before the lock of the sidecar goes; so no other process
