@@ -7,8 +7,9 @@ use untorn::redundancy::{Damage, PageRange, RepairReport};
 use crate::common::{PAGE, pattern};
 use crate::fixture::{Place, page};
 
-/// More stripes than are looked at between two calls of who is told of progress.
-const PAGES: usize = 4 * 600;
+/// More than a scrub has read when it tells of its first stripe: three parts of 1,024 pages, of which threads read two
+/// ahead.
+const PAGES: usize = 4 * 1200;
 
 /// As an ordinary program does it.
 fn write(place: &Place, page: usize) {
@@ -41,7 +42,7 @@ fn is_left_alone(report: &RepairReport, unknown: &[usize]) {
 }
 
 /// Progress is told after the first stripe, every 256 stripes, and at the end.
-const LAST_CALL: u32 = 4;
+const LAST_CALL: u32 = 6;
 
 #[test]
 fn writes_ahead_of_the_scrub_are_not_undone() {
