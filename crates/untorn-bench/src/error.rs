@@ -66,7 +66,7 @@ pub enum Error {
     Inconsistent {
         /// The system.
         system: &'static str,
-        /// What does not hold.
+        /// The conditions that do not hold.
         what: String,
     },
 }

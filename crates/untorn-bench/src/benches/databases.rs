@@ -82,7 +82,7 @@ trait Worker: Send {
     fn step(&mut self) -> Result<()>;
 }
 
-/// What a system did in all rounds.
+/// The work of a system in all rounds.
 struct Tally {
     per_s: Vec<f64>,
     /// Nanoseconds.

@@ -163,7 +163,7 @@ fn new_order(at: &Transaction<'_>, home: u32, district: u32, customer: u32, line
             info
         ])?;
     }
-    // What the terminal shows.
+    // The terminal shows this sum.
     std::hint::black_box(total * (10_000 - discount) / 10_000 * (10_000 + tax + district_tax) / 10_000);
     Ok(true)
 }

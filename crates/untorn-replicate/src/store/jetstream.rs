@@ -203,7 +203,7 @@ impl JetStreamStore {
             }
             let put = open.publish(&subject, pieces.encode(), Some(expected)).await;
             if matches!(put, Ok(Put::Refused)) {
-                // What is left of a failed call is never read.
+                // Nothing reads the pieces that a failed call left.
                 let _ = open.purge(&pieces.all(&prefix)).await;
             }
             put
@@ -290,7 +290,7 @@ impl StreamUrl {
         Config {
             name: self.stream.clone(),
             subjects: vec![format!("{}.>", self.prefix)],
-            // Of an object only its last version is there.
+            // The stream has only the last version of an object.
             max_messages_per_subject: 1,
             discard: DiscardPolicy::New,
             storage: StorageType::File,

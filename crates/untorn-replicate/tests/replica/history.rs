@@ -64,13 +64,13 @@ impl History {
         Ok(())
     }
 
-    /// What an acknowledgement of this state says.
+    /// The line of an acknowledgement of this state.
     pub(crate) fn line(&self) -> String {
         format!("{} {}", self.count, self.digest)
     }
 }
 
-/// What a file has of its history.
+/// The part of a history that a file has.
 pub(crate) struct Digests {
     count: u64,
     /// Those of the last commits; the last one is of commit `count`.

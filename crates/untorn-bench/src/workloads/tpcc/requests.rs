@@ -1,4 +1,4 @@
-//! What a client asks for: the inputs of the five transactions (clauses 2.4 to 2.8), in their mix (clause 5.2.3).
+//! The requests of a client: the inputs of the five transactions (clauses 2.4 to 2.8), in their mix (clause 5.2.3).
 
 use rand::RngExt;
 use rand::rngs::SmallRng;
