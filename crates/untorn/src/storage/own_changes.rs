@@ -8,7 +8,8 @@
 //! 2. A change is counted before it begins. When it has ended, the time after it is recorded, and then its end is
 //!    counted. The kernel takes the file's time from the same clock during the change.
 //! 3. A look at the file counts only if no change was under way during it. Then the record is not older than the last
-//!    change that the look has seen.
+//!    change that the look has seen, and the length that this process takes the file to have is asked for during the
+//!    look too: a change could end between the two.
 //! 4. A record begins with the lock of the sidecar. Another process of untorn may change the file until then, also
 //!    after this one has opened it.
 //! 5. The first change after a commit has looked, and each one after a [pause](PAUSE), looks before it begins, because
@@ -98,21 +99,21 @@ impl OwnChanges {
         done
     }
 
-    /// Whether another program has changed the file, which should have this length: for a commit.
-    pub(super) fn is_disturbed(&self, len: u64, stamp: impl Fn() -> Option<Stamp>) -> bool {
-        self.look(Some(len), &stamp);
+    /// Whether another program has changed the file, which should have the length that `len` tells: for a commit.
+    pub(super) fn is_disturbed(&self, len: impl Fn() -> u64, stamp: impl Fn() -> Option<Stamp>) -> bool {
+        self.look(Some(&len), &stamp);
         self.record.has_looked.store(false, Ordering::Release);
         self.record.disturbed.load(Ordering::Acquire)
     }
 
-    fn look(&self, len: Option<u64>, stamp: &impl Fn() -> Option<Stamp>) {
+    fn look(&self, len: Option<&dyn Fn() -> u64>, stamp: &impl Fn() -> Option<Stamp>) {
         let record = &*self.record;
         for _ in 0..ATTEMPTS {
             let (ended, begun) = (record.ended.load(Ordering::Acquire), record.begun.load(Ordering::Acquire));
             // What cannot be looked at is told of by the next call that needs it.
             let Some(found) = stamp() else { return };
+            let has_other_len = len.is_some_and(|len| len() != found.size);
             if ended == begun && record.begun.load(Ordering::Acquire) == begun {
-                let has_other_len = len.is_some_and(|len| len != found.size);
                 if has_other_len || found.modified > record.latest.load(Ordering::Acquire) {
                     record.disturbed.store(true, Ordering::Release);
                 }
@@ -158,18 +159,18 @@ mod tests {
         for n in 0..100 {
             own.change(|| stamp(&file), || file.write_all_at(b"own", n).unwrap());
             other.change(|| stamp(&file), || file.set_len(1000 + n).unwrap());
-            assert!(!own.is_disturbed(1000 + n, || stamp(&file)));
+            assert!(!own.is_disturbed(|| 1000 + n, || stamp(&file)));
         }
-        assert!(own.is_disturbed(999, || stamp(&file)), "another length");
+        assert!(own.is_disturbed(|| 999, || stamp(&file)), "another length");
         drop((own, other));
         // Nobody had it meanwhile: what was written before it is opened disturbs nobody.
         let own = OwnChanges::of(file.as_fd()).unwrap();
-        assert!(!own.is_disturbed(1099, || stamp(&file)));
+        assert!(!own.is_disturbed(|| 1099, || stamp(&file)));
         let later = std::time::SystemTime::now() + Duration::from_secs(1);
         file.set_times(FileTimes::new().set_modified(later)).unwrap();
-        assert!(own.is_disturbed(1099, || stamp(&file)));
+        assert!(own.is_disturbed(|| 1099, || stamp(&file)));
         file.set_times(FileTimes::new().set_modified(UNIX_EPOCH)).unwrap();
-        assert!(own.is_disturbed(1099, || stamp(&file)), "it was forgotten");
+        assert!(own.is_disturbed(|| 1099, || stamp(&file)), "it was forgotten");
     }
 
     #[test]
@@ -182,7 +183,7 @@ mod tests {
         own.record.latest.store(now - 2 * PAUSE, Ordering::Relaxed);
         let theirs = Stamp { size: 0, modified: now - PAUSE };
         own.change(|| Some(theirs), || ());
-        assert!(own.is_disturbed(0, || Some(Stamp { size: 0, modified: 1 })), "the own change hides the other one");
+        assert!(own.is_disturbed(|| 0, || Some(Stamp { size: 0, modified: 1 })), "the own change hides the other one");
     }
 
     #[test]
@@ -192,12 +193,12 @@ mod tests {
             untorn_testing::skip!("temporary files are on a file system of another machine");
         };
         let theirs = || Some(Stamp { size: 0, modified: sys::now() + 100 * PAUSE });
-        assert!(own.is_disturbed(0, theirs));
+        assert!(own.is_disturbed(|| 0, theirs));
         let (before, after) = (theirs().unwrap(), Stamp { size: 0, modified: sys::now() + 200 * PAUSE });
         own.begin(before);
-        assert!(!own.is_disturbed(0, || Some(before)));
+        assert!(!own.is_disturbed(|| 0, || Some(before)));
         own.change(|| Some(before), || ());
-        assert!(!own.is_disturbed(0, || Some(before)) && own.is_disturbed(0, || Some(after)));
+        assert!(!own.is_disturbed(|| 0, || Some(before)) && own.is_disturbed(|| 0, || Some(after)));
     }
 
     #[test]
@@ -209,9 +210,29 @@ mod tests {
         let later = || Some(Stamp { size: 0, modified: sys::now() + 100 * PAUSE });
         let hidden = || Some(Stamp { size: 0, modified: 1 });
         own.change(hidden, || ());
-        assert!(!own.is_disturbed(0, hidden));
+        assert!(!own.is_disturbed(|| 0, hidden));
         own.change(later, || ());
-        assert!(own.is_disturbed(0, hidden), "the own change hides the other one");
+        assert!(own.is_disturbed(|| 0, hidden), "the own change hides the other one");
+    }
+
+    #[test]
+    fn a_length_told_before_a_change_ended_is_not_mistaken() {
+        let file = tempfile::tempfile().unwrap();
+        let Some(own) = OwnChanges::of(file.as_fd()) else {
+            untorn_testing::skip!("temporary files are on a file system of another machine");
+        };
+        let (resized, told) = (AtomicU64::new(0), AtomicBool::new(false));
+        // As by another thread, which resizes the file when it was asked for its length, and before the answer is used.
+        let len = || {
+            let len = resized.load(Ordering::Relaxed);
+            if !told.swap(true, Ordering::Relaxed) {
+                own.change(|| stamp(&file), || resized.store(len + 1, Ordering::Relaxed));
+            }
+            len
+        };
+        let found = || Some(Stamp { size: resized.load(Ordering::Relaxed), modified: 1 });
+        assert!(!own.is_disturbed(len, found));
+        assert!(told.into_inner() && own.is_disturbed(|| 9, found), "it was not looked at");
     }
 
     #[test]
@@ -234,7 +255,7 @@ mod tests {
                 });
             }
             for _ in 0..untorn_testing::cases(2000, 200_000) {
-                assert!(!own.is_disturbed(4096, || stamp(&file)));
+                assert!(!own.is_disturbed(|| 4096, || stamp(&file)));
             }
             done.store(true, Ordering::Release);
         });

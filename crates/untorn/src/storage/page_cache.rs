@@ -204,7 +204,7 @@ impl MediumFile for PageCacheFile {
 
     fn is_disturbed(&self) -> Result<bool> {
         let Some(own) = &self.own else { return Ok(false) };
-        Ok(own.is_disturbed(self.file.len(), || self.file.stamp().ok()))
+        Ok(own.is_disturbed(|| self.file.len(), || self.file.stamp().ok()))
     }
 
     #[inline]
