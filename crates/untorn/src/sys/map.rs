@@ -301,6 +301,10 @@ mod tests {
                 }
                 round
             });
+            // A loaded machine starts the thread late.
+            while word(0).load(Ordering::Relaxed) == 0 && !counter.is_finished() {
+                std::thread::yield_now();
+            }
             for _ in 0..untorn_testing::cases(300, 30_000) {
                 make_dirty(file.as_fd(), 0, (PAGES * PAGE) as u64).unwrap();
                 let watched = make_dirty(file.as_fd(), PAGE as u64, PAGE as u64 + 1);
