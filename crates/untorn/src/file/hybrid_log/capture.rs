@@ -27,19 +27,21 @@ impl<M: Medium> Core<M> {
         }
         let lanes = self.lanes.acquire_all(self.relax());
         let captured = Captured { commit: self.epoch() - 1, len: self.head.committed_len.load(Ordering::Acquire) };
-        self.keep_committed(captured.len, keep).map_err(|error| self.handle_state.unless_lost(error))?;
+        // Under undo a write that failed may have stored to the file without being counted.
+        let is_open = self.logs_undo() || lanes.iter().any(|lane| lane.state.writes() != 0);
+        self.keep_committed(is_open, captured.len, keep).map_err(|error| self.handle_state.unless_lost(error))?;
         drop(lanes);
         self.await_durable(captured.commit)?;
         Ok(captured)
     }
 
     /// Calls `keep` with every page that the open epoch has changed, as the last commit has it. The caller holds every
-    /// lane.
-    fn keep_committed(&self, committed_len: u64, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<()> {
+    /// lane. Entries of the epoch are searched for only if it is open: the log has many of earlier ones.
+    fn keep_committed(&self, is_open: bool, committed_len: u64, keep: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<()> {
         // Each page, with the undo entries that have bytes of it.
         let mut changed: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         let epoch = self.epoch();
-        for chunk in 0..self.chunks.total() {
+        for chunk in 0..if is_open { self.chunks.total() } else { 0 } {
             let mut next = chunk * self.chunks.units;
             let end = next + self.chunks.used(chunk);
             while next < end {
