@@ -107,16 +107,24 @@ impl DirectoryStore {
 
     /// Creates the directories above an object.
     fn make_parent(&self, name: &str, parent: &Path) -> io::Result<()> {
-        if name != OWNER && !name.starts_with("probe/") {
-            self.is_there()?;
+        if name == OWNER || name.starts_with("probe/") {
+            make_directories(&self.root)?;
         }
-        make_directories(parent)
+        self.make_below(parent)
+    }
+
+    /// Creates a directory of the store and those above it, but never the store's own: that may go away at any moment.
+    fn make_below(&self, path: &Path) -> io::Result<()> {
+        if path == self.root {
+            return self.is_there();
+        }
+        make_each(path, |parent| self.make_below(parent))
     }
 
     /// Writes a durable file that has no name of an object yet.
     fn unfinished(&self, bytes: &[u8]) -> io::Result<Unfinished> {
         let directory = self.root.join(UNFINISHED);
-        make_directories(&directory)?;
+        self.make_below(&directory)?;
         let found = directory.symlink_metadata()?;
         if !found.is_dir() || !self.is_trusted(&found) {
             let what = format!("{} is no directory of the store's owner; remove it", directory.display());
@@ -153,13 +161,18 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Creates a directory and those above it. Each is durable in the one above it.
+/// Creates a directory and those above it.
 fn make_directories(path: &Path) -> io::Result<()> {
+    make_each(path, make_directories)
+}
+
+/// Creates a directory, once `above` has created the one above it, in which it is durable then.
+fn make_each(path: &Path, above: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
     let parent = path.parent().ok_or(ErrorKind::NotFound)?;
-    make_directories(parent)?;
+    above(parent)?;
     match fs::create_dir(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         made => made?,
