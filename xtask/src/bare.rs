@@ -105,12 +105,15 @@ fn bring_project(root: &Path, bare: &Path, user: &str) -> io::Result<()> {
         }
     }
     said(Command::new("git").args(["clone", "--quiet", "--no-hardlinks"]).arg(root).arg(&project))?;
-    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let cargo_home = cargo_home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
-    let registry = cargo_home.unwrap_or_default().join("registry");
-    said(Command::new("cp").arg("-a").arg(registry).arg(&home))?;
+    said(Command::new("cp").arg("-a").arg(cargo_home().join("registry")).arg(&home))?;
     said(Command::new("chown").args(["-R", user]).arg(bare.join("untorn")))?;
     Ok(())
+}
+
+/// The directory that has what Cargo fetches.
+pub(crate) fn cargo_home() -> PathBuf {
+    let set = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    set.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo"))).unwrap_or_default()
 }
 
 fn missing(what: &str) -> impl FnOnce(io::Error) -> io::Error {

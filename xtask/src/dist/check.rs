@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::library::{SONAME, functions};
-use super::{Failure, Result, VERSION, at, compiler, copy, output, require, said, succeed, words};
+use super::{Failure, Result, VERSION, at, compiler, copy, entries, output, require, said, succeed, words};
 
 /// Where the programs are.
 const PROGRAMS: &str = "xtask/programs/dist";
@@ -17,7 +17,7 @@ pub(super) fn check(root: &Path, archive: &Path, scratch: &Path) -> Result<Vec<S
     fs::create_dir(&place).map_err(at("create", &place))?;
     succeed(Command::new("tar").arg("-xzf").arg(archive).args(["--strip-components=1", "-C"]).arg(&place))?;
     let mut skipped = Vec::new();
-    symbols(root, &place, &mut skipped)?;
+    symbols(root, &library_of(&place), "@@UNTORN_0.1", &mut skipped)?;
     tool(&place, scratch)?;
     sqlite(&place, scratch, &mut skipped)?;
     let user = User { root, prefix: &place, scratch };
@@ -30,26 +30,60 @@ fn wrong<T>(text: impl Into<String>) -> Result<T> {
     Err(Failure::Wrong(text.into()))
 }
 
-/// The name, the functions and the versions of the shared library.
-fn symbols(root: &Path, prefix: &Path, skipped: &mut Vec<String>) -> Result<()> {
-    let library = prefix.join("lib").join(format!("libuntorn.so.{VERSION}"));
+/// Checks a prefix that cargo-c has made. It has the library, its headers, and what finds them. The functions have no
+/// versions there. Returns the checks that this machine could not do, with the reasons.
+pub(super) fn of_cargo_c(root: &Path, prefix: &Path, scratch: &Path) -> Result<Vec<String>> {
+    let mut skipped = Vec::new();
+    symbols(root, &library_of(prefix), "", &mut skipped)?;
+    let mut expected = BTreeSet::new();
+    for directory in ["include", "include/untorn"] {
+        for header in entries(&root.join(directory))?.into_iter().filter(|path| path.is_file()) {
+            let name = Path::new(directory).join(header.file_name().unwrap_or_default());
+            let installed = prefix.join(&name);
+            let both = [&header, &installed].map(|path| fs::read(path).map_err(at("read", path)));
+            let [ours, theirs] = both;
+            if ours? != theirs? {
+                return wrong(format!("{} is not {}", installed.display(), header.display()));
+            }
+            expected.insert(installed);
+        }
+    }
+    let found = [prefix.join("include"), prefix.join("include/untorn")].map(|directory| entries(&directory));
+    for path in found.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        if path.is_file() && !expected.contains(&path) {
+            return wrong(format!("{} is no header of the library", path.display()));
+        }
+    }
+    let user = User { root, prefix, scratch };
+    user.pkg_config(&mut skipped)?;
+    user.cmake(&mut skipped)?;
+    Ok(skipped)
+}
+
+fn library_of(prefix: &Path) -> PathBuf {
+    prefix.join("lib").join(format!("libuntorn.so.{VERSION}"))
+}
+
+/// The name of the shared library, and its functions, whose names all end with `version`.
+fn symbols(root: &Path, library: &Path, version: &str, skipped: &mut Vec<String>) -> Result<()> {
     if let Err(Failure::Missing(why)) = require("readelf", "apt-get install binutils") {
         skipped.push(format!("the symbols of the library: {why}"));
         return Ok(());
     }
-    let dynamic = said(Command::new("readelf").args(["--wide", "--dynamic"]).arg(&library))?;
+    let dynamic = said(Command::new("readelf").args(["--wide", "--dynamic"]).arg(library))?;
     if !dynamic.contains(&format!("Library soname: [{SONAME}]")) || !dynamic.contains("NODELETE") {
         return wrong(format!("{} is not {SONAME}, or can be unloaded:\n{dynamic}", library.display()));
     }
-    let table = said(Command::new("readelf").args(["--wide", "--dyn-syms"]).arg(&library))?;
+    let table = said(Command::new("readelf").args(["--wide", "--dyn-syms"]).arg(library))?;
     let found = exported(&table);
-    let expected = functions(root)?.into_iter().map(|name| format!("{name}@@UNTORN_0.1")).collect();
+    let expected = functions(root)?.into_iter().map(|name| format!("{name}{version}")).collect();
     if found != expected {
         let difference: Vec<_> = found.symmetric_difference(&expected).collect();
         return wrong(format!("the library and its version script differ in {difference:?}"));
     }
     let declared = crate::tidy::declared_functions(root).map_err(at("read the headers below", root))?;
-    let names: BTreeSet<String> = found.iter().filter_map(|name| Some(name.split_once('@')?.0.to_owned())).collect();
+    let bare = |name: &String| name.split('@').next().unwrap_or_default().to_owned();
+    let names: BTreeSet<String> = found.iter().map(bare).collect();
     if names != declared {
         let difference: Vec<_> = names.symmetric_difference(&declared).collect();
         return wrong(format!("the library and the headers differ in {difference:?}"));

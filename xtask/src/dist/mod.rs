@@ -183,6 +183,14 @@ fn make(root: &Path, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Checks what cargo-c has installed below a prefix, as `--check` does the archive. Returns the checks that this
+/// machine could not do, or what is wrong.
+pub(crate) fn check_cargo_c(root: &Path, prefix: &Path) -> std::result::Result<Vec<String>, String> {
+    let scratch =
+        tempfile::tempdir().map_err(|error| format!("cannot create a directory for temporary files: {error}"))?;
+    check::of_cargo_c(root, prefix, scratch.path()).map_err(|failure| failure.to_string())
+}
+
 /// Says what happens now, and when.
 struct Progress(Instant);
 

@@ -38,6 +38,28 @@ pub(super) fn feature_combinations(context: &Context<'_>) -> io::Result<Outcome>
     Ok(Outcome::Passed)
 }
 
+/// Installs the C library by cargo-c, and uses it as its users do.
+pub(super) fn c_library(context: &Context<'_>) -> io::Result<Outcome> {
+    let prefix = crate::target(context.root, "cargo-c");
+    if prefix.exists() {
+        fs::remove_dir_all(&prefix)?;
+    }
+    let mut install = context.cargo();
+    install.args(["cinstall", "--debug", "--package", "untorn-capi", "--prefix"]).arg(&prefix);
+    if let not_passed @ (Outcome::Failed(_) | Outcome::Skipped(_)) =
+        finish(install.arg("--libdir").arg(prefix.join("lib")), 0)
+    {
+        return Ok(not_passed);
+    }
+    Ok(match crate::dist::check_cargo_c(context.root, &prefix) {
+        Ok(skipped) => {
+            skipped.iter().for_each(|reason| println!("skipped: {reason}"));
+            Outcome::Passed
+        }
+        Err(text) => Outcome::Failed(text),
+    })
+}
+
 /// A program outside the repository. Without the feature `full` it has the crate without features.
 const PROGRAM: &str = r#"
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::runner::{Context, Outcome, finish};
 
@@ -68,39 +68,51 @@ fn environment(crate_dir: &Path, target: &Path) -> io::Result<Result<std::path::
     Ok(Ok(python))
 }
 
-/// Installs the source distribution and then the checkout by pip, each in an environment of its own, and uses the
-/// package. pip fetches maturin, which builds the module.
+/// The user of Debian that owns no file.
+const ORDINARY: &str = "65534";
+
+/// Installs the source distribution and then a clone by pip, each in an environment of its own, and uses the package.
+/// pip fetches maturin, which builds the module. Run by root, this becomes an ordinary user first.
 pub(super) fn from_sources(context: &Context<'_>) -> io::Result<Outcome> {
-    let (crate_dir, target) = (context.root.join("crates/untorn-python"), crate::target(context.root, "pip"));
-    let packed = target.join("sdist");
-    if packed.exists() {
-        fs::remove_dir_all(&packed)?;
+    let place = crate::target(context.root, "pip");
+    if place.exists() {
+        fs::remove_dir_all(&place)?;
     }
+    for directory in ["home", "built", "cargo/registry"] {
+        fs::create_dir_all(place.join(directory))?;
+    }
+    let crate_dir = context.root.join("crates/untorn-python");
     let mut pack = Command::new("maturin");
-    pack.current_dir(&crate_dir).args(["sdist", "--out"]).arg(&packed).env_remove("CARGO_MANIFEST_DIR");
-    if let not_passed @ (Outcome::Failed(_) | Outcome::Skipped(_)) = finish(&mut pack, 0) {
-        return Ok(not_passed);
-    }
-    let archives: io::Result<Vec<_>> = fs::read_dir(&packed)?.map(|entry| Ok(entry?.path())).collect();
-    for source in archives?.into_iter().chain([crate_dir]) {
-        let home = target.join("environment");
-        let python = home.join("bin/python");
-        if !matches!(finish(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home), 0), Outcome::Passed) {
-            return Ok(Outcome::Skipped("python3 makes no environment: apt-get install python3-venv".to_owned()));
-        }
-        let mut install = Command::new(&python);
-        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "10"]);
-        install.arg(&source).env_remove("CARGO_MANIFEST_DIR").env("CARGO_TARGET_DIR", target.join("built"));
-        let mut program = Command::new(&python);
-        program.arg(context.root.join("xtask/programs/dist/use.py")).arg(env!("CARGO_PKG_VERSION"));
-        program.current_dir(&target).env_remove("PYTHONPATH");
-        for command in [&mut install, &mut program] {
-            if let not_passed @ (Outcome::Failed(_) | Outcome::Skipped(_)) = finish(command, 0) {
-                return Ok(not_passed);
-            }
+    pack.current_dir(crate_dir).args(["sdist", "--out"]).arg(place.join("sdist")).env_remove("CARGO_MANIFEST_DIR");
+    let mut clone = Command::new("git");
+    clone.args(["clone", "--quiet", "--no-hardlinks"]).arg(context.root).arg(place.join("checkout"));
+    let mut fetch = context.cargo();
+    fetch.args(["fetch", "--locked"]);
+    // The sources of the dependencies are unpacked again from these.
+    let mut bring = Command::new("cp");
+    bring.arg("-a").args(["index", "cache"].map(|part| crate::bare::cargo_home().join("registry").join(part)));
+    bring.arg(place.join("cargo/registry"));
+    for command in [&mut pack, &mut clone, &mut fetch, &mut bring] {
+        if let not_passed @ (Outcome::Failed(_) | Outcome::Skipped(_)) = finish(command, 0) {
+            return Ok(not_passed);
         }
     }
-    Ok(Outcome::Passed)
+    let sysroot = crate::bare::said(Command::new("rustc").args(["--print", "sysroot"]).current_dir(context.root))?;
+    let script = context.root.join("xtask/programs/pip_install.sh");
+    let is_root = rustix::process::geteuid().is_root();
+    let (mut command, user) = if is_root {
+        crate::bare::said(Command::new("chown").args(["-R", &format!("{ORDINARY}:{ORDINARY}")]).arg(&place))?;
+        let mut command = Command::new("unshare");
+        command.arg("--mount").arg(script);
+        (command, ORDINARY)
+    } else {
+        (Command::new(script), "")
+    };
+    command.arg(&place).args([&sysroot, user, env!("CARGO_PKG_VERSION")]).env_remove("CARGO_MANIFEST_DIR");
+    let outcome = finish(command.stdin(Stdio::null()), 0);
+    // It is large, and nothing is built on it.
+    fs::remove_dir_all(&place)?;
+    Ok(outcome)
 }
 
 /// What PyO3 asks an interpreter for, of a free-threaded one.

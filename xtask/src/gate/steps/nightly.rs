@@ -12,6 +12,7 @@ const FUZZ: (&str, &str) = ("cargo-fuzz", "cargo install --locked cargo-fuzz --v
 const QEMU: (&str, &str) = ("qemu-system-x86_64", "apt-get install qemu-system-x86");
 const MATURIN: (&str, &str) = ("maturin", "pip install maturin");
 const ZIGBUILD: (&str, &str) = ("cargo-zigbuild", "pip install cargo-zigbuild");
+const CARGO_C: (&str, &str) = ("cargo-cinstall", "cargo install --locked cargo-c --version '=0.10.24'");
 const DEBOOTSTRAP: (&str, &str) = ("debootstrap", "apt-get install debootstrap");
 
 /// In the order in which they start, after those that the loop shares with CI.
@@ -127,10 +128,17 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "pip-install",
-        does: "the Python package by pip, from its source distribution and from the checkout",
+        does: "the Python package by pip as an ordinary user, from its source distribution and from a clone",
         loops: &[Nightly],
         needs: &[MATURIN, ("python3", "apt-get install python3 python3-venv")],
         work: &[Call(python::from_sources)],
+    },
+    Step {
+        name: "cargo-c",
+        does: "the C library by cargo cinstall, and programs in C, C++ and CMake that use it",
+        loops: &[Nightly],
+        needs: &[CARGO_C, ("cc", "apt-get install gcc libc6-dev")],
+        work: &[Call(packages::c_library)],
     },
     Step {
         name: "damage-long",
