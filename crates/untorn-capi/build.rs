@@ -12,8 +12,8 @@ fn main() {
     assert!(Path::new(HEADER).is_file(), "the C headers are missing: {HEADER}");
     println!("cargo::rerun-if-env-changed=UNTORN_SONAME");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // `cargo cinstall` names the library itself.
-    if std::env::var_os("CARGO_CFG_CARGO_C").is_some() {
+    // For `cargo cinstall`, which names the library itself.
+    if std::env::var_os("CARGO_FEATURE_CAPI").is_some() {
         return;
     }
     let soname = std::env::var("UNTORN_SONAME").unwrap_or_else(|_| "libuntorn.so".to_owned());
