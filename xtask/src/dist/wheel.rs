@@ -170,20 +170,27 @@ fn glibc(table: &str) -> Option<(u32, u32)> {
 /// that this machine could not do, with the reasons.
 pub(super) fn check(root: &Path, system: System, wheel: &Path, scratch: &Path) -> Result<Vec<String>> {
     let mut skipped = Vec::new();
+    let is_foreign = matches!(system, System::Portable { machine, musl } if musl || machine != ARCH);
     match require("auditwheel", "pip install auditwheel") {
         Err(why) => skipped.push(format!("the tag of the wheel for {system}: {why}")),
         Ok(()) => {
-            let verdict = said(Command::new("auditwheel").arg("show").arg(wheel))?;
+            let mut show = Command::new("auditwheel");
+            show.arg("show");
+            if is_foreign {
+                // Without these it takes libraries of this machine for those of the other system.
+                show.arg("--ldpaths").arg(scratch.join("none"));
+            }
+            let verdict = said(show.arg(wheel))?;
             let verdict = verdict.split_whitespace().collect::<Vec<_>>().join(" ");
             let name = wheel.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let tags = name.rsplit('-').next().unwrap_or_default();
             let tag = tags.split('.').next().unwrap_or_default();
-            if !verdict.contains(&format!("consistent with the following platform tag: \"{tag}\"")) {
+            if !is_consistent(&verdict, tag) {
                 return Err(Failure::Wrong(format!("auditwheel says of {name}: {verdict}")));
             }
         }
     }
-    if matches!(system, System::Portable { machine, musl } if musl || machine != ARCH) {
+    if is_foreign {
         skipped.push(format!("the module of the wheel for {system}: no Python for it is known here"));
         skipped.extend(foreign(system, wheel, scratch)?);
         return Ok(skipped);
@@ -202,6 +209,14 @@ pub(super) fn check(root: &Path, system: System, wheel: &Path, scratch: &Path) -
     succeed(program.current_dir(scratch))?;
     std::fs::remove_dir_all(&home).map_err(at("remove", &home))?;
     Ok(skipped)
+}
+
+/// Whether auditwheel's words, with one space between them, agree with the tag of a wheel. It knows the library of C of
+/// musl by Alpine's name. Zig calls it `libc.so`, and the loader of musl takes either name for itself.
+fn is_consistent(verdict: &str, tag: &str) -> bool {
+    let named = format!("consistent with the following platform tag: \"{tag}\"");
+    let but_libc = format!("tag '{tag}' the following shared library dependencies will need to be eliminated: libc.so");
+    verdict.contains(&named) || (tag.starts_with("musllinux") && verdict.ends_with(&but_libc))
 }
 
 /// Runs the tool of a wheel for another system. Returns what this machine could not check.
@@ -301,6 +316,23 @@ mod tests {
         untorn_testing::needs!("maturin");
         let scratch = tempfile::tempdir().unwrap();
         sources(&crate::root(), scratch.path()).unwrap();
+    }
+
+    #[test]
+    fn auditwheel_may_miss_the_name_of_musl_alone() {
+        let verdict = |tag: &str, libraries: &str| {
+            format!(
+                "x.whl is consistent with the following platform tag: \"linux_x86_64\". In order to achieve the tag \
+                 platform tag '{tag}' the following shared library dependencies will need to be eliminated: {libraries}"
+            )
+        };
+        let (musl, glibc) = ("musllinux_1_2_x86_64", "manylinux_2_17_x86_64");
+        assert!(is_consistent(&verdict(musl, "libc.so"), musl));
+        assert!(!is_consistent(&verdict(musl, "libssl.so libc.so"), musl));
+        assert!(!is_consistent(&verdict(musl, "libc.so"), "musllinux_1_1_x86_64"));
+        assert!(!is_consistent(&verdict(glibc, "libc.so"), glibc));
+        let named = format!("x.whl is consistent with the following platform tag: \"{glibc}\". More");
+        assert!(is_consistent(&named, glibc) && !is_consistent(&named, musl));
     }
 
     #[test]
