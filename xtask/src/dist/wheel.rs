@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{Failure, Result, VERSION, at, copy, entries, output, replace, require, said, succeed};
+use super::{Failure, Result, VERSION, at, cannot_run, copy, entries, output, replace, require, said, succeed};
 
 /// The systems that a wheel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ fn glibc(table: &str) -> Option<(u32, u32)> {
 }
 
 /// Checks the tag of a wheel by auditwheel, and uses the wheel. One for this machine and glibc is installed in an
-/// environment of its own. Of another one the tool runs, by the loader of musl or by an emulator. Returns the checks
+/// environment of its own. Of another one the tool runs, and the loader of musl loads the module. Returns the checks
 /// that this machine could not do, with the reasons.
 pub(super) fn check(root: &Path, system: System, wheel: &Path, scratch: &Path) -> Result<Vec<String>> {
     let mut skipped = Vec::new();
@@ -219,38 +219,66 @@ fn is_consistent(verdict: &str, tag: &str) -> bool {
     verdict.contains(&named) || (tag.starts_with("musllinux") && verdict.ends_with(&but_libc))
 }
 
-/// Runs the tool of a wheel for another system. Returns what this machine could not check.
+/// Unpacks a wheel for another system and runs its tool, which has a musl of its own or runs under an emulator. Returns
+/// what this machine could not check.
 fn foreign(system: System, wheel: &Path, scratch: &Path) -> Result<Option<String>> {
     let place = scratch.join(format!("unpacked for {system}"));
-    let tool = place.join(format!("untorn-{VERSION}.data/scripts/untorn"));
     let machine = system.machine();
-    let (needed, words): (_, Vec<PathBuf>) = if machine == ARCH {
-        let loader = format!("/lib/ld-musl-{machine}.so.1");
-        (vec![(loader.clone(), "apt-get install musl")], vec![loader.into(), tool])
-    } else {
+    let is_musl = system.target().ends_with("musl");
+    let mut words: Vec<PathBuf> = Vec::new();
+    if machine != ARCH {
         let (emulator, libraries) = (format!("qemu-{machine}-static"), format!("/usr/{machine}-linux-gnu"));
-        if system.target().ends_with("musl") {
-            return Ok(Some(format!("the tool of the wheel for {system}: no loader of musl for it is known here")));
-        }
-        let needed = vec![
-            (emulator.clone(), "apt-get install qemu-user-static"),
-            (format!("{libraries}/lib/libc.so.6"), "apt-get install libc6-arm64-cross libgcc-s1-arm64-cross"),
+        let library = format!("{libraries}/lib/libc.so.6");
+        let needed = [
+            (require(&emulator, "").is_ok(), &emulator, "apt-get install qemu-user-static"),
+            (
+                Path::new(&library).exists() || is_musl,
+                &library,
+                "apt-get install libc6-arm64-cross libgcc-s1-arm64-cross",
+            ),
         ];
-        (needed, vec![emulator.into(), "-L".into(), libraries.into(), tool])
-    };
-    for (path, remedy) in needed {
-        let is_there = if path.contains('/') { Path::new(&path).exists() } else { require(&path, remedy).is_ok() };
-        if !is_there {
-            return Ok(Some(format!("the tool of the wheel for {system}: {path} is not installed: {remedy}")));
+        if let Some((_, name, remedy)) = needed.into_iter().find(|(is_there, ..)| !is_there) {
+            return Ok(Some(format!("the tool of the wheel for {system}: {name} is not installed: {remedy}")));
         }
+        words.extend([emulator, "-L".to_owned(), libraries].map(PathBuf::from));
     }
     succeed(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(&place))?;
+    let tool = place.join(format!("untorn-{VERSION}.data/scripts/untorn"));
     // Python unpacks programs without their permissions.
-    if let Some(tool) = words.last() {
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(tool, mode).map_err(at("set the permissions of", tool))?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&tool, mode).map_err(at("set the permissions of", &tool))?;
+    words.push(tool);
+    commits(&words, scratch)?;
+    if is_musl && machine == ARCH { module_for_musl(&place) } else { Ok(None) }
+}
+
+/// Has the loader of musl load the module of an unpacked wheel: it lacks the functions of Python and nothing else.
+/// Returns why this machine could not check that.
+fn module_for_musl(place: &Path) -> Result<Option<String>> {
+    let loader = format!("/lib/ld-musl-{ARCH}.so.1");
+    if !Path::new(&loader).exists() {
+        return Ok(Some(format!(
+            "the libraries of the module for musl: {loader} is not installed: apt-get install musl"
+        )));
     }
-    commits(&words, scratch).map(|()| None)
+    let module = place.join("untorn/_untorn.abi3.so");
+    let mut list = Command::new(&loader);
+    list.arg("--list").arg(&module);
+    // It fails, as there is no Python.
+    let listed = list.output().map_err(|error| cannot_run(&list, &error))?;
+    let text = String::from_utf8_lossy(&listed.stderr);
+    let mut lacks_python = false;
+    for line in text.lines() {
+        let name = line.strip_suffix(": symbol not found").and_then(|line| line.rsplit(": ").next());
+        if !name.is_some_and(|name| name.trim_start_matches('_').starts_with("Py")) {
+            return Err(Failure::Wrong(format!("the loader of musl says of {}: {line}", module.display())));
+        }
+        lacks_python = true;
+    }
+    if !lacks_python {
+        return Err(Failure::Wrong(format!("the loader of musl did not load {}", module.display())));
+    }
+    Ok(None)
 }
 
 /// The tool, started by these words, says its version, commits a write and reads it.
