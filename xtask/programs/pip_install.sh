@@ -3,8 +3,8 @@
 # this repository: pip_install.sh PLACE SYSROOT USER VERSION
 #
 # PLACE has `checkout`, a clone; `sdist`, the source distribution; and `cargo`, what Cargo has fetched. As root,
-# `cargo xtask nightly` starts this in a mount namespace of its own, and USER is whom to become. Otherwise USER is empty, and
-# the caller is the ordinary user.
+# `cargo xtask nightly` starts this in a mount namespace of its own, and USER is whom to become. Otherwise USER is empty,
+# and the caller is the ordinary user.
 set -eu
 place=$1 sysroot=$2 user=$3 version=$4
 

@@ -166,8 +166,8 @@ fn glibc(table: &str) -> Option<(u32, u32)> {
 }
 
 /// Checks the tag of a wheel by auditwheel, and uses the wheel. One for this machine and glibc is installed in an
-/// environment of its own. Of another one the tool runs, and the loader of musl loads the module. Returns the checks
-/// that this machine could not do, with the reasons.
+/// environment of its own. For another system it runs the tool, and has the loader of musl load the module. Returns the
+/// checks that this machine could not do, with the reasons.
 pub(super) fn check(root: &Path, system: System, wheel: &Path, scratch: &Path) -> Result<Vec<String>> {
     let mut skipped = Vec::new();
     let is_foreign = matches!(system, System::Portable { machine, musl } if musl || machine != ARCH);

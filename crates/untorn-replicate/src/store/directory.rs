@@ -439,6 +439,8 @@ mod tests {
         assert!(store.put_if_absent("o/1/1", b"1").is_err());
         assert!(store.update_if_match("owner", b"2", &tag).is_err());
         assert!(store.get("o/1/1").is_err() && store.delete("o/1/1").is_err());
+        // As if it went after the look that those calls begin with.
+        assert!(store.unfinished(b"1").is_err() && store.make_below(&store.root.join("o/1")).is_err());
         assert!(!store.root.exists());
         fs::rename(&away, &store.root).unwrap();
         assert_eq!(store.get_if_changed("owner", &tag).unwrap(), Read::Unchanged);

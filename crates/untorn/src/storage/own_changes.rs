@@ -8,8 +8,8 @@
 //! 2. A change is counted before it begins. When it has ended, the time after it is recorded, and then its end is
 //!    counted. The kernel takes the file's time from the same clock during the change.
 //! 3. A look at the file counts only if no change was under way during it. Then the record is not older than the last
-//!    change that the look has seen, and the length that this process takes the file to have is asked for during the
-//!    look too: a change could end between the two.
+//!    change that the look has seen. The length that this process takes the file to have is loaded during the look too,
+//!    or a change could end between the two; that load acquires the count of the change that set the length.
 //! 4. A record begins with the lock of the sidecar. Another process of untorn may change the file until then, also
 //!    after this one has opened it.
 //! 5. The first change after a commit has looked, and each one after a [pause](PAUSE), looks before it begins, because

@@ -41,7 +41,8 @@ impl<M: Medium> Core<M> {
         // Each page, with the undo entries that have bytes of it.
         let mut changed: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         let epoch = self.epoch();
-        for chunk in 0..if is_open { self.chunks.total() } else { 0 } {
+        let chunks = if is_open { self.chunks.total() } else { 0 };
+        for chunk in 0..chunks {
             let mut next = chunk * self.chunks.units;
             let end = next + self.chunks.used(chunk);
             while next < end {
