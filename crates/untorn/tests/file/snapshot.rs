@@ -10,6 +10,7 @@ use crate::common::system::{Child, allocations, in_forked_child};
 use crate::common::{PAGE, Rng, alone, counted_pmem, create_on, on_disk, pmem, scratch, seed};
 use crate::planted::as_user;
 use crate::threads::together;
+use untorn::options::LogPolicy;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, Snapshot};
 use untorn_testing::{cases, needs};
 
@@ -66,6 +67,41 @@ fn a_snapshot_is_one_commit_while_threads_write() {
                 let file = options.create_on(pmem(), path.with_extension("pmem"), PAGES * PAGE as u64).unwrap();
                 writers_beside_snapshots(&file, durability == Durability::PerCommit);
             }
+        }
+    }
+}
+
+/// A snapshot is taken with an open epoch and without one, and is read before and after the next commit.
+fn no_uncommitted_write_is_in_a_snapshot(file: &AtomicFile) {
+    let write = |stamp: u64, page| file.write_at(&stamp.to_le_bytes(), page * PAGE as u64 + 64).unwrap();
+    for round in 1..5 {
+        (0..PAGES).for_each(|page| write(2 * round, page));
+        file.sync().unwrap();
+        let after = file.snapshot().unwrap();
+        // A page of its own for each round, and one for all.
+        for page in [round, 0] {
+            write(2 * round + 1, page);
+        }
+        let amid = file.snapshot().unwrap();
+        for commits in 0..2 {
+            for (snapshot, what) in [(&after, "after the commit"), (&amid, "amid an epoch")] {
+                let found: Vec<u64> = (0..PAGES).map(|page| word(snapshot, page)).collect();
+                assert_eq!(found, [2 * round; PAGES as usize], "{what}, round {round}, {commits} commits later");
+            }
+            file.sync().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_has_nothing_of_the_open_epoch() {
+    let len = PAGES * PAGE as u64;
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let options = Options::new().engine(engine).durability(Durability::PerCommit);
+        no_uncommitted_write_is_in_a_snapshot(&options.create(scratch("data"), len).unwrap());
+        for policy in [LogPolicy::Hybrid, LogPolicy::Undo, LogPolicy::Redo] {
+            let options = options.clone().log_policy(policy);
+            no_uncommitted_write_is_in_a_snapshot(&options.create_on(pmem(), scratch("pmem"), len).unwrap());
         }
     }
 }
