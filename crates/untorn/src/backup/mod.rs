@@ -339,8 +339,9 @@ pub fn restore<P: AsRef<Path>>(backups: &[P], path: &Path, options: &BackupOptio
     let options = options.clone().resume(false);
     let written = make(path, &options, |file: &File, _| {
         let written = chain.restore(file, path, &options)?;
-        permit(file, path, chain.last().mode)?;
         target::number_above(file, path, chain.last().commit)?;
+        // Last: an ordinary user writes no attribute to a file whose mode lets nobody write.
+        permit(file, path, chain.last().mode)?;
         Ok(written)
     })?;
     Ok(chain.last().summary(written))
