@@ -550,6 +550,10 @@ impl Database {
 
     /// Closes the database. Who has it open last makes it a plain file, which a stock SQLite opens.
     pub(crate) fn close(mut self) -> Result<(), Code> {
+        if self.guard.is_inherited() {
+            // The database is still open in the process that this one was forked from.
+            return Ok(());
+        }
         (self.view, self.overlay) = (None, Overlay::default());
         let _ = self.locks.unlock(abi::LOCK_NONE);
         let is_last = self.guard.is_last()?;

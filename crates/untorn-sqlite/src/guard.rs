@@ -2,8 +2,8 @@
 //!
 //! While a database is open, its commits may be in untorn's sidecar alone. A stock SQLite would show old bytes, and
 //! change them. So its rollback journal's name, `app.db-journal`, is a directory meanwhile. SQLite looks for a journal
-//! each time it begins to read: one that it cannot open is one that it cannot roll back, so it refuses the database
-//! with `SQLITE_CANTOPEN`. After a crash the directory is still there, and refuses too, until this VFS has opened the
+//! each time it begins to read: one that it cannot read is one that it cannot roll back, so it refuses the database
+//! with `SQLITE_IOERR`. After a crash the directory is still there, and refuses too, until this VFS has opened the
 //! database, recovered it and closed it.
 //!
 //! # Invariants
@@ -35,6 +35,8 @@ pub(crate) struct Guard {
     directory: PathBuf,
     database: PathBuf,
     users: File,
+    /// The process whose guard this is. A forked child has a copy of it, which must leave the lock alone.
+    process: u32,
 }
 
 /// The name of a database's rollback journal, which the directory has.
@@ -92,7 +94,8 @@ impl Guard {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error.into()),
             }
-            let guard = Guard { directory, database: database.to_owned(), users };
+            let process = std::process::id();
+            let guard = Guard { directory, database: database.to_owned(), users, process };
             // Each looks, whoever made the directory: the one that did may be looking still. One at a time, since a
             // look locks the database.
             let looking = locks::alone(File::create(guard.directory.join("opening"))?);
@@ -118,6 +121,11 @@ impl Guard {
             }
         }
         Ok(beside)
+    }
+
+    /// Whether this process was forked from the one that opened the database.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -149,6 +157,16 @@ impl Guard {
             }
         }
         fs::remove_dir(&self.directory)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !self.is_inherited() {
+            // Closing the file does not release it while a forked child has it open, too. Of a valid descriptor this
+            // cannot fail.
+            let _ = locks::unlock(&self.users);
+        }
     }
 }
 

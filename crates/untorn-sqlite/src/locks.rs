@@ -25,9 +25,20 @@ pub(crate) fn share(file: &File) -> io::Result<()> {
     set(file, libc::F_RDLCK, true)
 }
 
-/// Locks a file for this one alone, and waits for it. The lock goes with the file.
-pub(crate) fn alone(file: File) -> io::Result<File> {
-    set(&file, libc::F_WRLCK, true).map(|()| file)
+/// A file that is locked for this one alone, until this is dropped.
+pub(crate) struct Alone(File);
+
+/// Locks a file for this one alone, and waits for it.
+pub(crate) fn alone(file: File) -> io::Result<Alone> {
+    set(&file, libc::F_WRLCK, true).map(|()| Alone(file))
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // A process that another thread has forked meanwhile has the open file, too, and the lock would stay with it
+        // when this descriptor is closed. Of a valid descriptor this cannot fail.
+        let _ = unlock(&self.0);
+    }
 }
 
 /// Locks a file for this one alone. False if another has it; then the lock stays as it was.

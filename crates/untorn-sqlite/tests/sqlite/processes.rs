@@ -53,6 +53,16 @@ fn writers_in_threads_of_one_process_are_never_refused() {
     }
 }
 
+/// A forked child has its parent's locks, too: what it closes leaves them alone, and what the parent closes is closed.
+#[test]
+fn a_forked_child_leaves_the_database_to_its_parent() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut inherited) = work(&[&"inherited", &dir.path().join("app.db")]) else { return };
+    let output = inherited.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(lines(&output), ["a stock SQLite is refused", "2", "2"], "{error}");
+}
+
 /// The last one to close cuts the file to the length of the database, which must be the last length.
 #[test]
 fn a_commit_amid_the_close_of_another_process_is_kept() {

@@ -401,6 +401,36 @@ def large(path):
     os.wait()
 
 
+def inherited(path):
+    """A child that was forked closes its parent's connection; another lives on. Both have the open files, too."""
+    connection = connect(path)
+    connection.execute("CREATE TABLE t (a)")
+    child = os.fork()
+    if not child:
+        connection.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    connection.execute("INSERT INTO t VALUES (1)")
+    another = [sys.executable, sys.argv[0], LIBRARY, "sql", path, "", "INSERT INTO t VALUES (2)"]
+    subprocess.run(another, check=True, timeout=60)
+    try:
+        sqlite3.connect(path).execute("SELECT * FROM t")
+    except sqlite3.OperationalError:
+        say("a stock SQLite is refused")
+    child = os.fork()
+    if not child:
+        signal.pause()
+    connection.close()
+    again = connect(path)
+    say(again.execute("SELECT count(*) FROM t").fetchone()[0])
+    again.close()
+    os.kill(child, signal.SIGKILL)
+    os.wait()
+    again = connect(path)
+    again.close()
+    say(sqlite3.connect(path).execute("SELECT count(*) FROM t").fetchone()[0])
+
+
 def sql(path, parameters, *texts):
     """Runs statements, and prints the rows and the errors."""
     connection = connect(path, parameters)
