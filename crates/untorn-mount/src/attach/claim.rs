@@ -16,11 +16,7 @@ use super::table;
 
 /// A claim. It ends when it is dropped.
 #[derive(Debug)]
-pub struct Claim(
-    /// Kept open: the lock belongs to it.
-    #[expect(dead_code, reason = "closing it is its use")]
-    OwnedFd,
-);
+pub struct Claim(OwnedFd);
 
 impl Claim {
     /// Claims a directory on which nothing is mounted yet. If an earlier server has it, this waits for its end at most
@@ -39,6 +35,14 @@ impl Claim {
     }
 }
 
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A process that another thread has just forked has the open directory, too, until it runs its program, and
+        // the lock would stay with it. Of a valid descriptor this cannot fail.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// Waits until the server of a mount that was removed from this directory has ended, or the next one has mounted there.
 pub fn wait_for_server(mountpoint: &Path) {
     let Ok(path) = table::resolve(mountpoint) else { return };
@@ -51,6 +55,8 @@ pub fn wait_for_server(mountpoint: &Path) {
         }
         thread::sleep(Duration::from_millis(5));
     }
+    // For the next server; as for a claim, closing the directory is not enough.
+    let _ = flock(&directory, FlockOperation::Unlock);
 }
 
 fn open(mountpoint: &Path) -> Option<OwnedFd> {
@@ -75,5 +81,16 @@ mod tests {
         drop(claim);
         waiting.join().unwrap();
         assert!(Claim::take(dir.path(), Duration::ZERO).is_some());
+    }
+
+    #[test]
+    fn a_claim_ends_although_another_process_inherited_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Claim::take(dir.path(), Duration::ZERO).unwrap();
+        let inherited = claim.0.try_clone().unwrap();
+        assert!(Claim::take(dir.path(), Duration::ZERO).is_none());
+        drop(claim);
+        assert!(Claim::take(dir.path(), Duration::ZERO).is_some());
+        drop(inherited);
     }
 }

@@ -23,6 +23,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::retry_on_intr;
 use rustix::process::geteuid;
 
 use super::meter::{Kind, Meter, Requests};
@@ -149,6 +150,24 @@ impl Drop for Unfinished {
     }
 }
 
+/// The exclusive lock of a file.
+struct Locked<'a>(&'a File);
+
+impl<'a> Locked<'a> {
+    fn lock(file: &'a File) -> io::Result<Self> {
+        retry_on_intr(|| flock(file, FlockOperation::LockExclusive))?;
+        Ok(Locked(file))
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // A process that another thread has forked meanwhile has the open file, too, and the lock would stay with it
+        // when this descriptor is closed. Of a valid descriptor this cannot fail.
+        let _ = flock(self.0, FlockOperation::Unlock);
+    }
+}
+
 fn failed(operation: &'static str, name: &str) -> impl Fn(io::Error) -> StoreError {
     let name = name.to_owned();
     move |error| {
@@ -244,13 +263,13 @@ impl Store for DirectoryStore {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(0o600);
             let lock = self.open(&mut options, &self.root.join(LOCK))?;
-            flock(&lock, FlockOperation::LockExclusive)?;
+            let _locked = Locked::lock(&lock)?;
             let is_match = self.read(&path)?.is_some_and(|found| found.tag == *tag);
             if is_match {
                 fs::rename(&unfinished.0, &path)?;
             }
             sync_directory(parent)?;
-            // The lock goes with its file, and after the flush: the next update builds on a durable version.
+            // The lock goes after the flush: the next update builds on a durable version.
             Ok(if is_match { Put::Stored(tag_of(bytes)) } else { Put::Refused })
         };
         update().map_err(failed("update", name))

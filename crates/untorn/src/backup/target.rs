@@ -44,7 +44,7 @@ pub(super) fn staged(dest: &Path) -> PathBuf {
 
 /// The locked place of a manifest.
 pub(super) struct Staged {
-    file: File,
+    file: Locked,
     path: PathBuf,
 }
 
@@ -55,13 +55,13 @@ impl Staged {
     pub(super) fn claim(dest: &Path) -> Result<Self> {
         let path = staged(dest);
         let file = open_own(&path)?;
-        file.set_len(0).map_err(|error| Error::io("write", &path, error))?;
+        file.0.set_len(0).map_err(|error| Error::io("write", &path, error))?;
         Ok(Staged { file, path })
     }
 
     /// Makes the manifest durable under this name.
     pub(super) fn fill(&self, text: &str) -> Result<()> {
-        let filled = self.file.write_all_at(text.as_bytes(), 0).and_then(|()| self.file.sync_all());
+        let filled = self.file.0.write_all_at(text.as_bytes(), 0).and_then(|()| self.file.0.sync_all());
         filled.map_err(|error| Error::io("write", &self.path, error))?;
         sync_parent(&self.path)
     }
@@ -73,7 +73,7 @@ impl Staged {
 
     /// Removes it after a failure, unless the backup may have its name by now.
     pub(super) fn give_up(self, dest: &Path) {
-        let is_filled = self.file.metadata().is_ok_and(|found| found.len() > 0);
+        let is_filled = self.file.0.metadata().is_ok_and(|found| found.len() > 0);
         if !(is_filled && dest.exists()) {
             // If it stays, the next backup of the name takes it.
             let _ = unlink(&self.path);
@@ -81,8 +81,19 @@ impl Staged {
     }
 }
 
+/// A file that is locked for this process alone, until this is dropped.
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A process that another thread has forked meanwhile has the open file, too, and the lock would stay with it
+        // when this descriptor is closed. Of a valid descriptor this cannot fail.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// Opens a file of this user's own, or creates it, and locks it.
-fn open_own(path: &Path) -> Result<File> {
+fn open_own(path: &Path) -> Result<Locked> {
     let failed = |error: std::io::Error| Error::io("open", path, error);
     for _ in 0..16 {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -103,10 +114,11 @@ fn open_own(path: &Path) -> Result<File> {
             let holder = holder.map_or_else(|| "another process".to_owned(), process_name);
             return Err(Error::InUse { path: path.to_owned(), holder: format!("{holder}, which makes this backup") });
         }
+        let locked = Locked(file);
         // It may have been renamed or removed before it was locked.
         let named = path.symlink_metadata();
         if named.is_ok_and(|named| (named.dev(), named.ino()) == (found.dev(), found.ino())) {
-            return Ok(file);
+            return Ok(locked);
         }
     }
     Err(Error::io("open", path, Errno::AGAIN))
@@ -133,8 +145,8 @@ pub(super) fn make<T>(
     let flush = |file: &File| file.sync_all().map_err(|error| Error::io("flush", path, error));
     if options.resume {
         let file = open_own(&new)?;
-        let filled = fill(&file, true)?;
-        flush(&file)?;
+        let filled = fill(&file.0, true)?;
+        flush(&file.0)?;
         publish(&new, path, options)?;
         return Ok(filled);
     }
