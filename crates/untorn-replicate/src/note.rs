@@ -1,7 +1,8 @@
 //! The note of a file: of which replicas it has all commits.
 //!
 //! It is the extended attribute `user.untorn.replica` of the data file. A restoration notes how far the file has come,
-//! and a writer notes its token. The note names its own file, so that one that was copied along counts for nothing: the
+//! and a writer notes its token. Both note a digest of the URL, so that a store that is gone is not mistaken for one
+//! that never had the replica. The note names its own file, so that one that was copied along counts for nothing: the
 //! copy may be older than the replica.
 
 use std::fs::File;
@@ -12,10 +13,12 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::format::{Place, hex16};
+use crate::format::{Place, hex16, sum_of};
 use crate::protocol::owner::Position;
 
 const NAME: &str = "user.untorn.replica";
+/// URLs that a note keeps, the last ones: an attribute has room for 4 KiB on ext4.
+const URLS: usize = 16;
 
 /// A file's knowledge of one replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,12 +59,25 @@ pub(crate) struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Token(#[serde(with = "hex16")] [u8; 16]);
 
+/// The digest of a URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Url(#[serde(with = "hex16")] [u8; 16]);
+
+impl Url {
+    fn of(url: &str) -> Self {
+        Url(sum_of(url.as_bytes()))
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
     inode: u64,
     /// When the file was made, in nanoseconds.
     born: i128,
     entries: Vec<Entry>,
+    /// Where the file has, or had, a replica.
+    #[serde(default)]
+    urls: Vec<Url>,
 }
 
 fn failed(operation: &'static str, path: &Path) -> impl Fn(Errno) -> Error {
@@ -73,8 +89,8 @@ fn read(file: &File, path: &Path) -> Result<Note> {
     let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME);
     let found = found.map_err(failed("examine", path))?;
     let born = i128::from(found.stx_btime.tv_sec) * 1_000_000_000 + i128::from(found.stx_btime.tv_nsec);
-    let (inode, entries) = (found.stx_ino, Vec::new());
-    let empty = Note { inode, born, entries };
+    let inode = found.stx_ino;
+    let empty = Note { inode, born, ..Note::default() };
     let mut bytes = vec![0; 1 << 16];
     let len = match fgetxattr(file, NAME, &mut bytes) {
         Err(Errno::NODATA) => return Ok(empty),
@@ -108,6 +124,24 @@ pub(crate) fn known(file: &File, path: &Path, replica: [u8; 16]) -> Result<Known
         let tokens = tokens.into_iter().map(|token| token.0).collect();
         Known { tokens, position, next }
     }))
+}
+
+/// Whether the file has, or had, a replica at this URL.
+pub(crate) fn has_url(file: &File, path: &Path, url: &str) -> Result<bool> {
+    Ok(read(file, path)?.urls.contains(&Url::of(url)))
+}
+
+/// Notes that the file has a replica at this URL.
+pub(crate) fn add_url(file: &File, path: &Path, url: &str) -> Result<()> {
+    let (mut note, url) = (read(file, path)?, Url::of(url));
+    if note.urls.contains(&url) {
+        return Ok(());
+    }
+    if note.urls.len() == URLS {
+        note.urls.remove(0);
+    }
+    note.urls.push(url);
+    write(file, path, &note)
 }
 
 /// Adds the token of a writer, before it tries to own the replica. It counts once the record confirms it.
@@ -175,6 +209,15 @@ mod tests {
         add_token(&file, &path, [1; 16], [6; 16]).unwrap();
         keep_token(&file, &path, [1; 16], [6; 16]).unwrap();
         assert_eq!(found(1), Known { tokens: vec![[6; 16]], ..Known::default() });
+        assert_eq!(found(2).tokens, [[7; 16]]);
+        let has = |number: usize| has_url(&file, &path, &format!("file:///{number}")).unwrap();
+        for number in 0..=URLS {
+            assert!(!has(number));
+            add_url(&file, &path, &format!("file:///{number}")).unwrap();
+            add_url(&file, &path, &format!("file:///{number}")).unwrap();
+            assert!(has(number));
+        }
+        assert!(!has(0) && has(1));
         assert_eq!(found(2).tokens, [[7; 16]]);
     }
 

@@ -25,6 +25,7 @@ pub struct ReplicaOptions {
     pub(crate) retain: Duration,
     pub(crate) confirm: Option<Duration>,
     pub(crate) when_behind: Option<WhenBehind>,
+    pub(crate) begin_new: bool,
 }
 
 impl Default for ReplicaOptions {
@@ -40,6 +41,7 @@ impl Default for ReplicaOptions {
             retain: Duration::from_secs(30 * 24 * 3600),
             confirm: None,
             when_behind: None,
+            begin_new: false,
         }
     }
 }
@@ -101,6 +103,14 @@ impl ReplicaOptions {
     #[must_use]
     pub fn confirm(mut self, every: Duration) -> Self {
         self.confirm = Some(every);
+        self
+    }
+
+    /// Sets whether a new replica is begun where the file had one that is gone. By default that is an error: the disk
+    /// of the store may not be mounted.
+    #[must_use]
+    pub fn begin_new(mut self, begins: bool) -> Self {
+        self.begin_new = begins;
         self
     }
 

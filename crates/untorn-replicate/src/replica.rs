@@ -11,7 +11,7 @@ use untorn::AtomicFile;
 use crate::error::{Error, Result};
 use crate::options::ReplicaOptions;
 use crate::protocol::access::Access;
-use crate::ship::{Shipped, Shipper, Source};
+use crate::ship::{Shipped, Shipper, Source, check_place};
 use crate::store::{self, Requests, Store, StoreError};
 
 /// The longest pause between tries while the store fails.
@@ -155,7 +155,8 @@ impl Replica {
     ///
     /// # Errors
     /// [`Error::NotDescendant`] if the replica has commits that the file lacks; [`Error::UnsafeStore`] if the store
-    /// ignores conditions; [`Error::File`] if the file has no commit log, or another process replicates it;
+    /// ignores conditions; [`Error::NotFound`] if the file had a replica there, and it is gone (a disk that is not
+    /// mounted; see [`begin_new`](ReplicaOptions::begin_new)); [`Error::File`] if the file has no commit log, or another process replicates it;
     /// [`Error::Io`] if its file system keeps no extended attributes; those of the store.
     pub fn attach(file: &AtomicFile, url: &str, options: ReplicaOptions) -> Result<Self> {
         Self::of(Source::Handle(file.clone()), url, options)
@@ -171,8 +172,10 @@ impl Replica {
 
     fn of(source: Source, url: &str, options: ReplicaOptions) -> Result<Self> {
         let store = store::open(url)?;
+        let access = Access::new(Arc::clone(&store));
+        check_place(&source, &access, &options)?;
         store::probe(&*store)?;
-        let shipper = Shipper::attach(source, &Access::new(Arc::clone(&store)), options.clone())?;
+        let shipper = Shipper::attach(source, &access, options.clone())?;
         Self::start(shipper, store, url, &options)
     }
 
@@ -389,11 +392,11 @@ fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Optio
             }
             (state.asked, state.done)
         };
-        let tried = shipper.ship().and_then(|commit| {
-            // A caller that waits is told only what the record confirms after its call.
+        let tried = shipper.ship().and_then(|(commit, is_confirmed)| {
+            // A caller that waits is told only what the record confirms after its call, which was noticed above.
             let is_due = asked > done || confirm.is_some_and(|every| confirmed.elapsed() >= every);
-            let commit = if is_due { shipper.confirm()? } else { commit };
-            if is_due {
+            let commit = if is_due && !is_confirmed { shipper.confirm()? } else { commit };
+            if is_due || is_confirmed {
                 confirmed = Instant::now();
             }
             if shipper.is_snapshot_due() {

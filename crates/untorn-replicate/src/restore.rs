@@ -200,7 +200,8 @@ fn fill(
     let Rebuilt { cursor, commit, time, is_whole } = rebuild(access, target, &mut image, progress)?;
     if is_whole {
         let noted = note::Noted { position: cursor.position(), place: cursor.place(), commit };
-        let noted = note::set_position(file, path, cursor.record().replica, noted, None);
+        let noted = note::set_position(file, path, cursor.record().replica, noted, None)
+            .and_then(|()| note::add_url(file, path, &access.url()));
         // Without the note the file is as good, and cannot be replicated to the same place.
         noted.unwrap_or_else(|error| tracing::warn!(%error, "cannot note the replica"));
     }

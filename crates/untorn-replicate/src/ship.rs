@@ -102,6 +102,26 @@ fn commit_of(commit: untorn::commits::Commit) -> Commit {
     Commit { number, time, len: commit.len, shortest: commit.shortest, changes }
 }
 
+/// Refuses to begin a replica in a store that has lost the one of this file, or is not the store that it seems to be,
+/// such as the mountpoint of a disk that is not there. It looks before anything makes the directory of such a store.
+///
+/// # Errors
+/// [`Error::NotFound`]; those of the store and of the file.
+pub(crate) fn check_place(source: &Source, access: &Access, options: &ReplicaOptions) -> Result<()> {
+    let path = source.path();
+    let failed = |source| Error::Io { operation: "open", path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    if options.begin_new || !note::has_url(&file, path, &access.url())? || access.record()?.is_some() {
+        return Ok(());
+    }
+    let what = format!(
+        "the replica of {} is not there any more; mount its disk or bring its store back, or begin a new replica \
+         (`untorn replicate --new`)",
+        path.display()
+    );
+    Err(Error::NotFound { url: access.url(), what })
+}
+
 impl Shipper {
     /// Takes the replica over, and begins where its chain ends.
     pub(crate) fn attach(source: Source, access: &Access, options: ReplicaOptions) -> Result<Self> {
@@ -160,6 +180,7 @@ impl Shipper {
             return Err(Error::NotDescendant { url: access.url(), what });
         }
         note::keep_token(&file, &path, replica, token)?;
+        note::add_url(&file, &path, &access.url())?;
         let chain = owner.position().commit;
         // The numbers of a file that followed the replica are not those of the chain.
         let counts_alike = position.is_none_or(|noted| noted.commit == noted.position.commit);
@@ -179,8 +200,9 @@ impl Shipper {
         &self.owner
     }
 
-    /// Ships all commits that there are, and returns the last one that the replica has for certain.
-    pub(crate) fn ship(&mut self) -> Result<u64> {
+    /// Ships all commits that there are. Returns the last one that the replica has for certain, and whether the record
+    /// was read again meanwhile.
+    pub(crate) fn ship(&mut self) -> Result<(u64, bool)> {
         // The rest of an earlier failure comes first.
         self.owner.flush()?;
         let mut has_shipped = false;
@@ -208,9 +230,9 @@ impl Shipper {
                 self.stream.acknowledge(self.stream.position())?;
                 self.acknowledged = self.stream.position();
             }
-            return Ok(commit);
+            return Ok((commit, true));
         }
-        Ok(self.owner.position().commit)
+        Ok((self.owner.position().commit, false))
     }
 
     /// After a failure: gives up commits that fill a log which would keep others waiting, if that is what to do. A

@@ -119,6 +119,10 @@ pub(crate) struct Replicate {
     /// log blocks].
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) when_behind: Option<When>,
+    /// Begin a new replica where the file had one that is gone. Without this it is an error: the disk of the store may
+    /// not be mounted.
+    #[arg(long)]
+    pub(crate) new: bool,
     /// The name of the consumer of the commit log. A file with several replicas needs one for each.
     #[arg(long, value_name = "NAME", default_value = "replica")]
     pub(crate) consumer: String,

@@ -56,6 +56,7 @@ impl From<Error> for Failure {
 pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
+    let options = options.begin_new(args.new);
     let options = args.when_behind.map_or(options.clone(), |when| options.when_behind(when.into()));
     // Until everything is there a signal ends the process at once, also while a request waits for a dead store.
     let replica = Replica::attach_path(&args.file, &args.key.url(&args.url), options)?;

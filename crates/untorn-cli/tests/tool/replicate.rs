@@ -51,6 +51,19 @@ fn a_file_is_shipped_and_restored_at_any_commit() {
 }
 
 #[test]
+fn a_store_that_is_gone_is_not_begun_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    std::fs::remove_dir_all(dir.join("bucket")).unwrap();
+    untorn(&["replicate", &file, &url, "--once"]).expect(74).names("--new");
+    assert!(!dir.join("bucket").exists());
+    untorn(&["replicate", &file, &url, "--once", "--new"]).expect(0);
+    untorn(&["replicate", &file, &url, "--once"]).expect(0);
+}
+
+#[test]
 fn a_database_is_exported_as_ltx_files() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -31,6 +31,7 @@ use super::secrets::scrub;
 use super::waiting::Waiting;
 use super::{Answer, Fetched, Listed, Put, Read, Store, StoreError, Tag};
 use crate::error::{Error, Result};
+use crate::format::LONGEST;
 use crate::random;
 
 /// How long a request may take.
@@ -393,7 +394,7 @@ impl Open {
             while number < pieces.count
                 && let Some(piece) = self.last(&pieces.subject(prefix, number)).await?
             {
-                bytes.extend_from_slice(&piece.payload);
+                extend(&mut bytes, &piece.payload, LONGEST)?;
                 number += 1;
             }
             if number == pieces.count {
@@ -417,6 +418,15 @@ impl Open {
         let message = self.last(subject).await?;
         Ok(message.and_then(|message| Pieces::decode(message.payload.strip_prefix(&[DIVIDED])?)))
     }
+}
+
+/// Adds a piece to an object that has at most so many bytes.
+fn extend(bytes: &mut Vec<u8>, piece: &[u8], most: u64) -> Done<()> {
+    if bytes.len() as u64 + piece.len() as u64 > most {
+        return Err(Trouble::lasting(format!("it has more than {most} bytes, which no object has")));
+    }
+    bytes.extend_from_slice(piece);
+    Ok(())
 }
 
 impl Store for JetStreamStore {
@@ -487,5 +497,19 @@ impl Store for JetStreamStore {
             }
         }
         Ok(listed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forged_object_of_many_pieces_is_refused() {
+        let mut bytes = vec![1; 6];
+        assert!(extend(&mut bytes, &[2; 4], 10).is_ok());
+        let refused = extend(&mut bytes, &[3], 10).unwrap_err();
+        assert!(!refused.is_transient && refused.text.contains("more than 10 bytes"));
+        assert_eq!(bytes, [1, 1, 1, 1, 1, 1, 2, 2, 2, 2]);
     }
 }

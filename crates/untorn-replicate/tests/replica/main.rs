@@ -113,6 +113,51 @@ fn each_commit_can_be_restored() {
     assert!(!place.path("none").exists());
 }
 
+/// The object is created, and the record is read again, once.
+#[test]
+fn an_acknowledgement_takes_two_requests() {
+    let place = place!();
+    let file = place.create("ledger");
+    let replica = place.attach(&file).unwrap();
+    replica.sync_replicated().unwrap();
+    let requests = |number: Option<u8>| {
+        let before = replica.status().requests;
+        number.map(|number| commit(&file, number));
+        replica.sync_replicated().unwrap();
+        let made = replica.status().requests - before;
+        (made.puts, made.gets, made.deletes + made.lists + made.others)
+    };
+    assert_eq!(requests(Some(1)), (1, 1, 0));
+    // With nothing to ship, the record still says whether this writer owns the replica.
+    assert_eq!(requests(None), (0, 1, 0));
+    assert_eq!(requests(Some(2)), (1, 1, 0));
+}
+
+/// A mountpoint without its disk looks like a store that never had a replica.
+#[test]
+fn a_replica_that_is_gone_is_not_begun_anew() {
+    let place = place!();
+    let file = place.create("ledger");
+    place.attach(&file).unwrap().detach().unwrap();
+    let copy = place.path("copy");
+    restore(&place.url, &copy, &RestoreOptions::new()).unwrap();
+    let copy = Options::new().commit_log(1 << 20).open(copy).unwrap();
+    let (store, away) = (place.path("bucket"), place.path("away"));
+    std::fs::rename(&store, &away).unwrap();
+    for file in [&file, &copy] {
+        let refused = place.attach(file).unwrap_err();
+        assert!(matches!(&refused, Error::NotFound { what, .. } if what.contains("--new")), "{refused}");
+        assert!(!store.exists());
+    }
+    std::fs::rename(&away, &store).unwrap();
+    place.attach(&copy).unwrap().detach().unwrap();
+    std::fs::rename(&store, &away).unwrap();
+    let begun = Replica::attach(&file, &place.url, options().begin_new(true)).unwrap();
+    assert_eq!(begun.detach().unwrap().epoch, 1);
+    // Another place is no matter of this one.
+    Replica::attach(&file, &format!("{}2", place.url), options()).unwrap().detach().unwrap();
+}
+
 #[test]
 fn changes_of_the_length_are_restored() {
     let place = place!();
