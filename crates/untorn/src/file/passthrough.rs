@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::engine::snapshot::{Capture, Captured, PAGE, Unchanging};
 use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, check_range, time_of};
 use crate::error::{Error, Result};
-use crate::format::sidecar::attach::share;
+use crate::format::sidecar::attach::{in_use, share};
 use crate::format::sidecar::number::{Stamped, noted};
 use crate::options::{Durability, Options};
 use crate::storage::{Access, Identity, MarkState, Medium, MediumFile};
@@ -160,6 +160,11 @@ impl<M: Medium> Engine for Passthrough<M> {
 impl<M: Medium> Capture for Passthrough<M> {
     /// There is no epoch: every write is a commit, as far as it is one.
     fn capture(&self, _: &mut dyn FnMut(u64, &[u8; PAGE])) -> Result<Captured> {
+        // The caller has the file's times. A writer that came before them may store again to mapped pages that it has
+        // stored to, which changes no time, so there must be none now. One that comes later changes the times.
+        if self.read_only && share(&*self.medium, &self.path, &self.file)?.is_some() {
+            return Err(in_use(&self.path));
+        }
         Ok(Captured { commit: self.commit.load(Ordering::Relaxed), len: self.file.len() })
     }
 
@@ -167,7 +172,7 @@ impl<M: Medium> Capture for Passthrough<M> {
         self.file.data_from(offset)
     }
 
-    /// A writer that opens the file marks it, which changes its times.
+    /// The first store of a writer to a page changes the times, and so does the mark that it gives the file.
     fn unchanging(&self) -> Result<Option<Unchanging>> {
         let Some(file) = self.file.descriptor().filter(|_| self.read_only) else { return Ok(None) };
         let found = rustix::fs::fstat(file).map_err(|errno| Error::io("examine", &self.path, errno))?;

@@ -48,7 +48,11 @@ impl Snapshot {
             let identity = storage::detect(path)?.identity;
             // One that may end is asked as by another process.
             if let Some(shared) = registry::find(identity).filter(|shared| !shared.may_end()) {
-                return Snapshot::take(&shared);
+                match Snapshot::take(&shared) {
+                    // This process reads a plain file, which another one writes to by now.
+                    Err(Error::InUse { .. }) => {}
+                    taken => return taken,
+                }
             }
             if let Some(refused) = locked_itself(path)? {
                 // It may be closing.
@@ -64,11 +68,12 @@ impl Snapshot {
                 Err(refused @ Error::InUse { .. }) => Some(refused),
                 Err(error) => return Err(error),
             };
-            // Also where somebody has the sidecar's lock: it may be that of readers.
-            match open(path, &Options::new().read_only(true)) {
+            // Also where somebody has the sidecar's lock: it may be that of readers. A writer may come before the
+            // snapshot is taken.
+            match open(path, &Options::new().read_only(true)).and_then(|shared| Snapshot::take(&shared)) {
                 Err(in_use @ Error::InUse { .. }) if since.elapsed() >= PATIENCE => return Err(asked.unwrap_or(in_use)),
                 Err(Error::InUse { .. }) => {}
-                opened => return Snapshot::take(&opened?),
+                taken => return taken,
             }
             thread::sleep(Duration::from_millis(10));
         }

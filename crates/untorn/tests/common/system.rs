@@ -72,7 +72,8 @@ unsafe extern "C" {
     fn signal(number: i32, handler: usize) -> usize;
 }
 
-/// A forked child, running until it is awaited.
+/// A forked child, running until it is awaited. A test that fails before that ends it: a process that lives on would
+/// keep the output of the test open.
 pub(crate) struct Child(rustix::process::Pid);
 
 /// Runs `body` in a forked child, which ends with the code it returns, or with 101 if it panics.
@@ -102,9 +103,17 @@ impl Child {
 
     /// The child's exit code; `None` if a signal ended it.
     pub(crate) fn wait(self) -> Option<i32> {
+        let child = std::mem::ManuallyDrop::new(self);
         let options = rustix::process::WaitOptions::empty();
-        let (_, status) = rustix::process::waitpid(Some(self.0), options).unwrap().unwrap();
+        let (_, status) = rustix::process::waitpid(Some(child.0), options).unwrap().unwrap();
         status.exit_status()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
+        let _ = rustix::process::waitpid(Some(self.0), rustix::process::WaitOptions::empty());
     }
 }
 

@@ -415,6 +415,51 @@ fn snapshots_cost_a_commit_nothing_on_the_medium() {
     }
 }
 
+/// The times of a file tell of a writer that comes, and not of one that was there before: its stores to pages that it
+/// has stored to change no time. So a handle that reads a plain file gives no snapshot while a writer has it.
+#[test]
+fn a_reader_of_a_plain_file_notices_a_resting_writer() {
+    alone!(60, "a reader of a plain file beside a writer");
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let path = scratch("data");
+        let options = Options::new().engine(engine);
+        options.create(&path, PAGES * PAGE as u64).unwrap().close().unwrap();
+        let (begin, ready) = (path.with_extension("begin"), path.with_extension("ready"));
+        let appears = |path: &Path| {
+            while !path.exists() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        // It begins later, and is forked before the reader has anything open.
+        let writer = in_forked_child(|| {
+            appears(&begin);
+            let file = options.open(&path).unwrap();
+            file.write_at(&1_u64.to_le_bytes(), 64).unwrap();
+            file.sync().unwrap();
+            std::fs::write(&ready, []).unwrap();
+            loop {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+        });
+        let reader = Options::new().read_only(true).open(&path).unwrap();
+        assert_eq!(word(&reader.snapshot().unwrap(), 0), 0);
+        std::fs::write(&begin, []).unwrap();
+        appears(&ready);
+        // The times are old by then.
+        std::thread::sleep(Duration::from_millis(30));
+        let refused = reader.snapshot().map(drop);
+        assert!(matches!(refused, Err(Error::InUse { .. })), "{engine}: {refused:?}");
+        assert_eq!(word(&Snapshot::open(&path).unwrap(), 0), 1, "{engine}");
+        writer.kill();
+        assert_eq!(writer.wait(), None);
+        // It has to be opened anew, since a crash left it.
+        let refused = reader.snapshot().map(drop);
+        assert!(matches!(refused, Err(Error::InUse { .. })), "{engine}: {refused:?}");
+        drop(reader);
+        assert_eq!(word(&Snapshot::open(&path).unwrap(), 0), 1, "{engine}");
+    }
+}
+
 /// A process that takes snapshots until it is killed, and ends with 1 on a mixture.
 fn holder(path: &Path) -> Child {
     in_forked_child(|| {

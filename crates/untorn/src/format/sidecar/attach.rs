@@ -288,7 +288,7 @@ fn missing<M: Medium>(medium: &M, path: &Path, data: &M::File, place: &Path, mar
     explained(medium, path, data, MarkState::Present(*mark), error)
 }
 
-pub(super) fn in_use(path: &Path) -> Error {
+pub(crate) fn in_use(path: &Path) -> Error {
     Error::InUse { path: path.to_owned(), holder: "another process".to_owned() }
 }
 
