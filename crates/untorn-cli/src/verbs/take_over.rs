@@ -35,12 +35,12 @@ pub(crate) fn run(args: &cli::TakeOver) -> Result<Exit> {
     check_program(program)?;
     let file = std::path::absolute(&args.file).map_err(|error| Failure::io_at("find", &args.file, &error))?;
     let command = command(args, &file)?;
-    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
-    let Some(replica) = take(args, &file, &stop)? else {
-        stop.interrupted("the replica was not taken over");
-        return Ok(Exit::Io);
-    };
+    let on_signals = || Stop::on(&[SIGINT, SIGTERM, SIGHUP]);
+    // Otherwise a signal ends the process at once until the program starts, also while a request waits for a dead store.
+    let waiting = if args.wait { Some(on_signals()?) } else { None };
+    let replica = take(args, &file, waiting.as_ref())?;
     replica.sync_replicated()?;
+    let stop = waiting.map_or_else(on_signals, Ok)?;
     let epoch = replica.status().epoch;
     say(&format!(
         "{}: writer of {} in epoch {epoch}, from commit {}",
@@ -71,8 +71,8 @@ fn acknowledged(replica: &Replica) -> u64 {
     replica.status().acknowledged
 }
 
-/// Owns the replica; `None` if a signal came first.
-fn take(args: &cli::TakeOver, file: &Path, stop: &Stop) -> Result<Option<Replica>> {
+/// Owns the replica, and waits for a hand-over before that until a signal comes, if it is to wait.
+fn take(args: &cli::TakeOver, file: &Path, waiting: Option<&Stop>) -> Result<Replica> {
     let interval = Duration::from_millis(args.interval.max(1));
     let name = ReplicaOptions::new().interval(interval).retain(args.retain);
     let options = name.confirm(Duration::from_secs(args.confirm));
@@ -90,12 +90,12 @@ fn take(args: &cli::TakeOver, file: &Path, stop: &Stop) -> Result<Option<Replica
                 restore(&args.key.url(&args.url), file, &RestoreOptions::new().replace(true))?;
                 open(args, file)?
             }
-            attached => return Ok(Some(attached?)),
+            attached => return Ok(attached?),
         },
         Err(error) => return Err(error.into()),
     };
-    let told = stop.flag();
-    if args.wait {
+    if let Some(stop) = waiting {
+        let told = stop.flag();
         let commit = follower.status().commit;
         say(&format!("{}: at commit {commit}; waits until {} is handed over", file.display(), args.url));
         loop {
@@ -111,11 +111,12 @@ fn take(args: &cli::TakeOver, file: &Path, stop: &Stop) -> Result<Option<Replica
             }
             if told.load(Ordering::Acquire) {
                 follower.close()?;
-                return Ok(None);
+                stop.interrupted("the replica was not taken over");
+                return Err(Failure::io("cannot wait", &ErrorKind::Interrupted.into()));
             }
         }
     }
-    Ok(Some(follower.take_over(options)?))
+    Ok(follower.take_over(options)?)
 }
 
 /// A follower whose file has a commit log.
