@@ -155,9 +155,9 @@ impl Replica {
     ///
     /// # Errors
     /// [`Error::NotDescendant`] if the replica has commits that the file lacks; [`Error::UnsafeStore`] if the store
-    /// ignores conditions; [`Error::NotFound`] if the file had a replica there, and it is gone (a disk that is not
-    /// mounted; see [`begin_new`](ReplicaOptions::begin_new)); [`Error::File`] if the file has no commit log, or another process replicates it;
-    /// [`Error::Io`] if its file system keeps no extended attributes; those of the store.
+    /// ignores conditions; [`Error::NotFound`] if the file had a replica there that is gone, as with a disk that is not
+    /// mounted ([`begin_new`](ReplicaOptions::begin_new)); [`Error::File`] if the file has no commit log, or another
+    /// process replicates it; [`Error::Io`] if its file system keeps no extended attributes; those of the store.
     pub fn attach(file: &AtomicFile, url: &str, options: ReplicaOptions) -> Result<Self> {
         Self::of(Source::Handle(file.clone()), url, options)
     }

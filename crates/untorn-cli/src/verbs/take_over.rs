@@ -36,7 +36,8 @@ pub(crate) fn run(args: &cli::TakeOver) -> Result<Exit> {
     let file = std::path::absolute(&args.file).map_err(|error| Failure::io_at("find", &args.file, &error))?;
     let command = command(args, &file)?;
     let on_signals = || Stop::on(&[SIGINT, SIGTERM, SIGHUP]);
-    // Otherwise a signal ends the process at once until the program starts, also while a request waits for a dead store.
+    // Otherwise a signal ends the process at once until the program starts, also while a request waits for a store that
+    // has died.
     let waiting = if args.wait { Some(on_signals()?) } else { None };
     let replica = take(args, &file, waiting.as_ref())?;
     replica.sync_replicated()?;
