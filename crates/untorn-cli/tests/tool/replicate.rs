@@ -312,6 +312,28 @@ fn a_program_that_lost_the_replica_is_ended() {
     assert!(!Path::new(&format!("/proc/{}", pid.trim())).exists(), "the program goes on");
 }
 
+/// Nothing is lost by that: the program has not started.
+#[cfg(feature = "s3")]
+#[test]
+fn a_signal_ends_a_take_over_whose_store_is_silent() {
+    use std::os::unix::process::ExitStatusExt;
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let (file, _) = ledger(dir.path());
+    let store = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("s3://bucket/ledger?endpoint=http://{}&region=here", store.local_addr().unwrap());
+    let mut taking = Command::new(UNTORN)
+        .args(["take-over", &url, &file, "--plain", "--", "true"])
+        .env("AWS_ACCESS_KEY_ID", "key")
+        .env("AWS_SECRET_ACCESS_KEY", "secret")
+        .spawn()
+        .unwrap();
+    // Its first request has come, and gets no answer.
+    let _request = store.accept().unwrap();
+    terminate(&taking);
+    assert_eq!(taking.wait().unwrap().signal(), Some(15));
+}
+
 #[test]
 fn a_program_does_not_outlive_its_take_over() {
     needs!("sh", "kill");

@@ -40,7 +40,8 @@ pub(super) const STEPS: &[Step] = &[
                 "--all-targets",
                 "--quiet",
             ]),
-            Cargo(&["clippy", "--package", "untorn-cli", "--features", "stores", "--quiet"]),
+            Cargo(&["test", "--package", "untorn-cli", "--features", "s3", "--test", "tool", "replicate"]),
+            Cargo(&["clippy", "--package", "untorn-cli", "--features", "stores", "--all-targets", "--quiet"]),
         ],
     },
     Step {
