@@ -163,8 +163,8 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.is_inherited() {
-            // Closing the file does not release it while a forked child has it open, too. Of a valid descriptor this
-            // cannot fail.
+            // Closing the file does not release it while a forked child has it open, too. This cannot fail: the
+            // descriptor is valid.
             let _ = locks::unlock(&self.users);
         }
     }

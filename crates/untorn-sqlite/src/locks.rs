@@ -36,7 +36,7 @@ pub(crate) fn alone(file: File) -> io::Result<Alone> {
 impl Drop for Alone {
     fn drop(&mut self) {
         // A process that another thread has forked meanwhile has the open file, too, and the lock would stay with it
-        // when this descriptor is closed. Of a valid descriptor this cannot fail.
+        // when this descriptor is closed. This cannot fail: the descriptor is valid.
         let _ = unlock(&self.0);
     }
 }

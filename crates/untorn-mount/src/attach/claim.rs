@@ -38,7 +38,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // A process that another thread has just forked has the open directory, too, until it runs its program, and
-        // the lock would stay with it. Of a valid descriptor this cannot fail.
+        // the lock would stay with it. This cannot fail: the descriptor is valid.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }

@@ -163,7 +163,7 @@ impl<'a> Locked<'a> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         // A process that another thread has forked meanwhile has the open file, too, and the lock would stay with it
-        // when this descriptor is closed. Of a valid descriptor this cannot fail.
+        // when this descriptor is closed. This cannot fail: the descriptor is valid.
         let _ = flock(self.0, FlockOperation::Unlock);
     }
 }

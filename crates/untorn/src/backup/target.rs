@@ -27,7 +27,7 @@ use crate::format::sidecar;
 use crate::format::sidecar::number::note_of;
 use crate::storage::names::{rename, rename_to_free, unlink};
 use crate::storage::{self, create_filled, sync_parent, unfinished};
-use crate::sys::file::set_commit_note;
+use crate::sys::file::{set_commit_note, unlock};
 use crate::sys::locks::{flock_holder, process_name};
 
 /// The longest part of a backup's name that the name of its staged manifest has.
@@ -87,8 +87,8 @@ struct Locked(File);
 impl Drop for Locked {
     fn drop(&mut self) {
         // A process that another thread has forked meanwhile has the open file, too, and the lock would stay with it
-        // when this descriptor is closed. Of a valid descriptor this cannot fail.
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+        // when this descriptor is closed.
+        unlock(self.0.as_fd());
     }
 }
 

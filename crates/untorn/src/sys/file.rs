@@ -202,7 +202,7 @@ pub(crate) fn try_lock(file: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool
 
 /// Releases the advisory lock. Source: `flock(2)`.
 pub(crate) fn unlock(file: BorrowedFd<'_>) {
-    // Of a valid descriptor this cannot fail, and closing it releases the lock as well if nobody else has it.
+    // This cannot fail: the descriptor is valid. Closing it releases the lock as well if nobody else has it.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
