@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use untorn_testing::programs::{compile, succeed, text};
 
 use crate::common::{UNTORN, at_a_terminal};
@@ -88,17 +89,18 @@ fn a_signal_to_the_tool_reaches_the_program() {
 fn an_interrupt_from_the_terminal_ends_a_run_cleanly() {
     needs_mounts!();
     let place = Place::new();
-    let script = "exec > f; echo written; echo ready >&3; sleep 60";
+    // The shell's own `read`: a signal that comes while it starts a program can be lost.
+    let script = "exec > f; echo written; echo ready >&3; read line";
     let script = format!("sh -c '{script}' 3>&1");
     let command = place.under("atomic", &["--stats"], &["sh".as_ref(), "-c".as_ref(), script.as_ref()]);
     let mut command = at_a_terminal(&command);
     let command = std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let mut tool = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut tool = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let _nothing_to_read = tool.stdin.take();
     let mut line = String::new();
     BufReader::new(tool.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
-    let group = rustix::process::Pid::from_child(&tool);
-    rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+    kill_process_group(Pid::from_child(&tool), Signal::INT).unwrap();
     let output = tool.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("served 1 file with the log"), "{}", text(&output.stderr));

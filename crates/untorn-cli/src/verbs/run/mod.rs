@@ -38,9 +38,9 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
     let program = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let passing = watch.pass_to(program);
     let status = await_all(program);
-    passing.program_is_over();
+    let waiting = passing.program_is_over();
     let ended = mounts.end();
-    passing.end();
+    waiting.end();
     let code = code(status?);
     let (account, logs) = ended?;
     let written = match args.form.json {

@@ -13,7 +13,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
@@ -42,15 +41,24 @@ pub(in crate::verbs) fn check(program: &OsStr) -> Result<()> {
 
 /// Handlers of the signals that a terminal or a service manager sends, for as long as a run lasts.
 pub(super) struct Watch {
-    signals: Signals,
-    handle: Handle,
+    during: Signals,
+    /// Signals are also collected here from the start, so that none is missed between the two.
+    after: Signals,
 }
 
-/// The thread that passes signals on.
+/// A signal is passed on to the program.
 pub(super) struct Passing {
+    thread: SignalThread,
+    after: Signals,
+}
+
+/// A signal ends the wait for other users of the files.
+pub(super) struct Waiting(SignalThread);
+
+/// A thread that acts on signals until its handle is closed.
+struct SignalThread {
     handle: Handle,
     thread: JoinHandle<()>,
-    over: Arc<AtomicBool>,
 }
 
 impl Watch {
@@ -60,45 +68,61 @@ impl Watch {
         // If this process was started to ignore SIGCHLD, the kernel would not keep the program's status. A handler has
         // it kept, and is no handler of the program.
         signal_hook::flag::register(SIGCHLD, Arc::default()).map_err(failed)?;
-        let signals = Signals::new(handled(&[SIGHUP, SIGINT, SIGQUIT, SIGTERM])).map_err(failed)?;
-        let handle = signals.handle();
-        Ok(Watch { signals, handle })
+        let signals = handled(&[SIGHUP, SIGINT, SIGQUIT, SIGTERM]);
+        let during = Signals::new(&signals).map_err(failed)?;
+        let after = Signals::new(&signals).map_err(failed)?;
+        Ok(Watch { during, after })
     }
 
     /// Passes signals on to the program. A terminal's signals reach the program without that.
-    pub(super) fn pass_to(mut self, program: Option<Pid>) -> Passing {
-        let over = Arc::new(AtomicBool::new(false));
-        let is_over = over.clone();
-        let thread = thread::spawn(move || {
-            for signal in &mut self.signals {
-                if is_over.load(Ordering::Acquire) {
-                    say("untorn: a process outside of the run still uses its files; it gets errors from now on\n");
-                    // The kernel ends the mounts of a server that is gone; the log has what was durable.
-                    std::process::exit(Exit::Io as i32);
-                }
-                let passed = match signal {
-                    SIGTERM => Signal::TERM,
-                    SIGHUP => Signal::HUP,
-                    _ => continue,
-                };
-                if let Some(program) = program {
-                    // It may have ended.
-                    let _ = kill_process(program, passed);
-                }
+    pub(super) fn pass_to(self, program: Option<Pid>) -> Passing {
+        let thread = SignalThread::start(self.during, move |signal| {
+            let passed = match signal {
+                SIGTERM => Signal::TERM,
+                SIGHUP => Signal::HUP,
+                _ => return,
+            };
+            if let Some(program) = program {
+                // It may have ended.
+                let _ = kill_process(program, passed);
             }
         });
-        Passing { handle: self.handle, thread, over }
+        Passing { thread, after: self.after }
     }
 }
 
 impl Passing {
-    /// All processes of the run have ended. A signal now ends the wait for other users of its files.
-    pub(super) fn program_is_over(&self) {
-        self.over.store(true, Ordering::Release);
+    /// All processes of the run have ended: a signal from here on ends the wait for other users of its files. One that
+    /// came before was for the program, though this process may not have looked at it yet: the program that a signal
+    /// of the terminal ends can be gone before a thread of this process runs.
+    pub(super) fn program_is_over(mut self) -> Waiting {
+        self.thread.end();
+        // The handlers of earlier signals have run: the kernel gives a process's signals to its first thread, which is
+        // this one, and runs their handlers before the call that it waits in returns. Source: `signal(7)`.
+        self.after.pending().for_each(drop);
+        Waiting(SignalThread::start(self.after, |_| {
+            say("untorn: a process outside of the run still uses its files; it gets errors from now on\n");
+            // The kernel ends the mounts of a server that is gone; the log has what was durable.
+            std::process::exit(Exit::Io as i32);
+        }))
+    }
+}
+
+impl Waiting {
+    /// The wait is over.
+    pub(super) fn end(self) {
+        self.0.end();
+    }
+}
+
+impl SignalThread {
+    fn start(mut signals: Signals, act: impl Fn(i32) + Send + 'static) -> Self {
+        let handle = signals.handle();
+        let thread = thread::spawn(move || signals.forever().for_each(act));
+        SignalThread { handle, thread }
     }
 
-    /// Ends the thread.
-    pub(super) fn end(self) {
+    fn end(self) {
         self.handle.close();
         // A thread that panicked has nothing left to do.
         let _ = self.thread.join();
@@ -146,6 +170,16 @@ mod tests {
             (Exit::Usage, "cannot run no-such-program: not found in PATH")
         );
         assert!(check(OsStr::new("/no/such/program")).is_err());
+    }
+
+    #[test]
+    fn a_signal_that_came_before_the_end_does_not_end_the_wait() {
+        let watch = Watch::start().unwrap();
+        signal_hook::low_level::raise(SIGHUP).unwrap();
+        // A thread of `waiting` that took the signal for a later one would end this process.
+        let waiting = watch.pass_to(None).program_is_over();
+        thread::sleep(std::time::Duration::from_millis(20));
+        waiting.end();
     }
 
     #[test]
