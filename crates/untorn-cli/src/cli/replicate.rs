@@ -30,11 +30,14 @@ Examples:
   untorn commits ledger --start 256M
   untorn replicate ledger file:///mnt/usb/ledger
   untorn replicate ledger file:///mnt/usb/ledger --once --json
+  untorn replicate ledger journal index file:///mnt/usb/books
   untorn replicate ledger 's3://bucket/ledger?region=eu-central-1' --key /etc/untorn/key
 
 Credentials come from environment variables: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
 AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS, NATS_USER and \
 NATS_PASSWORD, and others of the same clouds. Another server is named by ?endpoint=URL.
+
+If one of several files can no longer be shipped, the others go on, and the code is that of the first failure.
 
 After a signal the rest is shipped. A store that does not answer for 10 seconds is given up: the code is 74, and what \
 was not shipped is shipped the next time. A second signal, or one before everything was shipped once, ends the command \
@@ -100,8 +103,9 @@ impl KeyFile {
 /// Arguments of `replicate`.
 #[derive(Debug, Args)]
 pub(crate) struct Replicate {
-    /// The file.
-    pub(crate) file: PathBuf,
+    /// The files. The replica of each of several is URL/NAME, where NAME is the name of the file.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
     /// The replica: file:///DIRECTORY, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX, gs://BUCKET/PREFIX or
     /// nats://HOST:PORT/STREAM/SUBJECT.
     pub(crate) url: String,

@@ -1,7 +1,7 @@
 //! `untorn replicate` and `untorn replicas`, and what `restore` and `doctor` do with a URL.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -52,63 +52,171 @@ impl From<Error> for Failure {
     }
 }
 
-/// Ships the commits of a file.
+/// A file, and the URL of its replica.
+#[derive(Clone)]
+struct Pair {
+    file: PathBuf,
+    url: String,
+}
+
+/// The files of the request, each with its replica.
+fn pairs(args: &cli::Replicate) -> Result<Vec<Pair>> {
+    if let [file] = &args.files[..] {
+        return Ok(vec![Pair { file: file.clone(), url: args.url.clone() }]);
+    }
+    let mut pairs: Vec<Pair> = Vec::with_capacity(args.files.len());
+    for file in &args.files {
+        let name = file.file_name().and_then(|name| name.to_str());
+        let name = name.ok_or_else(|| Failure::usage_at(file, "its name cannot be a part of a URL"))?;
+        let url = store::below(&args.url, name)?;
+        if let Some(other) = pairs.iter().find(|pair| pair.url == url) {
+            let what = format!("its replica would be that of {}; replicate it by itself", other.file.display());
+            return Err(Failure::usage_at(file, what));
+        }
+        pairs.push(Pair { file: file.clone(), url });
+    }
+    Ok(pairs)
+}
+
+/// Ships the commits of files.
 pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
+    let pairs = pairs(args)?;
+    if args.once { ship(args, &pairs) } else { ship_on(args, pairs) }
+}
+
+fn attach(args: &cli::Replicate, pair: &Pair) -> Result<Replica> {
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
     let options = options.begin_new(args.new);
     let options = args.when_behind.map_or(options.clone(), |when| options.when_behind(when.into()));
-    // Until everything is there a signal ends the process at once, also while a request waits for a dead store.
-    let replica = Replica::attach_path(&args.file, &args.key.url(&args.url), options)?;
-    let report = |status: &ReplicaStatus, state: &str| {
-        output::report(args.form.json, &object(args, status, state), || words(args, status, state))
-    };
-    if args.once {
-        report(&replica.detach()?, "replicated")?;
-        return Ok(Exit::Clean);
-    }
-    replica.sync_replicated()?;
-    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
-    report(&replica.status(), "replicating")?;
-    attend(&replica, &stop)?;
-    let ended = replica.detach_within(SILENCE).map_err(|error| {
-        let mut failure = Failure::from(error);
-        failure.message.push_str("; interrupted: the rest is shipped when the replication is started again");
-        failure
-    });
-    report(&ended?, "replicated")?;
-    stop.interrupted("everything was shipped");
-    Ok(Exit::Clean)
+    Ok(Replica::attach_path(&pair.file, &args.key.url(&pair.url), options)?)
 }
 
-/// Waits for a signal, and tells what fails meanwhile.
-///
-/// # Errors
-/// That of a replication that cannot go on.
-fn attend(replica: &Replica, stop: &Stop) -> Result<()> {
+fn tell(args: &cli::Replicate, pair: &Pair, status: &ReplicaStatus, state: &str) -> Result<()> {
+    output::report(args.form.json, &object(pair, status, state), || words(pair, status, state))
+}
+
+/// Ships what there is of each file.
+fn ship(args: &cli::Replicate, pairs: &[Pair]) -> Result<Exit> {
+    let mut failures = Failures::of(pairs.len());
+    for pair in pairs {
+        let shipped = attach(args, pair).and_then(|replica| Ok(replica.detach()?));
+        match shipped {
+            Ok(status) => tell(args, pair, &status, "replicated")?,
+            Err(failure) => failures.add(failure),
+        }
+    }
+    failures.end()
+}
+
+/// Ships until a signal comes.
+fn ship_on(args: &cli::Replicate, pairs: Vec<Pair>) -> Result<Exit> {
+    let mut failures = Failures::of(pairs.len());
+    // Until everything is there a signal ends the process at once, also while a request waits for a dead store.
+    let attached = pairs.into_iter().map(|pair| attach(args, &pair).map(|replica| (pair, replica)));
+    let mut replicas = attached.collect::<Result<Vec<_>>>()?;
+    for (_, replica) in &replicas {
+        replica.sync_replicated()?;
+    }
+    let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
+    for (pair, replica) in &replicas {
+        tell(args, pair, &replica.status(), "replicating")?;
+    }
+    attend(&mut replicas, &mut failures, &stop);
+    // At the same time: a store that is silent takes its time for each.
+    let ended: Vec<_> = std::thread::scope(|scope| {
+        let ends = |(pair, replica): (Pair, Replica)| (pair, scope.spawn(|| replica.detach_within(SILENCE)));
+        let ending: Vec<_> = replicas.into_iter().map(ends).collect();
+        ending.into_iter().map(|(pair, thread)| (pair, thread.join())).collect()
+    });
+    for (pair, ended) in ended {
+        match ended {
+            Ok(Ok(status)) => tell(args, &pair, &status, "replicated")?,
+            Ok(Err(error)) => {
+                let mut failure = Failure::from(error);
+                let rest = "; interrupted: the rest is shipped when the replication is started again";
+                failure.message.push_str(rest);
+                failures.add(failure);
+            }
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+    let exit = failures.end()?;
+    stop.interrupted("everything was shipped");
+    Ok(exit)
+}
+
+/// Waits until a signal comes or nothing is left to ship, and tells what fails meanwhile. A replication that cannot go
+/// on leaves the others alone.
+fn attend(replicas: &mut Vec<(Pair, Replica)>, failures: &mut Failures, stop: &Stop) {
     let told = stop.flag();
-    let mut failure = None;
-    while !told.load(Ordering::Acquire) {
-        if let Some(error) = replica.ended() {
-            return Err(error.into());
+    let mut known = vec![None; replicas.len()];
+    while !replicas.is_empty() && !told.load(Ordering::Acquire) {
+        let mut index = 0;
+        while let Some((pair, replica)) = replicas.get(index) {
+            if let Some(error) = replica.ended() {
+                failures.add(error.into());
+                replicas.remove(index);
+                known.remove(index);
+                continue;
+            }
+            let now = replica.status().failure;
+            if now != known[index]
+                && let Some(what) = &now
+            {
+                say(&format!("{}: {what}; trying again", pair.file.display()));
+            }
+            known[index] = now;
+            index += 1;
         }
-        let now = replica.status().failure;
-        if now != failure
-            && let Some(what) = &now
-        {
-            // If stderr is closed, the replication goes on all the same.
-            let _ = writeln!(std::io::stderr(), "untorn: {what}; trying again");
-        }
-        failure = now;
         std::thread::sleep(PATIENCE);
     }
-    Ok(())
 }
 
-fn object(args: &cli::Replicate, status: &ReplicaStatus, state: &str) -> Value {
+/// The failures of several files, of which each is told when it happens.
+struct Failures {
+    files: usize,
+    failed: usize,
+    first: Option<Failure>,
+}
+
+impl Failures {
+    fn of(files: usize) -> Self {
+        Failures { files, failed: 0, first: None }
+    }
+
+    fn add(&mut self, failure: Failure) {
+        // That of a single file is told at the end.
+        if self.files > 1 {
+            say(&failure.to_string());
+        }
+        self.failed += 1;
+        self.first.get_or_insert(failure);
+    }
+
+    /// # Errors
+    /// The failure of the only file, or how many of the files failed.
+    fn end(self) -> Result<Exit> {
+        match self.first {
+            None => Ok(Exit::Clean),
+            Some(first) if self.files == 1 => Err(first),
+            Some(first) => {
+                let message = format!("{} of {} files failed; the first: {first}", self.failed, self.files);
+                Err(Failure { message, ..first })
+            }
+        }
+    }
+}
+
+fn say(text: &str) {
+    // If stderr is closed, the replication goes on all the same.
+    let _ = writeln!(std::io::stderr(), "untorn: {text}");
+}
+
+fn object(pair: &Pair, status: &ReplicaStatus, state: &str) -> Value {
     json!({
-        "path": args.file.display().to_string(),
-        "url": args.url,
+        "path": pair.file.display().to_string(),
+        "url": pair.url,
         "state": state,
         "epoch": status.epoch,
         "commit": status.acknowledged,
@@ -136,15 +244,15 @@ fn requests_in_words(requests: &Requests) -> String {
     output::count(requests.total(), "request", "requests")
 }
 
-fn words(args: &cli::Replicate, status: &ReplicaStatus, state: &str) -> String {
+fn words(pair: &Pair, status: &ReplicaStatus, state: &str) -> String {
     let snapshots = output::count(status.snapshots, "snapshot", "snapshots");
     let commits = output::count(status.commits, "commit", "commits");
-    let (file, bytes) = (args.file.display(), size::show(status.bytes));
+    let (file, bytes) = (pair.file.display(), size::show(status.bytes));
     let (requests, sent) = (requests_in_words(&status.requests), size::show(status.requests.sent));
     format!(
         "{state} {file} to {}: commit {} in epoch {}; shipped {snapshots} and {commits}, {bytes}, by {requests} that \
          sent {sent}\n",
-        args.url, status.acknowledged, status.epoch
+        pair.url, status.acknowledged, status.epoch
     )
 }
 

@@ -63,6 +63,79 @@ fn a_store_that_is_gone_is_not_begun_anew() {
     untorn(&["replicate", &file, &url, "--once"]).expect(0);
 }
 
+/// Files with commit logs, and the URL that their replicas are below.
+fn books(dir: &Path) -> ([String; 3], String) {
+    let files = ["ledger", "journal", "index.db"].map(|name| at(dir, name));
+    for file in &files {
+        untorn(&["create", file, "--len", "64K", "--commit-log", "1M"]).expect(0);
+        write(file, file);
+    }
+    (files, format!("file://{}", at(dir, "bucket")))
+}
+
+#[test]
+fn several_files_are_shipped_and_one_that_fails_stops_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ([ledger, journal, index], url) = books(dir);
+    let shipped = untorn(&["replicate", &ledger, &journal, &index, &url, "--once", "--json"]).expect(0);
+    let lines = serde_json::Deserializer::from_slice(&shipped.out).into_iter::<serde_json::Value>();
+    let lines: Vec<_> = lines.map(|line| line.unwrap()).collect();
+    let urls: Vec<_> = lines.iter().map(|line| line["url"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(urls, ["ledger", "journal", "index.db"].map(|name| format!("{url}/{name}")));
+    for (name, file) in [("ledger", &ledger), ("journal", &journal), ("index.db", &index)] {
+        let again = at(dir, &format!("{name}.again"));
+        untorn(&["restore", &format!("{url}/{name}"), &again]).expect(0);
+        assert!(std::fs::read(&again).unwrap() == std::fs::read(file).unwrap(), "{name}");
+    }
+    std::fs::remove_dir_all(dir.join("bucket/journal")).unwrap();
+    for file in [&ledger, &index] {
+        write(file, "later");
+    }
+    let shipped = untorn(&["replicate", &ledger, &journal, &index, &url, "--once"]).expect(74);
+    assert!(shipped.err.contains("1 of 3 files failed") && shipped.err.contains("journal"), "{}", shipped.err);
+    let text = shipped.text();
+    assert_eq!(text.matches("and 1 commit,").count(), 2, "{text}");
+}
+
+#[test]
+fn files_whose_replicas_would_be_one_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ([ledger, journal, _], url) = books(dir);
+    std::fs::create_dir(dir.join("other")).unwrap();
+    let other = at(dir, "other/ledger");
+    untorn(&["create", &other, "--len", "64K", "--commit-log", "1M"]).expect(0);
+    untorn(&["replicate", &ledger, &journal, &other, &url, "--once"]).expect(64).names("by itself");
+    untorn(&["replicate", &ledger, &journal, "nats://127.0.0.1:1/STREAM/a", "--once"]).expect(64).names("of its own");
+    assert!(!dir.join("bucket").exists());
+}
+
+#[test]
+fn running_replications_of_several_files_do_not_stop_each_other() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ([ledger, journal, _], url) = books(dir);
+    let (mut running, mut next) = replicating(&[&ledger, &journal], &url, &[]);
+    assert_eq!(next()["path"], journal);
+    // Another writer owns the journal from here on, and the running one notices at its next commit.
+    let other = at(dir, "other");
+    untorn(&["take-over", &format!("{url}/journal"), &other, "--plain", "--", "true"]).expect(0);
+    write(&journal, "bravo");
+    write(&ledger, "gamma");
+    let mut errors = BufReader::new(running.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    let line = errors.next().unwrap();
+    assert!(line.contains("this writer lost the replica"), "{line}");
+    write(&ledger, "delta");
+    terminate(&running);
+    let last = next();
+    assert_eq!((&last["state"], &last["path"], &last["commit"]), (&"replicated".into(), &ledger.into(), &3.into()));
+    assert_eq!(running.wait().unwrap().code(), Some(1));
+    let line = errors.next().unwrap();
+    assert!(line.contains("1 of 2 files failed"), "{line}");
+}
+
 #[test]
 fn a_database_is_exported_as_ltx_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -132,10 +205,10 @@ fn a_running_replication_ships_what_others_commit() {
     assert_eq!(&std::fs::read(&again).unwrap()[100..105], b"gamma");
 }
 
-/// A running `untorn replicate` with these options, and the lines that it prints.
-fn replicating(file: &str, url: &str, options: &[&str]) -> (Child, impl FnMut() -> serde_json::Value + use<>) {
+/// A running `untorn replicate` with these options, and the lines that it prints after the first.
+fn replicating(files: &[&str], url: &str, options: &[&str]) -> (Child, impl FnMut() -> serde_json::Value + use<>) {
     let mut command = Command::new(UNTORN);
-    let command = command.args(["replicate", file, url, "--interval", "10", "--json"]).args(options);
+    let command = command.arg("replicate").args(files).args([url, "--interval", "10", "--json"]).args(options);
     let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
     let mut next = move || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap().unwrap()).unwrap();
@@ -153,7 +226,7 @@ fn a_signal_ends_a_replication_without_its_store() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let (file, url) = ledger(dir);
-    let (running, _) = replicating(&file, &url, &[]);
+    let (running, _) = replicating(&[&file], &url, &[]);
     std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
     write(&file, "alpha");
     terminate(&running);
@@ -176,7 +249,7 @@ fn commits_wait_for_a_store_that_is_behind_or_go_on() {
     untorn(&["commits", &file, "--stop"]).expect(0);
     untorn(&["commits", &file, "--start", "1M", "--block", "1"]).expect(0);
     for when in ["wait", "snapshot"] {
-        let (running, mut next) = replicating(&file, &url, &["--when-behind", when]);
+        let (running, mut next) = replicating(&[&file], &url, &["--when-behind", when]);
         std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
         let refused = (0..40).map(|_| commit()).find(|made| made.code != 0);
         std::fs::rename(at(dir, "away"), at(dir, "bucket")).unwrap();

@@ -22,11 +22,9 @@ pub use directory::DirectoryStore;
 pub use meter::Requests;
 pub use probe::probe;
 
-use self::location::{Location, Parsed};
+use self::location::{Location, Parsed, shown};
 use self::sealed::{Key, SealedStore};
-#[cfg(not(all(feature = "_bucket", feature = "nats")))]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The version of an object: two versions with different bytes have different tags.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -211,9 +209,63 @@ pub fn with_key(url: &str, key: &Path) -> String {
     format!("{url}{mark}key={}", location::encoded(&key.to_string_lossy()))
 }
 
+/// The URL of a place below another one, for one of several replicas in a bucket or directory.
+///
+/// ```
+/// use untorn_replicate::store;
+/// let below = store::below("s3://bucket/books?region=eu-1", "ledger").unwrap();
+/// assert_eq!(below, "s3://bucket/books/ledger?region=eu-1");
+/// ```
+///
+/// # Errors
+/// [`crate::Error::Invalid`] for a wrong URL, for a name that no object may have, and for a stream: a stream is that of
+/// one replica.
+pub fn below(url: &str, name: &str) -> Result<String> {
+    let invalid = |why: &str| Error::Invalid { what: format!("no replica of {name:?} below {}: {why}", shown(url)) };
+    let query = match Parsed::parse(url)?.location {
+        Location::Stream(_) => return Err(invalid("a stream has one replica; give each file a stream of its own")),
+        Location::Directory(_) => url.rfind("?key="),
+        Location::Bucket(_) => url.find('?'),
+    };
+    if name.is_empty() || [".", ".."].contains(&name) || name.contains(['/', '?']) {
+        return Err(invalid("the name cannot be a part of a URL"));
+    }
+    let (place, query) = url.split_at(query.unwrap_or(url.len()));
+    let below = format!("{}/{name}{query}", place.trim_end_matches('/'));
+    Parsed::parse(&below).map(|_| below)
+}
+
 /// Whether a text is a URL rather than the path of a file.
 pub fn is_url(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| {
         !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_below_another_keeps_the_query() {
+        for (url, expected) in [
+            ("file:///a/b", "file:///a/b/x.db"),
+            ("file:///a?b/?key=%2Fk", "file:///a?b/x.db?key=%2Fk"),
+            ("s3://bucket", "s3://bucket/x.db"),
+            ("s3://bucket/?region=eu-1", "s3://bucket/x.db?region=eu-1"),
+            ("az://c/p/?account=me", "az://c/p/x.db?account=me"),
+        ] {
+            assert_eq!(below(url, "x.db").unwrap(), expected);
+        }
+        for (url, name) in [
+            ("nats://host/STREAM/a", "x"),
+            ("s3://bucket", "a b"),
+            ("s3://bucket", ".hidden"),
+            ("file:///a", ".."),
+            ("file:///a", "x?key=k"),
+            ("file:///a", ""),
+        ] {
+            assert!(matches!(below(url, name), Err(Error::Invalid { .. })), "{url} {name}");
+        }
+    }
 }
