@@ -86,6 +86,9 @@ extern "C" {
 /* Nothing was committed: the commit log is full, and keeps its oldest commits
  * for a consumer. Commit again when the consumer has got on. */
 #define UNTORN_EAGAIN (-EAGAIN)
+/* A commit is made, and the consumers of the commit log have not acknowledged
+ * it in time (UNTORN_COMMIT_LOG_AWAIT). */
+#define UNTORN_ETIMEDOUT (-ETIMEDOUT)
 /* Another process, or a handle of this process with other options, has the
  * file open. */
 #define UNTORN_EBUSY (-EBUSY)
@@ -294,6 +297,12 @@ typedef struct untorn_tx untorn_tx;
  * process. It serves all files that the process has open or opens later, with
  * this flag or without it, to processes of the same user and of root. */
 #define UNTORN_NO_SERVE_SNAPSHOTS 4096
+/* With untorn_options.commit_log: a commit returns once every registered
+ * consumer has acknowledged it, and waits while there is none. It is durable
+ * here before that. With UNTORN_COMMIT_LOG_BLOCK it waits up to
+ * untorn_options.commit_log_wait, and then fails with UNTORN_ETIMEDOUT: it
+ * stays, and the next commit waits for it, too. */
+#define UNTORN_COMMIT_LOG_AWAIT 8192
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has
  * its default. Later versions add fields at the end, and the size field
@@ -317,7 +326,7 @@ typedef struct untorn_options {
      * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, UNTORN_SHARED,
      * UNTORN_VERIFY_READS, UNTORN_REPAIR_READS, UNTORN_KEEP_SIDECAR,
      * UNTORN_NO_DEPLOY_AHEAD, UNTORN_COMMIT_LOG_BLOCK,
-     * UNTORN_NO_SERVE_SNAPSHOTS, or'ed. */
+     * UNTORN_COMMIT_LOG_AWAIT, UNTORN_NO_SERVE_SNAPSHOTS, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;
@@ -466,7 +475,7 @@ int untorn_snapshot_close(untorn_snapshot_t *snapshot);
  * (untorn_options.commit_log), once and in order, for any process, also while
  * another one has the file open. One thread at a time may use a stream.
  * A slow stream never slows a commit, unless it is that of a consumer and
- * UNTORN_COMMIT_LOG_BLOCK is set.
+ * UNTORN_COMMIT_LOG_BLOCK or UNTORN_COMMIT_LOG_AWAIT is set.
  */
 typedef struct untorn_commits_t untorn_commits_t;
 

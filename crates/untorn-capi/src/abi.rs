@@ -23,6 +23,8 @@ constants! {
     UNTORN_EFAULT = -(libc::EFAULT as i64);
     /// The commit log is full, and keeps its oldest commits for a consumer.
     UNTORN_EAGAIN = -(libc::EAGAIN as i64);
+    /// A commit is made, and was not acknowledged in time.
+    UNTORN_ETIMEDOUT = -(libc::ETIMEDOUT as i64);
     /// Another process, or an incompatible handle of this one, has the file open.
     UNTORN_EBUSY = -(libc::EBUSY as i64);
     /// The file exists and was to be created.
@@ -126,6 +128,8 @@ constants! {
     UNTORN_COMMIT_LOG_BLOCK = 2048;
     /// Flag: nothing goes home in the background.
     UNTORN_NO_DEPLOY_AHEAD = 1024;
+    /// Flag: a commit returns once the consumers of the commit log have acknowledged it.
+    UNTORN_COMMIT_LOG_AWAIT = 8192;
     /// Flag: nothing is served to other processes.
     UNTORN_NO_SERVE_SNAPSHOTS = 4096;
     /// Stripes of neighbours.
@@ -215,7 +219,7 @@ pub struct untorn_options {
     pub deploy_ahead: u64,
     /// Bytes that the commit log may take; 0 for none, unless the file has one.
     pub commit_log: u64,
-    /// With `UNTORN_COMMIT_LOG_BLOCK`: milliseconds that a commit waits for the consumers of the log.
+    /// With `UNTORN_COMMIT_LOG_BLOCK`: the milliseconds that a commit waits for the consumers of the log.
     pub commit_log_wait: u64,
     /// Bytes of memory for the pages that held snapshots keep; 0 for the default.
     pub snapshot_memory: u64,

@@ -122,6 +122,7 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         abi::UNTORN_EMIXED_USE => c"Another program changed the file while its sidecar held committed bytes",
         abi::UNTORN_ESNAPSHOT => c"The snapshot has ended; take a new one",
         abi::UNTORN_ECOMMITS => c"Commits are not in the commit log; go on from a backup",
+        abi::UNTORN_ETIMEDOUT => c"The commit is made, and the consumers of the commit log have not acknowledged it",
         abi::UNTORN_EAGAIN => c"The commit log is full until a consumer gets on; commit again",
         abi::UNTORN_ETXOPEN => c"Transactions of this handle are still open; end them first",
         code => usize::try_from(-code)

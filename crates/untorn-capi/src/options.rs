@@ -137,17 +137,20 @@ fn translate(c: &untorn_options) -> Result<Options> {
         }
     };
     let blocks = i64::from(c.flags) & abi::UNTORN_COMMIT_LOG_BLOCK != 0;
+    let awaits = i64::from(c.flags) & abi::UNTORN_COMMIT_LOG_AWAIT != 0;
+    let log = |limit| if awaits { CommitLog::new(limit).await_consumers() } else { CommitLog::new(limit) };
     options = match (c.commit_log, blocks, c.commit_log_wait) {
-        (0, false, 0) => options,
-        (limit, false, 0) => options.commit_log(limit),
+        (0, false, 0) if !awaits => options,
         (0, ..) => {
-            let message = "untorn_options sets UNTORN_COMMIT_LOG_BLOCK or commit_log_wait without commit_log";
+            let message = "untorn_options sets UNTORN_COMMIT_LOG_BLOCK, UNTORN_COMMIT_LOG_AWAIT or commit_log_wait \
+                           without commit_log";
             return Err(Failure::invalid(message));
         }
+        (limit, false, 0) => options.commit_log(log(limit)),
         (_, false, _) => {
             return Err(Failure::invalid("untorn_options sets commit_log_wait without UNTORN_COMMIT_LOG_BLOCK"));
         }
-        (limit, true, wait) => options.commit_log(CommitLog::new(limit).block(Duration::from_millis(wait))),
+        (limit, true, wait) => options.commit_log(log(limit).block(Duration::from_millis(wait))),
     };
     if c.snapshot_memory != 0 {
         options = options.snapshot_memory(c.snapshot_memory);
@@ -205,6 +208,7 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_KEEP_SIDECAR
     | abi::UNTORN_NO_DEPLOY_AHEAD
     | abi::UNTORN_COMMIT_LOG_BLOCK
+    | abi::UNTORN_COMMIT_LOG_AWAIT
     | abi::UNTORN_NO_SERVE_SNAPSHOTS;
 
 /// Opens or creates the file as the options say.

@@ -115,6 +115,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         | Error::ReadOnly { .. }
         | Error::SnapshotEnded { .. }
         | Error::ConsumerBehind { .. }
+        | Error::NotAcknowledged { .. }
         | Error::Forked { .. } => Exit::Io,
         // The enum may grow. An unknown error is a failure of the operation, never a success.
         _ => Exit::Io,

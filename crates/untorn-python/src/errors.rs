@@ -30,6 +30,7 @@ pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
         Error::Forked { path } => ("Forked", path),
         Error::CommitsMissing { path, .. } => ("CommitsMissing", path),
         Error::ConsumerBehind { path, .. } => ("ConsumerBehind", path),
+        Error::NotAcknowledged { path, .. } => ("NotAcknowledged", path),
         Error::NoSuchCommit { path, .. } => ("NoSuchCommit", path),
         Error::ReplayIncomplete { path, .. } => ("ReplayIncomplete", path),
         Error::UntrustedLog { path, .. } => ("UntrustedLog", path),

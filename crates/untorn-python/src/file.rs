@@ -96,7 +96,8 @@ impl File {
 impl File {
     /// Opens (`"open"`), creates (`"create"`) or does either (`"either"`).
     #[new]
-    #[pyo3(signature = (path, how, size, read_only, engine, durability, shared, commit_log, commit_log_block))]
+    #[pyo3(signature = (path, how, size, read_only, engine, durability, shared, commit_log, commit_log_block,
+                        commit_log_await))]
     #[allow(clippy::too_many_arguments, reason = "`untorn.open` gives them names and defaults")]
     fn new(
         py: Python<'_>,
@@ -109,9 +110,10 @@ impl File {
         shared: bool,
         commit_log: Option<u64>,
         commit_log_block: Option<f64>,
+        commit_log_await: bool,
     ) -> PyResult<Self> {
         let mut options = parse(engine, durability)?.read_only(read_only).shared(shared);
-        if let Some(log) = commit_log_of(commit_log, commit_log_block)? {
+        if let Some(log) = commit_log_of(commit_log, commit_log_block, commit_log_await)? {
             options = options.commit_log(log);
         }
         let opened =

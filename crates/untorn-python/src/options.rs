@@ -28,9 +28,13 @@ pub(crate) fn parse(engine: Option<&str>, durability: &str) -> PyResult<Options>
 }
 
 /// The commit log that the arguments ask for.
-pub(crate) fn commit_log_of(limit: Option<u64>, block: Option<f64>) -> PyResult<Option<CommitLog>> {
+pub(crate) fn commit_log_of(limit: Option<u64>, block: Option<f64>, awaits: bool) -> PyResult<Option<CommitLog>> {
     let refused = |what: &str| Err(PyValueError::new_err(what.to_owned()));
-    match (limit.map(CommitLog::new), block.map(Duration::try_from_secs_f64)) {
+    if awaits && limit.is_none() {
+        return refused("commit_log_await needs a commit_log");
+    }
+    let log = limit.map(|limit| if awaits { CommitLog::new(limit).await_consumers() } else { CommitLog::new(limit) });
+    match (log, block.map(Duration::try_from_secs_f64)) {
         (log, None) => Ok(log),
         (None, Some(_)) => refused("commit_log_block needs a commit_log"),
         (Some(log), Some(Ok(time))) => Ok(Some(log.block(time))),

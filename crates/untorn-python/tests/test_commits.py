@@ -69,6 +69,22 @@ with untorn.commits(sys.argv[1], consumer="one") as stream:
     assert untorn.forget_consumer(path, "one") and not untorn.forget_consumer(path, "one")
 
 
+def test_a_commit_that_consumers_are_awaited_for(tmp_path):
+    path = tmp_path / "f"
+    with pytest.raises(ValueError, match="needs a commit_log"):
+        untorn.open(path, "x+", 4096, commit_log_await=True)
+    with untorn.open(path, "x+", 4096, commit_log=1 << 20, commit_log_block=0.01, commit_log_await=True) as f:
+        f.write_at(0, b"alpha")
+        with pytest.raises(untorn.NotAcknowledgedError, match="has no consumer"):
+            f.commit()
+        stream = untorn.commits(path, consumer="one")
+        with pytest.raises(untorn.NotAcknowledgedError, match="'one'|\"one\""):
+            f.commit()
+        for commit in stream:
+            stream.acknowledge(commit.number)
+        assert f.commit() == commit.number
+
+
 def test_a_log_that_blocks_refuses_commits_until_the_consumer_gets_on(tmp_path):
     path = tmp_path / "f"
     with untorn.open(path, "x+", 65536, commit_log=1 << 17, commit_log_block=0) as f:

@@ -17,6 +17,9 @@ use crate::store::{self, Requests, Store, StoreError};
 /// The longest pause between tries while the store fails.
 const LONGEST: Duration = Duration::from_secs(30);
 
+/// How often at least a replication looks for commits that wait for it.
+const PROMPTLY: Duration = Duration::from_millis(2);
+
 /// How often at most a replication whose store fails looks whether commits wait for it.
 const LOOKS: Duration = Duration::from_millis(50);
 
@@ -41,6 +44,9 @@ pub struct ReplicaStatus {
     pub bytes: u64,
     /// Requests to the store since it was attached, with those of the probe.
     pub requests: Requests,
+    /// Whether commits of the file return once the replica has them
+    /// ([`CommitLog::await_consumers`](untorn::options::CommitLog::await_consumers)). Other commits are local.
+    pub awaits: bool,
     /// The last failure, if nothing has succeeded since.
     pub failure: Option<String>,
 }
@@ -357,7 +363,8 @@ fn status(shipper: &Shipper, acknowledged: u64, failure: Option<String>) -> Repl
     let Shipped { objects, commits, snapshots, bytes } = shipper.shipped;
     let epoch = shipper.owner().place().epoch;
     let requests = Requests::default();
-    ReplicaStatus { epoch, acknowledged, objects, commits, snapshots, bytes, requests, failure }
+    let awaits = shipper.awaits();
+    ReplicaStatus { epoch, acknowledged, objects, commits, snapshots, bytes, requests, awaits, failure }
 }
 
 /// Tells the callers that nothing is shipped any more, also if the thread panics.
@@ -398,6 +405,7 @@ fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Optio
             let commit = if is_due && !is_confirmed { shipper.confirm()? } else { commit };
             if is_due || is_confirmed {
                 confirmed = Instant::now();
+                shipper.look_at_log();
             }
             if shipper.is_snapshot_due() {
                 shipper.snapshot()?;
@@ -409,7 +417,7 @@ fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Optio
             Ok(commit) => {
                 state.status = status(&shipper, commit, None);
                 (state.done, state.failed) = (state.done.max(asked), None);
-                pause = interval;
+                pause = if state.status.awaits { interval.min(PROMPTLY) } else { interval };
             }
             Err(error) => {
                 let acknowledged = state.status.acknowledged;

@@ -80,6 +80,8 @@ pub(crate) struct Shipper {
     owner: Owner,
     stream: CommitStream,
     options: ReplicaOptions,
+    /// The log awaits its consumers. A program that opens the file may change that.
+    awaits: bool,
     /// A commit that comes behind a snapshot.
     held: Option<Commit>,
     /// Bytes since the last snapshot.
@@ -143,7 +145,9 @@ impl Shipper {
         let file = File::open(&path).map_err(failed)?;
         let found = access.record()?.map(|(record, _)| record.replica);
         let replica = found.map_or_else(|| access.nonce(), Ok)?;
-        let waits = untorn::commits::kept(&path)?.and_then(|log| log.waits()).is_some();
+        let log = untorn::commits::kept(&path)?;
+        let waits = log.and_then(|log| log.waits()).is_some();
+        let awaits = log.is_some_and(|log| log.awaits_consumers());
         if options.when_behind == Some(WhenBehind::Wait) && !waits {
             let what = format!(
                 "the commit log of {} does not wait for the replica; give it one that does (`untorn commits FILE \
@@ -193,7 +197,31 @@ impl Shipper {
         };
         let acknowledged = stream.position();
         let (held, since_snapshot, shipped) = (None, 0, Shipped::default());
-        Ok(Shipper { source, owner, stream, options, held, since_snapshot, needs_snapshot, acknowledged, shipped })
+        Ok(Shipper {
+            source,
+            owner,
+            stream,
+            options,
+            awaits,
+            held,
+            since_snapshot,
+            needs_snapshot,
+            acknowledged,
+            shipped,
+        })
+    }
+
+    /// Looks how the log is kept now.
+    pub(crate) fn look_at_log(&mut self) {
+        // If it cannot be read, shipping the next commit says so.
+        if let Ok(Some(log)) = untorn::commits::kept(self.source.path()) {
+            self.awaits = log.awaits_consumers();
+        }
+    }
+
+    /// Whether commits of the file wait until the replica has them.
+    pub(crate) fn awaits(&self) -> bool {
+        self.awaits
     }
 
     pub(crate) fn owner(&self) -> &Owner {

@@ -402,6 +402,16 @@ static void commits(const char *dir) {
     CHECK(untorn_commits_close(one) == 0);
     CHECK(untorn_commits_forget(path, "one") == 0 && untorn_commits_forget(path, "one") == UNTORN_ENOENT);
     CHECK(untorn_close(file) == 0);
+    options.flags = UNTORN_COMMIT_LOG_BLOCK | UNTORN_COMMIT_LOG_AWAIT;
+    file = untorn_open(path, &options, &error);
+    CHECK(file && untorn_write(file, 0, "other", 5) == 0 && untorn_sync(file) == UNTORN_ETIMEDOUT);
+    one = untorn_commits_consumer(path, "one", NULL, &error);
+    while (untorn_commits_next(one, 0, &commit) == 1) last = commit.number;
+    CHECK(untorn_sync(file) == UNTORN_ETIMEDOUT);
+    CHECK(untorn_commits_acknowledge(one, last) == 0 && untorn_sync(file) == 0);
+    CHECK(untorn_commits_close(one) == 0 && untorn_close(file) == 0);
+    options.commit_log = 0;
+    CHECK(refused(path, &options) == UNTORN_EINVAL);
     untorn_t *plain = create(in_dir(dir, "unlogged"), 4096, UNTORN_DURABILITY_AUTO);
     CHECK(!untorn_commits_open(in_dir(dir, "unlogged"), 0, &error) && error.code == UNTORN_ECOMMITS);
     CHECK(untorn_close(plain) == 0);

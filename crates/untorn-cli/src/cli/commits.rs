@@ -41,6 +41,10 @@ pub(crate) struct Commits {
     /// the slowest consumer, and then fails. Without it the oldest commits go, and the consumer is told.
     #[arg(long, value_name = "SECONDS", requires = "start")]
     pub(crate) block: Option<u64>,
+    /// With --start: a commit returns once every consumer has acknowledged it, and waits while there is none. With
+    /// --block it waits up to so many seconds; it stays if that is too short.
+    #[arg(long, requires = "start")]
+    pub(crate) await_consumers: bool,
     /// Give the commit log up.
     #[arg(long)]
     pub(crate) stop: bool,

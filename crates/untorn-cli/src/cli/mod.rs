@@ -34,7 +34,7 @@ pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
 pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay, TrustReplay};
-pub(crate) use replicate::{At, Follow, Guarded, KeyFile, Replicas, Replicate, TakeOver};
+pub(crate) use replicate::{At, Follow, Guarded, KeyFile, Replicas, Replicate, SyncTo, TakeOver};
 pub(crate) use run::{Mode as RunMode, Run, RunLog};
 pub(crate) use stats::Stats;
 pub(crate) use torture::{Torture, TortureVerify, TortureWriter};

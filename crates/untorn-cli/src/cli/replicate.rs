@@ -31,6 +31,7 @@ Examples:
   untorn replicate ledger file:///mnt/usb/ledger
   untorn replicate ledger file:///mnt/usb/ledger --once --json
   untorn replicate ledger journal index file:///mnt/usb/books
+  untorn replicate ledger file:///mnt/usb/ledger --sync replicated
   untorn replicate ledger 's3://bucket/ledger?region=eu-central-1' --key /etc/untorn/key
 
 Credentials come from environment variables: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
@@ -59,7 +60,8 @@ not answer for 10 seconds is given up
 
 Examples:
   untorn take-over file:///mnt/usb/ledger ledger -- ./server ledger
-  untorn take-over file:///mnt/usb/ledger ledger --wait -- ./server ledger";
+  untorn take-over file:///mnt/usb/ledger ledger --wait -- ./server ledger
+  untorn take-over file:///mnt/usb/app.db app.db --sync replicated -- ./server app.db";
 
 pub(super) const AFTER_REPLICAS: &str = "\
 Exit codes: 0 done; 2 corrupt; 64 usage; 74 I/O error, or there is no replica
@@ -83,6 +85,15 @@ impl From<When> for WhenBehind {
             When::Snapshot => WhenBehind::Snapshot,
         }
     }
+}
+
+/// The place where a sync of the file has its commits when it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SyncTo {
+    /// They are durable on this machine.
+    Local,
+    /// They are also in the store, and this writer still owns the replica.
+    Replicated,
 }
 
 /// The key of an encrypted replica.
@@ -118,6 +129,11 @@ pub(crate) struct Replicate {
     /// How far back states can be restored; a number with the suffix s, m, h or d. Older objects are deleted.
     #[arg(long, value_name = "AGE", value_parser = age, default_value = "30d")]
     pub(crate) retain: Duration,
+    /// How far a sync of the file by any program waits: until its commits are durable on this machine, or until they
+    /// are in the store, too. The file's commit log keeps the choice, also after the end of the replication; to change
+    /// it, no program may have the file open [default: as it is].
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub(crate) sync: Option<SyncTo>,
     /// How to treat commits when the store is so far behind that the commit log is full. They wait, and fail after the
     /// time of `untorn commits --block`; or they go on, and the replica goes on with a snapshot [default: wait if the
     /// log blocks].
@@ -171,6 +187,10 @@ pub(crate) struct TakeOver {
     /// Replace a FILE that is not known to have only commits of the replica.
     #[arg(long)]
     pub(crate) force: bool,
+    /// How far a sync of FILE by PROGRAM waits: until its commits are durable on this machine, or until they are in the
+    /// store, too. The file's commit log keeps the choice [default: as it is, and local for a new log].
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub(crate) sync: Option<SyncTo>,
     /// Milliseconds between shipments, and between polls while it waits.
     #[arg(long, value_name = "MS", default_value_t = 250)]
     pub(crate) interval: u64,

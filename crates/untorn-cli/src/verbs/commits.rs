@@ -28,6 +28,7 @@ pub(crate) fn commits(args: &cli::Commits) -> Result<Exit> {
     if let Some(limit) = args.start {
         let log = CommitLog::new(limit);
         let log = args.block.map_or(log, |seconds| log.block(Duration::from_secs(seconds)));
+        let log = if args.await_consumers { log.await_consumers() } else { log };
         return start(&args.file, log, args.form.json);
     }
     if let Some(name) = &args.forget {
@@ -120,7 +121,8 @@ fn start(path: &Path, log: CommitLog, as_json: bool) -> Result<Exit> {
     Options::new().commit_log(log).open(path)?.close()?;
     let commit = inspect(path)?.commit;
     let object = json!({ "path": path.display().to_string(), "limit": limit,
-        "block_seconds": log.waits().map(|time| time.as_secs_f64()), "commit": commit });
+        "block_seconds": log.waits().map(|time| time.as_secs_f64()),
+        "awaits_consumers": log.awaits_consumers(), "commit": commit });
     output::report(as_json, &object, || {
         let (path, size) = (path.display(), size::show(limit));
         format!("{path}: it has a commit log of at most {size}; it is at commit {commit} now\n")

@@ -98,6 +98,7 @@ fn commit_log(log: &CommitLogInfo) -> Value {
         "first": log.first,
         "last": log.last,
         "block_seconds": log.block.map(|time| time.as_secs_f64()),
+        "awaits_consumers": log.awaits,
         "consumers": log.consumers.iter().map(one).collect::<Vec<_>>(),
     })
 }
@@ -114,6 +115,9 @@ fn commit_log_lines(log: Option<&CommitLogInfo>) -> String {
     // Writing to a String cannot fail.
     if let Some(time) = log.block {
         let _ = writeln!(text, "              commits wait up to {} s for its consumers", time.as_secs_f64());
+    }
+    if log.awaits {
+        text += "              a commit returns once its consumers have acknowledged it\n";
     }
     for ConsumerInfo { name, acknowledged, lag, has_missed, .. } in &log.consumers {
         let lost = if *has_missed { "; commits that it needs are gone" } else { "" };

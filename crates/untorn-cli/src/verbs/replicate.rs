@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use untorn::{AtomicFile, Options, commits};
 use untorn_replicate::store::{self, Requests};
 use untorn_replicate::{Error, LtxReport, Replica, ReplicaOptions, ReplicaStatus, RestoreOptions};
 
@@ -84,7 +85,32 @@ pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
     if args.once { ship(args, &pairs) } else { ship_on(args, pairs) }
 }
 
+/// Has the syncs of a file wait for the store, or not.
+pub(super) fn set_sync(file: &Path, sync: cli::SyncTo) -> Result<()> {
+    // A file without a log is refused by the replication, in words of its own.
+    let Some(log) = commits::kept(file)? else { return Ok(()) };
+    let wanted = match sync {
+        cli::SyncTo::Local => log.await_nobody(),
+        cli::SyncTo::Replicated => log.await_consumers(),
+    };
+    if wanted == log {
+        return Ok(());
+    }
+    let changed = Options::new().commit_log(wanted).open(file).and_then(AtomicFile::close);
+    changed.map_err(|error| {
+        let is_open = matches!(error, untorn::Error::InUse { .. });
+        let mut failure = Failure::from(error);
+        if is_open {
+            failure.message.push_str("; --sync changes its commit log, so end that program first");
+        }
+        failure
+    })
+}
+
 fn attach(args: &cli::Replicate, pair: &Pair) -> Result<Replica> {
+    if let Some(sync) = args.sync {
+        set_sync(&pair.file, sync)?;
+    }
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
     let options = options.begin_new(args.new);
@@ -220,6 +246,7 @@ fn object(pair: &Pair, status: &ReplicaStatus, state: &str) -> Value {
         "state": state,
         "epoch": status.epoch,
         "commit": status.acknowledged,
+        "sync": if status.awaits { "replicated" } else { "local" },
         "objects": status.objects,
         "commits": status.commits,
         "snapshots": status.snapshots,
@@ -249,9 +276,10 @@ fn words(pair: &Pair, status: &ReplicaStatus, state: &str) -> String {
     let commits = output::count(status.commits, "commit", "commits");
     let (file, bytes) = (pair.file.display(), size::show(status.bytes));
     let (requests, sent) = (requests_in_words(&status.requests), size::show(status.requests.sent));
+    let sync = if status.awaits { "waits for the store" } else { "is local" };
     format!(
         "{state} {file} to {}: commit {} in epoch {}; shipped {snapshots} and {commits}, {bytes}, by {requests} that \
-         sent {sent}\n",
+         sent {sent}; a sync of the file {sync}\n",
         pair.url, status.acknowledged, status.epoch
     )
 }

@@ -18,7 +18,7 @@ use untorn::options::CommitLog;
 use untorn::{Options, commits};
 use untorn_replicate::{Error, FollowOptions, Follower, Replica, ReplicaOptions, RestoreOptions, restore};
 
-use super::replicate::SILENCE;
+use super::replicate::{SILENCE, set_sync};
 use super::run::{check_program, code};
 use crate::cli;
 use crate::exit::{Exit, Failure, Result};
@@ -40,6 +40,9 @@ pub(crate) fn run(args: &cli::TakeOver) -> Result<Exit> {
     // has died.
     let waiting = if args.wait { Some(on_signals()?) } else { None };
     let replica = take(args, &file, waiting.as_ref())?;
+    if let Some(sync) = args.sync {
+        set_sync(&file, sync)?;
+    }
     replica.sync_replicated()?;
     let stop = waiting.map_or_else(on_signals, Ok)?;
     let epoch = replica.status().epoch;

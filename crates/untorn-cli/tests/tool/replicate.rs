@@ -117,7 +117,7 @@ fn running_replications_of_several_files_do_not_stop_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let ([ledger, journal, _], url) = books(dir);
-    let (mut running, mut next) = replicating(&[&ledger, &journal], &url, &[]);
+    let (mut running, mut next) = replicating(&[&ledger, &journal], &url, &OFTEN);
     assert_eq!(next()["path"], journal);
     // Another writer owns the journal from here on, and the running one notices at its next commit.
     let other = at(dir, "other");
@@ -134,6 +134,32 @@ fn running_replications_of_several_files_do_not_stop_each_other() {
     assert_eq!(running.wait().unwrap().code(), Some(1));
     let line = errors.next().unwrap();
     assert!(line.contains("1 of 2 files failed"), "{line}");
+}
+
+#[test]
+fn a_sync_waits_for_the_store_if_asked_to() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let (running, mut next) = replicating(&[&file], &url, &["--sync", "replicated", "--interval", "60000"]);
+    for (text, commit) in [("alpha", 1), ("bravo", 2)] {
+        write(&file, text);
+        // Not at some later time: the command that wrote has ended.
+        assert_eq!(untorn(&["replicas", &url, "--json"]).expect(0).json()["commit"], commit);
+    }
+    terminate(&running);
+    let last = next();
+    assert_eq!((&last["sync"], &last["commit"]), (&"replicated".into(), &2.into()), "{last}");
+    running.wait_with_output().unwrap();
+    assert_eq!(untorn(&["info", &file, "--json"]).expect(0).json()["commit_log"]["awaits_consumers"], true);
+    // Without a replication a sync waits; with a limit it says what it waited for, and the commit stays.
+    untorn(&["commits", &file, "--start", "1M", "--await-consumers", "--block", "0"]).expect(0);
+    let late = untorn_with(&["write", &file, "--offset", "100"], b"gamma").expect(74);
+    assert!(late.err.contains("commit 3 is durable here") && late.err.contains("\"replica\""), "{}", late.err);
+    let shipped = untorn(&["replicate", &file, &url, "--once", "--sync", "local"]).expect(0).text();
+    assert!(shipped.contains("commit 3 in") && shipped.contains("a sync of the file is local"), "{shipped}");
+    write(&file, "delta");
 }
 
 #[test]
@@ -205,10 +231,13 @@ fn a_running_replication_ships_what_others_commit() {
     assert_eq!(&std::fs::read(&again).unwrap()[100..105], b"gamma");
 }
 
+/// Has a replication ship what there is after 10 ms.
+const OFTEN: [&str; 2] = ["--interval", "10"];
+
 /// A running `untorn replicate` with these options, and the lines that it prints after the first.
 fn replicating(files: &[&str], url: &str, options: &[&str]) -> (Child, impl FnMut() -> serde_json::Value + use<>) {
     let mut command = Command::new(UNTORN);
-    let command = command.arg("replicate").args(files).args([url, "--interval", "10", "--json"]).args(options);
+    let command = command.arg("replicate").args(files).args([url, "--json"]).args(options);
     let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
     let mut next = move || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap().unwrap()).unwrap();
@@ -226,7 +255,7 @@ fn a_signal_ends_a_replication_without_its_store() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let (file, url) = ledger(dir);
-    let (running, _) = replicating(&[&file], &url, &[]);
+    let (running, _) = replicating(&[&file], &url, &OFTEN);
     std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
     write(&file, "alpha");
     terminate(&running);
@@ -249,7 +278,7 @@ fn commits_wait_for_a_store_that_is_behind_or_go_on() {
     untorn(&["commits", &file, "--stop"]).expect(0);
     untorn(&["commits", &file, "--start", "1M", "--block", "1"]).expect(0);
     for when in ["wait", "snapshot"] {
-        let (running, mut next) = replicating(&[&file], &url, &["--when-behind", when]);
+        let (running, mut next) = replicating(&[&file], &url, &[&OFTEN[..], &["--when-behind", when]].concat());
         std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
         let refused = (0..40).map(|_| commit()).find(|made| made.code != 0);
         std::fs::rename(at(dir, "away"), at(dir, "bucket")).unwrap();
@@ -430,13 +459,38 @@ fn a_program_does_not_outlive_its_take_over() {
     }
 }
 
+/// Skips the test unless a program can have a mount of its own.
+macro_rules! needs_private_mounts {
+    () => {
+        let found = untorn_mount::attach::probe(&untorn_mount::attach::Stage::of(UNTORN, ["mount-stage"]));
+        if let Some(private) = found.iter().find(|found| found.name == "private" && !found.works) {
+            untorn_testing::skip!("no private mounts here: {}", private.why);
+        }
+    };
+}
+
+/// The program calls fsync, and looks into the store then.
+#[test]
+fn a_program_that_syncs_has_its_data_in_the_store() {
+    needs!("dd", "od");
+    needs_private_mounts!();
+    let dir = tempfile::tempdir().unwrap();
+    let (files, dir) = (tempfile::tempdir().unwrap(), dir.path());
+    let (file, url, seen) = (at(files.path(), "ledger"), format!("file://{}", at(dir, "bucket")), at(dir, "seen"));
+    untorn(&["create", &file, "--len", "64K", "--commit-log", "1M"]).expect(0);
+    let script = format!(
+        "for word in alpha bravo; do printf $word | dd of='{file}' bs=5 count=1 seek=20 conv=notrunc,fsync \
+         status=none && '{UNTORN}' restore '{url}' '{seen}' --force > /dev/null && od -An -c -j100 -N5 '{seen}'; done"
+    );
+    let take = ["take-over", &url, &file, "--sync", "replicated", "--interval", "60000", "--", "sh", "-c", &script];
+    let made = untorn(&take).expect(0);
+    assert_eq!(made.prose(), "a l p h a b r a v o", "{}", made.err);
+}
+
 #[test]
 fn an_unmodified_program_runs_as_the_writer() {
     needs!("dd");
-    let found = untorn_mount::attach::probe(&untorn_mount::attach::Stage::of(UNTORN, ["mount-stage"]));
-    if let Some(private) = found.iter().find(|found| found.name == "private" && !found.works) {
-        untorn_testing::skip!("no private mounts here: {}", private.why);
-    }
+    needs_private_mounts!();
     let dir = tempfile::tempdir().unwrap();
     let (files, dir) = (tempfile::tempdir().unwrap(), dir.path());
     let (file, again, url) = (at(files.path(), "ledger"), at(dir, "again"), format!("file://{}", at(dir, "bucket")));

@@ -121,6 +121,11 @@ class ConsumerBehindError(Error, OSError):
     """Nothing was committed: the commit log is full, and keeps its oldest commits for a consumer. Commit again later."""
 
 
+class NotAcknowledgedError(Error, OSError):
+    """A commit is durable here, and the consumers of the commit log have not acknowledged it in time. Commit again to
+    wait longer."""
+
+
 class NoSuchCommitError(Error, ValueError):
     """The file has no commit with this number: its last one is below it."""
 

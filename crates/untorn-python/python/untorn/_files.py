@@ -43,6 +43,7 @@ def open(
     shared: bool = False,
     commit_log: Optional[int] = None,
     commit_log_block: Optional[float] = None,
+    commit_log_await: bool = False,
 ) -> File:
     """Opens a file for atomic reads and writes.
 
@@ -65,14 +66,17 @@ def open(
     ``commit_log``: gives the file a log of its commits of at most so many bytes, for :func:`untorn.commits`. The file
     keeps it through later openings; 0 gives it up. With ``commit_log_block`` it keeps each commit until all registered
     consumers have acknowledged it: a commit for which the full log has no room waits so many seconds, and then raises
-    :class:`untorn.ConsumerBehindError`. Without, the oldest commits go, and the consumer is told.
+    :class:`untorn.ConsumerBehindError`. Without, the oldest commits go, and the consumer is told. With
+    ``commit_log_await=True`` a commit returns once all registered consumers have acknowledged it, or raises
+    :class:`untorn.NotAcknowledgedError` after ``commit_log_block`` seconds; it is made all the same.
     """
     hows = {"r+": "open", "r": "open", "w+": "truncate", "x+": "create", "a+": "either"}
     if mode not in hows:
         raise ValueError(f"mode is {mode!r}; it may be one of {', '.join(repr(word) for word in hows)}")
     if size is not None and size < 0:
         raise ValueError(f"size is {size}; it may not be negative")
-    return File(os.fspath(path), hows[mode], size, mode == "r", engine, durability or "commit", shared, commit_log, commit_log_block)
+    words = (engine, durability or "commit", shared, commit_log, commit_log_block, commit_log_await)
+    return File(os.fspath(path), hows[mode], size, mode == "r", *words)
 
 
 def flush_directory(directory: Path) -> None:

@@ -70,6 +70,36 @@ fn commits_wait_and_are_refused_in_the_end() {
 }
 
 #[test]
+fn a_sync_returns_when_the_store_has_it_and_only_then() {
+    let place = place!();
+    let log = CommitLog::new(1 << 20).await_consumers();
+    let file = Options::new().commit_log(log).create(place.path("ledger"), 1 << 20).unwrap();
+    // Longer than the test: nothing is shipped by its interval.
+    let options = ReplicaOptions::new().interval(Duration::from_secs(3600));
+    let replica = Replica::attach(&file, &place.url, options.clone()).unwrap();
+    assert!(replica.status().awaits);
+    for number in 0..20 {
+        let last = commit(&file, number).unwrap();
+        assert!(place.restored(RestoreOptions::new()) == (bytes_of(&file), last), "commit {last}");
+    }
+    replica.detach().unwrap();
+    file.close().unwrap();
+    let log = log.block(Duration::from_millis(300));
+    let file = Options::new().commit_log(log).open(place.path("ledger")).unwrap();
+    let replica = Replica::attach(&file, &place.url, options.clone()).unwrap();
+    let first = commit(&file, 20).unwrap();
+    let other = place.path("other");
+    untorn_replicate::restore(&place.url, &other, &RestoreOptions::new()).unwrap();
+    let rival = Options::new().commit_log(1 << 20).open(&other).unwrap();
+    let rival = Replica::attach(&rival, &place.url, options).unwrap();
+    rival.sync_replicated().unwrap();
+    let told = commit(&file, 21).unwrap_err();
+    assert!(matches!(told, untorn::Error::NotAcknowledged { commit, .. } if commit > first), "{told}");
+    assert!(matches!(replica.sync_replicated(), Err(Error::Fenced { .. })));
+    rival.detach().unwrap();
+}
+
+#[test]
 fn a_log_that_does_not_block_cannot_wait() {
     let place = place!();
     let file = place.create("ledger");

@@ -22,10 +22,14 @@ const NAME: &str = "replica";
 const LIMIT: u64 = 24 << 10;
 
 fn options() -> Options {
+    options_with(CommitLog::new(LIMIT))
+}
+
+fn options_with(log: CommitLog) -> Options {
     Options::new()
         .engine(EngineKind::HybridLog)
         .durability(Durability::PerCommit)
-        .commit_log(CommitLog::new(LIMIT).block(Duration::ZERO))
+        .commit_log(log.block(Duration::ZERO))
         .log_size(512 << 10)
         .checkpoint_threads(0)
         .max_len(64 << 10)
@@ -241,6 +245,39 @@ fn killed_consumer(class: MediumClass, muted: Option<Barrier>) -> Result<(), Str
     last.read_on().map(drop)
 }
 
+/// Commits that await the consumer: none returns before the consumer has it, and after a crash its position is not
+/// below any that has returned.
+fn awaited(class: MediumClass, muted: Option<Barrier>) -> Result<(), String> {
+    let medium = SimMedium::new(class);
+    medium.install(PATH, &[0; LEN]);
+    if let Some(barrier) = muted {
+        medium.mutate(barrier);
+    }
+    let log = CommitLog::new(LIMIT).await_consumers();
+    options_with(log).open_on(medium.clone(), PATH).and_then(AtomicFile::close).map_err(|error| error.to_string())?;
+    let mut life = Life::new(medium, Expected::default());
+    life.file = Some(options_with(log).open_on(life.medium.clone(), PATH).map_err(|error| error.to_string())?);
+    let stream = life.file().consumer(NAME).map_err(|error| error.to_string())?;
+    let (position, bytes) = (stream.position(), contents(life.file())?);
+    life.expected().given.insert(position, bytes);
+    life.expected().acknowledged = Some(position);
+    life.stream = Some(stream);
+    for round in 1..=6 {
+        life.file().write_at(&[round; 3000], u64::from(round) * 500).map_err(|error| error.to_string())?;
+        let told = life.file().sync();
+        let last = life.file().last_commit().number;
+        match told {
+            Err(Error::NotAcknowledged { commit, .. }) if commit == last => {}
+            other => return Err(format!("commit {last}, which nobody has acknowledged: {other:?}")),
+        }
+        let position = life.read_on()?;
+        life.acknowledge(position)?;
+        life.file().sync().map_err(|error| format!("an acknowledged commit: {error}"))?;
+    }
+    life.medium.clear_hook();
+    crash(&life, 1, 1)
+}
+
 fn explored(class: MediumClass, muted: Option<Barrier>, seed: u64, one_in: u64) -> Result<u32, String> {
     let medium = SimMedium::new(class);
     medium.install(PATH, &[0; LEN]);
@@ -263,6 +300,7 @@ fn positions_of_consumers_survive_crashes() {
         }
         assert!(waited > 0, "no commit waited for the consumer");
         assert_eq!(killed_consumer(class, None), Ok(()));
+        assert_eq!(awaited(class, None), Ok(()));
     }
 }
 
@@ -272,7 +310,8 @@ fn each_barrier_of_consumers_is_needed() {
         let killed = BOTH.into_iter().find_map(|class| killed_consumer(class, Some(barrier)).err());
         let mut tries = (0..3).flat_map(|seed| BOTH.map(|class| (class, seed)));
         let explored = || tries.find_map(|(class, seed)| explored(class, Some(barrier), seed, 2).err());
-        let convicted = killed.or_else(explored);
+        let awaited = || BOTH.into_iter().find_map(|class| awaited(class, Some(barrier)).err());
+        let convicted = killed.or_else(explored).or_else(awaited);
         assert!(convicted.is_some(), "no crash convicts a consumer without {}", barrier.name());
     }
 }

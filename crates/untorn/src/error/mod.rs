@@ -220,6 +220,15 @@ pub enum Error {
         /// The last commit of the log.
         last: u64,
     },
+    /// A commit is durable here, and not all consumers of the commit log have acknowledged it within the time for that.
+    NotAcknowledged {
+        /// The data file.
+        path: PathBuf,
+        /// The name of the consumer that is slowest; `None` if there is none.
+        consumer: Option<String>,
+        /// The commit.
+        commit: u64,
+    },
     /// A commit was asked for that the file does not have: its number is above that of the last one.
     NoSuchCommit {
         /// The data file.
@@ -369,6 +378,7 @@ impl Error {
             | Error::CommitsMissing { path, .. }
             | Error::NoSuchCommit { path, .. }
             | Error::ConsumerBehind { path, .. }
+            | Error::NotAcknowledged { path, .. }
             | Error::Forked { path } => path,
         }
     }
@@ -391,6 +401,7 @@ impl Error {
             | Error::Invalid { .. }
             | Error::NoSuchCommit { .. } => Errno::INVAL,
             Error::ConsumerBehind { .. } => Errno::AGAIN,
+            Error::NotAcknowledged { .. } => Errno::TIMEDOUT,
             Error::ReadOnly { .. } => Errno::ROFS,
             Error::InUse { .. } => Errno::BUSY,
             Error::SidecarMissing { .. }

@@ -171,6 +171,18 @@ impl fmt::Display for Error {
                  `untorn commits --forget {consumer}`",
                 path.display()
             ),
+            Error::NotAcknowledged { path, consumer: Some(consumer), commit } => write!(
+                f,
+                "{}: commit {commit} is durable here, and the consumer {consumer:?} of its commit log has not \
+                 acknowledged it in time; sync again to wait longer",
+                path.display()
+            ),
+            Error::NotAcknowledged { path, consumer: None, commit } => write!(
+                f,
+                "{}: commit {commit} is durable here, and its commit log has no consumer that could acknowledge it; \
+                 start the consumer (`untorn replicate`), and sync again",
+                path.display()
+            ),
             Error::NoSuchCommit { path, commit, last } => write!(
                 f,
                 "{}: it has no commit {commit}: its last one is {last}; if the file was restored from an older backup, \

@@ -35,13 +35,14 @@ use crate::error::Error;
 pub struct CommitLog {
     pub(crate) limit: u64,
     pub(crate) block: Option<Duration>,
+    pub(crate) awaits: bool,
 }
 
 impl CommitLog {
     /// A log of at most so many bytes. Its oldest commits go when it is full, also those that a consumer has not
     /// acknowledged: the consumer learns of that by [`Error::CommitsMissing`].
     pub fn new(limit: u64) -> Self {
-        CommitLog { limit, block: None }
+        CommitLog { limit, block: None, awaits: false }
     }
 
     /// Keeps commits until each registered consumer has acknowledged them. A commit for which the full log has no room
@@ -54,6 +55,55 @@ impl CommitLog {
     pub fn block(mut self, time: Duration) -> Self {
         self.block = Some(Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)));
         self
+    }
+
+    /// Has a commit return only once each registered consumer has acknowledged it: with a replica as the consumer, once
+    /// the commit has left this machine. A log without a consumer waits for one.
+    ///
+    /// The commit is durable here before that, and others see it; it stays if the wait fails. While it waits, other
+    /// threads and processes go on, and their commits are acknowledged together with it. A time given to
+    /// [`block`](Self::block) also ends this wait, with [`Error::NotAcknowledged`]; without one, it lasts until the
+    /// consumer comes. `close` commits, and waits as well.
+    ///
+    /// A region store cannot have this.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("ledger");
+    /// use std::time::Duration;
+    /// use untorn::{Error, Options, commits::CommitStream, options::CommitLog};
+    /// let log = CommitLog::new(1 << 20).await_consumers().block(Duration::from_secs(5));
+    /// let file = Options::new().commit_log(log).create(&path, 4096)?;
+    /// let mut replica = CommitStream::consumer(&path, "replica")?; // in another process
+    /// let shipped = std::thread::spawn(move || -> untorn::Result<()> {
+    ///     while let Some(commit) = replica.next_within(Duration::from_secs(5))? {
+    ///         replica.acknowledge(commit.number)?; // once it is where it belongs
+    ///         break;
+    ///     }
+    ///     Ok(())
+    /// });
+    /// file.write_at(b"hello", 100)?;
+    /// file.sync()?; // here and there
+    /// shipped.join().unwrap()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn await_consumers(mut self) -> Self {
+        self.awaits = true;
+        self
+    }
+
+    /// The same log, whose commits do not wait until they are acknowledged.
+    #[must_use]
+    pub fn await_nobody(mut self) -> Self {
+        self.awaits = false;
+        self
+    }
+
+    /// Whether a commit returns only once each registered consumer has acknowledged it.
+    pub fn awaits_consumers(&self) -> bool {
+        self.awaits
     }
 
     /// The bytes that it may take.
@@ -70,6 +120,9 @@ impl CommitLog {
 impl fmt::Display for CommitLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "of {} bytes", self.limit)?;
+        if self.awaits {
+            f.write_str(" that awaits its consumers")?;
+        }
         self.block.map_or(Ok(()), |time| write!(f, " that blocks for {} ms", time.as_millis()))
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use untorn::commits::{CommitStream, forget, stop};
+use untorn::commits::{self, CommitStream, forget, stop};
 use untorn::options::CommitLog;
-use untorn::{AtomicFile, Error, Options, inspect};
+use untorn::{AtomicFile, Durability, EngineKind, Error, Options, inspect};
 
 use crate::common::system::in_forked_child;
 
@@ -192,6 +192,87 @@ fn a_log_that_drops_tells_a_consumer_what_it_missed() {
     std::fs::write(&path, [1; LEN as usize]).unwrap();
     let file = Options::new().open(&path).unwrap();
     assert!(matches!(file.consumer("one"), Err(Error::CommitsMissing { oldest: Some(_), .. })));
+    file.close().unwrap();
+}
+
+/// The commits that a consumer is given, each acknowledged after a pause.
+fn acknowledge_slowly(stream: &mut CommitStream, commits: u32) {
+    for _ in 0..commits {
+        let commit = stream.next_within(Duration::from_secs(60)).unwrap().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        stream.acknowledge(commit.number).unwrap();
+    }
+}
+
+#[test]
+fn a_commit_returns_when_all_consumers_have_it() {
+    for durability in [Durability::PerCommit, Durability::PerWrite] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let options = || Options::new().durability(durability).engine(EngineKind::HybridLog);
+        let log = CommitLog::new(1 << 20).await_consumers();
+        let file = options().commit_log(log).create(&path, LEN).unwrap();
+        let mut fast = CommitStream::consumer(&path, "fast").unwrap();
+        let mut slow = CommitStream::consumer(&path, "slow").unwrap();
+        let acknowledged = || {
+            let found = inspect(&path).unwrap().commit_log.unwrap();
+            assert!(found.awaits);
+            found.consumers.iter().map(|consumer| consumer.acknowledged).min().unwrap()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| acknowledge_slowly(&mut fast, 22));
+            scope.spawn(|| acknowledge_slowly(&mut slow, 22));
+            for round in 0..20 {
+                file.write_at(&[round; 9000], 0).unwrap();
+                file.sync().unwrap();
+                assert!(acknowledged() >= file.last_commit().number, "round {round}");
+            }
+            // Nothing new: nothing is waited for.
+            file.sync().unwrap();
+            file.resize(LEN + 5000).unwrap();
+            file.sync().unwrap();
+            assert!(acknowledged() >= file.last_commit().number);
+            file.write_at(b"last", 0).unwrap();
+            file.close().unwrap();
+        });
+        let file = options().open(&path).unwrap();
+        assert_eq!(fast.position(), slow.position());
+        file.close().unwrap();
+    }
+}
+
+#[test]
+fn a_commit_that_is_not_acknowledged_in_time_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let log = CommitLog::new(1 << 20).await_consumers().block(Duration::from_millis(50));
+    let file = Options::new().commit_log(log).create(&path, LEN).unwrap();
+    // Nobody is there to acknowledge it.
+    let told = commit(&file, 1).unwrap_err();
+    assert!(matches!(told, Error::NotAcknowledged { consumer: None, .. }), "{told}");
+    let mut stream = CommitStream::consumer(&path, "one").unwrap();
+    let told = commit(&file, 2).unwrap_err();
+    let last = file.last_commit().number;
+    assert!(matches!(&told, Error::NotAcknowledged { consumer: Some(_), commit, .. } if *commit == last), "{told}");
+    assert_eq!(told.errno(), rustix::io::Errno::TIMEDOUT.raw_os_error());
+    // Both are made, and a further sync waits for them, not only for what is new.
+    assert!(file.sync().is_err());
+    acknowledge_all(&mut stream);
+    assert_eq!(stream.position(), last);
+    assert_eq!(file.sync().unwrap(), last);
+    // Commits from before an opening are nobody's to wait for.
+    let told = commit(&file, 3).unwrap_err();
+    assert!(matches!(told, Error::NotAcknowledged { .. }), "{told}");
+    drop(file);
+    let file = Options::new().open(&path).unwrap();
+    file.sync().unwrap();
+    file.close().unwrap();
+    let kept = commits::kept(&path).unwrap().unwrap();
+    assert_eq!(kept, log);
+    // It is given up like any other choice.
+    Options::new().commit_log(log.await_nobody()).open(&path).unwrap().close().unwrap();
+    let file = Options::new().open(&path).unwrap();
+    commit(&file, 4).unwrap();
     file.close().unwrap();
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use untorn::commits::CommitStream;
 use untorn::options::CommitLog;
 use untorn::write_cache::{CacheOptions, CachedFile, Descriptor, WriteCache};
-use untorn::{Error, Result};
+use untorn::{Error, Result, inspect};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -165,6 +165,53 @@ fn a_commit_waits_for_a_consumer_if_the_log_blocks() {
     file.commit().unwrap();
     place.cache.drain().unwrap();
     assert_eq!(consumer.next().unwrap().unwrap().changes[0].bytes, [made + 1; 6000]);
+}
+
+#[test]
+fn a_commit_returns_when_its_consumer_has_it() {
+    let place = Place::new();
+    let path = place.path();
+    let file = place.attach(CommitLog::new(1 << 20).await_consumers());
+    let mut consumer = CommitStream::consumer(&path, "replica").unwrap();
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| {
+            for number in 1..=10 {
+                let commit = consumer.next_within(Duration::from_secs(60)).unwrap().unwrap();
+                assert_eq!((commit.number, &commit.changes[0].bytes[..]), (number, &[number as u8; 600][..]));
+                std::thread::sleep(Duration::from_millis(3));
+                consumer.acknowledge(number).unwrap();
+            }
+            consumer
+        });
+        for number in 1..=10 {
+            file.write_at(&[number; 600], 0).unwrap();
+            file.commit().unwrap();
+            let found = inspect(&path).unwrap().commit_log.unwrap().consumers;
+            assert!(found[0].acknowledged >= u64::from(number), "{number}: {found:?}");
+        }
+        // Nothing new: nothing is waited for.
+        file.sync().unwrap();
+        drop(told.join().unwrap());
+    });
+}
+
+#[test]
+fn a_commit_that_waits_too_long_for_its_consumer_stays() {
+    let place = Place::new();
+    let path = place.path();
+    let file = place.attach(CommitLog::new(1 << 20).await_consumers().block(Duration::from_millis(20)));
+    file.write_at(&[1; 600], 0).unwrap();
+    let told = file.commit().unwrap_err();
+    assert!(matches!(told, Error::NotAcknowledged { consumer: None, commit: 1, .. }), "{told}");
+    let mut consumer = CommitStream::consumer(&path, "replica").unwrap();
+    assert!(file.sync().is_err());
+    consumer.next().unwrap().unwrap();
+    consumer.acknowledge(1).unwrap();
+    file.sync().unwrap();
+    // One that is not to be durable waits for nobody.
+    file.write_at(&[2; 600], 0).unwrap();
+    file.commit_later().unwrap();
+    assert!(matches!(file.sync().unwrap_err(), Error::NotAcknowledged { commit: 2, .. }));
 }
 
 #[test]

@@ -81,6 +81,13 @@ pub trait CommitRecords: Send {
     fn stand(&mut self);
     /// How long a commit waits for consumers; `None` if it does not.
     fn blocks(&self) -> Option<Duration>;
+    /// Whether a commit returns once each consumer has acknowledged it.
+    fn awaits(&self) -> bool;
+    /// The consumer with the lowest position, and that position; `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of reading.
+    fn slowest(&self) -> Result<Option<(String, u64)>>;
     /// Makes room for a commit of at most so many ranges and bytes.
     ///
     /// # Errors
@@ -110,7 +117,7 @@ pub(crate) struct Appender<M: Medium> {
     last: u64,
     /// When the last commit was made.
     time: u64,
-    blocks: Option<Duration>,
+    kept: CommitLog,
     /// Nothing was put since the control said how the file stands.
     stood: bool,
 }
@@ -154,7 +161,7 @@ impl<M: Medium> Appender<M> {
             lock(log.control_file(), path)?;
         }
         log.waits = false;
-        let blocks = log.control.block;
+        let kept = log.kept();
         // Their commits are in the log of the write cache, or the file has them.
         while replays && let Some((_, _, appended)) = log.tail()? {
             log.confirm(appended)?;
@@ -170,7 +177,7 @@ impl<M: Medium> Appender<M> {
             log.stand()?;
         }
         let (path, log) = (path.to_owned(), Some(log));
-        Ok(Some(Appender { medium, identity, log, _lock: found, path, noted, last, time: 0, blocks, stood: !replays }))
+        Ok(Some(Appender { medium, identity, log, _lock: found, path, noted, last, time: 0, kept, stood: !replays }))
     }
 
     /// Runs something on the log. If that fails, the log begins anew behind this commit.
@@ -230,7 +237,15 @@ impl<M: Medium> CommitRecords for Appender<M> {
     }
 
     fn blocks(&self) -> Option<Duration> {
-        self.blocks
+        self.kept.block
+    }
+
+    fn awaits(&self) -> bool {
+        self.kept.awaits
+    }
+
+    fn slowest(&self) -> Result<Option<(String, u64)>> {
+        self.log.as_ref().map_or(Ok(None), Log::slowest)
     }
 
     fn reserve(&mut self, ranges: u64, bytes: u64) -> Result<()> {

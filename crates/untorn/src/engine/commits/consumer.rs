@@ -40,6 +40,8 @@ pub(crate) mod barriers {
         DROP = "commits.drop";
         /// A check: a segment stays while a consumer has not acknowledged all of it, if the log blocks.
         HELD = "commits.held";
+        /// A check: a commit returns once each consumer has acknowledged it, if the log awaits its consumers.
+        AWAITED = "commits.awaited";
     }
 }
 

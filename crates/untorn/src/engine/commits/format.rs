@@ -47,6 +47,8 @@ pub(super) struct Control {
     pub(super) limit: u64,
     /// How long a commit waits for consumers; `None` if commits are dropped that they have not acknowledged.
     pub(super) block: Option<Duration>,
+    /// A commit returns once all consumers have acknowledged it.
+    pub(super) awaits: bool,
     /// The last commit before the first record: one may read from there.
     pub(super) base: u64,
     /// A number that tells the state of a [part](super::part) at that commit from others; 0 for a file.
@@ -72,7 +74,8 @@ pub(super) struct RawControl {
     /// 0: commits do not wait for consumers. Any other number: they wait for one millisecond less than this.
     block: U64,
     state: U64,
-    reserved: [u8; 8],
+    /// 1: a commit returns once all consumers have acknowledged it.
+    awaits: U64,
     check: U64,
 }
 
@@ -95,6 +98,7 @@ impl Control {
             size: closed.size.into(),
             modified: closed.modified.into(),
             block: self.block.map_or(0, milliseconds).into(),
+            awaits: u64::from(self.awaits).into(),
             ..RawControl::new_zeroed()
         };
         seal(0, raw.as_mut_bytes());
@@ -114,6 +118,7 @@ impl Control {
             },
             limit: raw.limit.get(),
             block: raw.block.get().checked_sub(1).map(Duration::from_millis),
+            awaits: raw.awaits.get() == 1,
             base: raw.base.get(),
             state: raw.state.get(),
             closed: (raw.is_closed.get() == 1).then_some(closed),
@@ -404,6 +409,7 @@ mod tests {
             identity: Identity { device: 0, inode: 5, generation: 6, birth: 7 },
             limit: 1 << 20,
             block: Some(Duration::from_millis(1500)),
+            awaits: true,
             base: 9,
             state: 17,
             closed: Some(Stamp { size: 1, modified: 2 }),
@@ -414,6 +420,7 @@ mod tests {
         assert_eq!(Control::decode(&control.encode()), Some(control));
         assert_eq!(Control::decode(&Control { closed: None, ..control }.encode()).unwrap().closed, None);
         assert_eq!(Control::decode(&Control { block: None, ..control }.encode()).unwrap().block, None);
+        assert!(!Control::decode(&Control { awaits: false, ..control }.encode()).unwrap().awaits);
         assert_eq!(Position::decode(&position.encode()), Some(position));
         assert_eq!(Confirmed::decode(&confirmed.encode(&UUID), &UUID), Some(confirmed));
         assert_eq!(Head::decode(&head.encode(&UUID, 3, 64), &UUID, 3, 64), Some(head));

@@ -21,7 +21,9 @@
 //!    consumer, up to a limit in time, before its record is made: a commit that is refused changes nothing.
 //! 9. A number of the log is above all earlier ones of the file, and not above the engine's own of that commit. The
 //!    engine may give numbers in between, as `reflection` does when it copies slices home.
-//! 10. No snapshot is taken between a record and its confirmation ([`since`]).
+//! 10. If the log awaits its consumers, a commit returns once each of them has acknowledged it. The wait holds no lock:
+//!     the commit is made, and others go on.
+//! 11. No snapshot is taken between a record and its confirmation ([`since`]).
 //!
 //! Lock order: the gate, the log, then those of the engine within.
 
@@ -38,8 +40,9 @@ pub(crate) mod stream;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use self::consumer::Consuming;
 use self::format::{RangeKind, RawRange};
@@ -82,6 +85,9 @@ pub(crate) mod barriers {
 
 /// Slots of the gate: a further thread passes it more slowly.
 const SLOTS: usize = 16;
+
+/// How often a commit that is to be acknowledged looks whether it is.
+const AWAIT: Duration = Duration::from_millis(1);
 
 /// Two ranges that are nearer to each other than this become one.
 const NEAR: u64 = 16;
@@ -146,6 +152,8 @@ pub(crate) struct WithCommitLog<M: Medium> {
     resize_commits: bool,
     /// A record could not be taken back.
     broken: AtomicBool,
+    /// The last commit that nobody needs to wait for: the consumers have it, or it is older than this opening.
+    awaited: AtomicU64,
     /// The process that opened the file.
     process: u64,
 }
@@ -199,7 +207,7 @@ pub(crate) fn with_commit_log<M: Medium>(
     let logged = WithCommitLog {
         resize_commits: engine.resize_commits(),
         durability: info.durability,
-        kept: CommitLog { limit: log.control.limit, block: log.control.block },
+        kept: log.kept(),
         engine,
         medium: Arc::clone(medium),
         path,
@@ -207,9 +215,11 @@ pub(crate) fn with_commit_log<M: Medium>(
         log: Mutex::new(Some(log)),
         pending: Mutex::default(),
         broken: AtomicBool::new(false),
+        awaited: AtomicU64::new(0),
         process: incarnation(),
     };
-    logged.repeat()?;
+    let last = logged.repeat()?;
+    logged.awaited.store(last, Ordering::Relaxed);
     Ok(Box::new(logged))
 }
 
@@ -241,10 +251,11 @@ impl<M: Medium> WithCommitLog<M> {
         self.engine.writable()
     }
 
-    /// Makes the commits again whose records a crash left unconfirmed. Nothing else has been written yet.
-    fn repeat(&self) -> Result<()> {
+    /// Makes the commits again whose records a crash left unconfirmed. Nothing else has been written yet. Returns the
+    /// number of the last commit.
+    fn repeat(&self) -> Result<u64> {
         let mut log = lock(&self.log, self.relax());
-        let Some(log) = log.as_mut() else { return Ok(()) };
+        let Some(log) = log.as_mut() else { return Ok(0) };
         while let Some((head, raw, appended)) = log.tail()? {
             if self.medium.makes_check(barriers::REPEATED) {
                 self.engine.number_above(head.number - 1);
@@ -288,7 +299,7 @@ impl<M: Medium> WithCommitLog<M> {
             }
             log.confirm(appended)?;
         }
-        Ok(())
+        Ok(log.confirmed.number)
     }
 
     /// Makes one commit: its record first, then the commit by `commit`. The caller has closed the gate.
@@ -327,6 +338,37 @@ impl<M: Medium> WithCommitLog<M> {
     /// The bytes as they are now.
     fn current(&self) -> impl FnMut(u64, &mut [u8]) -> Result<()> + '_ {
         |offset, dst| self.engine.read_at(offset, dst)
+    }
+
+    /// Waits until the consumers have all that is committed now, if commits are to wait for that.
+    ///
+    /// # Errors
+    /// [`Error::NotAcknowledged`]: the commits stay. Those of reading.
+    fn await_consumers(&self) -> Result<()> {
+        if !self.kept.awaits || !self.medium.makes_check(consumer::barriers::AWAITED) {
+            return Ok(());
+        }
+        let Some(commit) = lock(&self.log, self.relax()).as_ref().map(|log| log.confirmed.number) else {
+            return Ok(());
+        };
+        let since = Instant::now();
+        while commit > self.awaited.load(Ordering::Relaxed) {
+            let (slowest, is_closed) = match lock(&self.log, self.relax()).as_ref() {
+                Some(log) => (log.slowest()?, false),
+                None => (None, true),
+            };
+            if slowest.as_ref().is_some_and(|(_, acknowledged)| *acknowledged >= commit) {
+                self.awaited.fetch_max(commit, Ordering::Relaxed);
+                return Ok(());
+            }
+            let left = self.kept.block.map_or(AWAIT, |most| most.saturating_sub(since.elapsed()).min(AWAIT));
+            if left.is_zero() || is_closed {
+                let (path, consumer) = (self.path.clone(), slowest.map(|(name, _)| name));
+                return Err(Error::NotAcknowledged { path, consumer, commit });
+            }
+            std::thread::sleep(left);
+        }
+        Ok(())
     }
 
     /// Commits the open epoch. The caller has closed the gate.
@@ -415,7 +457,7 @@ impl<M: Medium> Layer for WithCommitLog<M> {
             self.pending().add(pieces);
             return Ok(());
         }
-        let _closed = self.close_gate()?;
+        let closed = self.close_gate()?;
         // What the engine would refuse never comes into the log.
         pieces.iter().try_for_each(|piece| self.engine.check(piece.offset, piece.bytes.len() as u64))?;
         let written = pieces.iter().filter(|piece| !piece.bytes.is_empty());
@@ -426,7 +468,9 @@ impl<M: Medium> Layer for WithCommitLog<M> {
         let range = |piece: &Piece<'_>| piece.offset..piece.offset + piece.bytes.len() as u64;
         let ranges: Vec<Range<u64>> = written.iter().map(range).collect();
         let len = self.engine.len();
-        self.log_and(&ranges, len, len, of_pieces(&written), || self.engine.write(pieces))
+        self.log_and(&ranges, len, len, of_pieces(&written), || self.engine.write(pieces))?;
+        drop(closed);
+        self.await_consumers()
     }
 
     fn sync(&self) -> Result<u64> {
@@ -434,23 +478,27 @@ impl<M: Medium> Layer for WithCommitLog<M> {
             return self.engine.sync();
         }
         self.usable()?;
-        let _closed = self.close_gate()?;
-        self.commit_epoch(self.engine.len(), || self.engine.sync())
+        let closed = self.close_gate()?;
+        let done = self.commit_epoch(self.engine.len(), || self.engine.sync())?;
+        drop(closed);
+        self.await_consumers().map(|()| done)
     }
 
     fn resize(&self, len: u64) -> Result<()> {
         self.usable()?;
-        let _closed = self.close_gate()?;
+        let closed = self.close_gate()?;
         let old = self.engine.len();
         if self.resize_commits {
-            return self.commit_epoch(len, || self.engine.resize(len));
+            self.commit_epoch(len, || self.engine.resize(len))?;
+        } else if self.durability == Durability::PerWrite {
+            self.log_and(&[], old.min(len), len, self.current(), || self.engine.resize(len))?;
+        } else {
+            self.engine.resize(len)?;
+            self.pending().resize(old, len);
+            return Ok(());
         }
-        if self.durability == Durability::PerWrite {
-            return self.log_and(&[], old.min(len), len, self.current(), || self.engine.resize(len));
-        }
-        self.engine.resize(len)?;
-        self.pending().resize(old, len);
-        Ok(())
+        drop(closed);
+        self.await_consumers()
     }
 
     fn resize_commits(&self) -> bool {

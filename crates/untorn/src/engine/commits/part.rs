@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub(crate) use super::format::RangeKind;
 use super::format::RawRange;
 use super::log::{Appended, Coming, Log, LogOf, control_path, remove};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::checksum::xxh3;
 use crate::format::sidecar::{MAX_LEN, parent};
 use crate::options::CommitLog;
@@ -68,7 +68,8 @@ impl<M: Medium> PartLog<M> {
     /// makes one, if it is wanted. A limit of 0 gives one up.
     ///
     /// # Errors
-    /// [`Error::Untrusted`](crate::Error::Untrusted) if another user may have planted it; those of opening and writing.
+    /// [`Error::Untrusted`] if another user may have planted it; [`Error::Invalid`] if commits are to await consumers;
+    /// those of opening and writing.
     pub(crate) fn open(
         medium: &Arc<M>,
         path: &Path,
@@ -77,6 +78,10 @@ impl<M: Medium> PartLog<M> {
         (last, state): (u64, u64),
     ) -> Result<Option<Self>> {
         let wanted_now = wanted.filter(|log| log.limit > 0);
+        if wanted_now.is_some_and(|log| log.awaits) {
+            let what = "commits of a region cannot await the consumers of its commit log".to_owned();
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
         let log = Log::open_part(Arc::clone(medium), path, uid, wanted_now, last, short(state))?;
         match log {
             Some(log) if wanted.is_some_and(|log| log.limit == 0) => log.remove().map(|()| None),
@@ -87,8 +92,8 @@ impl<M: Medium> PartLog<M> {
     /// Appends the record of a commit, durably. `fill` gives the bytes of what is written.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) with ENOSPC, also if the commit is larger than the log may be;
-    /// [`Error::ConsumerBehind`](crate::Error::ConsumerBehind); those of writing. The commit must not be made then.
+    /// [`Error::Io`] with ENOSPC, also if the commit is larger than the log may be;
+    /// [`Error::ConsumerBehind`]; those of writing. The commit must not be made then.
     pub(crate) fn append(
         &mut self,
         time: u64,

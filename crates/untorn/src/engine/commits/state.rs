@@ -27,6 +27,8 @@ pub struct CommitLogInfo {
     /// How long a commit waits for consumers that have not acknowledged the oldest commits; `None` if it does not, and
     /// those commits go.
     pub block: Option<Duration>,
+    /// Whether a commit returns only once each consumer has acknowledged it.
+    pub awaits: bool,
     /// The registered consumers, by name.
     pub consumers: Vec<ConsumerInfo>,
     /// Which log it is.
@@ -69,6 +71,6 @@ pub(crate) fn look<M: Medium>(medium: &M, path: &Path, of: LogOf) -> Result<Opti
             has_missed: position.uuid != control.uuid || position.number < oldest,
         })
         .collect();
-    let (limit, block, uuid) = (control.limit, control.block, control.uuid);
-    Ok(Some(CommitLogInfo { limit, bytes, oldest, first, last, block, consumers, uuid }))
+    let (limit, block, awaits, uuid) = (control.limit, control.block, control.awaits, control.uuid);
+    Ok(Some(CommitLogInfo { limit, bytes, oldest, first, last, block, awaits, consumers, uuid }))
 }

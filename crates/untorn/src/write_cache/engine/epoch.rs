@@ -325,7 +325,11 @@ impl<M: Medium> Cache<M> {
         file.check_usable()?;
         let Some(epoch) = file.open_epoch() else { return if durable { self.sync_as_ever(file) } else { Ok(()) } };
         let number = self.close_epoch(file, epoch)?;
-        if durable { self.make_durable(number) } else { Ok(()) }
+        if !durable {
+            return Ok(());
+        }
+        self.make_durable(number)?;
+        self.await_consumers(file)
     }
 
     /// Puts the Commit of the open epoch into the log, if there is one. Returns the number of the file's last Commit.

@@ -32,6 +32,10 @@ pub(crate) struct Managed {
     pub(super) streamed: AtomicBool,
     /// Whether its commits wait for consumers, and the lock for that.
     pub(super) blocks: AtomicBool,
+    /// The commit log awaits its consumers.
+    pub(super) awaits: AtomicBool,
+    /// Up to here in the log nobody needs to wait for consumers: they have it, or it is older than this opening.
+    pub(super) awaited: AtomicU64,
     pub(super) committing: Mutex<()>,
     /// Held shared by whoever goes through the log, exclusively by who goes past it.
     pub(super) gate: RwLock<()>,
@@ -167,6 +171,8 @@ impl Managed {
             commits: Mutex::default(),
             streamed: AtomicBool::new(false),
             blocks: AtomicBool::new(false),
+            awaits: AtomicBool::new(false),
+            awaited: AtomicU64::new(0),
             committing: Mutex::default(),
             gate: RwLock::default(),
             length: RwLock::new(Length { len, changes: VecDeque::new() }),

@@ -15,6 +15,8 @@
 //!    the same lengths as the drain would have.
 //! 5. If the log blocks, a commit finds all commits of the file before it recorded, and makes room for its own record.
 //!    It is refused while a consumer leaves none, and nothing was placed then.
+//! 6. If the log awaits its consumers, a durable commit returns once they have acknowledged its record. It holds
+//!    nothing meanwhile.
 //!
 //! A file without a commit log has none of this, and none of its flushes.
 
@@ -212,6 +214,8 @@ impl<M: Medium> Cache<M> {
             self.allow_numbered()?;
             locked(epoch).numbers = Some(Numbers { last: records.last(), above: records.last_number() });
             file.blocks.store(records.blocks().is_some(), Ordering::Release);
+            file.awaits.store(records.awaits(), Ordering::Release);
+            file.awaited.store(file.last.load(Ordering::Acquire), Ordering::Relaxed);
             file.streamed.store(true, Ordering::Release);
         } else if wanted.is_some() {
             let what = "its file system keeps no commit logs".to_owned();
@@ -314,6 +318,37 @@ impl<M: Medium> Cache<M> {
             records.remove();
         } else {
             records.close();
+        }
+    }
+
+    /// Waits until the consumers of the commit log have all commits of the file, if commits are to wait for that.
+    ///
+    /// # Errors
+    /// [`Error::NotAcknowledged`]: the commits stay. Those of the drain and of reading.
+    pub(super) fn await_consumers(&self, file: &Managed) -> Result<()> {
+        let through = file.last.load(Ordering::Acquire);
+        if !file.awaits.load(Ordering::Acquire) || through <= file.awaited.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // Their records come with the drain.
+        self.deliver_up_to(through)?;
+        let commit = file.with_records(|records| records.last());
+        let since = Instant::now();
+        loop {
+            let found = file.with_records(|records| (records.slowest(), records.blocks()));
+            // Without a log, nobody learns of the commits.
+            let (slowest, most) = found.map_or((Ok(None), Some(Duration::ZERO)), |found| found);
+            let slowest = slowest?;
+            if slowest.as_ref().is_some_and(|(_, acknowledged)| commit.is_some_and(|commit| *acknowledged >= commit)) {
+                file.awaited.fetch_max(through, Ordering::Relaxed);
+                return Ok(());
+            }
+            let left = most.map_or(POLL, |most| most.saturating_sub(since.elapsed()).min(POLL));
+            if left.is_zero() {
+                let (path, consumer) = (file.path().to_path_buf(), slowest.map(|(name, _)| name));
+                return Err(Error::NotAcknowledged { path, consumer, commit: commit.unwrap_or_default() });
+            }
+            thread::sleep(left);
         }
     }
 

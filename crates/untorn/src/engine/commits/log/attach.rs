@@ -149,8 +149,8 @@ impl<M: Medium> Log<M> {
             unpublished: false,
             waits: true,
         };
-        if let Some(CommitLog { limit, block }) = wanted {
-            (log.control.limit, log.control.block) = (limit, block);
+        if let Some(CommitLog { limit, block, awaits }) = wanted {
+            (log.control.limit, log.control.block, log.control.awaits) = (limit, block, awaits);
         }
         Ok(Some(Attached { log, identity, is_ours: ours.is_some() }))
     }

@@ -10,9 +10,10 @@ use zerocopy::IntoBytes;
 
 use super::files::{PIECE, Segment, Sum, consumer_path, consumers, segment_path, segments};
 use super::format::{CONFIRMED_AT, CONTROL_AT, Confirmed, Control, Head, LINE, RawHead, RawRange, body_len};
-use super::{appender, barriers};
+use super::{appender, barriers, consumer};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
+use crate::options::CommitLog;
 use crate::storage::{Access, Barrier, Medium, MediumClass, MediumFile, Stamp};
 
 /// A commit that is about to be made.
@@ -91,6 +92,20 @@ pub(crate) fn glance<M: Medium>(medium: &M, path: &Path) -> Result<Option<Glance
 }
 
 impl<M: Medium> Log<M> {
+    /// How it is kept.
+    pub(super) fn kept(&self) -> CommitLog {
+        let Control { limit, block, awaits, .. } = self.control;
+        CommitLog { limit, block, awaits }
+    }
+
+    /// The consumer with the lowest position, and that position.
+    ///
+    /// # Errors
+    /// Those of opening and reading.
+    pub(super) fn slowest(&self) -> Result<Option<(String, u64)>> {
+        consumer::slowest(&*self.medium, &self.place, &self.control.uuid, &self.data)
+    }
+
     /// The bytes of an appended record, in pieces.
     pub(super) fn bytes(
         &self,

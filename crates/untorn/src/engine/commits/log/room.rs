@@ -126,7 +126,7 @@ impl<M: Medium> Log<M> {
             let next = indices.next().map_or(Ok(None), |next| self.open_segment(next))?;
             // Nobody can be given what comes before a segment that is damaged.
             let through = next.map_or(0, |next| next.base);
-            let slowest = consumer::slowest(&*self.medium, &self.place, &self.control.uuid, &self.data)?;
+            let slowest = self.slowest()?;
             if let Some((consumer, acknowledged)) = slowest.filter(|(_, acknowledged)| *acknowledged < through) {
                 return Ok(Oldest::Held { consumer, acknowledged });
             }
