@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::format::OWNER;
 use crate::format::record::Record;
+use crate::format::{OWNER, part_name};
 use crate::store::{Answer, Fetched, Put, Read, Store, Tag};
 
 /// Steps that the proof needs. The explorer leaves out one at a time, and must find the harm.
@@ -24,6 +24,8 @@ pub(crate) enum Check {
     Validate,
     /// A writer shows that its file has all commits of the chain, also after it has taken over.
     Descent,
+    /// The names of parts have the epoch, so that no two snapshots have the same.
+    Names,
 }
 
 /// A store, and how requests to it are made.
@@ -71,6 +73,11 @@ impl Access {
 
     pub(crate) fn makes(&self, check: Check) -> bool {
         self.muted != Some(check)
+    }
+
+    /// The name of a part of a snapshot.
+    pub(crate) fn part(&self, epoch: u64, attempt: u64, index: u64) -> String {
+        part_name(if self.makes(Check::Names) { epoch } else { 0 }, attempt, index)
     }
 
     pub(crate) fn nonce(&self) -> Result<[u8; 16]> {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::body::Snapshot;
 use crate::format::object::{Kind, Object};
 use crate::format::record::{Record, SnapshotEntry};
-use crate::format::{OWNER, Place, part, part_name};
+use crate::format::{OWNER, Place, part};
 use crate::store::{Read, Tag};
 
 /// Which state is asked for.
@@ -164,7 +164,7 @@ impl Cursor {
         self.read += object.stored;
         size(snapshot.len)?;
         for index in snapshot.parts {
-            let name = part_name(object.header.place.epoch, snapshot.attempt, index);
+            let name = access.part(object.header.place.epoch, snapshot.attempt, index);
             let Some(found) = access.get(&name)? else { return Ok(false) };
             let piece = part::decode(&name, &found.bytes)?;
             self.read += found.bytes.len() as u64;

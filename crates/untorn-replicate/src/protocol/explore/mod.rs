@@ -243,6 +243,11 @@ fn a_reader_that_believes_a_stale_writer_is_convicted() {
 }
 
 #[test]
+fn parts_of_two_snapshots_with_one_name_are_convicted() {
+    convicts(Check::Names);
+}
+
+#[test]
 fn an_owner_that_lacks_commits_is_convicted() {
     convicts(Check::Descent);
 }
