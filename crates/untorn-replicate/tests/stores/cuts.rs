@@ -1,4 +1,4 @@
-//! Writers fight for one replica, while the network between them and the store is cut.
+//! Writers fight for one replica, while the network between them and the store is cut, or their server is killed.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -13,7 +13,8 @@ use untorn_testing::{SplitMix, cases, seed, test_name};
 use crate::history::{History, LEN, check};
 use crate::mini::{Act, Mini};
 use crate::network::through;
-use crate::{run_again, url};
+use crate::servers::Server;
+use crate::{on, run_again, url};
 
 /// How long a round waits for an acknowledgement.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -82,43 +83,38 @@ fn own(url: &str, path: &Path, random: &mut SplitMix, told: &Told) -> Result<(),
     Ok(())
 }
 
-#[test]
-fn writers_fight_while_their_network_is_cut() {
-    let Some(url) = url() else {
-        let mini = Mini::start(|_, _| Act::Answer);
-        return run_again(test_name!(), &mini.store);
-    };
+/// Has two writers fight, which reach the store by these URLs, and disturbs them in each round. Checks all that is
+/// acknowledged. Returns what happened, in words.
+fn disturbed(
+    test: &str,
+    ways: [&str; 2],
+    url: &str,
+    mend: &dyn Fn(),
+    mut disturb: impl FnMut(&mut SplitMix),
+) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let file = Options::new().commit_log(1 << 20).create(path("first"), LEN).unwrap();
-    Replica::attach(&file, &url, options()).unwrap().hand_over().unwrap();
-    let mut random = SplitMix::new(seed("writers_fight_while_their_network_is_cut"));
-    let ways = [through(&url, Duration::ZERO), through(&url, Duration::from_millis(2))];
+    Replica::attach(&file, url, options()).unwrap().hand_over().unwrap();
+    let mut random = SplitMix::new(seed(test));
     let (told, rounds, since) = (Told::default(), cases(10, 1000), Instant::now());
-    let (mut acknowledged, mut losses, mut cuts) = (0, 0, 0);
+    let (mut acknowledged, mut count) = (0, 0);
     scope(|scope| {
         // A failed check must not leave the writers waiting.
-        let ends = Ends { told: &told, ways: &ways };
-        for ((_, url), name) in ways.iter().zip(["a", "b"]) {
+        let ends = Ends { told: &told, mend };
+        for (url, name) in ways.into_iter().zip(["a", "b"]) {
             let (random, path, told) = (SplitMix::new(random.next_u64()), path(name), &told);
             scope.spawn(move || fight(url, &path, random, told));
         }
         // On a slow machine the writers need more of them to fight as often.
         for round in 0..4 * rounds {
-            if round >= rounds && look(&url).is_ok_and(|found| found.epoch > rounds / 4) {
+            if round >= rounds && look(url).is_ok_and(|found| found.epoch > rounds / 4) {
                 break;
             }
-            cuts += 1;
+            count += 1;
             let begun = Instant::now();
             sleep(Duration::from_micros(random.below(60_000)));
-            let (proxy, _) = &ways[random.below(2) as usize];
-            proxy.cut();
-            sleep(Duration::from_micros(random.below(150_000)));
-            if random.below(2) == 0 {
-                proxy.sever();
-                losses += 1;
-            }
-            proxy.mend();
+            disturb(&mut random);
             let lines = loop {
                 let lines = told.acknowledged();
                 // Half of the rounds wait for nothing.
@@ -128,30 +124,73 @@ fn writers_fight_while_their_network_is_cut() {
                 }
                 sleep(Duration::from_millis(2));
             };
-            acknowledged = check(&url, &path("check"), &lines, &format!("round {round}"));
+            acknowledged = check(url, &path("check"), &lines, &format!("round {round}"));
             assert_eq!(*told.failures.lock().unwrap(), "", "round {round}");
         }
         drop(ends);
     });
-    let acknowledged = check(&url, &path("check"), &told.acknowledged(), "at the end");
-    let (epoch, fenced) = (look(&url).unwrap().epoch, told.fenced.load(Ordering::Relaxed));
-    println!(
-        "{cuts} cuts, {losses} of them with closed connections: {acknowledged} acknowledgements, {epoch} epochs, \
-         {fenced} times fenced, in {:?}",
-        since.elapsed()
-    );
+    let acknowledged = check(url, &path("check"), &told.acknowledged(), "at the end");
+    let (epoch, fenced) = (look(url).unwrap().epoch, told.fenced.load(Ordering::Relaxed));
     assert!(acknowledged >= rounds / 3 && epoch > rounds / 4, "{acknowledged} acknowledgements, {epoch} epochs");
+    format!(
+        "{count} rounds: {acknowledged} acknowledgements, {epoch} epochs, {fenced} times fenced, in {:?}",
+        since.elapsed()
+    )
+}
+
+#[test]
+fn writers_fight_while_their_network_is_cut() {
+    let Some(url) = url() else {
+        let mini = Mini::start(|_, _| Act::Answer);
+        return run_again(test_name!(), &mini.store);
+    };
+    let ways = [through(&url, Duration::ZERO), through(&url, Duration::from_millis(2))];
+    let mut losses = 0;
+    let mend = || ways.iter().for_each(|(proxy, _)| proxy.mend());
+    let told = disturbed(test_name!(), [&ways[0].1, &ways[1].1], &url, &mend, |random| {
+        let (proxy, _) = &ways[random.below(2) as usize];
+        proxy.cut();
+        sleep(Duration::from_micros(random.below(150_000)));
+        if random.below(2) == 0 {
+            proxy.sever();
+            losses += 1;
+        }
+        proxy.mend();
+    });
+    println!("{losses} cuts with closed connections; {told}");
+}
+
+/// What a server has acknowledged is there after its death, or a writer would find that its replica has gone back.
+fn killed(test: &str, mut server: Server) {
+    let url = server.store.url("bucket", "a/ledger");
+    let told = disturbed(test, [&url, &url], &url, &|| (), |random| {
+        server.kill();
+        sleep(Duration::from_micros(random.below(100_000)));
+        server.start_again();
+    });
+    println!("{told}");
+}
+
+#[test]
+fn writers_fight_while_versitygw_is_killed() {
+    on!(Server::versitygw(), |_: &str| killed(test_name!(), Server::versitygw().unwrap()));
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn writers_fight_while_jetstream_is_killed() {
+    on!(Server::nats(), |_: &str| killed(test_name!(), Server::nats().unwrap()));
 }
 
 /// Ends the writers.
 struct Ends<'a> {
     told: &'a Told,
-    ways: &'a [(crate::proxy::Proxy, String); 2],
+    mend: &'a dyn Fn(),
 }
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.told.stops.store(true, Ordering::Release);
-        self.ways.iter().for_each(|(proxy, _)| proxy.mend());
+        (self.mend)();
     }
 }

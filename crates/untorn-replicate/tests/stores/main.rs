@@ -34,6 +34,7 @@ fn run_again(test: &str, store: &Store) {
     assert!(status.success(), "the run with credentials failed");
 }
 
+/// Runs a test with the URL of a store on a server that is started for it, and with its credentials.
 macro_rules! on {
     ($start:expr, $body:expr) => {
         match url() {
@@ -45,6 +46,7 @@ macro_rules! on {
         }
     };
 }
+use on;
 
 #[test]
 fn versitygw_keeps_a_replica() {

@@ -79,6 +79,7 @@ impl Store {
 /// A server that ends with the test.
 pub(crate) struct Server {
     pub(crate) store: Store,
+    command: Command,
     child: Child,
     dir: tempfile::TempDir,
 }
@@ -99,13 +100,29 @@ impl Server {
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
         let (out, err) = (log.try_clone().unwrap(), log);
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn().unwrap();
-        let server = Server { store, child, dir };
-        let until = Instant::now() + PATIENCE;
-        while TcpStream::connect(("127.0.0.1", server.store.port)).is_err() {
-            assert!(Instant::now() < until, "the server does not begin");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let server = Server { store, command, child, dir };
+        server.wait();
         server
+    }
+
+    /// Waits until it serves.
+    fn wait(&self) {
+        let until = Instant::now() + PATIENCE;
+        while TcpStream::connect(("127.0.0.1", self.store.port)).is_err() {
+            assert!(Instant::now() < until, "the server does not begin");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again after a kill, with what it had.
+    pub(crate) fn start_again(&mut self) {
+        self.child = self.command.spawn().unwrap();
+        self.wait();
     }
 
     /// A directory with the bucket `bucket`, as several servers keep it.
