@@ -11,7 +11,8 @@
 //! 4. A replicated stream is read only after a message went through its present leader: one that has lost its majority
 //!    would answer with an older object.
 
-use std::future::Future;
+use std::future::{Future, ready};
+use std::pin::pin;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -22,8 +23,10 @@ use async_nats::jetstream::stream::{
     Config, DiscardPolicy, LastRawMessageErrorKind, RetentionPolicy, StorageType, Stream,
 };
 use async_nats::jetstream::{self, Context, ErrorCode};
-use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions};
+use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event};
 use futures_util::TryStreamExt;
+use futures_util::future::{Either, select};
+use tokio::sync::watch::{self, Receiver};
 
 use super::location::StreamUrl;
 use super::meter::{Kind, Meter, Requests};
@@ -65,6 +68,8 @@ struct Open {
     stream: Stream,
     /// Copies of the stream.
     copies: usize,
+    /// Changes when the connection is lost.
+    lost: Receiver<()>,
 }
 
 impl std::fmt::Debug for JetStreamStore {
@@ -173,7 +178,8 @@ impl JetStreamStore {
             }
         };
         drop(place);
-        self.waiting.run(request(open)).ok_or_else(ended)?.map_err(failed)
+        let lost = open.lost.clone();
+        self.waiting.run(unless_lost(request(open), lost)).ok_or_else(ended)?.map_err(failed)
     }
 
     fn fetch(&self, name: &str) -> Answer<Option<Fetched>> {
@@ -212,9 +218,30 @@ impl JetStreamStore {
     }
 }
 
+/// Runs a request until the connection is lost. The client makes another one by itself, but no answer to this request
+/// will come, and it would be waited for.
+async fn unless_lost<T>(request: impl Future<Output = Done<T>>, mut lost: Receiver<()>) -> Done<T> {
+    lost.mark_unchanged();
+    match select(pin!(request), pin!(lost.changed())).await {
+        Either::Left((done, _)) => done,
+        Either::Right((Ok(()), _)) => {
+            Err(Trouble { is_transient: true, text: "the connection to the server was lost".to_owned() })
+        }
+        // Nobody tells any more.
+        Either::Right((Err(_), request)) => request.await,
+    }
+}
+
 /// Connects, and finds the stream, or makes it.
 async fn connect(place: StreamUrl) -> Done<Open> {
+    let (tell, lost) = watch::channel(());
     let mut options = ConnectOptions::new()
+        .event_callback(move |event| {
+            if matches!(event, Event::Disconnected) {
+                tell.send_replace(());
+            }
+            ready(())
+        })
         .name("untorn")
         .connection_timeout(PATIENCE)
         .request_timeout(Some(PATIENCE))
@@ -249,7 +276,7 @@ async fn connect(place: StreamUrl) -> Done<Open> {
         return Err(Trouble::lasting(format!("the stream {} {what}; use another stream", place.stream)));
     }
     let copies = config.num_replicas;
-    Ok(Open { client, context, stream, copies })
+    Ok(Open { client, context, stream, copies, lost })
 }
 
 /// Why there is no connection, and what to do.
