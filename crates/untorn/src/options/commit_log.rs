@@ -65,7 +65,7 @@ impl CommitLog {
     /// [`block`](Self::block) also ends this wait, with [`Error::NotAcknowledged`]; without one, it lasts until the
     /// consumer comes. `close` commits, and waits as well.
     ///
-    /// A region store cannot have this.
+    /// A region store and a `SharedMap` cannot have this.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {

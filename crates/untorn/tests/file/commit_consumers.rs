@@ -277,6 +277,62 @@ fn a_commit_that_is_not_acknowledged_in_time_stays() {
 }
 
 #[test]
+fn a_map_whose_commit_is_not_acknowledged_has_made_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let log = CommitLog::new(1 << 20).await_consumers().block(Duration::from_millis(20));
+    let mut map = Options::new().commit_log(log).create_map(&path, LEN).unwrap();
+    map[..5].copy_from_slice(b"hello");
+    map.resize(LEN + 9000).unwrap();
+    assert!(matches!(map.commit().unwrap_err(), Error::NotAcknowledged { consumer: None, .. }));
+    // There is nothing to roll back, and a further commit still waits.
+    map.rollback().unwrap();
+    assert_eq!((map.len() as u64, &map[..5]), (LEN + 9000, &b"hello"[..]));
+    let mut stream = CommitStream::consumer(&path, "one").unwrap();
+    assert!(matches!(map.commit().unwrap_err(), Error::NotAcknowledged { consumer: Some(_), .. }));
+    acknowledge_all(&mut stream);
+    assert_eq!(map.commit().unwrap(), stream.position());
+    map.close().unwrap();
+}
+
+/// Another process may serve the file, and it must go on with the calls of others.
+#[test]
+fn a_process_that_shares_a_file_waits_for_consumers_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let log = CommitLog::new(1 << 20).await_consumers();
+    let options = Options::new().shared(true).durability(Durability::PerWrite);
+    let file = options.clone().commit_log(log).create(&path, LEN).unwrap();
+    let mut stream = CommitStream::consumer(&path, "one").unwrap();
+    let child = in_forked_child(|| {
+        let other = options.clone().open(&path).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| other.write_at(b"hello", 100).unwrap());
+            // It is made, and nobody has acknowledged it: reads go on.
+            let mut bytes = [0; 5];
+            while bytes != *b"hello" {
+                other.read_at(&mut bytes, 100).unwrap();
+            }
+            std::fs::write(dir.path().join("seen"), b"").unwrap();
+            writer.join().unwrap();
+        });
+        let acknowledged = inspect(&path).unwrap().commit_log.unwrap().consumers[0].acknowledged;
+        i32::from(other.last_commit().number > acknowledged)
+    });
+    while !dir.path().join("seen").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut bytes = [0; 5];
+    file.read_at(&mut bytes, 100).unwrap();
+    assert_eq!(&bytes, b"hello");
+    acknowledge_all(&mut stream);
+    assert_eq!(child.wait(), Some(0));
+    file.close().unwrap();
+    let refused = Options::new().share_map(&path).unwrap_err();
+    assert!(refused.to_string().contains("await nobody"), "{refused}");
+}
+
+#[test]
 fn an_opening_without_the_option_keeps_what_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");

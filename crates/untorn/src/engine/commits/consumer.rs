@@ -14,11 +14,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::files::{consumer_path, consumers, open};
-use super::format::{POSITION_AT, POSITION_LEN, Position, RawPosition};
+use super::format::{Control, POSITION_AT, POSITION_LEN, Position, RawPosition};
 use super::log::{LogOf, control_path};
 use super::state;
 use super::stream::{Commit, Commits, Reader, whole_control};
@@ -44,6 +46,9 @@ pub(crate) mod barriers {
         AWAITED = "commits.awaited";
     }
 }
+
+/// How often a commit that is to be acknowledged looks whether it is.
+const POLL: Duration = Duration::from_millis(1);
 
 /// Characters that a name may have at most.
 const LONGEST: usize = 64;
@@ -111,6 +116,82 @@ pub(super) fn slowest<M: Medium>(
 ) -> Result<Option<(String, u64)>> {
     let of_this = positions(medium, control, data)?.into_iter().filter(|(_, position)| position.uuid == *uuid);
     Ok(of_this.map(|(name, position)| (name, position.number)).min_by_key(|(_, number)| *number))
+}
+
+/// Waits until the slowest consumer, as `slowest` finds it, has acknowledged this commit.
+///
+/// # Errors
+/// [`Error::NotAcknowledged`] after this time; those of `slowest`.
+pub(crate) fn await_acknowledgement(
+    path: &Path,
+    commit: u64,
+    most: Option<Duration>,
+    mut slowest: impl FnMut() -> Result<Option<(String, u64)>>,
+) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let found = slowest()?;
+        if found.as_ref().is_some_and(|(_, acknowledged)| *acknowledged >= commit) {
+            return Ok(());
+        }
+        let left = most.map_or(POLL, |most| most.saturating_sub(since.elapsed()).min(POLL));
+        if left.is_zero() {
+            return Err(Error::NotAcknowledged {
+                path: path.to_owned(),
+                consumer: found.map(|(name, _)| name),
+                commit,
+            });
+        }
+        std::thread::sleep(left);
+    }
+}
+
+/// What a process that shares a file knows of its commit log, which another one keeps up.
+pub(crate) struct Awaiting {
+    path: PathBuf,
+    /// The last commit that this process need not wait for.
+    awaited: AtomicU64,
+}
+
+/// A log that awaits its consumers.
+struct Found<M: Medium> {
+    data: M::File,
+    place: PathBuf,
+    control: Control,
+    commit: u64,
+}
+
+impl Awaiting {
+    /// `None` if commits of the file do not await its consumers.
+    ///
+    /// # Errors
+    /// Those of reading the log.
+    pub(crate) fn of<M: Medium>(medium: &M, path: &Path) -> Result<Option<Self>> {
+        let found = Self::look(medium, path)?;
+        Ok(found.map(|found| Awaiting { path: path.to_owned(), awaited: AtomicU64::new(found.commit) }))
+    }
+
+    fn look<M: Medium>(medium: &M, path: &Path) -> Result<Option<Found<M>>> {
+        let data = medium.open(path, Access::Read, 0)?;
+        let place = control_path(path, data.identity()?.inode, LogOf::File);
+        let Some(file) = open(medium, &place, Access::Read, &data)? else { return Ok(None) };
+        let found = whole_control(&file)?.filter(|(control, _)| control.awaits);
+        Ok(found.map(|(control, confirmed)| Found { data, place, control, commit: confirmed.number }))
+    }
+
+    /// Waits until the consumers have acknowledged what is committed now.
+    ///
+    /// # Errors
+    /// [`Error::NotAcknowledged`]; those of reading the log.
+    pub(crate) fn wait<M: Medium>(&self, medium: &M) -> Result<()> {
+        let Some(Found { data, place, control, commit }) = Self::look(medium, &self.path)? else { return Ok(()) };
+        if commit > self.awaited.load(Ordering::Relaxed) {
+            let slowest = || slowest(medium, &place, &control.uuid, &data);
+            await_acknowledgement(&self.path, commit, control.block, slowest)?;
+            self.awaited.fetch_max(commit, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 /// Makes the positions durable that were read.

@@ -42,7 +42,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use self::consumer::Consuming;
 use self::format::{RangeKind, RawRange};
@@ -85,9 +84,6 @@ pub(crate) mod barriers {
 
 /// Slots of the gate: a further thread passes it more slowly.
 const SLOTS: usize = 16;
-
-/// How often a commit that is to be acknowledged looks whether it is.
-const AWAIT: Duration = Duration::from_millis(1);
 
 /// Two ranges that are nearer to each other than this become one.
 const NEAR: u64 = 16;
@@ -152,6 +148,8 @@ pub(crate) struct WithCommitLog<M: Medium> {
     resize_commits: bool,
     /// A record could not be taken back.
     broken: AtomicBool,
+    /// A commit returns once the consumers have acknowledged it. Processes that share the file wait by themselves.
+    awaits: bool,
     /// The last commit that nobody needs to wait for: the consumers have it, or it is older than this opening.
     awaited: AtomicU64,
     /// The process that opened the file.
@@ -208,6 +206,7 @@ pub(crate) fn with_commit_log<M: Medium>(
         resize_commits: engine.resize_commits(),
         durability: info.durability,
         kept: log.kept(),
+        awaits: log.kept().awaits && !options.shared,
         engine,
         medium: Arc::clone(medium),
         path,
@@ -345,29 +344,22 @@ impl<M: Medium> WithCommitLog<M> {
     /// # Errors
     /// [`Error::NotAcknowledged`]: the commits stay. Those of reading.
     fn await_consumers(&self) -> Result<()> {
-        if !self.kept.awaits || !self.medium.makes_check(consumer::barriers::AWAITED) {
+        if !self.awaits || !self.medium.makes_check(consumer::barriers::AWAITED) {
             return Ok(());
         }
         let Some(commit) = lock(&self.log, self.relax()).as_ref().map(|log| log.confirmed.number) else {
             return Ok(());
         };
-        let since = Instant::now();
-        while commit > self.awaited.load(Ordering::Relaxed) {
-            let (slowest, is_closed) = match lock(&self.log, self.relax()).as_ref() {
-                Some(log) => (log.slowest()?, false),
-                None => (None, true),
-            };
-            if slowest.as_ref().is_some_and(|(_, acknowledged)| *acknowledged >= commit) {
-                self.awaited.fetch_max(commit, Ordering::Relaxed);
-                return Ok(());
-            }
-            let left = self.kept.block.map_or(AWAIT, |most| most.saturating_sub(since.elapsed()).min(AWAIT));
-            if left.is_zero() || is_closed {
-                let (path, consumer) = (self.path.clone(), slowest.map(|(name, _)| name));
-                return Err(Error::NotAcknowledged { path, consumer, commit });
-            }
-            std::thread::sleep(left);
+        if commit <= self.awaited.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        consumer::await_acknowledgement(&self.path, commit, self.kept.block, || {
+            match lock(&self.log, self.relax()).as_ref() {
+                Some(log) => log.slowest(),
+                None => Err(Error::NotAcknowledged { path: self.path.clone(), consumer: None, commit }),
+            }
+        })?;
+        self.awaited.fetch_max(commit, Ordering::Relaxed);
         Ok(())
     }
 

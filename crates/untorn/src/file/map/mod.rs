@@ -96,6 +96,8 @@ pub struct AtomicMap {
     /// Number of the last commit, and the length then.
     commit: u64,
     committed_len: u64,
+    /// Consumers of the commit log have not acknowledged it in time.
+    is_awaited: bool,
     /// From this end of a page on all memory of the map is zeros.
     zeros_from: u64,
     /// Where the program may have stored to since the page tables were asked.
@@ -160,6 +162,7 @@ impl AtomicMap {
             len,
             commit: info.commit,
             committed_len: len,
+            is_awaited: false,
             zeros_from: page_end(len),
             lent: Lent::nothing(reserved),
             stored: Runs::new(),
@@ -284,7 +287,8 @@ impl AtomicMap {
         self.note_stores_beside(stores)?;
         let engine = &*self.shared.engine;
         if self.stored.is_empty() && self.len == self.committed_len {
-            return Ok(self.commit);
+            // It may be made, and not be acknowledged.
+            return if self.is_awaited { engine.sync().inspect(|_| self.is_awaited = false) } else { Ok(self.commit) };
         }
         let within = self.stored.iter().map(|run| run.start..run.end.min(self.len)).filter(|run| !run.is_empty());
         match stores {
@@ -310,21 +314,27 @@ impl AtomicMap {
             // what is cut off here is never rolled back to.
             engine.resize(self.len)?;
         }
-        self.commit = engine.sync()?;
+        let synced = engine.sync();
+        (self.commit, self.is_awaited) = match &synced {
+            Ok(commit) => (*commit, false),
+            // It is made all the same, and cannot be rolled back.
+            Err(Error::NotAcknowledged { commit, .. }) => (*commit, true),
+            Err(_) => return synced,
+        };
         tracing::debug!(path = %self.path().display(), commit = self.commit, "committed the stored pages");
         self.committed_len = self.len;
         let stored = std::mem::take(&mut self.stored);
         self.kept.add(&stored);
         if stores == Stores::Running {
             // A store between its copy and its page's release would be lost.
-            return Ok(self.commit);
+            return synced;
         }
         if let Err(error) = self.give_back(&stored) {
             // The commit is durable. What could not be given back stays in memory.
             tracing::warn!(path = %self.path().display(), %error, "cannot release committed pages; they stay in \
                                                                    memory");
         }
-        Ok(self.commit)
+        synced
     }
 
     /// Takes a snapshot of the last commit: reads of it give the same bytes for as long as it is held, while the

@@ -57,6 +57,7 @@ use self::call::Kind;
 use self::member::Member;
 use self::service::{Service, why_new_generation};
 use super::negotiated;
+use crate::engine::commits::consumer::Awaiting;
 use crate::engine::snapshot::SnapshotService;
 use crate::engine::{Close, Engine, Info, Piece, Recovery};
 use crate::error::{Error, Result};
@@ -64,7 +65,7 @@ use crate::format::sidecar;
 use crate::ipc::rendezvous::{Rendezvous, in_directory};
 use crate::ipc::rpc::{MOST, RequestSlot, Words};
 use crate::options::{Durability, EngineKind, Options};
-use crate::storage::Identity;
+use crate::storage::{Identity, PageCache};
 use crate::sys::incarnation;
 
 /// Opens the file with its engine.
@@ -81,6 +82,8 @@ pub(crate) struct RemoteFile {
     finished: AtomicBool,
     /// The state when it was opened, for when nobody can be asked.
     first: Info,
+    /// Commits await the consumers of the commit log: the process that makes them waits, and not the one that serves.
+    awaiting: Option<Awaiting>,
 }
 
 /// Joins the processes that share a file, or opens it for others to join.
@@ -114,8 +117,9 @@ pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         reflected_slices: 0,
         recovery: Recovery::default(),
     };
+    let awaiting = Awaiting::of(&PageCache::reading_by_call(), path)?;
     let (path, finished) = (path.to_owned(), AtomicBool::new(false));
-    let mut remote_file = RemoteFile { member, path, identity, process: incarnation(), finished, first };
+    let mut remote_file = RemoteFile { member, path, identity, process: incarnation(), finished, first, awaiting };
     // If the server dies just now, the file is open all the same.
     remote_file.first = remote_file.info();
     Ok(Box::new(remote_file))
@@ -155,6 +159,16 @@ impl RemoteFile {
         } else {
             Error::Forked { path: self.path.clone() }
         }
+    }
+
+    /// Waits until the consumers of the commit log have what was just committed, if commits are to wait for that.
+    fn await_consumers(&self) -> Result<()> {
+        self.awaiting.as_ref().map_or(Ok(()), |awaiting| awaiting.wait(&PageCache::reading_by_call()))
+    }
+
+    /// The same after a change, which is a commit if each is one.
+    fn await_changed(&self) -> Result<()> {
+        if self.first.durability == Durability::PerWrite { self.await_consumers() } else { Ok(()) }
     }
 
     /// Does something with the open file, here or by a call. A call gives nothing if this process has come to serve
@@ -306,11 +320,16 @@ impl Engine for RemoteFile {
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        self.write_under(pieces, None).map(drop)
+        self.write_under(pieces, None)?;
+        self.await_changed()
     }
 
     fn write_if(&self, pieces: &[Piece<'_>], changes: u64) -> Result<bool> {
-        self.write_under(pieces, Some(changes))
+        let written = self.write_under(pieces, Some(changes))?;
+        if written {
+            self.await_changed()?;
+        }
+        Ok(written)
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
@@ -319,12 +338,15 @@ impl Engine for RemoteFile {
     }
 
     fn sync(&self) -> Result<u64> {
-        self.ask((Kind::Sync, "sync"), (0, 0), Service::sync)
+        let commit = self.ask((Kind::Sync, "sync"), (0, 0), Service::sync)?;
+        self.await_consumers().map(|()| commit)
     }
 
     fn resize(&self, len: u64) -> Result<()> {
         let here = |service: &Service| service.resize(len, &mut None, || ()).map(|()| 0);
-        self.ask((Kind::Resize, "resize"), (len, 0), here).map(drop)
+        self.ask((Kind::Resize, "resize"), (len, 0), here)?;
+        // Some engines commit with it.
+        self.await_consumers()
     }
 
     fn reclaim(&self) -> Result<u64> {

@@ -324,6 +324,9 @@ pub(crate) fn open(
     Ok(SharedMap { copy, path, identity })
 }
 
+const AWAITS: &str = "commits of a SharedMap cannot await the consumers of the commit log; open the file as an \
+                      AtomicMap, or have the log await nobody (`untorn replicate --sync local`)";
+
 /// Opens the file for whoever serves.
 pub(crate) struct Committed {
     path: PathBuf,
@@ -357,6 +360,9 @@ impl Opener for Committed {
         let options =
             Options { exclusion: Some(exclusion), lost_page: self.options.lost_page, keep_sidecar: true, ..agreed };
         let shared = (self.open)(&self.path, &options)?;
+        if shared.engine.commits().is_some_and(|commits| commits.kept().awaits) {
+            return Err(Error::Invalid { path: self.path.clone(), what: AWAITS.to_owned() });
+        }
         let negotiated =
             negotiated::of(&options, &shared.engine.info(), shared.engine.commits().map(CommitService::kept));
         // The path may have come to name another file since it was looked at.

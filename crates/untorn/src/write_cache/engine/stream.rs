@@ -37,6 +37,7 @@ use super::pack::{Packed, RECORD, unpack};
 use super::spill::Spilled;
 use super::{Cache, Mode, coalesce, locked};
 use crate::engine::commits::appender::{CommitRecords, Committed};
+use crate::engine::commits::consumer::await_acknowledgement;
 use crate::error::{Error, Result};
 use crate::options::CommitLog;
 use crate::storage::Medium;
@@ -332,24 +333,14 @@ impl<M: Medium> Cache<M> {
         }
         // Their records come with the drain.
         self.deliver_up_to(through)?;
-        let commit = file.with_records(|records| records.last());
-        let since = Instant::now();
-        loop {
-            let found = file.with_records(|records| (records.slowest(), records.blocks()));
-            // Without a log, nobody learns of the commits.
-            let (slowest, most) = found.map_or((Ok(None), Some(Duration::ZERO)), |found| found);
-            let slowest = slowest?;
-            if slowest.as_ref().is_some_and(|(_, acknowledged)| commit.is_some_and(|commit| *acknowledged >= commit)) {
-                file.awaited.fetch_max(through, Ordering::Relaxed);
-                return Ok(());
-            }
-            let left = most.map_or(POLL, |most| most.saturating_sub(since.elapsed()).min(POLL));
-            if left.is_zero() {
-                let (path, consumer) = (file.path().to_path_buf(), slowest.map(|(name, _)| name));
-                return Err(Error::NotAcknowledged { path, consumer, commit: commit.unwrap_or_default() });
-            }
-            thread::sleep(left);
-        }
+        let (commit, most) = file.with_records(|records| (records.last(), records.blocks())).unwrap_or_default();
+        await_acknowledgement(&file.path(), commit, most, || {
+            // Without a log nobody learns of the commits.
+            let lost = || Err(Error::NotAcknowledged { path: file.path().to_path_buf(), consumer: None, commit });
+            file.with_records(|records| records.slowest()).unwrap_or_else(lost)
+        })?;
+        file.awaited.fetch_max(through, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Puts the Commit of the open epoch into the log, as [`put_commit`](Cache::put_commit) does, when the consumers
