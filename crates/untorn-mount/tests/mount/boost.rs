@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 use untorn_testing::{SplitMix, cases, seed};
 
-use crate::support::{Mount, mount};
+use crate::support::{How, Mount, mount, mount_as};
 
 /// Contents of the files of a directory.
 type Contents = BTreeMap<PathBuf, Vec<u8>>;
@@ -38,7 +38,7 @@ fn replayed(mount: &Mount) -> Contents {
 #[test]
 fn acknowledged_writes_survive_the_server_and_a_power_cut() {
     for round in 0..cases(3, 30) {
-        let Some(mut mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+        let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", How::BoostUndrained) else { return };
         let seed = seed(untorn_testing::test_name!());
         let mut random = SplitMix::new(seed ^ round as u64);
         let mut model = Contents::new();
@@ -111,7 +111,7 @@ fn renamed_and_removed_files_are_replayed_under_their_names() {
 
 #[test]
 fn a_file_is_managed_from_its_first_change_under_its_name() {
-    let Some(mut mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+    let Some(mut mount) = mount_as(untorn_testing::test_name!(), "/**", How::BoostUndrained) else { return };
     for name in ["read", "removed", "renamed", "cut"] {
         fs::write(mount.source().join(name), "before").unwrap();
     }
