@@ -20,5 +20,6 @@ mod region;
 mod replay;
 mod replicate;
 mod snapshots;
+mod take_over;
 mod torture;
 mod verbs;
