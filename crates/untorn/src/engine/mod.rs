@@ -249,7 +249,7 @@ impl Shared {
             None => {
                 Some("without a commit log; close all its handles first, or open the first with the log".to_owned())
             }
-            Some(kept) if wanted == kept => None,
+            Some(kept) if wanted.is_met_by(kept) => None,
             Some(kept) => Some(format!("with a commit log {kept}, where one {wanted} is asked for")),
         }
     }

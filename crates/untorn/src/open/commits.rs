@@ -139,7 +139,7 @@ pub fn changed_since(path: impl AsRef<Path>, commit: u64) -> Result<Changes> {
 pub fn kept(path: impl AsRef<Path>) -> Result<Option<CommitLog>> {
     let path = located(path.as_ref())?;
     let found = crate::engine::commits::state::look(&PageCache::reading_by_call(), &path, LogOf::File)?;
-    Ok(found.map(|log| CommitLog { limit: log.limit, block: log.block, awaits: log.awaits }))
+    Ok(found.map(|log| CommitLog { limit: log.limit, block: log.block, awaits: Some(log.awaits) }))
 }
 
 /// The path of a file. For one in a mount of untorn that is the path of its source, which has the log beside it.

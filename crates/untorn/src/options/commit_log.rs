@@ -35,14 +35,15 @@ use crate::error::Error;
 pub struct CommitLog {
     pub(crate) limit: u64,
     pub(crate) block: Option<Duration>,
-    pub(crate) awaits: bool,
+    /// `None` leaves it as it is; a new log awaits nobody.
+    pub(crate) awaits: Option<bool>,
 }
 
 impl CommitLog {
     /// A log of at most so many bytes. Its oldest commits go when it is full, also those that a consumer has not
     /// acknowledged: the consumer learns of that by [`Error::CommitsMissing`].
     pub fn new(limit: u64) -> Self {
-        CommitLog { limit, block: None, awaits: false }
+        CommitLog { limit, block: None, awaits: None }
     }
 
     /// Keeps commits until each registered consumer has acknowledged them. A commit for which the full log has no room
@@ -90,20 +91,26 @@ impl CommitLog {
     /// ```
     #[must_use]
     pub fn await_consumers(mut self) -> Self {
-        self.awaits = true;
+        self.awaits = Some(true);
         self
     }
 
-    /// The same log, whose commits do not wait until they are acknowledged.
+    /// The same log, whose commits do not wait until they are acknowledged. Without this, and without
+    /// [`await_consumers`](Self::await_consumers), a log that is there stays as it is in this respect.
     #[must_use]
     pub fn await_nobody(mut self) -> Self {
-        self.awaits = false;
+        self.awaits = Some(false);
         self
     }
 
     /// Whether a commit returns only once each registered consumer has acknowledged it.
     pub fn awaits_consumers(&self) -> bool {
-        self.awaits
+        self.awaits == Some(true)
+    }
+
+    /// Whether a file whose log is kept so has what is asked for here.
+    pub(crate) fn is_met_by(&self, kept: CommitLog) -> bool {
+        *self == CommitLog { awaits: self.awaits.and(kept.awaits), ..kept }
     }
 
     /// The bytes that it may take.
@@ -120,7 +127,7 @@ impl CommitLog {
 impl fmt::Display for CommitLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "of {} bytes", self.limit)?;
-        if self.awaits {
+        if self.awaits_consumers() {
             f.write_str(" that awaits its consumers")?;
         }
         self.block.map_or(Ok(()), |time| write!(f, " that blocks for {} ms", time.as_millis()))

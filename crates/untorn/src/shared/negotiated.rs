@@ -13,7 +13,7 @@ const ANY: &str = "any";
 pub(crate) fn of(options: &Options, info: &Info, commit_log: Option<CommitLog>) -> String {
     let mut options = options.clone();
     (options.engine, options.durability) = (info.engine, Some(info.durability));
-    options.commit_log = Some(commit_log.unwrap_or(CommitLog::new(0)));
+    options.commit_log = Some(commit_log.unwrap_or(CommitLog::new(0).await_nobody()));
     list(&options).map(|(name, value)| format!("{name}={value}\n")).concat()
 }
 
@@ -27,10 +27,11 @@ const LOG_SIZE: &str = "log size";
 const CHECKPOINTERS: &str = "number of checkpointers";
 const MAX_LEN: &str = "greatest length";
 const COMMIT_LOG: &str = "commit log";
+const AWAITS: &str = "commits that await the consumers";
 const LOST_PAGE: &str = "way to learn of a lost page";
 
 /// The options with their values, in an order that stays.
-fn list(options: &Options) -> [(&'static str, String); 11] {
+fn list(options: &Options) -> [(&'static str, String); 12] {
     [
         (ENGINE, options.engine.to_string()),
         (DURABILITY, options.durability.map_or(ANY, crate::options::Durability::as_str).to_owned()),
@@ -42,19 +43,29 @@ fn list(options: &Options) -> [(&'static str, String); 11] {
         (CHECKPOINTERS, options.checkpoint_threads.to_string()),
         (MAX_LEN, options.max_len.map_or(ANY.to_owned(), |len| len.to_string())),
         (COMMIT_LOG, options.commit_log.map_or(ANY.to_owned(), commit_log)),
+        (AWAITS, options.commit_log.map_or(ANY.to_owned(), awaits)),
         (LOST_PAGE, options.lost_page.to_string()),
     ]
 }
 
 /// The words for a commit log; a limit of 0 stands for none.
 fn commit_log(log: CommitLog) -> String {
-    if log.limit == 0 { "none".to_owned() } else { log.to_string() }
+    if log.limit == 0 { "none".to_owned() } else { CommitLog { awaits: None, ..log }.to_string() }
+}
+
+/// Whether commits await the consumers of the log.
+fn awaits(log: CommitLog) -> String {
+    let word = |awaits: bool| if awaits { "yes" } else { "no" };
+    log.awaits.map_or(ANY, word).to_owned()
 }
 
 /// Whether a process that joins others asks for another commit log than the file has, in words.
 pub(super) fn other_commit_log(negotiated: &str, options: &Options) -> Option<String> {
-    let (found, wanted) = (value(negotiated, COMMIT_LOG)?, commit_log(options.commit_log?));
-    (found != wanted).then(|| format!("it shares the file with {COMMIT_LOG} {found}, but this open asks for {wanted}"))
+    let log = options.commit_log?;
+    [(COMMIT_LOG, commit_log(log)), (AWAITS, awaits(log))].into_iter().find_map(|(name, wanted)| {
+        let found = value(negotiated, name).filter(|found| *found != wanted && wanted != ANY)?;
+        Some(format!("it shares the file with {name} {found}, but this open asks for {wanted}"))
+    })
 }
 
 /// Takes what is not said in options, or said to be as it is by default, from the terms.
@@ -180,6 +191,7 @@ mod tests {
             (new().log_size(1 << 20), ["68719476736", "1048576"]),
             (new().checkpoint_threads(3), ["2", "3"]),
             (new().commit_log(77), ["none", "77"]),
+            (new().commit_log(CommitLog::new(0).await_consumers()), ["no", "yes"]),
             (new().max_len(77), ["not set", "77"]),
             (new().on_lost_page(LostPage::Signal), ["fail", "signal"]),
         ] {

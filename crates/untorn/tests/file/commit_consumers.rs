@@ -269,7 +269,9 @@ fn a_commit_that_is_not_acknowledged_in_time_stays() {
     file.close().unwrap();
     let kept = commits::kept(&path).unwrap().unwrap();
     assert_eq!(kept, log);
-    // It is given up like any other choice.
+    // An opening that asks for a log, and says nothing of this, leaves it.
+    Options::new().commit_log(2 << 20).open(&path).unwrap().close().unwrap();
+    assert!(commits::kept(&path).unwrap().unwrap().awaits_consumers());
     Options::new().commit_log(log.await_nobody()).open(&path).unwrap().close().unwrap();
     let file = Options::new().open(&path).unwrap();
     commit(&file, 4).unwrap();

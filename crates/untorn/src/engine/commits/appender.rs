@@ -241,7 +241,7 @@ impl<M: Medium> CommitRecords for Appender<M> {
     }
 
     fn awaits(&self) -> bool {
-        self.kept.awaits
+        self.kept.awaits_consumers()
     }
 
     fn slowest(&self) -> Result<Option<(String, u64)>> {

@@ -206,7 +206,7 @@ pub(crate) fn with_commit_log<M: Medium>(
         resize_commits: engine.resize_commits(),
         durability: info.durability,
         kept: log.kept(),
-        awaits: log.kept().awaits && !options.shared,
+        awaits: log.control.awaits && !options.shared,
         engine,
         medium: Arc::clone(medium),
         path,

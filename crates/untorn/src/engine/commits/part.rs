@@ -78,7 +78,7 @@ impl<M: Medium> PartLog<M> {
         (last, state): (u64, u64),
     ) -> Result<Option<Self>> {
         let wanted_now = wanted.filter(|log| log.limit > 0);
-        if wanted_now.is_some_and(|log| log.awaits) {
+        if wanted_now.is_some_and(|log| log.awaits_consumers()) {
             let what = "commits of a region cannot await the consumers of its commit log".to_owned();
             return Err(Error::Invalid { path: path.to_owned(), what });
         }

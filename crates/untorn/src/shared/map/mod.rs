@@ -360,7 +360,7 @@ impl Opener for Committed {
         let options =
             Options { exclusion: Some(exclusion), lost_page: self.options.lost_page, keep_sidecar: true, ..agreed };
         let shared = (self.open)(&self.path, &options)?;
-        if shared.engine.commits().is_some_and(|commits| commits.kept().awaits) {
+        if shared.engine.commits().is_some_and(|commits| commits.kept().awaits_consumers()) {
             return Err(Error::Invalid { path: self.path.clone(), what: AWAITS.to_owned() });
         }
         let negotiated =

@@ -150,7 +150,8 @@ impl<M: Medium> Log<M> {
             waits: true,
         };
         if let Some(CommitLog { limit, block, awaits }) = wanted {
-            (log.control.limit, log.control.block, log.control.awaits) = (limit, block, awaits);
+            (log.control.limit, log.control.block) = (limit, block);
+            log.control.awaits = awaits.unwrap_or(log.control.awaits);
         }
         Ok(Some(Attached { log, identity, is_ours: ours.is_some() }))
     }

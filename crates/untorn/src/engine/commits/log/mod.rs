@@ -95,7 +95,7 @@ impl<M: Medium> Log<M> {
     /// How it is kept.
     pub(super) fn kept(&self) -> CommitLog {
         let Control { limit, block, awaits, .. } = self.control;
-        CommitLog { limit, block, awaits }
+        CommitLog { limit, block, awaits: Some(awaits) }
     }
 
     /// The consumer with the lowest position, and that position.
