@@ -301,7 +301,8 @@ typedef struct untorn_tx untorn_tx;
  * consumer has acknowledged it, and waits while there is none. It is durable
  * here before that. With UNTORN_COMMIT_LOG_BLOCK it waits up to
  * untorn_options.commit_log_wait, and then fails with UNTORN_ETIMEDOUT: it
- * stays, and the next commit waits for it, too. */
+ * stays, and the next commit waits for it, too. Without this flag a log that is
+ * there stays as it is in this respect. */
 #define UNTORN_COMMIT_LOG_AWAIT 8192
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has

@@ -68,7 +68,8 @@ def open(
     consumers have acknowledged it: a commit for which the full log has no room waits so many seconds, and then raises
     :class:`untorn.ConsumerBehindError`. Without, the oldest commits go, and the consumer is told. With
     ``commit_log_await=True`` a commit returns once all registered consumers have acknowledged it, or raises
-    :class:`untorn.NotAcknowledgedError` after ``commit_log_block`` seconds; it is made all the same.
+    :class:`untorn.NotAcknowledgedError` after ``commit_log_block`` seconds; it is made all the same. Without, a log that
+    is there stays as it is in this respect.
     """
     hows = {"r+": "open", "r": "open", "w+": "truncate", "x+": "create", "a+": "either"}
     if mode not in hows:
