@@ -116,8 +116,11 @@ impl Guard {
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let beside = Beside::map(&options.open(self.directory.join("beside"))?)?;
         for (kind, name) in [(Kind::Journal, journal_in(&self.directory)), (Kind::Wal, wal_of(&self.database))] {
-            if fs::symlink_metadata(name).is_ok() {
-                beside.note(kind);
+            match fs::symlink_metadata(name) {
+                Ok(_) => beside.note(kind),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // A journal that nobody looks for would never be rolled back.
+                Err(error) => return Err(error),
             }
         }
         Ok(beside)

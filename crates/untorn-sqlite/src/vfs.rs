@@ -273,7 +273,12 @@ unsafe extern "C" fn open(
         }
         if let Some(own) = journal_name(path) {
             // Another database's journal, which a super-journal names, is in a file, and opened with another flag.
-            let has_file = may_exist(path) && journal_in(path).exists();
+            let has_file = match journal_in(path).try_exists() {
+                _ if !may_exist(path) => false,
+                Ok(has_file) => has_file,
+                // It may be the journal of a transaction that a crash cut off.
+                Err(_) => return abi::CANTOPEN,
+            };
             let is_own = flags & abi::OPEN_MAIN_JOURNAL != 0 && JournalName::is_known(name);
             let database = if is_own && !has_file {
                 // SAFETY: the name is that of a connection's journal, by which SQLite finds the database.
@@ -312,7 +317,9 @@ unsafe extern "C" fn delete(_vfs: *mut Vfs, name: *const c_char, sync: c_int) ->
     // SAFETY: SQLite passes a string.
     let path = unsafe { path_of(name) };
     let own = path.and_then(journal_name);
-    if own.is_some() && path.is_some_and(|path| !may_exist(path) || !journal_in(path).exists()) {
+    // One that cannot be looked for may be there, and a transaction with a journal would be rolled back.
+    let is_missing = |path: &Path| !may_exist(path) || matches!(journal_in(path).try_exists(), Ok(false));
+    if own.is_some() && path.is_some_and(is_missing) {
         // It was in memory.
         return abi::OK;
     }

@@ -212,8 +212,17 @@ static const struct {
 };
 enum { CALL_COUNT = sizeof CALLS / sizeof *CALLS };
 
+static int is_event(int descriptor) {
+    static const char EVENT[] = "anon_inode:[eventfd]";
+    char name[40], text[sizeof EVENT - 1];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor);
+    long len = raw(SYS_readlink, (long)name, (long)text, sizeof text, 0, 0, 0);
+    return len == sizeof text && memcmp(text, EVENT, sizeof text) == 0;
+}
+
 /* Whether a call is one that a disk, a file system or a limit can let fail. */
 static int applies(enum kind kind, const greg_t *registers) {
+    if (kind == SYS_READS || kind == SYS_WRITES) return !is_event(registers[REG_RDI]);
     if (kind == SYS_MAPS) return (int)registers[REG_R8] >= 0;
     if (kind != SYS_LOCKS) return 1;
     int command = registers[REG_RSI];

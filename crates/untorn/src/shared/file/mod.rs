@@ -117,9 +117,11 @@ pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         reflected_slices: 0,
         recovery: Recovery::default(),
     };
-    let awaiting = Awaiting::of(&PageCache::reading_by_call(), path)?;
     let (path, finished) = (path.to_owned(), AtomicBool::new(false));
-    let mut remote_file = RemoteFile { member, path, identity, process: incarnation(), finished, first, awaiting };
+    let process = incarnation();
+    let mut remote_file = RemoteFile { member, path, identity, process, finished, first, awaiting: None };
+    // If this fails, dropping the handle ends this process's part.
+    remote_file.awaiting = Awaiting::of(&PageCache::reading_by_call(), &remote_file.path)?;
     // If the server dies just now, the file is open all the same.
     remote_file.first = remote_file.info();
     Ok(Box::new(remote_file))
