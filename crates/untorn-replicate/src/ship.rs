@@ -146,8 +146,8 @@ impl Shipper {
         let found = access.record()?.map(|(record, _)| record.replica);
         let replica = found.map_or_else(|| access.nonce(), Ok)?;
         let log = untorn::commits::kept(&path)?;
-        let waits = log.and_then(|log| log.waits()).is_some();
         let awaits = log.is_some_and(|log| log.awaits_consumers());
+        let waits = awaits || log.and_then(|log| log.waits()).is_some();
         if options.when_behind == Some(WhenBehind::Wait) && !waits {
             let what = format!(
                 "the commit log of {} does not wait for the replica; give it one that does (`untorn commits FILE \
@@ -271,7 +271,8 @@ impl Shipper {
         }
         let Some(log) = untorn::inspect(self.source.path())?.commit_log else { return Ok(()) };
         // Its last segment is in use then, and the next one needs the room of the first.
-        if log.block.is_none() || log.bytes < log.limit {
+        // One that awaits the replica would take what is given up for shipped.
+        if log.block.is_none() || log.awaits || log.bytes < log.limit {
             return Ok(());
         }
         (self.held, self.needs_snapshot) = (None, true);

@@ -64,7 +64,7 @@ impl Place {
         Place { dir, mountpoint, options }
     }
 
-    /// What no other mountpoint has in its path: tests of other programs have mounts of untorn, too.
+    /// A part of the mountpoint's path that no other one has: tests of other programs have mounts of untorn, too.
     fn name(&self) -> String {
         self.dir.path().canonicalize().unwrap().display().to_string()
     }

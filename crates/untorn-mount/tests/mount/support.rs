@@ -42,7 +42,7 @@ pub(crate) struct Mount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     Boost,
-    /// What a test writes is in no file a moment later, however slow the machine is.
+    /// The log is not drained by itself: a write is in no file a moment later, however slow the machine is.
     BoostUndrained,
     /// The kernel caches writes.
     Atomic,

@@ -227,7 +227,7 @@ async fn unless_lost<T>(request: impl Future<Output = Done<T>>, mut lost: Receiv
         Either::Right((Ok(()), _)) => {
             Err(Trouble { is_transient: true, text: "the connection to the server was lost".to_owned() })
         }
-        // Nobody tells any more.
+        // The client is gone, and tells of no loss any more.
         Either::Right((Err(_), request)) => request.await,
     }
 }

@@ -99,6 +99,28 @@ fn a_sync_returns_when_the_store_has_it_and_only_then() {
     rival.detach().unwrap();
 }
 
+/// What the replica gave up would be taken for shipped by a commit that awaits it.
+#[test]
+fn nothing_that_is_awaited_is_given_up() {
+    let place = place!();
+    let log = CommitLog::new(1 << 20).await_consumers().block(Duration::from_millis(100));
+    let file = Options::new().commit_log(log).create(place.path("ledger"), 1 << 20).unwrap();
+    let replica = attach(&place, &file, WhenBehind::Snapshot).unwrap();
+    commit(&file, 0).unwrap();
+    take_away(&place);
+    for number in 0..40 {
+        let told = commit(&file, number).unwrap_err();
+        use untorn::Error::{ConsumerBehind, NotAcknowledged};
+        assert!(matches!(told, NotAcknowledged { .. } | ConsumerBehind { .. }), "{number}: {told}");
+    }
+    bring_back(&place);
+    let last = replica.sync_replicated().unwrap();
+    assert!(file.sync().unwrap() >= last);
+    let status = replica.detach().unwrap();
+    assert_eq!(status.snapshots, 1, "{status:?}");
+    assert!(place.restored(RestoreOptions::new()).0 == bytes_of(&file));
+}
+
 #[test]
 fn a_log_that_does_not_block_cannot_wait() {
     let place = place!();

@@ -160,7 +160,7 @@ fn writers_fight_while_their_network_is_cut() {
     println!("{losses} cuts with closed connections; {told}");
 }
 
-/// What a server has acknowledged is there after its death, or a writer would find that its replica has gone back.
+/// A server has all that it acknowledged after its death, or a writer would find that its replica has gone back.
 fn killed(test: &str, mut server: Server) {
     let url = server.store.url("bucket", "a/ledger");
     let told = disturbed(test, [&url, &url], &url, &|| (), |random| {

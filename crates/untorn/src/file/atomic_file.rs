@@ -136,7 +136,8 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`Error::Io`] if the flush fails. The handle is then poisoned, and reopening the file recovers the last commit,
-    /// which may be this one.
+    /// which may be this one. [`Error::NotAcknowledged`] if the commit is made, and the consumers that it
+    /// [awaits](crate::options::CommitLog::await_consumers) have not acknowledged it in time.
     pub fn sync(&self) -> Result<u64> {
         let commit = self.engine().sync()?;
         tracing::debug!(path = %self.path().display(), commit, "everything up to this commit is durable");

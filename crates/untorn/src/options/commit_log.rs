@@ -65,6 +65,7 @@ impl CommitLog {
     /// threads and processes go on, and their commits are acknowledged together with it. A time given to
     /// [`block`](Self::block) also ends this wait, with [`Error::NotAcknowledged`]; without one, it lasts until the
     /// consumer comes. `close` commits, and waits as well.
+    /// No commit goes from the log before the consumers have acknowledged it, as with a log that blocks.
     ///
     /// A region store and a `SharedMap` cannot have this.
     ///

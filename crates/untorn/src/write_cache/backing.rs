@@ -215,6 +215,12 @@ pub trait BackingDir: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Whether the file's commit log awaits its consumers.
+    #[doc(hidden)]
+    fn awaits_consumers(&self, _path: &Path) -> bool {
+        false
+    }
+
     /// Notes the number of the file's last commit in the file, durably at its next sync. Its errors are those of
     /// opening and writing.
     #[doc(hidden)]
@@ -444,6 +450,10 @@ impl BackingDir for Kernel {
         appender::records(logs(), path, wanted, replays)
     }
 
+    fn awaits_consumers(&self, path: &Path) -> bool {
+        appender::awaits(&logs(), path)
+    }
+
     fn note_commit(&self, path: &Path, number: u64, time: u64) -> Result<()> {
         appender::note_commit(&logs(), path, number, time)
     }
@@ -589,6 +599,10 @@ impl<M: Medium + Clone> BackingDir for MediumDir<M> {
         replays: bool,
     ) -> Result<Option<Box<dyn CommitRecords>>> {
         appender::records(self.0.clone(), path, wanted, replays)
+    }
+
+    fn awaits_consumers(&self, path: &Path) -> bool {
+        appender::awaits(&self.0, path)
     }
 
     fn note_commit(&self, path: &Path, number: u64, time: u64) -> Result<()> {

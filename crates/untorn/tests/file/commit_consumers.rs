@@ -247,7 +247,7 @@ fn a_commit_that_is_not_acknowledged_in_time_stays() {
     let path = dir.path().join("f");
     let log = CommitLog::new(1 << 20).await_consumers().block(Duration::from_millis(50));
     let file = Options::new().commit_log(log).create(&path, LEN).unwrap();
-    // Nobody is there to acknowledge it.
+    // There is no consumer that could acknowledge it.
     let told = commit(&file, 1).unwrap_err();
     assert!(matches!(told, Error::NotAcknowledged { consumer: None, .. }), "{told}");
     let mut stream = CommitStream::consumer(&path, "one").unwrap();

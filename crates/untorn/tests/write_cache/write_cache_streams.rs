@@ -195,6 +195,20 @@ fn a_commit_returns_when_its_consumer_has_it() {
     });
 }
 
+/// Such a file would be synced without anybody to acknowledge it.
+#[test]
+fn a_file_needs_its_log_if_that_awaits_consumers() {
+    for awaits in [false, true] {
+        let (place, other) = (Place::new(), Place::new());
+        let path = place.path();
+        let log = CommitLog::new(1 << 20);
+        let held = place.attach(if awaits { log.await_consumers() } else { log });
+        let attached = other.cache.attach_atomic(place.plain(), &path).map(drop);
+        assert_eq!(matches!(attached, Err(Error::InUse { .. })), awaits, "{attached:?}");
+        drop(held);
+    }
+}
+
 #[test]
 fn a_commit_that_waits_too_long_for_its_consumer_stays() {
     let place = Place::new();

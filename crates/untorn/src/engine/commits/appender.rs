@@ -25,6 +25,7 @@ use std::time::Duration;
 use super::files::{consumer_path, consumers, open, segment_path, segments};
 use super::format::{LINE, body_len};
 use super::log::{Coming, Log, LogOf, control_path, glance, remove};
+use super::state;
 use super::{RangeKind, RawRange};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
@@ -86,8 +87,8 @@ pub trait CommitRecords: Send {
     /// The consumer with the lowest position, and that position; `None` if there is none.
     ///
     /// # Errors
-    /// Those of reading.
-    fn slowest(&self) -> Result<Option<(String, u64)>>;
+    /// [`Error::NotAcknowledged`] if the log lacks this commit, so that no position tells of it; those of reading.
+    fn slowest(&self, commit: u64) -> Result<Option<(String, u64)>>;
     /// Makes room for a commit of at most so many ranges and bytes.
     ///
     /// # Errors
@@ -237,15 +238,18 @@ impl<M: Medium> CommitRecords for Appender<M> {
     }
 
     fn blocks(&self) -> Option<Duration> {
-        self.kept.block
+        self.log.as_ref().map_or(self.kept.block, |log| log.control.holds())
     }
 
     fn awaits(&self) -> bool {
         self.kept.awaits_consumers()
     }
 
-    fn slowest(&self) -> Result<Option<(String, u64)>> {
-        self.log.as_ref().map_or(Ok(None), Log::slowest)
+    fn slowest(&self, commit: u64) -> Result<Option<(String, u64)>> {
+        match self.log.as_ref().filter(|log| log.control.base < commit) {
+            Some(log) => log.slowest(),
+            None => Err(Error::NotAcknowledged { path: self.path.clone(), consumer: None, commit }),
+        }
     }
 
     fn reserve(&mut self, ranges: u64, bytes: u64) -> Result<()> {
@@ -345,6 +349,11 @@ pub(crate) fn note_commit<M: Medium>(medium: &M, path: &Path, number: u64, time:
 pub(crate) fn remove_of<M: Medium>(medium: &M, path: &Path, inode: u64) -> Result<()> {
     let place = control_path(path, inode, LogOf::File);
     if medium.exists(&place)? { remove(medium, &place) } else { Ok(()) }
+}
+
+/// Whether the file's log awaits its consumers, as far as that can be read.
+pub(crate) fn awaits<M: Medium>(medium: &M, path: &Path) -> bool {
+    state::look(medium, path, LogOf::File).is_ok_and(|log| log.is_some_and(|log| log.awaits))
 }
 
 /// The commit log of a file on this medium, as [`Appender::open`] opens it.

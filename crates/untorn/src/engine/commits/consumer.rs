@@ -146,7 +146,7 @@ pub(crate) fn await_acknowledgement(
     }
 }
 
-/// What a process that shares a file knows of its commit log, which another one keeps up.
+/// The part of a process that shares a file: it waits for the consumers of a commit log that another one keeps up.
 pub(crate) struct Awaiting {
     path: PathBuf,
     /// The last commit that this process need not wait for.

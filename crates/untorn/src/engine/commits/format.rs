@@ -127,6 +127,11 @@ impl Control {
         (is_sound && control.base <= MAX_NUMBER && control.seq < u64::MAX).then_some(control)
     }
 
+    /// How long a commit waits for room that consumers need; `None` if it takes the room.
+    pub(super) fn holds(&self) -> Option<Duration> {
+        self.block.or(self.awaits.then_some(Duration::MAX))
+    }
+
     /// Whether it is the log of this file. A device number may change at a reboot.
     pub(super) fn is_of(&self, identity: Identity) -> bool {
         Identity { device: 0, ..identity } == self.identity

@@ -246,6 +246,9 @@ impl AtomicMap {
     /// [`Error::Invalid`] if the stored pages do not fit into the log ([`Options::log_size`]), and [`Error::Io`] if the
     /// log has no space on the disk: nothing is committed, and the call may be repeated. After a failed flush or a lost
     /// page, only reopening the file tells whether this commit is durable: all of it or nothing.
+    /// [`Error::NotAcknowledged`] if it is made, and the consumers that it
+    /// [awaits](crate::options::CommitLog::await_consumers) have not acknowledged it in time; a repeated call waits
+    /// again.
     pub fn commit(&mut self) -> Result<u64> {
         self.commit_stores(Stores::Excluded)
     }

@@ -201,7 +201,7 @@ impl<M: Medium> Cache<M> {
                 );
                 return Err(Error::Invalid { path: path.to_path_buf(), what });
             }
-            if let Some(mut records) = self.kept_records(&path) {
+            if let Some(mut records) = self.kept_records(&path)? {
                 records.miss(records.last_number(), "the file is changed by writes that are no commits");
             }
             commits.looked = true;
@@ -209,7 +209,7 @@ impl<M: Medium> Cache<M> {
         };
         let records = match wanted {
             Some(_) => self.place.commit_log(&path, wanted, false)?,
-            None => self.kept_records(&path),
+            None => self.kept_records(&path)?,
         };
         if let Some(records) = &records {
             self.allow_numbered()?;
@@ -228,11 +228,17 @@ impl<M: Medium> Cache<M> {
 
     /// The commit log that a file has. One that cannot be opened is no reason to refuse the file: the next open finds
     /// that the file was changed without it, and begins it anew.
-    fn kept_records(&self, path: &Path) -> Option<Box<dyn CommitRecords>> {
-        self.place.commit_log(path, None, false).unwrap_or_else(|error| {
+    ///
+    /// # Errors
+    /// Why a log cannot be opened that awaits its consumers: nobody would ever acknowledge a commit without it.
+    fn kept_records(&self, path: &Path) -> Result<Option<Box<dyn CommitRecords>>> {
+        self.place.commit_log(path, None, false).or_else(|error| {
+            if self.place.awaits_consumers(path) {
+                return Err(error);
+            }
             tracing::error!(path = %path.display(), %error, "cannot open the commit log; no commit of this file is \
                                                              logged until it is opened again");
-            None
+            Ok(None)
         })
     }
 
@@ -337,7 +343,7 @@ impl<M: Medium> Cache<M> {
         await_acknowledgement(&file.path(), commit, most, || {
             // Without a log nobody learns of the commits.
             let lost = || Err(Error::NotAcknowledged { path: file.path().to_path_buf(), consumer: None, commit });
-            file.with_records(|records| records.slowest()).unwrap_or_else(lost)
+            file.with_records(|records| records.slowest(commit)).unwrap_or_else(lost)
         })?;
         file.awaited.fetch_max(through, Ordering::Relaxed);
         Ok(())

@@ -85,7 +85,8 @@ impl<M: Medium> Log<M> {
     }
 
     /// Removes the oldest segments until the others have no more than so many bytes. Waits for consumers if the log
-    /// blocks. A consumer takes no lock to get on, so it needs nothing of what this thread holds.
+    /// blocks, or awaits them: a commit that was dropped would never be acknowledged for certain. A consumer takes no
+    /// lock to get on, so it needs nothing of what this thread holds.
     ///
     /// # Errors
     /// [`Error::ConsumerBehind`]; those of looking and removing.
@@ -97,7 +98,7 @@ impl<M: Medium> Log<M> {
                 Oldest::IsNewest => break,
                 Oldest::Held { consumer, acknowledged } => (consumer, acknowledged),
             };
-            let most = self.control.block.filter(|_| self.waits).unwrap_or_default();
+            let most = self.control.holds().filter(|_| self.waits).unwrap_or_default();
             let left = most.saturating_sub(since.elapsed());
             if left.is_zero() {
                 let (path, last) = (self.path.clone(), self.confirmed.number);
@@ -122,7 +123,7 @@ impl<M: Medium> Log<M> {
         let Some(index) = indices.next().filter(|index| *index < self.confirmed.segment) else {
             return Ok(Oldest::IsNewest);
         };
-        if self.control.block.is_some() && self.medium.makes_check(consumer::barriers::HELD) {
+        if self.control.holds().is_some() && self.medium.makes_check(consumer::barriers::HELD) {
             let next = indices.next().map_or(Ok(None), |next| self.open_segment(next))?;
             // Nobody can be given what comes before a segment that is damaged.
             let through = next.map_or(0, |next| next.base);
