@@ -40,10 +40,12 @@ pub(crate) fn run(args: &cli::TakeOver) -> Result<Exit> {
     // has died.
     let waiting = if args.wait { Some(on_signals()?) } else { None };
     let replica = take(args, &file, waiting.as_ref())?;
-    if let Some(sync) = args.sync {
-        set_sync(&file, sync)?;
-    }
     replica.sync_replicated()?;
+    if let Some(sync) = args.sync {
+        // Not while a snapshot of the file is shipped, which would have it in use. The replica looks at the log again.
+        set_sync(&file, sync)?;
+        replica.sync_replicated()?;
+    }
     let stop = waiting.map_or_else(on_signals, Ok)?;
     let epoch = replica.status().epoch;
     say(&format!(

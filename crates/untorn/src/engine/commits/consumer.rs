@@ -175,8 +175,11 @@ impl Awaiting {
         let data = medium.open(path, Access::Read, 0)?;
         let place = control_path(path, data.identity()?.inode, LogOf::File);
         let Some(file) = open(medium, &place, Access::Read, &data)? else { return Ok(None) };
-        let found = whole_control(&file)?.filter(|(control, _)| control.awaits);
-        Ok(found.map(|(control, confirmed)| Found { data, place, control, commit: confirmed.number }))
+        let Some((control, confirmed)) = whole_control(&file)? else {
+            let what = "the control of the commit log is damaged".to_owned();
+            return Err(Error::Corrupt { path: place, offset: None, what });
+        };
+        Ok(control.awaits.then_some(Found { data, place, control, commit: confirmed.number }))
     }
 
     /// Waits until the consumers have acknowledged what is committed now.
@@ -184,7 +187,11 @@ impl Awaiting {
     /// # Errors
     /// [`Error::NotAcknowledged`]; those of reading the log.
     pub(crate) fn wait<M: Medium>(&self, medium: &M) -> Result<()> {
-        let Some(Found { data, place, control, commit }) = Self::look(medium, &self.path)? else { return Ok(()) };
+        let Some(Found { data, place, control, commit }) = Self::look(medium, &self.path)? else {
+            // The log that was there is gone, and nobody acknowledges anything.
+            let commit = self.awaited.load(Ordering::Relaxed);
+            return Err(Error::NotAcknowledged { path: self.path.clone(), consumer: None, commit });
+        };
         if commit > self.awaited.load(Ordering::Relaxed) {
             let slowest = || slowest(medium, &place, &control.uuid, &data);
             await_acknowledgement(&self.path, commit, control.block, slowest)?;
