@@ -122,28 +122,40 @@ fn commits(dir: &Path, base: &str) -> Result<()> {
     Ok(())
 }
 
-/// The costs of restorations by size.
+/// The costs of restorations: by size, and by the number of objects behind the snapshot.
 fn restorations(dir: &Path, base: &str) -> Result<()> {
     println!(
         "\n| restored | PUT | GET | other | bytes sent | bytes received | seconds |\n|---|---|---|---|---|---|---|"
     );
     for mebibytes in [1u64, 16, 64, 256] {
-        let mut noise = Noise(mebibytes);
-        let name = format!("size-{mebibytes}");
-        let file = create(dir, &name, mebibytes << 20, &mut noise)?;
-        let url = place_of(base, &name);
-        let replica = Replica::attach(&file, &url, ReplicaOptions::new())?;
-        replica.sync_replicated()?;
-        for number in 0..100 {
-            commit(&file, number, &mut noise)?;
-        }
-        replica.detach()?;
-        let begun = Instant::now();
-        let made = restore(&url, &dir.join(format!("{name}.copy")), &RestoreOptions::new())?;
-        let seconds = begun.elapsed().as_secs_f64();
-        let Requests { puts, gets, deletes, lists, sent, received, .. } = made.requests;
-        let others = deletes + lists;
-        println!("| {mebibytes} MiB | {puts} | {gets} | {others} | {sent} | {received} | {seconds:.2} |");
+        restoration(dir, base, mebibytes, 100, false)?;
     }
+    for commits in [100, 1000, 5000] {
+        restoration(dir, base, 1, commits, true)?;
+    }
+    Ok(())
+}
+
+/// Commits are shipped one by one if `singly`, and in a few objects otherwise.
+fn restoration(dir: &Path, base: &str, mebibytes: u64, commits: u64, singly: bool) -> Result<()> {
+    let mut noise = Noise(mebibytes);
+    let name = format!("size-{mebibytes}-{commits}-{singly}");
+    let file = create(dir, &name, mebibytes << 20, &mut noise)?;
+    let url = place_of(base, &name);
+    let replica = Replica::attach(&file, &url, ReplicaOptions::new())?;
+    replica.sync_replicated()?;
+    for number in 0..commits {
+        commit(&file, number, &mut noise)?;
+        if singly {
+            replica.sync_replicated()?;
+        }
+    }
+    replica.detach()?;
+    let begun = Instant::now();
+    let made = restore(&url, &dir.join(format!("{name}.copy")), &RestoreOptions::new())?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let Requests { puts, gets, deletes, lists, sent, received, .. } = made.requests;
+    let (others, how) = (deletes + lists, if singly { "single commits" } else { "commits in groups" });
+    println!("| {mebibytes} MiB, {commits} {how} | {puts} | {gets} | {others} | {sent} | {received} | {seconds:.2} |");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use untorn::AtomicFile;
 use crate::error::{Error, Result};
 use crate::options::ReplicaOptions;
 use crate::protocol::access::Access;
+use crate::protocol::bundles::Bundle;
 use crate::ship::{Shipped, Shipper, Source, check_place};
 use crate::store::{self, Requests, Store, StoreError};
 
@@ -25,6 +27,9 @@ const LOOKS: Duration = Duration::from_millis(50);
 
 /// How often the end of a replication looks whether the store has answered.
 const GLANCE: Duration = Duration::from_millis(50);
+
+/// Bundles that wait for the thread that makes them, at most.
+const BUNDLES: usize = 8;
 
 /// How a replication goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -378,8 +383,34 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Ships until it is to stop, or cannot go on.
-fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Option<Duration>) {
+/// Ships until it is to stop, or cannot go on. Bundles are made by a thread of their own, so that no commit waits for
+/// them.
+fn run(shipper: Shipper, shared: &Shared, interval: Duration, confirm: Option<Duration>) {
+    let access = shipper.owner().access().clone();
+    let (sender, receiver) = sync_channel::<Bundle>(BUNDLES);
+    std::thread::scope(|scope| {
+        let named = std::thread::Builder::new().name("untorn-bundles".to_owned());
+        let thread = named.spawn_scoped(scope, move || {
+            for bundle in receiver {
+                if let Err(error) = bundle.make(&access) {
+                    tracing::debug!(%error, "cannot make a bundle of objects");
+                }
+            }
+        });
+        if let Err(error) = thread {
+            tracing::debug!(%error, "cannot start the thread that makes bundles of objects");
+        }
+        ship(shipper, shared, interval, confirm, sender);
+    });
+}
+
+fn ship(
+    mut shipper: Shipper,
+    shared: &Shared,
+    interval: Duration,
+    confirm: Option<Duration>,
+    bundles: SyncSender<Bundle>,
+) {
     let _ending = Ending(shared);
     let mut pause = interval;
     let mut confirmed = Instant::now();
@@ -433,6 +464,10 @@ fn run(mut shipper: Shipper, shared: &Shared, interval: Duration, confirm: Optio
             }
         }
         shared.changed.notify_all();
+        for bundle in shipper.take_bundles() {
+            // If there are too many, readers make some more requests.
+            let _ = bundles.try_send(bundle);
+        }
         let until = Instant::now() + pause;
         // A call is served at once, and also one after a failure.
         while !state.stops && state.asked <= asked {

@@ -21,6 +21,7 @@ use crate::format::part::PART;
 use crate::note::{self, Known};
 use crate::options::{ReplicaOptions, WhenBehind};
 use crate::protocol::access::Access;
+use crate::protocol::bundles::Bundle;
 use crate::protocol::owner::{Claim, Owner};
 
 /// The file that is replicated.
@@ -289,6 +290,11 @@ impl Shipper {
     pub(crate) fn release(&mut self) -> Result<u64> {
         self.ship()?;
         self.owner.release()
+    }
+
+    /// The bundles that the last objects complete.
+    pub(crate) fn take_bundles(&mut self) -> Vec<Bundle> {
+        self.owner.take_bundles()
     }
 
     /// Reads the record again although nothing was shipped: whether this writer still owns the replica.

@@ -1,6 +1,7 @@
 //! The contents of the store: names, objects, parts of snapshots, and the ownership record.
 
 pub(crate) mod body;
+pub(crate) mod bundle;
 pub(crate) mod object;
 pub(crate) mod part;
 pub(crate) mod record;

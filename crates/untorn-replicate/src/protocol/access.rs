@@ -28,6 +28,9 @@ pub(crate) enum Check {
     Names,
 }
 
+/// Objects of the smallest bundles.
+const GROUP: u64 = 64;
+
 /// A store, and how requests to it are made.
 #[derive(Clone)]
 pub(crate) struct Access {
@@ -40,6 +43,8 @@ pub(crate) struct Access {
     pub(crate) answered: Arc<AtomicU64>,
     /// Gives another value each time.
     pub(crate) nonce: Arc<dyn Fn() -> Result<[u8; 16]> + Send + Sync>,
+    /// Objects of the smallest [bundles](super::bundles); 0 for none.
+    pub(crate) group: u64,
     /// A check that is left out.
     pub(crate) muted: Option<Check>,
 }
@@ -68,7 +73,7 @@ impl Access {
             })
         };
         let (answered, pause, nonce) = (Arc::default(), Duration::from_millis(100), Arc::new(random));
-        Access { store, attempts: 6, pause, answered, nonce, muted: None }
+        Access { store, attempts: 6, pause, answered, nonce, group: GROUP, muted: None }
     }
 
     pub(crate) fn makes(&self, check: Check) -> bool {

@@ -8,7 +8,8 @@
 //! 3. A reader that has fallen below the oldest usable snapshot begins anew ([`Step::Lost`]).
 
 use super::access::{Access, Check};
-use super::owner::{Position, object_at};
+use super::bundles::Ahead;
+use super::owner::{Position, object_at, object_of};
 use crate::error::{Error, Result};
 use crate::format::body::Snapshot;
 use crate::format::object::{Kind, Object};
@@ -62,6 +63,7 @@ pub(crate) struct Cursor {
     pub(crate) read: u64,
     /// Calls of [`poll`](Self::poll) that found nothing, one after the other.
     idle: u32,
+    ahead: Ahead,
 }
 
 /// Takes the bytes of a snapshot: offset and piece.
@@ -99,7 +101,7 @@ impl Cursor {
 
     fn before(record: Record, tag: Tag, entry: &SnapshotEntry) -> Self {
         let position = Position { commit: entry.commit, sum: [0; 16] };
-        Cursor { record, tag, place: entry.place, position, read: 0, idle: 0 }
+        Cursor { record, tag, place: entry.place, position, read: 0, idle: 0, ahead: Ahead::default() }
     }
 
     /// A cursor before everything. A reader that knows where it was [goes there](Self::go_to).
@@ -109,7 +111,8 @@ impl Cursor {
     pub(crate) fn new(access: &Access) -> Result<Self> {
         let missing = || Error::NotFound { url: access.url(), what: "there is no replica".to_owned() };
         let (record, tag) = access.record()?.ok_or_else(missing)?;
-        Ok(Cursor { record, tag, place: Place::default(), position: Position::default(), read: 0, idle: 0 })
+        let (place, position, ahead) = (Place::default(), Position::default(), Ahead::default());
+        Ok(Cursor { record, tag, place, position, read: 0, idle: 0, ahead })
     }
 
     /// Goes where an earlier cursor was.
@@ -216,7 +219,8 @@ impl Cursor {
                     continue;
                 }
                 is_open |= cut.is_none();
-                let Some(object) = object_at(access, &self.record, place.next())? else {
+                let end = cut.map_or(u64::MAX, |cut| cut.seq);
+                let Some(object) = self.object(access, place.next(), end, polls)? else {
                     if polls && objects.is_empty() && cut.is_none() {
                         // Nothing was read, so there is nothing to believe.
                         return Ok(Step::Idle);
@@ -258,6 +262,17 @@ impl Cursor {
             (self.place, self.position) = (place, position);
             self.read += bytes;
             return Ok(Step::Objects(objects));
+        }
+    }
+
+    /// The object at this place of an epoch that ends at `end`: from a bundle, if the cursor has one or finds one.
+    fn object(&mut self, access: &Access, place: Place, end: u64, polls: bool) -> Result<Option<Object>> {
+        if self.ahead.object(place).is_none() && !polls {
+            self.ahead.fetch(access, place, end)?;
+        }
+        match self.ahead.object(place) {
+            Some(bytes) => object_of(&self.record, place, bytes).map(Some),
+            None => object_at(access, &self.record, place),
         }
     }
 

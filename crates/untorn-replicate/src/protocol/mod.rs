@@ -4,6 +4,7 @@
 //! [`rebuild`] makes a file of what it reads.
 
 pub(crate) mod access;
+pub(crate) mod bundles;
 pub(crate) mod chain;
 pub(crate) mod owner;
 pub(crate) mod rebuild;

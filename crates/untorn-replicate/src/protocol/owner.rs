@@ -11,6 +11,7 @@
 //!    back.
 
 use super::access::{Access, Check, Created};
+use super::bundles::{Bundle, Bundler, names_within};
 use crate::error::{Error, Result};
 use crate::format::body::Snapshot;
 use crate::format::object::{self, Header, Kind, Object};
@@ -40,6 +41,9 @@ pub(crate) struct Claim {
     pub(crate) position: Option<Position>,
 }
 
+/// Bundles that wait to be taken, at most, so that a writer which ships many objects at once needs little memory.
+const BUNDLES: usize = 8;
+
 /// An object that is not known to be in the store yet.
 struct Pending {
     bytes: Vec<u8>,
@@ -55,6 +59,8 @@ pub(crate) struct Owner {
     position: Position,
     pending: Option<Pending>,
     attempts: u64,
+    bundler: Bundler,
+    bundles: Vec<Bundle>,
     /// The writer that has taken over.
     fenced: Option<String>,
 }
@@ -77,7 +83,18 @@ impl Owner {
     fn new(access: &Access, record: Record, tag: Tag) -> Self {
         let place = Place { epoch: record.epoch, seq: 0 };
         let (access, position) = (access.clone(), Position { commit: 0, sum: [0; 16] });
-        Owner { access, record, tag, place, position, pending: None, attempts: 0, fenced: None }
+        Owner {
+            access,
+            record,
+            tag,
+            place,
+            position,
+            pending: None,
+            attempts: 0,
+            bundler: Bundler::default(),
+            bundles: Vec::new(),
+            fenced: None,
+        }
     }
 
     /// The end of the chain.
@@ -177,7 +194,10 @@ impl Owner {
         match self.access.create(&self.place.next().object(), &pending.bytes)? {
             Created::Ours(_) => {
                 (self.place, self.position) = (self.place.next(), pending.position);
-                self.pending = None;
+                if let Some(Pending { bytes, .. }) = self.pending.take() {
+                    let bundle = self.bundler.add(&self.access, self.place, bytes);
+                    self.bundles.extend(bundle.filter(|_| self.bundles.len() < BUNDLES));
+                }
                 Ok(())
             }
             Created::Taken(_) => {
@@ -186,6 +206,14 @@ impl Owner {
                 self.fence("another writer, which has ended this epoch".to_owned())
             }
         }
+    }
+
+    /// The bundles that the last objects complete. Those of objects that may be deleted would stay for ever.
+    pub(crate) fn take_bundles(&mut self) -> Vec<Bundle> {
+        let oldest = self.record.oldest().map_or(Place::default(), |entry| entry.place);
+        let mut bundles = std::mem::take(&mut self.bundles);
+        bundles.retain(|bundle| bundle.end() >= oldest);
+        bundles
     }
 
     /// Reads the record again. Everything that was appended before is in every later restoration then.
@@ -287,6 +315,7 @@ impl Owner {
                 _ => 0,
             };
             names.extend((from..to).map(|seq| Place { epoch, seq }.object()));
+            names.extend(names_within(&self.access, epoch, from..to));
         }
         for entry in self.record.snapshots.iter().filter(|entry| entry.is_dropped && entry.place < oldest) {
             names.extend((0..entry.parts).map(|index| self.access.part(entry.place.epoch, entry.attempt, index)));
@@ -417,13 +446,21 @@ pub(crate) fn end_of(access: &Access, record: &Record) -> Result<Position> {
 /// # Errors
 /// [`Error::Corrupt`] also if it is an object of another place or replica.
 pub(crate) fn object_at(access: &Access, record: &Record, place: Place) -> Result<Option<Object>> {
+    let Some(found) = access.get(&place.object())? else { return Ok(None) };
+    object_of(record, place, &found.bytes).map(Some)
+}
+
+/// The object at this place, by its bytes.
+///
+/// # Errors
+/// As for [`object_at`].
+pub(crate) fn object_of(record: &Record, place: Place, bytes: &[u8]) -> Result<Object> {
     let name = place.object();
-    let Some(found) = access.get(&name)? else { return Ok(None) };
-    let object = object::decode(&name, &found.bytes)?;
+    let object = object::decode(&name, bytes)?;
     if object.header.place != place || object.header.replica != record.replica {
         return Err(Error::Corrupt { name, what: "it is the object of another place or replica".to_owned() });
     }
-    Ok(Some(object))
+    Ok(object)
 }
 
 /// Finds the end of an epoch, and seals it. `before` is the end of the epoch before.

@@ -76,3 +76,52 @@ fn random_commits_and_times_are_restored_as_they_were() {
     );
     assert!(status.epoch > 1, "there was no second epoch");
 }
+
+/// Bundles of 64 objects, and at 64 of them one of 4096.
+#[test]
+fn a_long_chain_is_read_by_few_requests() {
+    let place = place!();
+    let file = place.create("ledger");
+    let options = ReplicaOptions::new().interval(Duration::from_millis(1)).retain(Duration::ZERO);
+    let replica = Replica::attach(&file, &place.url, options.clone()).unwrap();
+    replica.sync_replicated().unwrap();
+    let mut states = Vec::new();
+    for number in 0..cases(200_u64, 4200) {
+        file.write_at(&number.to_le_bytes(), number * 61 % (LEN - 8)).unwrap();
+        let commit = file.sync().unwrap();
+        assert_eq!(replica.sync_replicated().unwrap(), commit);
+        states.push((commit, hash(&bytes_of(&file))));
+    }
+    let long = cases(false, true);
+    // They are made in the background.
+    let last = if long { "2/0000000000000000" } else { "1/0000000000000002" };
+    let begun = Instant::now();
+    while !place.path(&format!("bucket/b/0000000000000001/{last}")).exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "there is no bundle");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for at in [40, 62, 63, 64, 127, 180, states.len() - 1] {
+        let (commit, expected) = states[at];
+        let copy = place.path(&format!("copy{at}"));
+        let made = untorn_replicate::restore(&place.url, &copy, &RestoreOptions::new().at_commit(commit)).unwrap();
+        assert!(made.commit == commit && hash(&std::fs::read(&copy).unwrap()) == expected, "commit {commit}");
+        let most = if long { 80 } else { 24 };
+        assert!(made.requests.gets < most, "commit {commit}: {:?}", made.requests);
+    }
+    replica.detach().unwrap();
+    // They go with the objects that a later snapshot makes needless.
+    let replica = Replica::attach(&file, &place.url, options.snapshot_bytes(1)).unwrap();
+    // One snapshot is made, and the next one drops the one before the first.
+    for number in 0_u32.. {
+        file.write_at(&number.to_le_bytes(), 0).unwrap();
+        file.sync().unwrap();
+        replica.sync_replicated().unwrap();
+        if !place.path("bucket/o/0000000000000001/0000000000000050").exists() {
+            break;
+        }
+        assert!(number < 100, "nothing is deleted");
+    }
+    replica.detach().unwrap();
+    let left = std::fs::read_dir(place.path("bucket/b/0000000000000001/1")).map_or(0, Iterator::count);
+    assert_eq!(left, 0);
+}

@@ -162,7 +162,7 @@ fn access(store: Arc<dyn Store>, actor: u8, muted: Option<Check>) -> Access {
         Ok(nonce)
     };
     let answered = Arc::default();
-    Access { store, attempts: 2, pause: Duration::ZERO, answered, nonce: Arc::new(nonce), muted }
+    Access { store, attempts: 2, pause: Duration::ZERO, answered, nonce: Arc::new(nonce), group: 2, muted }
 }
 
 /// Runs an actor with the answers that it got: its next call, unless it has ended, and what it did.

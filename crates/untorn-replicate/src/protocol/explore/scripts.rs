@@ -140,8 +140,17 @@ fn writer(access: &Access, last: u32, tell: &mut dyn FnMut(Event)) -> Result<Own
         commit(&mut owner, &history)?;
         owner.acknowledge()?;
         tell(Event::Acknowledged(history.clone()));
+        bundle(&mut owner);
     }
     Ok(owner)
+}
+
+/// As the thread beside the writer does.
+fn bundle(owner: &mut Owner) {
+    for bundle in owner.take_bundles() {
+        // Nothing needs it.
+        let _ = bundle.make(owner.access());
+    }
 }
 
 fn restart(access: &Access, tell: &mut dyn FnMut(Event)) -> Result<()> {
@@ -151,6 +160,7 @@ fn restart(access: &Access, tell: &mut dyn FnMut(Event)) -> Result<()> {
     }
     owner.acknowledge()?;
     tell(Event::Acknowledged(history_of(0, 3)));
+    bundle(&mut owner);
     snapshot(&mut owner, &history_of(0, 3), false)?;
     owner.sweep().map(|_| ())
 }
@@ -172,6 +182,7 @@ fn take_over(access: &Access, number: u8, tell: &mut dyn FnMut(Event)) -> Result
     commit(&mut owner, &history)?;
     owner.acknowledge()?;
     tell(Event::Acknowledged(history));
+    bundle(&mut owner);
     Ok(())
 }
 
