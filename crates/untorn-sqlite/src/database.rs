@@ -24,7 +24,9 @@ use std::ffi::c_int;
 use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use untorn::redundancy::{ProtectOptions, VerifyReads, recorded};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot};
 
 use crate::abi;
@@ -39,6 +41,9 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// Steps in which the file grows, at least and at most.
 const STEPS: (u64, u64) = (64 << 10, 4 << 20);
 
+/// How long to wait for another process that protects the database.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Reads bytes of the file.
 type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), Error> + 'a;
 
@@ -47,6 +52,8 @@ type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), Error> + 'a;
 pub(crate) struct Choices {
     pub(crate) engine: EngineKind,
     pub(crate) snapshots: bool,
+    /// The database gets checksums and parity if it has none.
+    pub(crate) redundancy: bool,
 }
 
 /// The main database of one connection.
@@ -110,6 +117,47 @@ pub(crate) fn read_to_end(
     if there.is_empty() { Ok(()) } else { read(there) }
 }
 
+/// Opens the file. If it has checksums and parity, its reads are verified, and damage that they find is repaired.
+fn open_file(path: &Path, options: &Options) -> Result<AtomicFile, Error> {
+    if recorded(path)?.is_some() {
+        match options.clone().verify_reads(VerifyReads::Repair).open(path) {
+            // By a program that opened it through the library, and does not ask for that.
+            Err(Error::InUse { .. }) => {}
+            opened => return opened,
+        }
+    }
+    options.open(path)
+}
+
+/// The same for a file that is to have checksums and parity, which are made before anybody has it open.
+fn open_protected(path: &Path, options: &Options) -> Result<AtomicFile, Error> {
+    let protected = || {
+        if recorded(path)?.is_none() {
+            // An empty file has nothing to protect: a new database begins with zeros, which it has before its first
+            // commit, too.
+            if path.metadata().is_ok_and(|found| found.len() == 0) {
+                let grown = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(STEPS.0));
+                grown.map_err(|source| Error::Io {
+                    operation: "lengthen",
+                    path: path.to_owned(),
+                    offset: None,
+                    source,
+                })?;
+            }
+            untorn::protect(path, &ProtectOptions::new())?;
+        }
+        options.clone().verify_reads(VerifyReads::Repair).open(path)
+    };
+    let begun = Instant::now();
+    loop {
+        match protected() {
+            // Another process may be about to do the same.
+            Err(Error::InUse { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            opened => return opened,
+        }
+    }
+}
+
 impl Database {
     /// Opens a database, or creates it. `locks` opens the file for SQLite's locks; `nobody_uses_it` looks for a stock
     /// SQLite that uses it.
@@ -131,7 +179,8 @@ impl Database {
             Options::new().shared(true).durability(Durability::PerWrite).engine(choices.engine).keep_sidecar(false);
         // SQLite's own locks see to that.
         let options = options.one_writer(true);
-        let file = options.open(path).map_err(|error| code_of(&error, abi::CANTOPEN))?;
+        let file = if choices.redundancy { open_protected(path, &options) } else { open_file(path, &options) };
+        let file = file.map_err(|error| code_of(&error, abi::CANTOPEN))?;
         Ok(Database {
             path: path.to_owned(),
             inode,
@@ -534,12 +583,13 @@ impl Database {
         let info = self.file.info();
         let last = self.file.last_commit();
         format!(
-            "engine={} durability={} commit={} length={} snapshots={}",
+            "engine={} durability={} commit={} length={} snapshots={} redundancy={}",
             info.engine,
             info.durability,
             last.number,
             self.file.len(),
             if self.takes_snapshots() { "on" } else { "off" },
+            if recorded(&self.path).is_ok_and(|recorded| recorded.is_some()) { "on" } else { "off" },
         )
     }
 

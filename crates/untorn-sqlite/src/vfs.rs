@@ -181,13 +181,14 @@ unsafe fn choices(name: *const c_char) -> Result<Choices, Code> {
         // The engine writes once in a transaction, at its commit.
         Some(value) => return refuse("durability", value, "`write`: a transaction is durable when COMMIT returns"),
     }
-    if parameter(c"redundancy").is_some() {
-        let text = "the parameter `redundancy` of the URI is not known: protect the database by `untorn protect` while \
-                    no program has it open; its checksums and parity are kept up from then on";
-        log(abi::CANTOPEN, text);
-        return Err(Code(abi::CANTOPEN));
-    }
-    Ok(Choices { engine, snapshots })
+    let redundancy = match parameter(c"redundancy").as_deref() {
+        None | Some("off" | "0") => false,
+        Some("on" | "1") => true,
+        Some(value) => {
+            return refuse("redundancy", value, "`on`, or `off` to leave it as the database has it");
+        }
+    };
+    Ok(Choices { engine, snapshots, redundancy })
 }
 
 /// A parameter of a database's URI.

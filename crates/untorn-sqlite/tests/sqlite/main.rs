@@ -6,6 +6,7 @@ mod controls;
 mod faults;
 mod processes;
 mod read_only;
+mod redundancy;
 mod sql;
 
 use std::ffi::OsStr;

@@ -166,7 +166,7 @@ fn a_lock_that_could_not_be_had_keeps_nobody_out() {
 fn wrong_parameters_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("app.db");
-    for parameters in ["&engine=journal", "&snapshot=maybe", "&durability=commit", "&redundancy=on"] {
+    for parameters in ["&engine=journal", "&snapshot=maybe", "&durability=commit", "&redundancy=parity"] {
         let Some(mut work) = work(&[&"sql", &path, &parameters, &"SELECT 1"]) else { return };
         let output = work.output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);

@@ -431,6 +431,75 @@ def inherited(path):
     say(sqlite3.connect(path).execute("SELECT count(*) FROM t").fetchone()[0])
 
 
+def flipped(path, parameters):
+    """Flips bits of a protected database again and again, in a page of the table each time, and reads all of it."""
+    connection = connect(path, parameters + "&redundancy=on")
+    connection.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b)")
+    connection.execute("BEGIN")
+    connection.executemany("INSERT INTO t VALUES (?, ?)", ((number, f"{number:0300}") for number in range(2000)))
+    connection.execute("COMMIT")
+    connection.close()
+    with open(path, "rb") as file:
+        bytes = file.read()
+    serving = connect(path, parameters)
+    serving.execute("SELECT * FROM sqlite_schema").fetchall()
+    chance = random.Random(7)
+    rows = [(number, f"{number:0300}") for number in range(2000)]
+
+    def check(read):
+        right = 0
+        for _ in range(20):
+            place = chance.randrange(4096 * 5, len(bytes))
+            # As a medium does it: no program has changed the file.
+            times = os.stat(path)
+            with open(path, "rb+") as file:
+                file.seek(place)
+                file.write(bytearray([bytes[place] ^ 1 << chance.randrange(8)]))
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+            found = read()
+            with open(path, "rb") as file:
+                is_repaired = file.read(len(bytes)) == bytes
+            right += found == rows and is_repaired
+        return right
+
+    def here():
+        # A connection of its own has nothing in its cache.
+        reader = connect(path, parameters)
+        found = reader.execute("SELECT * FROM t").fetchall()
+        reader.close()
+        return found
+
+    def there():
+        command = [sys.executable, sys.argv[0], LIBRARY, "sql", path, parameters, "SELECT * FROM t"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split("\n")
+        return [(int(number), text) for number, text in (line.split() for line in said if line)]
+
+    say("here", check(here))
+    say("there", check(there))
+    serving.close()
+
+
+def late_redundancy(path):
+    connection = connect(path)
+    connection.execute("CREATE TABLE t (a)")
+    another = [sys.executable, sys.argv[0], LIBRARY, "try_redundancy", path]
+    subprocess.run(another, check=True, timeout=60)
+    connection.close()
+    # Both at once: one of them makes them.
+    both = [subprocess.Popen(another, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for one in both:
+        say(one.communicate(timeout=60)[0].strip())
+
+
+def try_redundancy(path):
+    try:
+        connection = connect(path, "&redundancy=on")
+        say(connection.execute("PRAGMA untorn_info").fetchone()[0].split()[-1])
+        connection.close()
+    except sqlite3.Error as error:
+        say(error)
+
+
 def sql(path, parameters, *texts):
     """Runs statements, and prints the rows and the errors."""
     connection = connect(path, parameters)

@@ -546,11 +546,6 @@ impl Options {
                             scrub`)",
             );
         }
-        if self.verify_reads.is_some() && self.shared {
-            return invalid(
-                "verify_reads cannot be set for a shared file, because another process may execute its reads",
-            );
-        }
         if self.redundancy.is_some() && self.shared {
             return invalid(
                 "redundancy cannot be set up for a shared file; protect the file before sharing it (`untorn \

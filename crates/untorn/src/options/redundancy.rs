@@ -30,6 +30,7 @@ pub enum StripeLayout {
 
 words!(Checksum, "checksum", Crc32c = "crc32c", Xxh3 = "xxh3");
 words!(StripeLayout, "stripe layout", Consecutive = "consecutive", Spread = "spread");
+words!(VerifyReads, "verification of reads", Fail = "fail", Repair = "repair");
 
 /// What a new redundancy file shall be like; `None` is what an existing one is like, or the default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -384,6 +385,10 @@ impl Options {
     /// [scrub](crate::AtomicFile::scrub) finds damage. It skips bytes that were stored since they were covered, and
     /// bytes that are in the hybrid log. Of several handles of one file the first decides; a later handle must ask for
     /// the same.
+    ///
+    /// A [snapshot](crate::AtomicFile::snapshot) of the handle is verified, too, whichever process reads it. A
+    /// [shared](Options::shared) file can be verified if it was protected before; then the process that serves it reads
+    /// for all, so reads in the others are slower.
     ///
     /// It needs an [`AtomicFile`](crate::AtomicFile) with redundancy, and is refused otherwise; the plain loads of a
     /// map cannot be verified.

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::engine::layer::Layer;
+use crate::engine::snapshot::{HeldSnapshots, LapseElsewhere, Marks, Readers, SnapshotService, Taken};
 use crate::engine::{Close, Engine, EngineKind, Piece};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
@@ -182,6 +183,12 @@ impl<M: Medium> ProtectedEngine<M> {
         if offset < end { offset / PAGE..end.div_ceil(PAGE) } else { 0..0 }
     }
 
+    fn within_snapshots(&self) -> Result<&dyn SnapshotService> {
+        let cause = "the handles of its file are of no further use";
+        let ended = || Error::SnapshotEnded { path: self.engine.path().to_owned(), cause: cause.to_owned() };
+        self.engine.snapshots().ok_or_else(ended)
+    }
+
     /// Looks at what is about to be read.
     fn verify(&self, offset: u64, len: u64) -> Result<()> {
         let Some(verify) = self.verify else { return Ok(()) };
@@ -261,5 +268,61 @@ impl<M: Medium> Layer for ProtectedEngine<M> {
 
     fn redundancy(&self) -> Option<&dyn RedundancyService> {
         Some(&*self.kept)
+    }
+
+    fn snapshots(&self) -> Option<&dyn SnapshotService> {
+        let within = self.engine.snapshots()?;
+        Some(if self.verify.is_some() { self } else { within })
+    }
+}
+
+/// Snapshots whose reads are verified. A reader in another process gets each page from here: it is told of none that it
+/// could copy out of the data file by itself, and none is published.
+impl<M: Medium> SnapshotService for ProtectedEngine<M> {
+    fn take(&self, process: u32) -> Result<Taken> {
+        self.within_snapshots()?.take(process)
+    }
+
+    fn take_marked(&self, process: u32) -> Result<(Taken, Option<Arc<Marks>>)> {
+        self.within_snapshots()?.take_marked(process)
+    }
+
+    fn read(&self, taken: &Taken, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.verify(offset, dst.len() as u64)?;
+        self.within_snapshots()?.read(taken, offset, dst)
+    }
+
+    fn data_from(&self, taken: &Taken, offset: u64) -> Result<Option<Range<u64>>> {
+        self.within_snapshots()?.data_from(taken, offset)
+    }
+
+    fn take_here(&self) -> Result<(Taken, Option<Arc<Readers>>)> {
+        self.within_snapshots()?.take_here()
+    }
+
+    fn let_lapse(&self, snapshot: u64, lapse: LapseElsewhere) {
+        if let Some(service) = self.engine.snapshots() {
+            service.let_lapse(snapshot, lapse);
+        }
+    }
+
+    fn release(&self, snapshot: u64) {
+        if let Some(service) = self.engine.snapshots() {
+            service.release(snapshot);
+        }
+    }
+
+    fn release_here(&self, snapshot: u64, readers: Option<&Arc<Readers>>) {
+        if let Some(service) = self.engine.snapshots() {
+            service.release_here(snapshot, readers);
+        }
+    }
+
+    fn held_as(&self, snapshot: u64) -> Option<Taken> {
+        self.engine.snapshots()?.held_as(snapshot)
+    }
+
+    fn held(&self) -> HeldSnapshots {
+        self.engine.snapshots().map(SnapshotService::held).unwrap_or_default()
     }
 }

@@ -174,7 +174,7 @@ pub(super) fn attach<M: Medium>(
             if matches!(mode, Mode::Look | Mode::Report) {
                 return Err(Error::protection(path, ProtectionProblem::NotProtected));
             }
-            let filling = Filling::marked(room);
+            let filling = Filling { is_first: true, ..Filling::marked(room) };
             drop(create(medium, path, place, data, data.len(), settings, History::default(), filling)?);
             created = true;
         }
@@ -213,12 +213,14 @@ pub(super) struct Filling<'a, F> {
     pub(super) left: Left,
     pub(super) room: Room,
     pub(super) fill: Option<Fill<'a, F>>,
+    /// It takes the place of none. If there is one by now, another process has just made it.
+    pub(super) is_first: bool,
 }
 
 impl<F> Filling<'_, F> {
     /// Every page is marked uncovered.
     pub(super) fn marked(room: Room) -> Self {
-        Filling { left: Left::Announced, room, fill: None }
+        Filling { left: Left::Announced, room, fill: None, is_first: false }
     }
 }
 
@@ -241,28 +243,14 @@ pub(super) fn create<M: Medium>(
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
     let geometry = Geometry { len, stripe, layout: settings.layout.unwrap_or_default() };
-    medium.create_companion_dir(&parent(place), data)?;
     let mut unfinished = OsString::from(place);
     unfinished.push(".new");
     let unfinished = PathBuf::from(unfinished);
-    let side = loop {
-        match medium.create_like(&unfinished, 0, geometry.side_len(), data) {
-            Ok(side) if take_lock(&side, LockKind::Exclusive)? => break side,
-            Ok(side) => return Err(locked(path, &side)),
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
-                let left = medium.open_companion(&unfinished, Access::ReadWrite, 0, data)?;
-                if !take_lock(&left, LockKind::Exclusive)? {
-                    return Err(locked(path, &left));
-                }
-                medium.unlink(&unfinished)?;
-            }
-            Err(error) => {
-                let _ = medium.remove_dir_if_empty(&parent(place));
-                return Err(error);
-            }
-        }
-    };
+    let side = create_unfinished(medium, path, &unfinished, geometry.side_len(), data)?;
     let made = || {
+        if filling.is_first && medium.exists(place)? {
+            return Err(in_use(path));
+        }
         side.set_len(geometry.side_len())?;
         // At once: a full disk is an error here and not later.
         filling.room.allocate(&side, &geometry, data)?;
@@ -288,16 +276,55 @@ pub(super) fn create<M: Medium>(
         tables.write(&side)?;
         tables.write_twins(&side)?;
         side.sync(barriers::CREATE_FILE)?;
-        medium.rename(&unfinished, place)?;
-        medium.sync_dir(barriers::CREATE_NAME, &parent(place))?;
-        medium.sync_dir(barriers::CREATE_NAME, &parent(&parent(place)))
+        medium.rename(&unfinished, place)
     };
     made().inspect_err(|_| {
         // If it cannot be removed either, the first error is the one that helps.
         let _ = medium.unlink(&unfinished);
         let _ = medium.remove_dir_if_empty(&parent(place));
     })?;
+    medium.sync_dir(barriers::CREATE_NAME, &parent(place))?;
+    medium.sync_dir(barriers::CREATE_NAME, &parent(&parent(place)))?;
     Ok(side)
+}
+
+/// Creates the file that becomes a redundancy file, and locks it. Only one process at a time has it, until the file has
+/// its name.
+///
+/// # Errors
+/// [`Error::InUse`] while another process makes one; those of creating.
+fn create_unfinished<M: Medium>(
+    medium: &M,
+    path: &Path,
+    unfinished: &Path,
+    reserve: u64,
+    data: &M::File,
+) -> Result<M::File> {
+    let dir = parent(unfinished);
+    medium.create_companion_dir(&dir, data)?;
+    let is = |error: &Error, kind| matches!(error, Error::Io { source, .. } if source.kind() == kind);
+    for _ in 0..16 {
+        let (side, is_left) = match medium.create_like(unfinished, 0, reserve, data) {
+            Err(error) if is(&error, ErrorKind::AlreadyExists) => {
+                match medium.open_companion(unfinished, Access::ReadWrite, 0, data) {
+                    Err(error) if is(&error, ErrorKind::NotFound) => continue,
+                    left => (left?, true),
+                }
+            }
+            created => (created.inspect_err(|_| drop(medium.remove_dir_if_empty(&dir)))?, false),
+        };
+        if !take_lock(&side, LockKind::Exclusive)? {
+            return Err(locked(path, &side));
+        }
+        // Another process may have given it its name, or have removed it as a leftover, before it was locked here.
+        if is_named(medium, unfinished, &side)? {
+            if !is_left {
+                return Ok(side);
+            }
+            medium.unlink(unfinished)?;
+        }
+    }
+    Err(in_use(path))
 }
 
 /// Refuses settings that the redundancy file does not have which an adoption brings to a file. Whether it can be read:

@@ -64,7 +64,7 @@ impl<M: Medium> Redundancy<M> {
         }
         let to = Geometry { len, ..self.geometry };
         let fill: Fill<'_, M::File> = &mut |side, tables| self.carry(inner, to, side, tables);
-        make(Filling { left: Left::Storing, room: self.room, fill: Some(fill) })
+        make(Filling { left: Left::Storing, room: self.room, fill: Some(fill), is_first: false })
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.

@@ -3,10 +3,13 @@
 use std::str::FromStr;
 
 use crate::engine::Info;
-use crate::options::{CommitLog, Options};
+use crate::options::{CommitLog, Options, VerifyReads};
 
 /// What is said of an option that nobody set.
 const ANY: &str = "any";
+
+/// What is said of reads that are not verified.
+const NO: &str = "none";
 
 /// The terms as a text: those of a file that was opened with these options, and turned out to be so.
 /// `commit_log` is how its log is kept, if it has one.
@@ -29,9 +32,10 @@ const MAX_LEN: &str = "greatest length";
 const COMMIT_LOG: &str = "commit log";
 const AWAITS: &str = "commits that await the consumers";
 const LOST_PAGE: &str = "way to learn of a lost page";
+const VERIFY_READS: &str = "verification of reads";
 
 /// The options with their values, in an order that stays.
-fn list(options: &Options) -> [(&'static str, String); 12] {
+fn list(options: &Options) -> [(&'static str, String); 13] {
     [
         (ENGINE, options.engine.to_string()),
         (DURABILITY, options.durability.map_or(ANY, crate::options::Durability::as_str).to_owned()),
@@ -45,6 +49,7 @@ fn list(options: &Options) -> [(&'static str, String); 12] {
         (COMMIT_LOG, options.commit_log.map_or(ANY.to_owned(), commit_log)),
         (AWAITS, options.commit_log.map_or(ANY.to_owned(), awaits)),
         (LOST_PAGE, options.lost_page.to_string()),
+        (VERIFY_READS, options.verify_reads.map_or(NO, VerifyReads::as_str).to_owned()),
     ]
 }
 
@@ -99,6 +104,10 @@ pub(crate) fn adopt(negotiated: &str, options: &Options) -> Result<Options, Stri
     agreed.checkpoint_threads = taken(negotiated, CHECKPOINTERS)?;
     agreed.max_len = if value(negotiated, MAX_LEN) == Some(ANY) { None } else { Some(taken(negotiated, MAX_LEN)?) };
     agreed.lost_page = taken(negotiated, LOST_PAGE)?;
+    agreed.verify_reads = match value(negotiated, VERIFY_READS) {
+        None | Some(NO) => None,
+        Some(_) => Some(taken(negotiated, VERIFY_READS)?),
+    };
     // A log that the file has is kept up, and none is begun by a later opening.
     agreed.commit_log = None;
     // These were about the first opening: nothing that was committed since may be given up by a later one. The

@@ -426,6 +426,38 @@ fn a_read_that_is_verified_tells_of_damage_or_mends_it() {
     }
 }
 
+/// Also where the handle is one of several processes', which must ask for the same.
+#[test]
+fn reads_of_snapshots_are_verified_too() {
+    for (options, shared) in engines().into_iter().flat_map(|options| [(options.clone(), false), (options, true)]) {
+        let (place, file, bytes) = filled(&options.clone().redundancy(by_hand()));
+        file.deploy(0, LEN).unwrap();
+        file.close().unwrap();
+        for (verify, other) in [(VerifyReads::Fail, VerifyReads::Repair), (VerifyReads::Repair, VerifyReads::Fail)] {
+            let options = options.clone().shared(shared);
+            let file = options.clone().verify_reads(verify).open(&place.path).unwrap();
+            let refused = options.clone().verify_reads(other).open(&place.path);
+            assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
+            let again = options.verify_reads(verify).open(&place.path).unwrap();
+            let snapshot = again.snapshot().unwrap();
+            place.rot(12 * PAGE + 5, b"damage");
+            let mut found = vec![0; 100];
+            snapshot.read_at(&mut found, 13 * PAGE).unwrap();
+            let outcome = snapshot.read_at(&mut found, 12 * PAGE - 50);
+            if verify == VerifyReads::Fail {
+                assert!(matches!(outcome, Err(Error::Corrupt { offset, .. }) if offset == Some(12 * PAGE)));
+            } else {
+                outcome.unwrap();
+                assert_eq!(found, bytes[12 * PAGE as usize - 50..][..100]);
+            }
+            drop((snapshot, again));
+            file.close().unwrap();
+            place.repairs(usize::from(verify == VerifyReads::Fail));
+            assert_eq!(place.bytes(), bytes);
+        }
+    }
+}
+
 #[test]
 fn reads_that_nobody_can_verify_are_refused() {
     let place = Place::empty();

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use twox_hash::XxHash3_64;
 use untorn::Error;
-use untorn::redundancy::{Damage, Tracker};
+use untorn::redundancy::{Damage, ProtectOptions, Tracker};
 use untorn::testing::storage::PageCache;
 
 use crate::common::system::SharedMapping;
@@ -253,4 +253,28 @@ fn a_superblock_damaged_while_open_is_found_and_rewritten() {
     }
     drop(protected);
     by_hand().open(&place.path).unwrap().close().unwrap();
+}
+
+/// One of them makes the checksums and parity. The others are told that it does, or find them made.
+#[test]
+fn processes_that_protect_a_file_at_once_do_not_clash() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..untorn_testing::cases(60, 1_000) {
+        let path = dir.path().join(format!("file-{round}"));
+        std::fs::write(&path, vec![7; 3 * PAGE]).unwrap();
+        let start = std::sync::Barrier::new(4);
+        let protect = || {
+            start.wait();
+            untorn::protect(&path, &ProtectOptions::new())
+        };
+        let protected = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(protect)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(protected.iter().any(Result::is_ok), "{protected:?}");
+        for outcome in &protected {
+            assert!(matches!(outcome, Ok(_) | Err(Error::InUse { .. })), "{protected:?}");
+        }
+        assert!(untorn::scrub(&path, None, &mut |_, _| true).unwrap().is_clean());
+    }
 }

@@ -157,7 +157,8 @@ impl Registry {
                 let holder = format!("this process, {how}, and all handles of one file have one commit log");
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
-            let wants_it = options.redundancy.is_some() || options.verify_reads.is_some();
+            // The process that serves a shared file keeps its redundancy, and may be another one.
+            let wants_it = !options.shared && (options.redundancy.is_some() || options.verify_reads.is_some());
             let keeps_none = wants_it && shared.engine.redundancy().is_none();
             if keeps_none || !shared.engine.accepts(options) {
                 let holder = "this process, with other options".to_owned();
