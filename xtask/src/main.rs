@@ -174,6 +174,7 @@ enum Verb {
 Examples:
   cargo xtask sqlite --kills 50 --power-cuts 50
   cargo xtask sqlite --source sqlite3-3.40.1
+  cargo xtask sqlite --sqllogictest sqllogictest/test
   cargo xtask sqlite --fixture build/testfixture -- sqlite3-3.40.1/test/veryquick.test")]
     Sqlite(sqlite::Arguments),
     /// One step of a loop; the loops start it.

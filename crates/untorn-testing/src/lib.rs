@@ -8,6 +8,7 @@
 //! - [`built`]: the tool, the C library and the preload library, for tests of other programs.
 //! - [`programs`]: unmodified programs under `untorn run`, and bare.
 //! - [`documents`]: the code blocks of the README and of the book, which tests run.
+//! - [`sqllogictest`]: scripts of SQL with their results, on SQLite with the VFS.
 //! - [`SplitMix`] and [`seed`]: random choices that a failure message can repeat; [`cases`]: how many of them.
 //!
 //! Nothing here depends on the product, so every crate may use it, the lowest included.
@@ -18,6 +19,7 @@ mod process;
 pub mod programs;
 mod random;
 pub mod skips;
+pub mod sqllogictest;
 
 pub use build::built;
 pub use process::{again, find_program, is_root, isolated};

@@ -11,6 +11,7 @@ use crate::programs::victims::Victim;
 use crate::programs::{Built, Place, kills};
 
 mod fixture;
+mod scripts;
 mod source;
 mod victims;
 
@@ -38,6 +39,13 @@ pub(crate) struct Arguments {
     /// batches to the kills and power cuts
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
+    /// Run every script of sqllogictest (*.test, *.slt) below this directory on the VFS, each on a new database, which
+    /// must be whole and a plain file afterwards
+    #[arg(long, value_name = "DIR")]
+    sqllogictest: Option<PathBuf>,
+    /// Run those scripts on the VFS `unix`, to tell what differs for another reason
+    #[arg(long, hide = true, requires = "sqllogictest")]
+    stock: bool,
     /// A testfixture, SQLite's test program: run tests in it with the VFS as the default one
     #[arg(long, value_name = "FILE", requires = "tests")]
     fixture: Option<PathBuf>,
@@ -73,6 +81,10 @@ fn attempt(root: &Path, arguments: &Arguments) -> io::Result<bool> {
     let mut all = true;
     if let Some(fixture) = &arguments.fixture {
         all &= fixture::run(root, &library, fixture, &arguments.tests)?;
+    }
+    if let Some(directory) = &arguments.sqllogictest {
+        let library = (!arguments.stock).then_some(library.as_path());
+        all &= scripts::run(root, &python()?, library, directory)?;
     }
     let place = Place::new(None)?;
     let built = match &arguments.source {

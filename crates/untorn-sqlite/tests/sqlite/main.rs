@@ -8,6 +8,7 @@ mod processes;
 mod read_only;
 mod redundancy;
 mod sql;
+mod sqllogictest;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
