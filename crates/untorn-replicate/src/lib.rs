@@ -28,6 +28,7 @@ mod replica;
 mod report;
 mod restore;
 mod ship;
+mod shipped;
 pub mod store;
 #[doc(hidden)]
 pub mod testing;
@@ -39,6 +40,7 @@ pub use options::{ReplicaOptions, WhenBehind};
 pub use replica::{Replica, ReplicaStatus};
 pub use report::{ReplicaReport, SnapshotReport, look};
 pub use restore::{RestoreOptions, Restored, restore, restore_with};
+pub use shipped::already_shipped;
 
 /// Random bytes from the kernel.
 fn random<const N: usize>() -> std::io::Result<[u8; N]> {

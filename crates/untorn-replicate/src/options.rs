@@ -26,6 +26,7 @@ pub struct ReplicaOptions {
     pub(crate) confirm: Option<Duration>,
     pub(crate) when_behind: Option<WhenBehind>,
     pub(crate) begin_new: bool,
+    pub(crate) begin_with_snapshot: bool,
 }
 
 impl Default for ReplicaOptions {
@@ -42,6 +43,7 @@ impl Default for ReplicaOptions {
             confirm: None,
             when_behind: None,
             begin_new: false,
+            begin_with_snapshot: false,
         }
     }
 }
@@ -111,6 +113,14 @@ impl ReplicaOptions {
     #[must_use]
     pub fn begin_new(mut self, begins: bool) -> Self {
         self.begin_new = begins;
+        self
+    }
+
+    /// Sets whether a snapshot is shipped at the start, although the chain goes on. Restorations of later commits need
+    /// nothing before it: that mends a replica whose store has lost an object.
+    #[must_use]
+    pub fn begin_with_snapshot(mut self, begins: bool) -> Self {
+        self.begin_with_snapshot = begins;
         self
     }
 

@@ -197,7 +197,9 @@ impl Shipper {
             Err(oldest) => (CommitStream::consumer_from(&path, &options.consumer, oldest)?, true),
         };
         let acknowledged = stream.position();
-        let (held, since_snapshot, shipped) = (None, 0, Shipped::default());
+        // One that is asked for is due at once.
+        let since_snapshot = if options.begin_with_snapshot { u64::MAX } else { 0 };
+        let (held, shipped) = (None, Shipped::default());
         Ok(Shipper {
             source,
             owner,
@@ -340,7 +342,7 @@ impl Shipper {
             self.shipped.objects += 1;
             self.shipped.commits += batch.len() as u64;
             self.shipped.bytes += bytes;
-            self.since_snapshot += bytes;
+            self.since_snapshot = self.since_snapshot.saturating_add(bytes);
             has_shipped = true;
             self.owner.append(ends, time, &encode_commits(&batch))?;
         }

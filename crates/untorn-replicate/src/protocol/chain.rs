@@ -66,6 +66,9 @@ pub(crate) struct Cursor {
     ahead: Ahead,
 }
 
+/// The damage of a place where something should be.
+const MISSING: &str = "it is missing, and the record says that it is needed";
+
 /// Takes the bytes of a snapshot: offset and piece.
 pub(crate) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
@@ -146,8 +149,12 @@ impl Cursor {
     /// Reads the object at the cursor's place, behind which it goes on. `None` if it was deleted meanwhile.
     pub(crate) fn enter(&mut self, access: &Access) -> Result<Option<Object>> {
         let object = object_at(access, &self.record, self.place)?;
-        if let Some(object) = &object {
-            self.position = Position { commit: object.header.last, sum: object.sum };
+        match &object {
+            Some(object) => self.position = Position { commit: object.header.last, sum: object.sum },
+            None if self.is_current(access)? => {
+                return Err(Error::Corrupt { name: self.place.object(), what: MISSING.to_owned() });
+            }
+            None => {}
         }
         Ok(object)
     }
@@ -168,7 +175,10 @@ impl Cursor {
         size(snapshot.len)?;
         for index in snapshot.parts {
             let name = access.part(object.header.place.epoch, snapshot.attempt, index);
-            let Some(found) = access.get(&name)? else { return Ok(false) };
+            let Some(found) = access.get(&name)? else {
+                // Unless a writer has dropped the snapshot.
+                return if self.is_current(access)? { Err(corrupt(name, MISSING)) } else { Ok(false) };
+            };
             let piece = part::decode(&name, &found.bytes)?;
             self.read += found.bytes.len() as u64;
             // `decode` has checked that the part begins within the file.
@@ -206,7 +216,7 @@ impl Cursor {
         loop {
             let (mut place, mut position) = (self.place, self.position);
             let (mut objects, mut bytes) = (Vec::new(), 0);
-            let (mut is_open, mut is_missing) = (false, false);
+            let (mut is_open, mut is_missing) = (false, None);
             while bytes < most {
                 let cut = self.record.cut(place.epoch);
                 if let Some(cut) = cut.filter(|cut| place.seq >= cut.seq) {
@@ -225,8 +235,13 @@ impl Cursor {
                         // Nothing was read, so there is nothing to believe.
                         return Ok(Step::Idle);
                     }
-                    // With a recorded end behind it, it was deleted.
-                    (is_open, is_missing) = (true, cut.is_some());
+                    // With something behind it, it was deleted, or created just now.
+                    let is_last = cut.is_none() && object_at(access, &self.record, place.next().next())?.is_none();
+                    if !is_last && cut.is_none() && object_at(access, &self.record, place.next())?.is_some() {
+                        continue;
+                    }
+                    is_open = true;
+                    is_missing = (!is_last).then(|| place.next());
                     break;
                 };
                 if object.header.kind == Kind::Seal {
@@ -255,9 +270,8 @@ impl Cursor {
             if !is_same {
                 continue;
             }
-            if is_missing && objects.is_empty() {
-                let what = "it is missing, and the record says that it is needed".to_owned();
-                return Err(Error::Corrupt { name: place.next().object(), what });
+            if let Some(missing) = is_missing.filter(|_| objects.is_empty()) {
+                return Err(Error::Corrupt { name: missing.object(), what: MISSING.to_owned() });
             }
             (self.place, self.position) = (place, position);
             self.read += bytes;

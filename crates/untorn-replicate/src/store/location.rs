@@ -124,14 +124,7 @@ impl Parsed {
             return Err(invalid(&format!("is no URL of a replica; use {SHAPES}")));
         };
         if scheme == "file" {
-            // A directory may have any name, so nothing but this begins a query.
-            let (path, key) = rest.rsplit_once("?key=").map_or((rest, None), |(path, key)| (path, Some(key)));
-            if !path.starts_with('/') {
-                return Err(invalid("has no absolute path; use file:///DIRECTORY"));
-            }
-            let key = key.map(|key| decoded(key).filter(|key| !key.is_empty()).ok_or_else(|| invalid(NO_KEY)));
-            let key = key.transpose()?.map(PathBuf::from);
-            return Ok(Parsed { location: Location::Directory(path.into()), key });
+            return directory(rest, &invalid);
         }
         if scheme == "nats" {
             return stream(rest, &invalid);
@@ -183,6 +176,27 @@ impl Parsed {
     }
 }
 
+/// The place behind `file://`.
+fn directory(rest: &str, invalid: &dyn Fn(&str) -> Error) -> Result<Parsed> {
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let what = "has a wrong %-escape; write %25 for a % and %3F for a ? in the name of a directory";
+    let path = decoded(path).ok_or_else(|| invalid(what))?;
+    if !path.starts_with('/') {
+        return Err(invalid("has no absolute path; use file:///DIRECTORY"));
+    }
+    let mut key = None;
+    for option in query.split('&').filter(|option| !option.is_empty()) {
+        let Some(("key", value)) = option.split_once('=') else {
+            return Err(invalid("has an unknown option; file:// knows key, and a ? in a directory's name is %3F"));
+        };
+        let value = decoded(value).filter(|value| !value.is_empty()).ok_or_else(|| invalid(NO_KEY))?;
+        if key.replace(PathBuf::from(value)).is_some() {
+            return Err(invalid("has key twice"));
+        }
+    }
+    Ok(Parsed { location: Location::Directory(path.into()), key })
+}
+
 /// The place behind `nats://`.
 fn stream(rest: &str, invalid: &dyn Fn(&str) -> Error) -> Result<Parsed> {
     if rest.contains('@') {
@@ -226,8 +240,8 @@ mod tests {
         let directory = |url| Parsed::parse(url).map(|found| (found.location, found.key)).unwrap();
         assert_eq!(directory("file:///a/b"), (Location::Directory("/a/b".into()), None));
         let key = Some("/k y&?".into());
-        let url = format!("file:///a?b?key={}", encoded("/k y&?"));
-        assert_eq!(directory(&url), (Location::Directory("/a?b".into()), key.clone()));
+        let url = format!("file:///a%3Fb%20c?key={}", encoded("/k y&?"));
+        assert_eq!(directory(&url), (Location::Directory("/a?b c".into()), key.clone()));
         let url = format!("s3://b?key={}", encoded("/k y&?"));
         assert_eq!(directory(&url).1, key);
         let found = bucket("s3://ledgers/eu/one/?endpoint=http%3A//127.0.0.1:9000&region=eu-1");
@@ -250,6 +264,10 @@ mod tests {
             "/a/b",
             "file://a",
             "file:///a?key=",
+            "file:///a?kye=/k",
+            "file:///a?b?key=/k",
+            "file:///a?key=/k&key=/k",
+            "file:///100%/a",
             "ftp://b/p",
             "s3://",
             "s3:///p",

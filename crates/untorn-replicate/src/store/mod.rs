@@ -205,7 +205,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>> {
 /// assert!(store::open(&url).unwrap().get("name").is_err());
 /// ```
 pub fn with_key(url: &str, key: &Path) -> String {
-    let mark = if url.contains('?') && !url.starts_with("file:") { '&' } else { '?' };
+    let mark = if url.contains('?') { '&' } else { '?' };
     format!("{url}{mark}key={}", location::encoded(&key.to_string_lossy()))
 }
 
@@ -222,16 +222,16 @@ pub fn with_key(url: &str, key: &Path) -> String {
 /// one replica.
 pub fn below(url: &str, name: &str) -> Result<String> {
     let invalid = |why: &str| Error::Invalid { what: format!("no replica of {name:?} below {}: {why}", shown(url)) };
-    let query = match Parsed::parse(url)?.location {
+    let part = match Parsed::parse(url)?.location {
         Location::Stream(_) => return Err(invalid("a stream has one replica; give each file a stream of its own")),
-        Location::Directory(_) => url.rfind("?key="),
-        Location::Bucket(_) => url.find('?'),
+        Location::Directory(_) => location::encoded(name),
+        Location::Bucket(_) => name.to_owned(),
     };
-    if name.is_empty() || [".", ".."].contains(&name) || name.contains(['/', '?']) {
+    if name.is_empty() || [".", ".."].contains(&name) || part.contains(['/', '?']) {
         return Err(invalid("the name cannot be a part of a URL"));
     }
-    let (place, query) = url.split_at(query.unwrap_or(url.len()));
-    let below = format!("{}/{name}{query}", place.trim_end_matches('/'));
+    let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
+    let below = format!("{}/{part}{query}", place.trim_end_matches('/'));
     Parsed::parse(&below).map(|_| below)
 }
 
@@ -250,19 +250,21 @@ mod tests {
     fn a_place_below_another_keeps_the_query() {
         for (url, expected) in [
             ("file:///a/b", "file:///a/b/x.db"),
-            ("file:///a?b/?key=%2Fk", "file:///a?b/x.db?key=%2Fk"),
+            ("file:///a%3Fb/?key=%2Fk", "file:///a%3Fb/x.db?key=%2Fk"),
             ("s3://bucket", "s3://bucket/x.db"),
             ("s3://bucket/?region=eu-1", "s3://bucket/x.db?region=eu-1"),
             ("az://c/p/?account=me", "az://c/p/x.db?account=me"),
         ] {
             assert_eq!(below(url, "x.db").unwrap(), expected);
         }
+        assert_eq!(below("file:///a", "50% off?").unwrap(), "file:///a/50%25%20off%3F");
         for (url, name) in [
             ("nats://host/STREAM/a", "x"),
             ("s3://bucket", "a b"),
             ("s3://bucket", ".hidden"),
             ("file:///a", ".."),
-            ("file:///a", "x?key=k"),
+            ("s3://bucket", "x?key=k"),
+            ("file:///a", "x/y"),
             ("file:///a", ""),
         ] {
             assert!(matches!(below(url, name), Err(Error::Invalid { .. })), "{url} {name}");

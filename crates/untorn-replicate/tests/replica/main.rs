@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use untorn::{AtomicFile, Options};
-use untorn_replicate::{Error, Replica, ReplicaOptions, RestoreOptions, look, restore};
+use untorn_replicate::store::Requests;
+use untorn_replicate::{Error, Replica, ReplicaOptions, RestoreOptions, already_shipped, look, restore};
 
 const LEN: u64 = 100_000;
 
@@ -296,17 +297,75 @@ fn a_damaged_or_missing_object_is_never_restored() {
     let objects: Vec<PathBuf> =
         files_below(&bucket.join("o")).into_iter().chain(files_below(&bucket.join("p"))).collect();
     assert!(objects.len() >= 4, "{objects:?}");
-    for object in objects {
-        let whole = std::fs::read(&object).unwrap();
+    let last = files_below(&bucket.join("o")).into_iter().max().unwrap();
+    for object in &objects {
+        let whole = std::fs::read(object).unwrap();
         let mut changed = whole.clone();
         changed[whole.len() / 2] ^= 4;
-        std::fs::write(&object, changed).unwrap();
-        let refused = restore(&place.url, &place.path("bad"), &RestoreOptions::new());
-        assert!(matches!(refused, Err(Error::Corrupt { .. })), "{object:?}: {refused:?}");
-        assert!(!place.path("bad").exists());
-        std::fs::write(&object, whole).unwrap();
+        let is_refused = || {
+            let refused = restore(&place.url, &place.path("bad"), &RestoreOptions::new());
+            assert!(matches!(refused, Err(Error::Corrupt { .. })), "{object:?}: {refused:?}");
+            assert!(!place.path("bad").exists());
+        };
+        std::fs::write(object, changed).unwrap();
+        is_refused();
+        std::fs::remove_file(object).unwrap();
+        // Nothing tells that there was one more object.
+        if *object != last {
+            is_refused();
+        }
+        std::fs::write(object, whole).unwrap();
     }
     assert_eq!(place.restored(RestoreOptions::new()).0, bytes);
+}
+
+#[test]
+fn what_is_shipped_already_begins_no_epoch() {
+    let place = place!();
+    let file = place.create("ledger");
+    let shipped = || already_shipped(file.path(), &place.url, &options()).unwrap();
+    assert!(shipped().is_none(), "there is no replica");
+    for number in 1..4 {
+        let last = commit(&file, number);
+        assert!(shipped().is_none(), "commit {last} is not shipped");
+        let status = place.attach(&file).unwrap().detach().unwrap();
+        let found = shipped().expect("nothing is left to ship");
+        assert_eq!((found.epoch, found.acknowledged), (status.epoch, last));
+        let Requests { puts, deletes, lists, .. } = found.requests;
+        assert_eq!((puts, deletes, lists), (0, 0, 0));
+    }
+    assert!(already_shipped(file.path(), &place.url, &options().begin_with_snapshot(true)).unwrap().is_none());
+    assert!(already_shipped(file.path(), &place.url, &options().consumer("other")).unwrap().is_none());
+    // Another file takes the replica over.
+    restore(&place.url, &place.path("copy"), &RestoreOptions::new()).unwrap();
+    place.attach(&place.open("copy")).unwrap().detach().unwrap();
+    assert!(shipped().is_none(), "it has lost the replica");
+}
+
+/// The writer has every byte, so a snapshot mends what comes after it.
+#[test]
+fn a_snapshot_mends_a_replica_that_lost_an_object() {
+    let place = place!();
+    let file = place.create("ledger");
+    let replica = place.attach(&file).unwrap();
+    for number in 1..6 {
+        commit(&file, number);
+        replica.sync_replicated().unwrap();
+    }
+    replica.detach().unwrap();
+    std::fs::remove_file(place.path("bucket/o/0000000000000001/0000000000000003")).unwrap();
+    let is_damaged = || {
+        let refused = restore(&place.url, &place.path("bad"), &RestoreOptions::new());
+        assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+    };
+    is_damaged();
+    // The next writer goes on behind the hole, or in it.
+    place.attach(&file).unwrap().detach().unwrap();
+    is_damaged();
+    let mends = options().begin_with_snapshot(true);
+    let status = Replica::attach(&file, &place.url, mends).unwrap().detach().unwrap();
+    assert_eq!(status.snapshots, 1);
+    assert_eq!(place.restored(RestoreOptions::new()).0, bytes_of(&file));
 }
 
 #[test]
