@@ -270,8 +270,8 @@ typedef struct untorn_tx untorn_tx;
  * compares the covered pages that it reads with their checksums, and fails
  * with UNTORN_EBADMSG for a damaged one. It skips pages that were written
  * since they were last covered. UNTORN_EINVAL for a file that is not
- * protected. It cannot be combined with UNTORN_READ_ONLY, UNTORN_SHARED or
- * untorn_map. */
+ * protected. It cannot be combined with UNTORN_READ_ONLY or untorn_map. All
+ * processes that share a file (UNTORN_SHARED) must ask for the same. */
 #define UNTORN_VERIFY_READS 128
 /* Like UNTORN_VERIFY_READS, but the read rebuilds a damaged page from
  * parity, and fails only if parity cannot rebuild it. */

@@ -39,7 +39,10 @@ def test_a_database_is_atomic_and_then_plain(tmp_path):
 def test_arguments_choose_the_engine_and_snapshots(tmp_path):
     db = untorn.sqlite.connect("b.db", engine="hybrid-log", snapshot=False, timeout=0.1)
     info = db.execute("PRAGMA untorn_info").fetchone()[0]
-    assert "engine=hybrid-log" in info and "snapshots=off" in info
+    assert "engine=hybrid-log" in info and "snapshots=off redundancy=off" in info
+    db.close()
+    db = untorn.sqlite.connect("c.db", redundancy=True)
+    assert db.execute("PRAGMA untorn_info").fetchone()[0].endswith("redundancy=on")
     db.close()
     with pytest.raises(TypeError):
         untorn.sqlite.connect("b.db", uri=True)

@@ -82,21 +82,24 @@ def connect(
     mode: Literal["ro", "rw", "rwc"] = "rwc",
     engine: Optional[Literal["reflection", "hybrid-log"]] = None,
     snapshot: bool = True,
+    redundancy: bool = False,
     **arguments: Any,
 ) -> sqlite3.Connection:
     """Opens a database by the VFS ``untorn``, and creates it if it does not exist.
 
     ``mode``: ``"rw"`` does not create it, ``"ro"`` does not write to it. ``engine``: the engine of untorn.
     ``snapshot``: whether readers hold snapshots, so that no writer waits for them; without, they lock as SQLite does.
+    ``redundancy``: whether the database gets checksums and parity if it has none; a damaged page is then repaired when
+    it is read.
     All other arguments are those of :func:`sqlite3.connect`, for example ``timeout`` and ``isolation_level``.
 
     Raises :class:`sqlite3.OperationalError` if the database cannot be opened, also while a program with another VFS
     uses it.
 
     >>> import untorn.sqlite
-    >>> db = untorn.sqlite.connect("readings.db", isolation_level=None, snapshot=False)
-    >>> db.execute("PRAGMA untorn_info").fetchone()[0].split()[-1]
-    'snapshots=off'
+    >>> db = untorn.sqlite.connect("readings.db", isolation_level=None, snapshot=False, redundancy=True)
+    >>> db.execute("PRAGMA untorn_info").fetchone()[0].split()[-2:]
+    ['snapshots=off', 'redundancy=on']
     >>> db.close()
     """
     if "uri" in arguments:
@@ -105,6 +108,8 @@ def connect(
     parameters = {"vfs": "untorn", "mode": mode, "snapshot": "on" if snapshot else "off"}
     if engine is not None:
         parameters["engine"] = engine
+    if redundancy:
+        parameters["redundancy"] = "on"
     name = urllib.parse.quote(os.path.abspath(os.fsencode(path)))
     uri = f"file:{name}?{urllib.parse.urlencode(parameters)}"
     connection: sqlite3.Connection = sqlite3.connect(uri, uri=True, **arguments)

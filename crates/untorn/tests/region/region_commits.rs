@@ -194,7 +194,7 @@ fn a_blocking_log_of_a_region_waits_for_consumers() {
         }
     };
     assert!(matches!(&refused, Error::ConsumerBehind { consumer, .. } if consumer == "replica"), "{refused}");
-    assert_eq!(region.info().unwrap().commit, made.into(), "a commit that is refused changes nothing");
+    assert_eq!(region.info().unwrap().commit, u64::from(made), "a commit that is refused changes nothing");
     let mut replica = Pages::new();
     while let Some(commit) = consumer.next().unwrap() {
         repeat(&mut replica, &commit);

@@ -142,7 +142,7 @@ impl Run<'_> {
                 }
                 None => {
                     let free: Vec<u64> = (0..MAX_PAGES).filter(|page| self.model.is_free(*page)).collect();
-                    assert_eq!(free, [], "are not given out: {}", self.band.done());
+                    assert_eq!(free, [0_u64; 0], "are not given out: {}", self.band.done());
                 }
             }
             return;

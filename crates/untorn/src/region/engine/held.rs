@@ -142,11 +142,11 @@ mod tests {
         let (one, pin) = holds.hold(2, 1, &table(&[(0, 100), (500, 101)]));
         assert_eq!(pin.logical_pages().collect::<Vec<_>>(), [0, 500]);
         // The first commit after it changes page 0, and the second again.
-        assert_eq!(holds.keep_back(2, vec![(0, 100)]), []);
+        assert_eq!(holds.keep_back(2, vec![(0, 100)]), [0_u64; 0]);
         let (two, _) = holds.hold(2, 2, &table(&[(0, 102), (500, 101)]));
-        assert_eq!(holds.keep_back(2, vec![(0, 102), (500, 101)]), []);
+        assert_eq!(holds.keep_back(2, vec![(0, 102), (500, 101)]), [0_u64; 0]);
         let (three, _) = holds.hold(2, 3, &table(&[(0, 103)]));
-        assert_eq!(holds.keep_back(2, vec![(0, 103)]), []);
+        assert_eq!(holds.keep_back(2, vec![(0, 103)]), [0_u64; 0]);
         assert_eq!(holds.keep_back(2, vec![(0, 104)]), [104], "no snapshot names it");
         assert_eq!(holds.keep_back(3, vec![(0, 103)]), [103], "another region's");
         assert_eq!(holds.pages(), 4);

@@ -150,7 +150,7 @@ fn a_page_that_could_not_be_opened_leaves_nothing_behind() {
         cover(&obstacle, MapFlags::SHARED);
         let pages = CHUNK - 1..CHUNK + 1;
         assert!(memory.opening().check_exclusion(pages.start, &[7; 2 * PAGE as usize]).is_err());
-        assert_eq!(memory.all_open(), []);
+        assert_eq!(memory.all_open(), [0_u64; 0]);
         cover(&memory.file, MapFlags::PRIVATE | MapFlags::NORESERVE);
         open(&memory, pages.clone(), 0);
         let bytes = memory.bytes(&(pages.start * PAGE..pages.end * PAGE)).unwrap();

@@ -227,9 +227,9 @@ mod tests {
         assert_eq!(counting(11, &[]), [11, 13, 16, 17]);
         assert_eq!(counting(13, &[]), [13, 16, 17]);
         assert_eq!(counting(17, &[]), [17]);
-        assert_eq!(counting(18, &[]), []);
+        assert_eq!(counting(18, &[]), [0_u64; 0]);
         // Beyond its first change, the rest was there once, and was moved or is damaged.
-        assert_eq!(counting(17, &[17]), []);
+        assert_eq!(counting(17, &[17]), [0_u64; 0]);
     }
 
     #[test]
