@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use untorn::options::CommitLog;
 use untorn::{AtomicFile, Options, commits};
 use untorn_replicate::store::{self, Requests};
 use untorn_replicate::{Error, LtxReport, Replica, ReplicaOptions, ReplicaStatus, RestoreOptions};
@@ -85,37 +86,81 @@ pub(crate) fn replicate(args: &cli::Replicate) -> Result<Exit> {
     if args.once { ship(args, &pairs) } else { ship_on(args, pairs) }
 }
 
-/// Has the syncs of a file wait for the store, or not.
-pub(super) fn set_sync(file: &Path, sync: cli::SyncTo) -> Result<()> {
+/// A commit log whose setting `--sync` has changed.
+pub(super) struct Changed {
+    file: PathBuf,
+    before: CommitLog,
+}
+
+impl Changed {
+    /// Sets it back. Otherwise each later sync of the file would wait for a store that gets nothing.
+    fn set_back(self, mut failure: Failure) -> Failure {
+        if let Err(error) = keep_log(&self.file, self.before) {
+            let file = self.file.display();
+            failure.message.push_str(&format!("; --sync has changed the commit log of {file} all the same: {error}"));
+        }
+        failure
+    }
+}
+
+fn keep_log(file: &Path, log: CommitLog) -> untorn::Result<()> {
+    Options::new().commit_log(log).open(file).and_then(AtomicFile::close)
+}
+
+/// Has the syncs of a file wait for the store, or not. Returns what was changed.
+pub(super) fn set_sync(file: &Path, sync: cli::SyncTo) -> Result<Option<Changed>> {
     // A file without a log is refused by the replication, in words of its own.
-    let Some(log) = commits::kept(file)? else { return Ok(()) };
+    let Some(log) = commits::kept(file)? else { return Ok(None) };
     let wanted = match sync {
         cli::SyncTo::Local => log.await_nobody(),
         cli::SyncTo::Replicated => log.await_consumers(),
     };
     if wanted == log {
-        return Ok(());
+        return Ok(None);
     }
-    let changed = Options::new().commit_log(wanted).open(file).and_then(AtomicFile::close);
-    changed.map_err(|error| {
+    keep_log(file, wanted).map_err(|error| {
         let is_open = matches!(error, untorn::Error::InUse { .. });
         let mut failure = Failure::from(error);
         if is_open {
             failure.message.push_str("; --sync changes its commit log, so end that program first");
         }
         failure
-    })
+    })?;
+    Ok(Some(Changed { file: file.to_owned(), before: log }))
 }
 
-fn attach(args: &cli::Replicate, pair: &Pair) -> Result<Replica> {
-    if let Some(sync) = args.sync {
-        set_sync(&pair.file, sync)?;
-    }
+/// Sets these logs back, because of a failure with which nothing is replicated. Returns that failure.
+pub(super) fn set_back(changed: impl IntoIterator<Item = Changed>, failure: Failure) -> Failure {
+    changed.into_iter().fold(failure, |failure, changed| changed.set_back(failure))
+}
+
+/// Attaches a file to its replica. Returns what `--sync` has changed, too.
+fn attach(args: &cli::Replicate, pair: &Pair) -> Result<(Replica, Option<Changed>)> {
+    // First, because a replica has the file open while it ships a snapshot.
+    let changed = args.sync.map_or(Ok(None), |sync| set_sync(&pair.file, sync))?;
     let interval = Duration::from_millis(args.interval.max(1));
     let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
     let options = options.begin_new(args.new);
     let options = args.when_behind.map_or(options.clone(), |when| options.when_behind(when.into()));
-    Ok(Replica::attach_path(&pair.file, &args.key.url(&pair.url), options)?)
+    match Replica::attach_path(&pair.file, &args.key.url(&pair.url), options) {
+        Ok(replica) => Ok((replica, changed)),
+        Err(error) => Err(set_back(changed, error.into())),
+    }
+}
+
+/// Attaches files, and ships what there is of each. If one fails, none is replicated.
+fn attach_all(args: &cli::Replicate, pairs: Vec<Pair>) -> Result<Vec<(Pair, Replica)>> {
+    let mut changed = Vec::new();
+    let attached = pairs.into_iter().map(|pair| {
+        let (replica, of_it) = attach(args, &pair)?;
+        changed.extend(of_it);
+        Ok((pair, replica))
+    });
+    let shipped = attached.collect::<Result<Vec<_>>>().and_then(|replicas| {
+        replicas.iter().try_for_each(|(_, replica)| replica.sync_replicated().map(drop))?;
+        Ok(replicas)
+    });
+    shipped.map_err(|failure| set_back(changed, failure))
 }
 
 fn tell(args: &cli::Replicate, pair: &Pair, status: &ReplicaStatus, state: &str) -> Result<()> {
@@ -126,7 +171,8 @@ fn tell(args: &cli::Replicate, pair: &Pair, status: &ReplicaStatus, state: &str)
 fn ship(args: &cli::Replicate, pairs: &[Pair]) -> Result<Exit> {
     let mut failures = Failures::of(pairs.len());
     for pair in pairs {
-        let shipped = attach(args, pair).and_then(|replica| Ok(replica.detach()?));
+        let shipped = attach(args, pair)
+            .and_then(|(replica, changed)| replica.detach().map_err(|error| set_back(changed, error.into())));
         match shipped {
             Ok(status) => tell(args, pair, &status, "replicated")?,
             Err(failure) => failures.add(failure),
@@ -139,11 +185,7 @@ fn ship(args: &cli::Replicate, pairs: &[Pair]) -> Result<Exit> {
 fn ship_on(args: &cli::Replicate, pairs: Vec<Pair>) -> Result<Exit> {
     let mut failures = Failures::of(pairs.len());
     // Until everything is there a signal ends the process at once, also while a request waits for a dead store.
-    let attached = pairs.into_iter().map(|pair| attach(args, &pair).map(|replica| (pair, replica)));
-    let mut replicas = attached.collect::<Result<Vec<_>>>()?;
-    for (_, replica) in &replicas {
-        replica.sync_replicated()?;
-    }
+    let mut replicas = attach_all(args, pairs)?;
     let stop = Stop::on(&[SIGINT, SIGTERM, SIGHUP])?;
     for (pair, replica) in &replicas {
         tell(args, pair, &replica.status(), "replicating")?;

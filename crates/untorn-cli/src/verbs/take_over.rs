@@ -18,7 +18,7 @@ use untorn::options::CommitLog;
 use untorn::{Options, commits};
 use untorn_replicate::{Error, FollowOptions, Follower, Replica, ReplicaOptions, RestoreOptions, restore};
 
-use super::replicate::{SILENCE, set_sync};
+use super::replicate::{SILENCE, set_back, set_sync};
 use super::run::{check_program, code};
 use crate::cli;
 use crate::exit::{Exit, Failure, Result};
@@ -43,8 +43,11 @@ pub(crate) fn run(args: &cli::TakeOver) -> Result<Exit> {
     replica.sync_replicated()?;
     if let Some(sync) = args.sync {
         // Not while a snapshot of the file is shipped, which would have it in use. The replica looks at the log again.
-        set_sync(&file, sync)?;
-        replica.sync_replicated()?;
+        let changed = set_sync(&file, sync)?;
+        if let Err(error) = replica.sync_replicated() {
+            drop(replica);
+            return Err(set_back(changed, error.into()));
+        }
     }
     let stop = waiting.map_or_else(on_signals, Ok)?;
     let epoch = replica.status().epoch;

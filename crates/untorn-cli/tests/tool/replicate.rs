@@ -163,6 +163,33 @@ fn a_sync_waits_for_the_store_if_asked_to() {
 }
 
 #[test]
+fn a_refused_replication_leaves_the_sync_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ([ledger, journal, _], url) = books(dir);
+    let awaits =
+        |file: &str| untorn(&["info", file, "--json"]).expect(0).json()["commit_log"]["awaits_consumers"] == true;
+    std::fs::write(dir.join("taken"), "").unwrap();
+    let taken = format!("file://{}/bucket", at(dir, "taken"));
+    for options in [&["--once"][..], &[]] {
+        let refused = [&["replicate", &ledger, &taken, "--sync", "replicated"], options].concat();
+        untorn(&refused).expect(74).names("Not a directory");
+        assert!(!awaits(&ledger), "{options:?}");
+    }
+    // Another file has that name in the store. The ledger itself is not refused, and is not replicated either.
+    untorn(&["replicate", &ledger, &format!("{url}/journal"), "--once"]).expect(0);
+    let both = ["replicate", &ledger, &journal, &url, "--sync", "replicated"];
+    untorn(&both).expect(1).names("restore the replica");
+    assert!(!awaits(&ledger) && !awaits(&journal));
+    // These writes would wait for ever.
+    write(&ledger, "later");
+    write(&journal, "later");
+    untorn(&["commits", &journal, "--start", "1M", "--await-consumers"]).expect(0);
+    untorn(&["replicate", &journal, &format!("{url}/journal"), "--once", "--sync", "local"]).expect(1);
+    assert!(awaits(&journal));
+}
+
+#[test]
 fn a_database_is_exported_as_ltx_files() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
