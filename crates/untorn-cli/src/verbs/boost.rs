@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use untorn::report::Diagnosis;
 use untorn::testing::storage::MediumKind;
-use untorn::write_cache::{CacheOptions, WriteCache};
+use untorn::write_cache::{CacheOptions, WriteCache, inspect_log};
 use untorn::{Durability, Error};
 
 use crate::cli::{RunLog, RunMode};
@@ -158,9 +158,19 @@ fn open_or_create(options: &CacheOptions, path: &Path) -> Result<WriteCache> {
         opened => opened,
     };
     opened.map_err(|error| match error {
-        Error::InUse { .. } => in_use(path, error, "run"),
+        Error::InUse { .. } => in_use(path, error, ", or give this run another --log"),
         other => other.into(),
     })
+}
+
+/// Refuses a log that [`open`] would refuse. A log that is not there would be made. Nothing is replayed or stored.
+pub(super) fn rehearse(path: &Path) -> Result<()> {
+    medium(path)?;
+    match patiently(path, || inspect_log(path)) {
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error @ Error::InUse { .. }) => Err(in_use(path, error, "")),
+        looked => Ok(looked.map(drop)?),
+    }
 }
 
 /// How long to wait for a log that is in use but serves no run.
@@ -180,9 +190,9 @@ pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) ->
     }
 }
 
-/// The error for a log in use. It names the processes that use it, as far as /proc shows them. `user` says whether a
-/// run or a mount asked for the log.
-pub(super) fn in_use(path: &Path, error: Error, user: &str) -> Failure {
+/// The error for a log in use. It names the processes that use it, as far as /proc shows them. `instead` is what else
+/// than waiting helps.
+pub(super) fn in_use(path: &Path, error: Error, instead: &str) -> Failure {
     let mut failure = Failure::from(error);
     let mut holders = holders(path);
     if holders.is_empty() {
@@ -191,8 +201,7 @@ pub(super) fn in_use(path: &Path, error: Error, user: &str) -> Failure {
     let holders = holders.join(", ");
     let by = if holders.is_empty() { "another process, or one that has just exited".to_owned() } else { holders };
     failure.message = format!(
-        "{} is in use by {by}: a log serves one run or mount at a time; wait until it exits, or give this {user} \
-         another --log",
+        "{} is in use by {by}: a log serves one run or mount at a time; wait until it exits{instead}",
         path.display()
     );
     failure

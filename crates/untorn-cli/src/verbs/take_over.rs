@@ -12,6 +12,7 @@ use std::process::{Child, Command};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use untorn::options::CommitLog;
@@ -20,7 +21,7 @@ use untorn_replicate::{Error, FollowOptions, Follower, Replica, ReplicaOptions, 
 
 use super::replicate::{SILENCE, set_back, set_sync};
 use super::run::{check_program, code};
-use crate::cli;
+use crate::cli::{self, Cli, Verb};
 use crate::exit::{Exit, Failure, Result};
 use crate::signals::Stop;
 
@@ -35,6 +36,9 @@ pub(crate) fn run(args: &cli::TakeOver) -> Result<Exit> {
     check_program(program)?;
     let file = std::path::absolute(&args.file).map_err(|error| Failure::io_at("find", &args.file, &error))?;
     let command = command(args, &file)?;
+    if !args.plain {
+        rehearse(&command)?;
+    }
     let on_signals = || Stop::on(&[SIGINT, SIGTERM, SIGHUP]);
     // Otherwise a signal ends the process at once until the program starts, also while a request waits for a store that
     // has died.
@@ -159,6 +163,16 @@ fn command(args: &cli::TakeOver, file: &Path) -> Result<Vec<OsString>> {
     }
     command.extend(args.command.iter().cloned());
     Ok(command)
+}
+
+/// Tries whether the run of the program could start here, before another writer loses the replica for it.
+fn rehearse(command: &[OsString]) -> Result<()> {
+    let parsed = Cli::try_parse_from(command).map_err(|error| Failure::usage(error.to_string()))?;
+    let Verb::Run(run) = parsed.verb else { return Ok(()) };
+    super::run::rehearse(&run).map_err(|mut failure| {
+        failure.message.push_str("; nothing was taken over; --plain needs no mount, for programs that use the library");
+        failure
+    })
 }
 
 /// Starts the program as a child that does not outlive this process.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use untorn_testing::needs;
 
-use crate::common::{UNTORN, untorn};
+use crate::common::{Run, UNTORN, untorn};
 use crate::replicate::{at, ledger};
 
 /// A shell command that writes a text into a file.
@@ -159,6 +159,57 @@ fn a_program_that_syncs_has_its_data_in_the_store() {
     let take = ["take-over", &url, &file, "--sync", "replicated", "--interval", "60000", "--", "sh", "-c", &script];
     let made = untorn(&take).expect(0);
     assert_eq!(made.prose(), "a l p h a b r a v o", "{}", made.err);
+}
+
+/// Asserts that a take-over that could not start its program left the replica to its owner.
+fn expect_untaken(refused: &Run, url: &str, why: &str) {
+    let err = &refused.err;
+    assert!(refused.code == 74 && err.contains(why), "{}: {err}", refused.code);
+    assert!(err.contains("nothing was taken over; --plain") && !err.contains("--log"), "{err}");
+    let found = untorn(&["replicas", url, "--json"]).expect(0).json();
+    assert_eq!((&found["epoch"], &found["released"]), (&1.into(), &false.into()), "{found}");
+}
+
+#[test]
+fn without_a_mount_a_replica_stays_with_its_owner() {
+    needs!("root", "unshare", "mount");
+    needs_private_mounts!();
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ((file, url), standby) = (ledger(dir), at(dir, "standby"));
+    untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    // Without the device, as in a container.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--", "sh", "-ec"]);
+    command.args(["mount -t tmpfs none /dev; exec \"$@\"", "sh", UNTORN, "take-over", &url, &standby, "--"]);
+    let output = command.args(["touch", &at(dir, "ran")]).output().unwrap();
+    expect_untaken(&Run::of(output, &["take-over"]), &url, "its files cannot be mounted");
+    assert!(!dir.join("ran").exists() && !dir.join("standby").exists());
+}
+
+#[test]
+fn with_its_log_in_use_a_replica_stays_with_its_owner() {
+    needs!("sh");
+    needs_private_mounts!();
+    let dir = tempfile::tempdir().unwrap();
+    let (files, dir) = (tempfile::tempdir().unwrap(), dir.path());
+    let ((file, url), standby) = (ledger(dir), at(files.path(), "standby"));
+    untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    let mut other = Command::new(UNTORN);
+    let other =
+        other.args(["run", "--match", &at(files.path(), "**"), "--", "sh", "-c", "echo ready; read line || true"]);
+    let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    assert_eq!(BufReader::new(other.stdout.take().unwrap()).lines().next().unwrap().unwrap(), "ready");
+    let taken = ["take-over", &url, &standby, "--", "true"];
+    expect_untaken(&untorn(&taken), &url, &format!("mount.log is in use by process {} (untorn)", other.id()));
+    assert!(!Path::new(&standby).exists());
+    drop(other.stdin.take());
+    assert!(other.wait().unwrap().success());
+    untorn(&taken).expect(0);
+    // The trial leaves no directory for a log.
+    let empty = tempfile::tempdir().unwrap();
+    untorn(&["take-over", &format!("{url}2"), &at(empty.path(), "file"), "--", "true"]).expect(74).names("no replica");
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
 }
 
 #[test]

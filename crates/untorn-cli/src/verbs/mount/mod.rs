@@ -210,7 +210,7 @@ fn remove(mountpoint: &Path) {
 pub(super) fn failed_to_serve(log: &Path, user: &str, error: untorn_mount::Error) -> Failure {
     match error {
         untorn_mount::Error::Library(error @ untorn::Error::InUse { .. }) if error.path() == log => {
-            boost::in_use(log, error, user)
+            boost::in_use(log, error, &format!(", or give this {user} another --log"))
         }
         untorn_mount::Error::Library(error) => error.into(),
         error @ (untorn_mount::Error::Glob(_)

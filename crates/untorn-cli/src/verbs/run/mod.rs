@@ -18,14 +18,27 @@ use crate::cli::{Run, RunMode};
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Reader};
 
-/// Runs the program, and exits with its code.
-pub(super) fn run(args: &Run) -> Result<Exit> {
+/// Tries whether [`run`] could start the program. It mounts for real, in a namespace that nothing else sees, and leaves
+/// nothing behind. It does not make or replay a log, so a run can still fail: there may be no space for its log.
+pub(super) fn rehearse(args: &Run) -> Result<()> {
+    let (_, places) = choose(args)?;
+    serving::rehearse(args, &places)
+}
+
+/// Checks a request, and finds the directories that it is about.
+fn choose(args: &Run) -> Result<(Chosen, Vec<Place>)> {
     refuse_more_rights()?;
     check(args)?;
     let here = std::env::current_dir().map_err(|error| Failure::io("cannot find the working directory", &error))?;
     let chosen = Chosen::of(&here, &args.globs, &args.excluded)?.with_commit_logs(&here, &args.commit_log)?;
     globs(&chosen)?;
     let places = chosen.directories.iter().map(|directory| Place::of(directory)).collect::<Result<Vec<_>>>()?;
+    Ok((chosen, places))
+}
+
+/// Runs the program, and exits with its code.
+pub(super) fn run(args: &Run) -> Result<Exit> {
+    let (chosen, places) = choose(args)?;
     let log = given_log(args, &places)?;
     if args.log.read_cache.is_some_and(|bytes| bytes > 0) {
         say("untorn: --read-cache is ignored: the kernel serves reads from its page cache\n");

@@ -25,7 +25,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::fs::{Mode as Bits, OFlags};
-use untorn_mount::attach::{self, AttachError, AttachOptions, Covering, Held, Program, Puller, Root, Stage};
+use untorn_mount::attach::{self, AttachError, AttachOptions, Attached, Covering, Held, Program, Puller, Root, Stage};
 use untorn_mount::{Globs, Mode, Report, ServeOptions, Serving};
 
 use super::directories::Chosen;
@@ -109,16 +109,8 @@ pub(super) struct Ready {
 impl Ready {
     /// Mounts and serves the directories. On failure nothing is left behind, and the program does not start.
     pub(super) fn new(args: &Run, chosen: &Chosen, places: Vec<Place>, log: Option<&Path>) -> Result<Self> {
-        let Some((program, arguments)) = args.command.split_first() else {
-            return Err(Failure::usage("no program given; add one after `--`"));
-        };
-        let program = Program { program: program.clone(), arguments: arguments.to_vec() };
-        let covering = |place: &Place| Covering { mountpoint: place.path.clone(), options: place.options.clone() };
-        let coverings: Vec<Covering> = places.iter().map(covering).collect();
-        let stage = stage_of_this_program();
         // First, because a machine that can't mount is to be left without a log.
-        let (attached, held) =
-            attach::attach_private(&coverings, &stage, &program).map_err(|error| not_mounted(error, &stage))?;
+        let (attached, held) = attached(args, &places)?;
         let mut logs: Vec<Log> = log.map(|log| boost::open(&args.log, log)).into_iter().collect::<Result<_>>()?;
         let (mut own_logs, mut served, mut roots) = (Vec::new(), Vec::new(), Vec::new());
         for (attached, place) in attached.into_iter().zip(places) {
@@ -151,6 +143,31 @@ impl Ready {
         })?;
         Ok((self.mounts, child))
     }
+}
+
+/// Mounts the directories for the program, which waits.
+fn attached(args: &Run, places: &[Place]) -> Result<(Vec<Attached>, Held)> {
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Err(Failure::usage("no program given; add one after `--`"));
+    };
+    let program = Program { program: program.clone(), arguments: arguments.to_vec() };
+    let covering = |place: &Place| Covering { mountpoint: place.path.clone(), options: place.options.clone() };
+    let coverings: Vec<Covering> = places.iter().map(covering).collect();
+    let stage = stage_of_this_program();
+    attach::attach_private(&coverings, &stage, &program).map_err(|error| not_mounted(error, &stage))
+}
+
+/// Mounts the directories and looks at their default logs, as [`Ready::new`] does. Nothing is served, and nothing is
+/// left behind.
+pub(super) fn rehearse(args: &Run, places: &[Place]) -> Result<()> {
+    drop(attached(args, places)?);
+    places.iter().try_for_each(|place| {
+        let log = untorn_mount::make_log_directory(&place.path)
+            .map_err(|error| failed_to_serve(&place.path, "run", error))
+            .and_then(|log| boost::rehearse(&log));
+        untorn_mount::remove_empty_log_directory(&place.path);
+        log
+    })
 }
 
 /// How often a run makes the directory of its default log.
