@@ -50,8 +50,9 @@ pub(crate) struct Restore {
     /// Replace the file. It stays if a process has it open.
     #[arg(long)]
     pub(crate) force: bool,
-    /// The last commit of a replica with this number or a lower one, or at this time or before: 2026-11-29 06:07:08, in
-    /// UTC.
+    /// The last commit of a replica with this number or a lower one, or at this time or before. The time is in UTC, as
+    /// 2026-11-29 06:07:08, or the seconds since 1970 that `--json` gives, after @. Without a fraction, as in
+    /// 06:07:08.25, it is the end of that second.
     #[arg(long, value_name = "COMMIT|TIME", value_parser = At::parse)]
     pub(crate) at: Option<At>,
     /// Make a directory of LTX files of the replica of an SQLite database, one for each commit, which `litestream

@@ -20,6 +20,7 @@ Examples:
   untorn restore /backups/ledger.monday /backups/ledger.tuesday ledger
   untorn restore --force /backups/ledger.monday ledger
   untorn restore file:///mnt/usb/ledger ledger --at '2026-11-29 06:07:08'
+  untorn restore file:///mnt/usb/ledger ledger --at @1795932428.0330863
   untorn restore file:///mnt/usb/app.db /tmp/ltx --ltx";
 
 pub(super) const AFTER_REPLICATE: &str = "\
@@ -240,27 +241,56 @@ pub(crate) enum At {
     Time(SystemTime),
 }
 
+/// Above the error of a UNIX time that JSON gives: a double has 53 bits, of which whole seconds take 31 or 32.
+const ROUNDING: Duration = Duration::from_micros(1);
+
 impl At {
-    /// Parses the number of a commit, or a time in UTC, as `2026-11-29 06:07:08`.
+    /// Parses the number of a commit, or a time: in UTC, as `2026-11-29 06:07:08`, or as seconds since 1970, after `@`.
+    /// Either may have a fraction. A time without one is the end of that second, because `untorn commits` prints whole
+    /// seconds.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if let Ok(commit) = text.parse() {
             return Ok(At::Commit(commit));
         }
-        let seconds = seconds(text).ok_or_else(|| {
-            format!("{text:?} is neither the number of a commit nor a time in UTC, such as 2026-11-29 06:07:08")
+        let since = since_1970(text).ok_or_else(|| {
+            format!(
+                "{text:?} is neither the number of a commit nor a time in UTC, such as 2026-11-29 06:07:08.25 or \
+                 @1795932428.25"
+            )
         })?;
-        Ok(At::Time(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)))
+        Ok(At::Time(SystemTime::UNIX_EPOCH + since))
     }
+}
+
+/// The time that a text gives, since 1970.
+fn since_1970(text: &str) -> Option<Duration> {
+    let text = text.strip_suffix(" UTC").or_else(|| text.strip_suffix('Z')).unwrap_or(text);
+    let (whole, fraction) = text.split_once('.').map_or((text, None), |(whole, fraction)| (whole, Some(fraction)));
+    let nanoseconds = fraction.map_or(Some(999_999_999), nanoseconds)?;
+    let Some(unix) = whole.strip_prefix('@') else { return Some(Duration::new(seconds(whole)?, nanoseconds)) };
+    // Up to the last second of the year 9999, as in the other form.
+    let seconds = digits(unix, 12).filter(|seconds| *seconds < 253_402_300_800)?;
+    let is_rounded = fraction.is_some_and(|fraction| fraction.len() < 9);
+    Some(Duration::new(seconds, nanoseconds) + if is_rounded { ROUNDING } else { Duration::ZERO })
+}
+
+/// The number that these digits are, `most` at most.
+fn digits(text: &str, most: usize) -> Option<u64> {
+    let is_plain = !text.is_empty() && text.len() <= most && text.bytes().all(|b| b.is_ascii_digit());
+    if is_plain { text.parse().ok() } else { None }
+}
+
+/// The nanoseconds of a fraction of a second, by the digits after the point.
+fn nanoseconds(fraction: &str) -> Option<u32> {
+    digits(fraction, 9)?;
+    format!("{fraction:0<9}").parse().ok()
 }
 
 /// Seconds since 1970 of a time in UTC. Source: the proleptic Gregorian calendar, in years that begin in March.
 fn seconds(text: &str) -> Option<u64> {
-    let text = text.strip_suffix(" UTC").or_else(|| text.strip_suffix('Z')).unwrap_or(text);
     let (date, time) = text.split_once(['T', ' '])?;
     let numbers = |text: &str, separator| -> Option<[u64; 3]> {
-        let is_plain = |part: &&str| !part.is_empty() && part.len() <= 4 && part.bytes().all(|b| b.is_ascii_digit());
-        let parts: Vec<&str> = text.split(separator).filter(is_plain).collect();
-        let parts: Vec<u64> = parts.iter().filter_map(|part| part.parse().ok()).collect();
+        let parts: Vec<u64> = text.split(separator).filter_map(|part| digits(part, 4)).collect();
         (text.matches(separator).count() == 2).then(|| parts.try_into().ok()).flatten()
     };
     let ([year, month, day], [hour, minute, second]) = (numbers(date, '-')?, numbers(time, ':')?);
@@ -279,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_state_is_a_commit_or_a_time() {
-        let at = |seconds| Ok(At::Time(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)));
+        let at = |seconds| Ok(At::Time(SystemTime::UNIX_EPOCH + Duration::new(seconds, 999_999_999)));
         assert_eq!(At::parse("42"), Ok(At::Commit(42)));
         for (text, seconds) in [
             ("1970-01-01 00:00:00", 0),
@@ -291,6 +321,20 @@ mod tests {
             assert_eq!(At::parse(text), at(seconds), "{text}");
             assert_eq!(crate::output::time(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))[..10], text[..10]);
         }
+        for (text, seconds, nanoseconds) in [
+            ("2025-11-29 05:33:51.25", 1_764_394_431, 250_000_000),
+            ("2025-11-29T05:33:51.033086312Z", 1_764_394_431, 33_086_312),
+            ("2025-11-29 05:33:51.0 UTC", 1_764_394_431, 0),
+            ("@1764394431", 1_764_394_431, 999_999_999),
+            ("@1764394431.033086312", 1_764_394_431, 33_086_312),
+            ("@1764394431.0330863", 1_764_394_431, 33_087_300),
+            ("@0.0", 0, 1000),
+        ] {
+            let time = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds);
+            assert_eq!(At::parse(text), Ok(At::Time(time)), "{text}");
+        }
+        let wrong = ["@", "@-1", "@1.", "@.5", "@1.1234567890", "@253402300800", "2026-11-29 06:07:08.", "1.5"];
+        assert!(wrong.iter().all(|text| At::parse(text).is_err()));
         let wrong = ["", "-1", "now", "2026-11-29", "2026-13-01 00:00:00", "2026-1-1-1 0:0:0", "2026-+1-01 00:00:00"];
         assert!(wrong.iter().all(|text| At::parse(text).is_err()));
     }

@@ -363,6 +363,12 @@ pub(crate) fn restore(url: &str, args: &cli::Restore) -> Result<Exit> {
         failure.message.push_str(if force_helps { "; --force replaces it" } else { "" });
         failure
     })?;
+    if let Some(At::Commit(asked)) = args.at
+        && made.is_latest
+        && made.commit < asked
+    {
+        say(&format!("{url} ends at commit {}, so that was restored instead of commit {asked}", made.commit));
+    }
     let path = args.file.display();
     let object = json!({
         "path": path.to_string(),

@@ -163,6 +163,45 @@ fn a_sync_waits_for_the_store_if_asked_to() {
 }
 
 #[test]
+fn a_commit_is_restored_by_any_form_of_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    for text in ["alpha", "bravo", "gamma"] {
+        write(&file, text);
+        untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    }
+    let printed = untorn(&["commits", &file, "--json"]).expect(0).text();
+    let printed: Vec<serde_json::Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let restored = |time: &str| {
+        untorn(&["restore", &url, &at(dir, "again"), "--force", "--json", "--at", time]).expect(0).json()["commit"]
+            .clone()
+    };
+    assert_eq!(printed.len(), 3);
+    for commit in &printed {
+        assert_eq!(restored(&format!("@{}", commit["time"])), commit["commit"], "{commit}");
+    }
+    // The text form has whole seconds.
+    let text = untorn(&["commits", &file]).expect(0).text();
+    let words: Vec<&str> = text.lines().last().unwrap().split(' ').collect();
+    assert_eq!(restored(&words[1..3].join(" ")), 3, "{text}");
+}
+
+#[test]
+fn a_state_beyond_the_end_of_a_replica_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    write(&file, "alpha");
+    untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    let restore = |commit| untorn(&["restore", &url, &at(dir, "again"), "--force", "--at", commit]).expect(0);
+    let restored = restore("7").names("ends at commit 1, so that was restored instead of commit 7");
+    assert!(restored.text().contains("at commit 1"), "{}", restored.text());
+    assert_eq!(restore("1").err, "");
+}
+
+#[test]
 fn a_refused_replication_leaves_the_sync_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
