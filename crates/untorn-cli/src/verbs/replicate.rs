@@ -229,10 +229,14 @@ fn attend(replicas: &mut Vec<(Pair, Replica)>, failures: &mut Failures, stop: &S
                 continue;
             }
             let now = replica.status().failure;
-            if now != known[index]
-                && let Some(what) = &now
-            {
-                say(&format!("{}: {what}; trying again", pair.file.display()));
+            let file = pair.file.display();
+            match (&known[index], &now) {
+                (before, Some(what)) if before.as_ref() != Some(what) => say(&format!("{file}: {what}; trying again")),
+                (Some(_), None) => {
+                    let commit = replica.status().acknowledged;
+                    say(&format!("{file}: replicating again; {} has it up to commit {commit}", pair.url));
+                }
+                _ => {}
             }
             known[index] = now;
             index += 1;

@@ -333,6 +333,26 @@ fn a_signal_ends_a_replication_without_its_store() {
 }
 
 #[test]
+fn an_outage_of_the_store_is_told_with_its_end() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let (mut running, mut next) = replicating(&[&file], &url, &OFTEN);
+    let mut errors = BufReader::new(running.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
+    write(&file, "alpha");
+    let line = errors.next().unwrap();
+    assert!(line.contains("ledger: ") && line.ends_with("; trying again"), "{line}");
+    std::fs::rename(at(dir, "away"), at(dir, "bucket")).unwrap();
+    let line = errors.find(|line| !line.ends_with("; trying again")).unwrap();
+    assert!(line.ends_with(&format!("ledger: replicating again; {url} has it up to commit 1")), "{line}");
+    terminate(&running);
+    assert_eq!(next()["commit"], 1);
+    running.wait().unwrap();
+}
+
+#[test]
 fn commits_wait_for_a_store_that_is_behind_or_go_on() {
     needs!("kill");
     let dir = tempfile::tempdir().unwrap();
