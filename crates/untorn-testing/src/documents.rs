@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const README: &str = "README.md";
 
 /// The documents outside of `book/` whose blocks are tested.
-const DOCUMENTS: &[&str] = &[README, "docs/install.md", "docs/mount.md", "docs/run.md"];
+const DOCUMENTS: &[&str] = &[README, "docs/install.md", "docs/mount.md", "docs/replication.md", "docs/run.md"];
 
 /// A document with code blocks.
 #[derive(Debug)]

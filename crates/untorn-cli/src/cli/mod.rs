@@ -229,8 +229,9 @@ pub(crate) enum Verb {
     ///
     /// FILE is restored if it is not there; a copy that followed the replica, or the file of the last owner, goes on
     /// from where it is. The owner before acknowledges nothing any more from then on. With --wait, FILE follows until
-    /// the owner hands the replica over. PROGRAM runs under `untorn run` for FILE, so that its syncs are commits; with
-    /// --plain it runs by itself, and uses FILE through the library.
+    /// the owner hands the replica over. PROGRAM runs under `untorn run` for FILE, so that its syncs are commits. That
+    /// needs FUSE, and is tried before the replica is taken. With --plain PROGRAM runs by itself, and uses FILE through
+    /// the library.
     ///
     /// Every commit is shipped in the background. When PROGRAM has ended, the rest is shipped, and the replica is
     /// handed over. If another writer takes the replica over, PROGRAM is ended: by SIGTERM, and by SIGKILL after

@@ -179,7 +179,8 @@ pub(crate) struct TakeOver {
     pub(crate) url: String,
     /// The file.
     pub(crate) file: PathBuf,
-    /// Wait until the owner hands the replica over, and follow it meanwhile. An owner that was killed never does.
+    /// Wait until the owner hands the replica over, and follow it meanwhile. Only `untorn take-over` hands over: `untorn
+    /// replicate` and an owner that was killed never do.
     #[arg(long)]
     pub(crate) wait: bool,
     /// Run PROGRAM by itself: it uses FILE through the library.
