@@ -24,7 +24,7 @@ Examples:
   untorn restore file:///mnt/usb/app.db /tmp/ltx --ltx";
 
 pub(super) const AFTER_REPLICATE: &str = "\
-Exit codes: 0 everything was shipped; 1 the file needs a decision, lacks commits of the replica, or another writer \
+Exit codes: 0 everything was shipped, with --once; 1 the file needs a decision, lacks commits of the replica, or another writer \
 took the replica over; 2 corrupt; 64 usage; 74 I/O error
 
 Examples:
@@ -41,9 +41,9 @@ NATS_PASSWORD, and others of the same clouds. Another server is named by ?endpoi
 
 If one of several files can no longer be shipped, the others go on, and the code is that of the first failure.
 
-After a signal the rest is shipped. A store that does not answer for 10 seconds is given up: the code is 74, and what \
-was not shipped is shipped the next time. A second signal, or one before everything was shipped once, ends the command \
-at once.";
+After a signal the rest is shipped, and the command ends by that signal: a shell reports 143 for SIGTERM and 130 for \
+Ctrl-C. A store that does not answer for 10 seconds is given up: the code is 74, and what was not shipped is shipped \
+the next time. A second signal, or one before everything was shipped once, ends the command at once.";
 
 pub(super) const AFTER_FOLLOW: &str = "\
 Exit codes: 0 ended by a signal, or with --once up to date; 1 FILE has commits that are not of the replica; 2 \
@@ -179,7 +179,7 @@ pub(crate) struct TakeOver {
     pub(crate) url: String,
     /// The file.
     pub(crate) file: PathBuf,
-    /// Wait until the owner hands the replica over, and follow it meanwhile. Only `untorn take-over` hands over: `untorn
+    /// Wait until the owner hands the replica over, and follow it meanwhile. Only `take-over` hands over: `untorn
     /// replicate` and an owner that was killed never do.
     #[arg(long)]
     pub(crate) wait: bool,

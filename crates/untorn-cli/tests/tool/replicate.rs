@@ -1,6 +1,7 @@
 //! `replicate`, `replicas`, `restore` and `doctor` with the URL of a replica.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -313,6 +314,20 @@ fn replicating(files: &[&str], url: &str, options: &[&str]) -> (Child, impl FnMu
 
 pub(crate) fn terminate(running: &Child) {
     assert!(Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_a_replication_as_its_help_says() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let (file, url) = ledger(dir.path());
+    let (mut running, mut next) = replicating(&[&file], &url, &OFTEN);
+    terminate(&running);
+    assert_eq!(next()["state"], "replicated");
+    assert_eq!(running.wait().unwrap().signal(), Some(15));
+    let help = untorn(&["replicate", "--help"]).expect(0).prose();
+    assert!(help.contains("0 everything was shipped, with --once"), "{help}");
+    assert!(help.contains("ends by that signal: a shell reports 143 for SIGTERM"), "{help}");
 }
 
 #[test]
