@@ -75,7 +75,15 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Failure { exit: exit_of(&error), path: Some(error.path().to_owned()), message: error.to_string() }
+        let message = match &error {
+            // The library names its option, which a user of the tool does not have.
+            Error::CommitsMissing { path, oldest: None, .. } => {
+                let path = path.display();
+                format!("{path}: it has no commit log; `untorn commits {path} --start SIZE` gives it one")
+            }
+            error => error.to_string(),
+        };
+        Failure { exit: exit_of(&error), path: Some(error.path().to_owned()), message }
     }
 }
 

@@ -24,8 +24,8 @@ Examples:
   untorn restore file:///mnt/usb/app.db /tmp/ltx --ltx";
 
 pub(super) const AFTER_REPLICATE: &str = "\
-Exit codes: 0 everything was shipped, with --once; 1 the file needs a decision, lacks commits of the replica, or another writer \
-took the replica over; 2 corrupt; 64 usage; 74 I/O error
+Exit codes: 0 everything was shipped, with --once; 1 the file needs a decision, lacks commits of the replica, or \
+another writer took the replica over; 2 corrupt; 64 usage; 74 I/O error
 
 Examples:
   untorn commits ledger --start 256M

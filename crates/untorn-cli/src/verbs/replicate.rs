@@ -14,7 +14,7 @@ use untorn_replicate::{Error, LtxReport, Replica, ReplicaOptions, ReplicaStatus,
 
 use super::info::seconds;
 use crate::cli::{self, At, Form, KeyFile};
-use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::exit::{Exit, Failure, Result};
 use crate::signals::Stop;
 use crate::{output, progress, size};
 
@@ -32,8 +32,11 @@ pub(crate) fn url_of(path: &Path) -> Option<&str> {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
+        let error = match error {
+            Error::File(error) => return error.into(),
+            error => error,
+        };
         let exit = match &error {
-            Error::File(error) => exit_of(error),
             Error::Corrupt { .. } => Exit::Corrupt,
             Error::Invalid { .. } => Exit::Usage,
             // The user decides: what the replica or the file has stays as it is.
@@ -46,7 +49,6 @@ impl From<Error> for Failure {
             _ => Exit::Io,
         };
         let path = match &error {
-            Error::File(error) => Some(error.path().to_owned()),
             Error::Io { path, .. } | Error::NotFollower { path, .. } => Some(path.clone()),
             _ => None,
         };

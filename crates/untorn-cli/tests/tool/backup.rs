@@ -47,7 +47,7 @@ fn increments_by_the_commit_log_need_no_earlier_backup() {
     let write = |text: &str| untorn_with(&["write", &file, "--offset", "500000"], text.as_bytes()).expect(0);
     untorn(&["create", &file, "--len", "1M"]).expect(0);
     let refused = untorn(&["backup", &file, &one, "--since", "0"]).expect(1);
-    refused.names("--base makes an increment").names("commits --start");
+    refused.names("--base makes an increment").names(&format!("`untorn commits {file} --start SIZE`"));
     untorn(&["commits", &file, "--start", "16M"]).expect(0);
     write("first");
     let commit = |json: serde_json::Value| json["commit"].as_u64().unwrap().to_string();

@@ -263,7 +263,7 @@ fn wrong_requests_say_what_to_do() {
     untorn(&["create", &other, "--len", "64K", "--commit-log", "1M"]).expect(0);
     untorn(&["replicate", &other, &url, "--once"]).expect(1).names("restore the replica");
     untorn(&["create", &plain, "--len", "64K"]).expect(0);
-    untorn(&["replicate", &plain, &url, "--once"]).expect(1).names("commits --start");
+    untorn(&["replicate", &plain, &url, "--once"]).expect(1).names(&format!("`untorn commits {plain} --start SIZE`"));
     untorn(&["replicate", &file, "s4://bucket/x", "--once"]).expect(64).names("file:///DIRECTORY");
     untorn(&["replicate", &file, "bucket", "--once"]).expect(64).names("no URL");
     untorn(&["restore", &file, &again, "--at", "1"]).expect(64).names("URL of a replica");
