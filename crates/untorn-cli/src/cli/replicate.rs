@@ -144,6 +144,14 @@ pub(crate) struct Replicate {
     /// not be mounted.
     #[arg(long)]
     pub(crate) new: bool,
+    /// Ship a snapshot first, although the replica goes on. Restorations of later commits need nothing before it: that
+    /// mends a replica whose store has lost an object.
+    #[arg(long)]
+    pub(crate) snapshot: bool,
+    /// Seconds after which a replication with nothing to ship asks the store whether another writer took the replica
+    /// over. Each time is one request [default: it learns that when it ships next].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) confirm: Option<u64>,
     /// The name of the consumer of the commit log. A file with several replicas needs one for each.
     #[arg(long, value_name = "NAME", default_value = "replica")]
     pub(crate) consumer: String,

@@ -136,15 +136,32 @@ pub(super) fn set_back(changed: impl IntoIterator<Item = Changed>, failure: Fail
     changed.into_iter().fold(failure, |failure, changed| changed.set_back(failure))
 }
 
+fn options(args: &cli::Replicate) -> ReplicaOptions {
+    let interval = Duration::from_millis(args.interval.max(1));
+    let mut options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
+    options = options.begin_new(args.new).begin_with_snapshot(args.snapshot);
+    if let Some(when) = args.when_behind {
+        options = options.when_behind(when.into());
+    }
+    if let Some(seconds) = args.confirm {
+        options = options.confirm(Duration::from_secs(seconds));
+    }
+    options
+}
+
+/// The state of a replica for which there is nothing to do. A failure to tell comes again when there is.
+fn already_shipped(args: &cli::Replicate, pair: &Pair) -> Option<ReplicaStatus> {
+    if args.sync.is_some() || args.when_behind.is_some() || args.new {
+        return None;
+    }
+    untorn_replicate::already_shipped(&pair.file, &args.key.url(&pair.url), &options(args)).ok().flatten()
+}
+
 /// Attaches a file to its replica. Returns what `--sync` has changed, too.
 fn attach(args: &cli::Replicate, pair: &Pair) -> Result<(Replica, Option<Changed>)> {
     // First, because a replica has the file open while it ships a snapshot.
     let changed = args.sync.map_or(Ok(None), |sync| set_sync(&pair.file, sync))?;
-    let interval = Duration::from_millis(args.interval.max(1));
-    let options = ReplicaOptions::new().interval(interval).retain(args.retain).consumer(&args.consumer);
-    let options = options.begin_new(args.new);
-    let options = args.when_behind.map_or(options.clone(), |when| options.when_behind(when.into()));
-    match Replica::attach_path(&pair.file, &args.key.url(&pair.url), options) {
+    match Replica::attach_path(&pair.file, &args.key.url(&pair.url), options(args)) {
         Ok(replica) => Ok((replica, changed)),
         Err(error) => Err(set_back(changed, error.into())),
     }
@@ -173,8 +190,8 @@ fn tell(args: &cli::Replicate, pair: &Pair, status: &ReplicaStatus, state: &str)
 fn ship(args: &cli::Replicate, pairs: &[Pair]) -> Result<Exit> {
     let mut failures = Failures::of(pairs.len());
     for pair in pairs {
-        let shipped = attach(args, pair)
-            .and_then(|(replica, changed)| replica.detach().map_err(|error| set_back(changed, error.into())));
+        let ship = |(replica, changed): (Replica, _)| replica.detach().map_err(|error| set_back(changed, error.into()));
+        let shipped = already_shipped(args, pair).map_or_else(|| attach(args, pair).and_then(ship), Ok);
         match shipped {
             Ok(status) => tell(args, pair, &status, "replicated")?,
             Err(failure) => failures.add(failure),

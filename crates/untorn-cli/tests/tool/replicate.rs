@@ -37,6 +37,9 @@ fn a_file_is_shipped_and_restored_at_any_commit() {
     write(&file, "later");
     let text = untorn(&["replicate", &file, &url, "--once"]).expect(0).text();
     assert!(text.contains("commit 2 in epoch 2") && text.contains("0 snapshots and 1 commit"), "{text}");
+    // Nothing is new, so no epoch begins.
+    let text = untorn(&["replicate", &file, &url, "--once"]).expect(0).text();
+    assert!(text.contains("commit 2 in epoch 2") && text.contains("0 snapshots and 0 commits"), "{text}");
     let made = untorn(&["restore", &url, &again, "--json"]).expect(0).json();
     assert_eq!((&made["commit"], &made["latest"], &made["len"]), (&2.into(), &true.into(), &65536.into()), "{made}");
     assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&file).unwrap());
@@ -49,6 +52,39 @@ fn a_file_is_shipped_and_restored_at_any_commit() {
     assert_eq!((&found["epoch"], &found["commit"]), (&2.into(), &2.into()), "{found}");
     let text = untorn(&["replicas", &url]).expect(0).text();
     assert!(text.contains("snapshot of commit 1"), "{text}");
+}
+
+#[test]
+fn a_snapshot_mends_a_replica_whose_store_lost_an_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    for text in ["one", "two", "three"] {
+        write(&file, text);
+        untorn(&["replicate", &file, &url, "--once"]).expect(0);
+    }
+    std::fs::remove_file(dir.join("bucket/o/0000000000000002/0000000000000001")).unwrap();
+    untorn(&["restore", &url, &at(dir, "copy")]).expect(2).names("missing");
+    let text = untorn(&["replicate", &file, &url, "--once", "--snapshot"]).expect(0).text();
+    assert!(text.contains("1 snapshot and 0 commits"), "{text}");
+    untorn(&["restore", &url, &at(dir, "copy")]).expect(0);
+    untorn(&["replicate", &file, &format!("{url}?kye=x"), "--once"]).expect(64).names("unknown option");
+}
+
+#[test]
+fn an_idle_replication_learns_that_it_lost_the_replica() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let mut idle = Command::new(UNTORN);
+    let mut idle = idle.args(["replicate", &file, &url, "--confirm", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    BufReader::new(idle.stdout.as_mut().unwrap()).read_line(&mut told).unwrap();
+    assert!(told.starts_with("replicating"), "{told}");
+    untorn(&["restore", &url, &at(dir, "copy")]).expect(0);
+    untorn(&["commits", &at(dir, "copy"), "--start", "1M"]).expect(0);
+    untorn(&["replicate", &at(dir, "copy"), &url, "--once"]).expect(0);
+    assert_eq!(idle.wait().unwrap().code(), Some(1), "another writer took it over");
 }
 
 #[test]
