@@ -390,7 +390,11 @@ fn an_outage_of_the_store_is_told_with_its_end() {
     let dir = dir.path();
     let (file, url) = ledger(dir);
     let (mut running, mut next) = replicating(&[&file], &url, &OFTEN);
-    let mut errors = BufReader::new(running.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    let stderr = BufReader::new(running.stderr.take().unwrap());
+    let (sender, lines) = std::sync::mpsc::channel();
+    // A line that never comes fails the test instead of keeping it.
+    std::thread::spawn(move || stderr.lines().try_for_each(|line| sender.send(line.unwrap())));
+    let mut errors = std::iter::from_fn(|| lines.recv_timeout(std::time::Duration::from_secs(60)).ok());
     std::fs::rename(at(dir, "bucket"), at(dir, "away")).unwrap();
     write(&file, "alpha");
     let line = errors.next().unwrap();
