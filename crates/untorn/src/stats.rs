@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::engine::commits::consumer::ConsumerInfo;
 use crate::engine::figures::{Figures, allocated};
 use crate::engine::snapshot::remote::client;
 use crate::engine::{EngineKind, State};
@@ -24,6 +25,8 @@ pub struct Stats {
     pub engine: Option<EngineKind>,
     /// Bytes that the data file takes on the disk.
     pub allocated_bytes: u64,
+    /// The consumers of its commit log, with their lag.
+    pub consumers: Vec<ConsumerInfo>,
     /// The figures, if they are known.
     pub figures: Option<Figures>,
     /// Why they are not.
@@ -65,11 +68,13 @@ pub fn stats(path: impl AsRef<Path>) -> Result<Stats> {
         },
     };
     let allocated_bytes = allocated(&path);
+    let consumers = report.commit_log.map(|log| log.consumers).unwrap_or_default();
     Ok(Stats {
         state: report.state,
         holder: report.holder,
         engine: report.engine,
         allocated_bytes,
+        consumers,
         figures,
         unknown,
         path,

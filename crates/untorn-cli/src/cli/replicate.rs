@@ -152,6 +152,10 @@ pub(crate) struct Replicate {
     /// over. Each time is one request [default: it learns that when it ships next].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) confirm: Option<u64>,
+    /// Print the state every so many seconds, with how far the replica is behind [default: at the start and the end,
+    /// and when it changes].
+    #[arg(long, value_name = "SECONDS", conflicts_with = "once", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) report: Option<u64>,
     /// The name of the consumer of the commit log. A file with several replicas needs one for each.
     #[arg(long, value_name = "NAME", default_value = "replica")]
     pub(crate) consumer: String,

@@ -81,16 +81,19 @@ pub(crate) fn object(report: &Report) -> Value {
     })
 }
 
+/// The JSON form of a consumer of a commit log.
+pub(super) fn consumer(consumer: &ConsumerInfo) -> Value {
+    json!({
+        "name": consumer.name,
+        "acknowledged": consumer.acknowledged,
+        "lag": consumer.lag,
+        "lag_bytes": consumer.lag_bytes,
+        "has_missed": consumer.has_missed,
+    })
+}
+
 /// The JSON form of a commit log.
 fn commit_log(log: &CommitLogInfo) -> Value {
-    let one = |consumer: &ConsumerInfo| {
-        json!({
-            "name": consumer.name,
-            "acknowledged": consumer.acknowledged,
-            "lag": consumer.lag,
-            "has_missed": consumer.has_missed,
-        })
-    };
     json!({
         "limit": log.limit,
         "bytes": log.bytes,
@@ -99,7 +102,7 @@ fn commit_log(log: &CommitLogInfo) -> Value {
         "last": log.last,
         "block_seconds": log.block.map(|time| time.as_secs_f64()),
         "awaits_consumers": log.awaits,
-        "consumers": log.consumers.iter().map(one).collect::<Vec<_>>(),
+        "consumers": log.consumers.iter().map(consumer).collect::<Vec<_>>(),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -183,7 +183,16 @@ fn attach_all(args: &cli::Replicate, pairs: Vec<Pair>) -> Result<Vec<(Pair, Repl
 }
 
 fn tell(args: &cli::Replicate, pair: &Pair, status: &ReplicaStatus, state: &str) -> Result<()> {
-    output::report(args.form.json, &object(pair, status, state), || words(pair, status, state))
+    let lag = lag(args, pair);
+    output::report(args.form.json, &object(pair, status, state, lag), || words(pair, status, state, lag))
+}
+
+/// How far the replica is behind its file: by the numbers of their commits, and by bytes of the commit log at most.
+/// `None` if the file does not tell.
+fn lag(args: &cli::Replicate, pair: &Pair) -> Option<(u64, u64)> {
+    let log = untorn::inspect(&pair.file).ok()?.commit_log?;
+    let consumer = log.consumers.into_iter().find(|consumer| consumer.name == args.consumer)?;
+    Some((consumer.lag, consumer.lag_bytes))
 }
 
 /// Ships what there is of each file.
@@ -209,7 +218,7 @@ fn ship_on(args: &cli::Replicate, pairs: Vec<Pair>) -> Result<Exit> {
     for (pair, replica) in &replicas {
         tell(args, pair, &replica.status(), "replicating")?;
     }
-    attend(&mut replicas, &mut failures, &stop);
+    attend(args, &mut replicas, &mut failures, &stop)?;
     // At the same time: a store that is silent takes its time for each.
     let ended: Vec<_> = std::thread::scope(|scope| {
         let ends = |(pair, replica): (Pair, Replica)| (pair, scope.spawn(|| replica.detach_within(SILENCE)));
@@ -233,12 +242,22 @@ fn ship_on(args: &cli::Replicate, pairs: Vec<Pair>) -> Result<Exit> {
     Ok(exit)
 }
 
-/// Waits until a signal comes or nothing is left to ship, and tells what fails meanwhile. A replication that cannot go
+/// Waits until a signal comes or nothing is left to ship, and tells how it goes meanwhile. A replication that cannot go
 /// on leaves the others alone.
-fn attend(replicas: &mut Vec<(Pair, Replica)>, failures: &mut Failures, stop: &Stop) {
+fn attend(
+    args: &cli::Replicate,
+    replicas: &mut Vec<(Pair, Replica)>,
+    failures: &mut Failures,
+    stop: &Stop,
+) -> Result<()> {
     let told = stop.flag();
     let mut known = vec![None; replicas.len()];
+    let mut reported = Instant::now();
     while !replicas.is_empty() && !told.load(Ordering::Acquire) {
+        let is_due = args.report.is_some_and(|every| reported.elapsed() >= Duration::from_secs(every));
+        if is_due {
+            reported = Instant::now();
+        }
         let mut index = 0;
         while let Some((pair, replica)) = replicas.get(index) {
             if let Some(error) = replica.ended() {
@@ -247,21 +266,27 @@ fn attend(replicas: &mut Vec<(Pair, Replica)>, failures: &mut Failures, stop: &S
                 known.remove(index);
                 continue;
             }
-            let now = replica.status().failure;
+            let status = replica.status();
             let file = pair.file.display();
-            match (&known[index], &now) {
-                (before, Some(what)) if before.as_ref() != Some(what) => say(&format!("{file}: {what}; trying again")),
+            let changed = match (&known[index], &status.failure) {
+                (before, Some(what)) if before.as_ref() != Some(what) => format!("{what}; trying again"),
                 (Some(_), None) => {
-                    let commit = replica.status().acknowledged;
-                    say(&format!("{file}: replicating again; {} has it up to commit {commit}", pair.url));
+                    format!("replicating again; {} has it up to commit {}", pair.url, status.acknowledged)
                 }
-                _ => {}
+                _ => String::new(),
+            };
+            if !changed.is_empty() {
+                say(&format!("{file}: {changed}"));
             }
-            known[index] = now;
+            if is_due || (args.form.json && !changed.is_empty()) {
+                tell(args, pair, &status, "replicating")?;
+            }
+            known[index] = status.failure;
             index += 1;
         }
         std::thread::sleep(PATIENCE);
     }
+    Ok(())
 }
 
 /// The failures of several files, of which each is told when it happens.
@@ -304,13 +329,15 @@ fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "untorn: {text}");
 }
 
-fn object(pair: &Pair, status: &ReplicaStatus, state: &str) -> Value {
+fn object(pair: &Pair, status: &ReplicaStatus, state: &str, lag: Option<(u64, u64)>) -> Value {
     json!({
         "path": pair.file.display().to_string(),
         "url": pair.url,
         "state": state,
         "epoch": status.epoch,
         "commit": status.acknowledged,
+        "lag": lag.map(|(commits, bytes)| json!({ "commits": commits, "bytes": bytes })),
+        "failure": status.failure,
         "sync": if status.awaits { "replicated" } else { "local" },
         "objects": status.objects,
         "commits": status.commits,
@@ -336,15 +363,19 @@ fn requests_in_words(requests: &Requests) -> String {
     output::count(requests.total(), "request", "requests")
 }
 
-fn words(pair: &Pair, status: &ReplicaStatus, state: &str) -> String {
+fn words(pair: &Pair, status: &ReplicaStatus, state: &str, lag: Option<(u64, u64)>) -> String {
     let snapshots = output::count(status.snapshots, "snapshot", "snapshots");
     let commits = output::count(status.commits, "commit", "commits");
     let (file, bytes) = (pair.file.display(), size::show(status.bytes));
     let (requests, sent) = (requests_in_words(&status.requests), size::show(status.requests.sent));
     let sync = if status.awaits { "waits for the store" } else { "is local" };
+    let behind = lag.filter(|(commits, _)| *commits > 0).map(|(commits, bytes)| {
+        format!(", {} and at most {} behind", output::count(commits, "commit", "commits"), size::show(bytes))
+    });
+    let behind = behind.unwrap_or_default();
     format!(
-        "{state} {file} to {}: commit {} in epoch {}; shipped {snapshots} and {commits}, {bytes}, by {requests} that \
-         sent {sent}; a sync of the file {sync}\n",
+        "{state} {file} to {}: commit {} in epoch {}{behind}; shipped {snapshots} and {commits}, {bytes}, by \
+         {requests} that sent {sent}; a sync of the file {sync}\n",
         pair.url, status.acknowledged, status.epoch
     )
 }

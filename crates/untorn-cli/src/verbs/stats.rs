@@ -5,10 +5,10 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use untorn::report::Figures;
+use untorn::report::{ConsumerInfo, Figures};
 use untorn::{EngineKind, Stats};
 
-use super::info::state_word;
+use super::info::{consumer, state_word};
 use crate::cli;
 use crate::exit::{Exit, Result};
 use crate::output::{self, Colour, Reader, paint};
@@ -55,6 +55,7 @@ fn object(stats: &Stats) -> Value {
         "engine": stats.engine.map(EngineKind::as_str),
         "allocated_bytes": stats.allocated_bytes,
         "figures": figures,
+        "consumers": stats.consumers.iter().map(consumer).collect::<Vec<_>>(),
         "unknown": stats.unknown,
     })
 }
@@ -68,6 +69,10 @@ fn words(stats: &Stats) -> String {
     let _ = writeln!(text, "{}", paint(Colour::Strong, &stats.path.display().to_string()));
     let _ = writeln!(text, "  state      {state}");
     let _ = writeln!(text, "  on disk    {}", size::show(stats.allocated_bytes));
+    for ConsumerInfo { name, lag, lag_bytes, .. } in &stats.consumers {
+        let lag = output::count(*lag, "commit", "commits");
+        let _ = writeln!(text, "  consumer   {name}: {lag} behind, at most {}", size::show(*lag_bytes));
+    }
     if let Some(why) = &stats.unknown {
         let _ = writeln!(text, "  figures    not known: {why}");
     }
@@ -103,6 +108,21 @@ const METRICS: [Metric; 10] = [
     ("untorn_snapshot_bytes", "Bytes that are kept for snapshots.", |stats| Some(stats.figures?.snapshot_bytes)),
 ];
 
+/// The same of a consumer of a file's commit log.
+type ConsumerMetric = (&'static str, &'static str, fn(&ConsumerInfo) -> u64);
+
+const CONSUMER_METRICS: [ConsumerMetric; 3] = [
+    ("untorn_consumer_acknowledged", "Number of the last commit that a consumer of the commit log has.", |consumer| {
+        consumer.acknowledged
+    }),
+    ("untorn_consumer_lag_commits", "How much lower that is than the number of the last commit.", |consumer| {
+        consumer.lag
+    }),
+    ("untorn_consumer_lag_bytes", "Bytes of the commit log that the consumer lacks, at most.", |consumer| {
+        consumer.lag_bytes
+    }),
+];
+
 /// The text format 0.0.4 of Prometheus: all lines of a metric stand together.
 fn prometheus(stats: &[Stats]) -> String {
     let mut text = String::new();
@@ -110,6 +130,13 @@ fn prometheus(stats: &[Stats]) -> String {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
         for (stats, value) in stats.iter().filter_map(|stats| Some((stats, value(stats)?))) {
             let _ = writeln!(text, "{name}{{file=\"{}\"}} {value}", escaped(&stats.path.display().to_string()));
+        }
+    }
+    for (name, help, value) in CONSUMER_METRICS {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+        for (stats, consumer) in stats.iter().flat_map(|stats| stats.consumers.iter().map(move |one| (stats, one))) {
+            let (file, who) = (escaped(&stats.path.display().to_string()), escaped(&consumer.name));
+            let _ = writeln!(text, "{name}{{file=\"{file}\",consumer=\"{who}\"}} {}", value(consumer));
         }
     }
     text
@@ -167,7 +194,8 @@ mod tests {
                 samples.push(sample);
             }
         }
-        assert!(text.ends_with('\n') && named.len() == METRICS.len() && samples.len() == 2 * METRICS.len());
+        assert!(text.ends_with('\n') && samples.len() == 2 * METRICS.len());
+        assert_eq!(named.len(), METRICS.len() + CONSUMER_METRICS.len());
         let value = |name: &str, path: usize| {
             let path = paths[path].display().to_string();
             samples.iter().find(|sample| sample.0 == name && sample.1 == path).unwrap().2

@@ -402,9 +402,41 @@ fn an_outage_of_the_store_is_told_with_its_end() {
     std::fs::rename(at(dir, "away"), at(dir, "bucket")).unwrap();
     let line = errors.find(|line| !line.ends_with("; trying again")).unwrap();
     assert!(line.ends_with(&format!("ledger: replicating again; {url} has it up to commit 1")), "{line}");
+    // The same for programs.
+    let failing = next();
+    assert!(failing["failure"].is_string() && failing["lag"]["commits"] == 1, "{failing}");
+    assert!(failing["lag"]["bytes"].as_u64().unwrap() > 0, "{failing}");
+    let again = std::iter::repeat_with(&mut next).find(|told| told["failure"].is_null()).unwrap();
+    assert_eq!((&again["commit"], &again["lag"]["commits"]), (&1.into(), &0.into()), "{again}");
     terminate(&running);
-    assert_eq!(next()["commit"], 1);
+    let last = next();
+    assert_eq!((&last["commit"], &last["state"]), (&1.into(), &"replicated".into()), "{last}");
     running.wait().unwrap();
+}
+
+#[test]
+fn a_replication_reports_how_far_it_is_behind() {
+    needs!("kill");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (file, url) = ledger(dir);
+    let (mut running, mut next) = replicating(&[&file], &url, &[&OFTEN[..], &["--report", "1"]].concat());
+    write(&file, "alpha");
+    let told = std::iter::repeat_with(&mut next).find(|told| told["commit"] == 1).unwrap();
+    assert_eq!((&told["state"], &told["lag"]["commits"]), (&"replicating".into(), &0.into()), "{told}");
+    terminate(&running);
+    running.wait().unwrap();
+    // What is behind is told by the file, too, whoever asks.
+    write(&file, "beta");
+    let stats = untorn(&["stats", &file, "--prometheus"]).expect(0).text();
+    for (name, value) in [("acknowledged", "1"), ("lag_commits", "1")] {
+        let line = format!("untorn_consumer_{name}{{file=\"{file}\",consumer=\"replica\"}} {value}\n");
+        assert!(stats.contains(&line), "{stats}");
+    }
+    let stats = untorn(&["stats", &file, "--json"]).expect(0).json();
+    assert!(stats["consumers"][0]["lag_bytes"].as_u64().unwrap() > 0, "{stats}");
+    let text = untorn(&["stats", &file]).expect(0).text();
+    assert!(text.contains("consumer   replica: 1 commit behind, at most "), "{text}");
 }
 
 #[test]
@@ -429,7 +461,7 @@ fn commits_wait_for_a_store_that_is_behind_or_go_on() {
         }
         // The store is there again, so everything is shipped at the end.
         terminate(&running);
-        let last = next();
+        let last = std::iter::repeat_with(&mut next).find(|told| told["state"] == "replicated").unwrap();
         assert_eq!(last["state"], "replicated", "{when}: {last}");
         assert_eq!(last["snapshots"].as_u64() > Some(u64::from(when == "wait")), when == "snapshot", "{when}: {last}");
         running.wait_with_output().unwrap();

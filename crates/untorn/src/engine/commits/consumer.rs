@@ -63,6 +63,8 @@ pub struct ConsumerInfo {
     pub acknowledged: u64,
     /// How much lower that number is than that of the last commit in the log. Numbers may have gaps.
     pub lag: u64,
+    /// Bytes of the log that it has not acknowledged, at most: the log is counted in segments.
+    pub lag_bytes: u64,
     /// Whether the log has lost commits that it would be given next.
     pub has_missed: bool,
 }

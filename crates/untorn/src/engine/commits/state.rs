@@ -49,11 +49,14 @@ pub(crate) fn look<M: Medium>(medium: &M, path: &Path, of: LogOf) -> Result<Opti
         return Ok(None);
     };
     let (mut bytes, mut oldest, mut first) = (file.len(), None, None);
+    // The number before the first commit of each segment, and its bytes.
+    let mut kept = Vec::new();
     for index in segments(medium, &place)? {
         let Some(segment) = Segment::open(medium, &place, &control.uuid, index, Access::Read, &data)? else {
             continue;
         };
         bytes += segment.file.len();
+        kept.push((segment.base, segment.file.len()));
         if oldest.is_none() {
             let head = segment.head(&control.uuid, LINE)?.map(|(head, _)| head.number);
             first = head.filter(|number| *number <= confirmed.number);
@@ -68,9 +71,16 @@ pub(crate) fn look<M: Medium>(medium: &M, path: &Path, of: LogOf) -> Result<Opti
             name,
             acknowledged: position.number,
             lag: confirmed.number.saturating_sub(position.number),
+            lag_bytes: if position.number < confirmed.number { bytes_behind(&kept, position.number) } else { 0 },
             has_missed: position.uuid != control.uuid || position.number < oldest,
         })
         .collect();
     let (limit, block, awaits, uuid) = (control.limit, control.block, control.awaits, control.uuid);
     Ok(Some(CommitLogInfo { limit, bytes, oldest, first, last, block, awaits, consumers, uuid }))
+}
+
+/// Bytes of the segments that have a commit after this one, at most: of each, where it begins and its bytes.
+fn bytes_behind(segments: &[(u64, u64)], number: u64) -> u64 {
+    let acknowledged = segments.iter().skip(1).take_while(|(base, _)| *base <= number).count();
+    segments.iter().skip(acknowledged).map(|(_, bytes)| bytes).sum()
 }
