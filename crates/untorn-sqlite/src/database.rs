@@ -24,9 +24,8 @@ use std::ffi::c_int;
 use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use untorn::redundancy::{ProtectOptions, VerifyReads, recorded};
+use untorn::redundancy::recorded;
 use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot};
 
 use crate::abi;
@@ -34,15 +33,13 @@ use crate::guard::Guard;
 use crate::inner::Inner;
 use crate::journal::JournalName;
 use crate::overlay::Overlay;
+use crate::protected;
 use crate::share::{HEADER, Part, Reading, View};
 use crate::{Code, code_of, log};
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// Steps in which the file grows, at least and at most.
-const STEPS: (u64, u64) = (64 << 10, 4 << 20);
-
-/// How long to wait for another process that protects the database.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const STEPS: (u64, u64) = (64 << 10, 4 << 20);
 
 /// Reads bytes of the file.
 type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), Error> + 'a;
@@ -117,47 +114,6 @@ pub(crate) fn read_to_end(
     if there.is_empty() { Ok(()) } else { read(there) }
 }
 
-/// Opens the file. If it has checksums and parity, its reads are verified, and damage that they find is repaired.
-fn open_file(path: &Path, options: &Options) -> Result<AtomicFile, Error> {
-    if recorded(path)?.is_some() {
-        match options.clone().verify_reads(VerifyReads::Repair).open(path) {
-            // By a program that opened it through the library, and does not ask for that.
-            Err(Error::InUse { .. }) => {}
-            opened => return opened,
-        }
-    }
-    options.open(path)
-}
-
-/// The same for a file that is to have checksums and parity, which are made before anybody has it open.
-fn open_protected(path: &Path, options: &Options) -> Result<AtomicFile, Error> {
-    let protected = || {
-        if recorded(path)?.is_none() {
-            // An empty file has nothing to protect: a new database begins with zeros, which it has before its first
-            // commit, too.
-            if path.metadata().is_ok_and(|found| found.len() == 0) {
-                let grown = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(STEPS.0));
-                grown.map_err(|source| Error::Io {
-                    operation: "lengthen",
-                    path: path.to_owned(),
-                    offset: None,
-                    source,
-                })?;
-            }
-            untorn::protect(path, &ProtectOptions::new())?;
-        }
-        options.clone().verify_reads(VerifyReads::Repair).open(path)
-    };
-    let begun = Instant::now();
-    loop {
-        match protected() {
-            // Another process may be about to do the same.
-            Err(Error::InUse { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
-            opened => return opened,
-        }
-    }
-}
-
 impl Database {
     /// Opens a database, or creates it. `locks` opens the file for SQLite's locks; `nobody_uses_it` looks for a stock
     /// SQLite that uses it.
@@ -179,7 +135,8 @@ impl Database {
             Options::new().shared(true).durability(Durability::PerWrite).engine(choices.engine).keep_sidecar(false);
         // SQLite's own locks see to that.
         let options = options.one_writer(true);
-        let file = if choices.redundancy { open_protected(path, &options) } else { open_file(path, &options) };
+        let file =
+            if choices.redundancy { protected::open(path, &options) } else { protected::open_as_it_is(path, &options) };
         let file = file.map_err(|error| code_of(&error, abi::CANTOPEN))?;
         Ok(Database {
             path: path.to_owned(),

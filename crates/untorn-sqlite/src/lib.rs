@@ -11,6 +11,7 @@ mod locks;
 mod methods;
 mod open_file;
 mod overlay;
+mod protected;
 mod read_only;
 mod read_only_methods;
 mod share;

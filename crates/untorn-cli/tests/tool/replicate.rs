@@ -426,7 +426,7 @@ fn a_replication_reports_how_far_it_is_behind() {
     assert_eq!((&told["state"], &told["lag"]["commits"]), (&"replicating".into(), &0.into()), "{told}");
     terminate(&running);
     running.wait().unwrap();
-    // What is behind is told by the file, too, whoever asks.
+    // The file tells how far the replica is behind, too.
     write(&file, "beta");
     let stats = untorn(&["stats", &file, "--prometheus"]).expect(0).text();
     for (name, value) in [("acknowledged", "1"), ("lag_commits", "1")] {

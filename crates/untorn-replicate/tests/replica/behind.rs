@@ -99,7 +99,7 @@ fn a_sync_returns_when_the_store_has_it_and_only_then() {
     rival.detach().unwrap();
 }
 
-/// What the replica gave up would be taken for shipped by a commit that awaits it.
+/// A commit that awaits the replica would take for shipped what the replica gave up.
 #[test]
 fn nothing_that_is_awaited_is_given_up() {
     let place = place!();

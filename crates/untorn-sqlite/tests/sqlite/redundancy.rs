@@ -28,7 +28,7 @@ fn a_new_database_can_have_checksums_and_parity() {
     assert_eq!(stock(&path, "SELECT length(a) FROM t"), Ok("300000".to_owned()));
     let coverage = untorn::coverage(&path).unwrap().expect("it is protected");
     assert_eq!((coverage.uncovered, coverage.pages * 4096), (0, fs::metadata(&path).unwrap().len()));
-    // Nobody has to say so again, and the parameter changes nothing then.
+    // It need not be said again, and the parameter changes nothing then.
     for parameters in ["", "&redundancy=on", "&redundancy=off"] {
         let said = sql(&path, parameters, &["INSERT INTO t VALUES (1)", "PRAGMA untorn_info"]).unwrap();
         assert!(said[0].ends_with("redundancy=on"), "{said:?}");
@@ -46,5 +46,9 @@ fn an_open_database_gets_no_checksums() {
     let Some(mut late) = work(&[&"late_redundancy", &path]) else { return };
     let output = late.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(lines(&output), ["database is locked", "redundancy=on", "redundancy=on"], "{error}");
+    assert_eq!(
+        lines(&output),
+        ["database is locked", "database is locked", "redundancy=on", "redundancy=on"],
+        "{error}"
+    );
 }

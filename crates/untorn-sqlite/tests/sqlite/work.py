@@ -481,8 +481,10 @@ def flipped(path, parameters):
 
 def late_redundancy(path):
     connection = connect(path)
-    connection.execute("CREATE TABLE t (a)")
     another = [sys.executable, sys.argv[0], LIBRARY, "try_redundancy", path]
+    # While it is empty, and later.
+    subprocess.run(another, check=True, timeout=60)
+    connection.execute("CREATE TABLE t (a)")
     subprocess.run(another, check=True, timeout=60)
     connection.close()
     # Both at once: one of them makes them.

@@ -33,7 +33,7 @@ pub struct Report {
     pub records: usize,
     /// Those for other engines.
     pub skipped: usize,
-    /// What differs, each with its file and line. After ten of a script only their number is told.
+    /// The differences, each with its file and line. After ten of a script only their number is told.
     pub failures: Vec<String>,
 }
 

@@ -99,8 +99,8 @@ fn at(error: &TestError) -> String {
     format!("{}: {}", error.location(), error.kind())
 }
 
-/// What the parser does not take from the dialect of SQLite's own program: a remark after a condition, a condition on
-/// `halt`, and white space in the empty line after a record. Each line stays where it is.
+/// Rewrites the parts of the dialect of SQLite's own program that the parser does not take: a remark after a condition,
+/// a condition on `halt`, and white space in the empty line after a record. Each line stays where it is.
 fn adapted(text: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     // Conditions directly above a line, and whether they hold.
@@ -127,7 +127,7 @@ fn adapted(text: &str) -> String {
     lines.join("\n")
 }
 
-/// What shows that a closed database is no plain file: what is beside it, and what a stock SQLite finds in it.
+/// The signs that a closed database is no plain file: files beside it, and what a stock SQLite finds in it.
 fn plain(engine: &Engine, place: &Path, board: &Board) -> io::Result<Vec<String>> {
     let mut failures = Vec::new();
     let mut databases = Vec::new();

@@ -11,7 +11,7 @@ use sqllogictest::{ColumnType, DB, DBOutput, DefaultColumnType};
 
 use super::{Engine, LABEL};
 
-/// What an error of SQLite says, or why there is no answer.
+/// The text of an error of SQLite, or why there is no answer.
 #[derive(Debug)]
 pub(super) struct Refused(String);
 
@@ -23,12 +23,12 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// What the connections of a script share with the one who runs it.
+/// The state that the connections of a script share with the one who runs it.
 #[derive(Default)]
 pub(super) struct Shared {
     /// The types of the next record's columns; `None` for a statement.
     pub(super) types: Option<String>,
-    /// What is wrong, whatever the script expects.
+    /// Failures, whatever the script expects.
     pub(super) failures: Vec<String>,
     /// A sum of the database at the end of each connection.
     pub(super) contents: Vec<String>,
