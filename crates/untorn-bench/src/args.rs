@@ -159,8 +159,9 @@ impl FromStr for System {
     }
 }
 
-/// The arguments of a run. An empty list or `None` selects the benchmark's own default.
-#[derive(Clone, Debug)]
+/// The arguments of a run. An empty list or `None` selects the benchmark's own default. A benchmark refuses an argument
+/// that it does not honour.
+#[derive(Clone, Debug, Default)]
 pub struct Args {
     /// Directory for the files. They are removed at the end, also after an error. Default: the shared-memory file
     /// system if `UNTORN_ASSUME_PMEM=1`, otherwise the current directory.
@@ -187,8 +188,8 @@ pub struct Args {
     pub redo_from: Option<u8>,
     /// Its number of checkpoint threads. Default: the library's.
     pub checkpointers: Option<usize>,
-    /// Accesses per commit in `atomic-commit` and `hybrid-policy`.
-    pub commit_every: u32,
+    /// Accesses per commit in `atomic-commit`, `hybrid-policy` and `idle`. Default 100.
+    pub commit_every: Option<u32>,
     /// Amounts of dirty data per commit: blocks in `commit-time`, default 10, 1000 and 100000; pages in `map-commit`
     /// and `region-flush`, default 1, 10, 100 and 1000; pages per region in `region-ops`, default 1 and 64.
     pub dirty: Vec<u64>,
@@ -200,7 +201,7 @@ pub struct Args {
     /// Seconds between passes in `redundancy`. Default 1 and 30; for random stores 1 and 60.
     pub periods: Vec<f64>,
     /// The pages that share a parity page in `redundancy`. Default: consecutive ones.
-    pub stripe_layout: untorn::redundancy::StripeLayout,
+    pub stripe_layout: Option<untorn::redundancy::StripeLayout>,
     /// Operations per second at which the processors are saturated in `redundancy`'s key-value workload; 0 means no
     /// work besides the accesses. Default 20000.
     pub rate: Option<u64>,
@@ -212,57 +213,79 @@ pub struct Args {
     pub seconds: Option<f64>,
     /// Maximum number of accesses per slice and thread, to run a fixed amount of work instead of a fixed time.
     pub ops: Option<u64>,
-    /// Systems that the benchmarks of databases compare. Default: untorn, wal and delete.
-    pub systems: Vec<System>,
+    /// Systems that a comparison has, by name. Default: in the benchmarks of databases untorn, wal and delete; in the
+    /// others all that this build has. Other comparisons always run their baseline and untorn too.
+    pub systems: Vec<String>,
     /// Sizes of a database's pages in bytes. Default 4096; for `acumen-fig4` and `acumen-fig5` 512 to 4096.
     pub page_sizes: Vec<u32>,
     /// Records that YCSB loads. Default 20000.
     pub records: Option<u64>,
     /// Warehouses of TPC-C. Default 1.
     pub warehouses: Option<u32>,
-    /// Seed of the random offsets.
-    pub seed: u64,
+    /// Seed of the random offsets. Default 1.
+    pub seed: Option<u64>,
+    /// Whether to finish in less than a minute: fewer rounds, a shorter file, and of each list's default values the
+    /// first and the last.
+    pub quick: bool,
 }
 
-impl Default for Args {
-    fn default() -> Self {
-        Args {
-            dir: None,
-            sizes: Vec::new(),
-            threads: Vec::new(),
-            engines: Vec::new(),
-            orders: Vec::new(),
-            patterns: Vec::new(),
-            durability: None,
-            log_policies: Vec::new(),
-            log_size: None,
-            redo_from: None,
-            checkpointers: None,
-            commit_every: 100,
-            dirty: Vec::new(),
-            reads: Vec::new(),
-            workloads: Vec::new(),
-            periods: Vec::new(),
-            stripe_layout: untorn::redundancy::StripeLayout::default(),
-            rate: None,
-            file_len: None,
-            seconds: None,
-            ops: None,
-            systems: Vec::new(),
-            page_sizes: Vec::new(),
-            records: None,
-            warehouses: None,
-            seed: 1,
-        }
-    }
-}
-
-/// The list, or the default if it is empty.
-pub(crate) fn or_default<T: Clone>(list: &[T], default: &[T]) -> Vec<T> {
-    if list.is_empty() { default.to_vec() } else { list.to_vec() }
-}
+/// The options of the command line that every benchmark honours.
+pub(crate) const COMMON: [&str; 2] = ["dir", "quick"];
 
 impl Args {
+    /// The arguments that differ from their default, by the names of their options on the command line.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        let options = [
+            ("dir", self.dir.is_some()),
+            ("size", !self.sizes.is_empty()),
+            ("threads", !self.threads.is_empty()),
+            ("engine", !self.engines.is_empty()),
+            ("order", !self.orders.is_empty()),
+            ("pattern", !self.patterns.is_empty()),
+            ("durability", self.durability.is_some()),
+            ("log-policy", !self.log_policies.is_empty()),
+            ("log-size", self.log_size.is_some()),
+            ("redo-from", self.redo_from.is_some()),
+            ("checkpointers", self.checkpointers.is_some()),
+            ("commit-every", self.commit_every.is_some()),
+            ("dirty", !self.dirty.is_empty()),
+            ("reads", !self.reads.is_empty()),
+            ("workload", !self.workloads.is_empty()),
+            ("period", !self.periods.is_empty()),
+            ("layout", self.stripe_layout.is_some()),
+            ("rate", self.rate.is_some()),
+            ("len", self.file_len.is_some()),
+            ("seconds", self.seconds.is_some()),
+            ("ops", self.ops.is_some()),
+            ("system", !self.systems.is_empty()),
+            ("page-size", !self.page_sizes.is_empty()),
+            ("records", self.records.is_some()),
+            ("warehouses", self.warehouses.is_some()),
+            ("seed", self.seed.is_some()),
+            ("quick", self.quick),
+        ];
+        options.into_iter().filter_map(|(name, is_given)| is_given.then_some(name)).collect()
+    }
+
+    /// The list; if it is empty, the default; in a quick run, the first and the last value of the default.
+    pub(crate) fn choose<T: Clone>(&self, list: &[T], default: &[T]) -> Vec<T> {
+        match default {
+            _ if !list.is_empty() => list.to_vec(),
+            [first, .., last] if self.quick => vec![first.clone(), last.clone()],
+            _ => default.to_vec(),
+        }
+    }
+
+    /// The seed of the random offsets.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
+    }
+
+    /// Accesses per commit.
+    pub(crate) fn commit_every(&self) -> u32 {
+        self.commit_every.unwrap_or(100)
+    }
+
     /// The directory to work in.
     pub(crate) fn dir(&self) -> PathBuf {
         match &self.dir {
@@ -289,7 +312,7 @@ impl Args {
                 "accesses of {size} bytes do not fit into a thread's part of the file; use 1 to {most}"
             )));
         }
-        if self.commit_every == 0 {
+        if self.commit_every == Some(0) {
             return Err(Error::usage("--commit-every is 0; use 1 or more"));
         }
         if let Some(&dirty) = self.dirty.iter().find(|&&dirty| dirty == 0 || dirty > pages) {
@@ -360,6 +383,6 @@ mod tests {
         assert!(Args { page_sizes: vec![1000], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { records: Some(0), ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { warehouses: Some(0), ..Args::default() }.validate(&[64], &[1], 4096).is_err());
-        assert!(Args { commit_every: 0, ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { commit_every: Some(0), ..Args::default() }.validate(&[64], &[1], 4096).is_err());
     }
 }

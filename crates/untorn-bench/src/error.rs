@@ -21,6 +21,15 @@ pub enum Error {
         /// The requested name.
         name: String,
     },
+    /// The benchmark does not honour an option.
+    Option {
+        /// The benchmark.
+        bench: &'static str,
+        /// The option, without its dashes.
+        option: &'static str,
+        /// The options that it honours.
+        takes: Vec<&'static str>,
+    },
     /// Arguments that no run could satisfy.
     Usage {
         /// The problem, and the permitted values.
@@ -104,6 +113,10 @@ impl fmt::Display for Error {
             Error::UnknownBench { name } => {
                 write!(f, "unknown benchmark {name:?}; use one of:")?;
                 crate::names().iter().try_for_each(|(name, _)| write!(f, " {name}"))
+            }
+            Error::Option { bench, option, takes } => {
+                write!(f, "{bench} does not take --{option}; it takes:")?;
+                takes.iter().try_for_each(|option| write!(f, " --{option}"))
             }
             Error::Usage { what } => f.write_str(what),
             Error::WrongMedium { bench, dir, medium, instead } => {

@@ -18,6 +18,7 @@
 //! | `redundancy-pass` | a pass over an unmodified file | a processor's time |
 //! | `redundancy-kernels` | checksums and parity of uncached memory | a read of it |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
+//! | `updates` | durable updates of records by several systems | each other, and the raw limit |
 //! | `ycsb`, `acumen-fig4` | YCSB's workloads on SQLite with untorn's VFS | the same SQLite with its own journals |
 //! | `tpcc`, `acumen-fig5` | TPC-C likewise | likewise |
 //!
@@ -49,6 +50,7 @@
 
 mod args;
 mod benches;
+mod compare;
 mod counting;
 mod cpu;
 mod error;
@@ -70,11 +72,12 @@ mod zipf;
 
 pub use args::{Args, Pattern, System, Workload};
 pub use benches::{names, run};
+pub use compare::{X, XValue};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
 pub use lines::{Line, Lines, svg_of_lines};
 pub use machine::Machine;
 pub use report::{
-    CommitRow, CommitTimeRow, CopyRow, DatabaseRow, IdleRow, KernelRow, MapCommitRow, PassRow, RedundancyRow,
-    RegionRow, Report, Row, Vulnerable,
+    CommitRow, CommitTimeRow, ComparisonRow, CopyRow, DatabaseRow, IdleRow, KernelRow, Latency, MapCommitRow, PassRow,
+    PerOp, RedundancyRow, RegionRow, Report, Row, Vulnerable,
 };

@@ -5,7 +5,8 @@ use std::error::Error;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// A part of a drawing.
+pub(crate) type Area<B> = DrawingArea<B, Shift>;
 pub(crate) type Drawn = Result<(), Box<dyn Error>>;
 
 /// One plot: lines over the same axes, both starting at 0.
@@ -66,7 +67,7 @@ fn draw_all(plots: &[Lines], document: &mut String) -> Drawn {
     Ok(())
 }
 
-pub(crate) fn draw(area: &Area<'_>, plot: &Lines) -> Drawn {
+pub(crate) fn draw<B: DrawingBackend<ErrorType: 'static>>(area: &Area<B>, plot: &Lines) -> Drawn {
     let points = || plot.lines.iter().flat_map(|line| &line.points);
     let most = |of: fn(&(f64, f64)) -> f64, least: f64| {
         points().map(of).filter(|at| at.is_finite()).fold(least.max(f64::MIN_POSITIVE), f64::max) * 1.05
@@ -88,7 +89,7 @@ pub(crate) fn draw(area: &Area<'_>, plot: &Lines) -> Drawn {
     draw_legend(&legend, &plot.lines.iter().map(|line| line.name.as_str()).collect::<Vec<_>>())
 }
 
-pub(crate) fn draw_legend(legend: &Area<'_>, series: &[&str]) -> Drawn {
+pub(crate) fn draw_legend<B: DrawingBackend<ErrorType: 'static>>(legend: &Area<B>, series: &[&str]) -> Drawn {
     for (index, name) in series.iter().enumerate() {
         let y = 40 + 18 * index as i32;
         legend.draw(&Rectangle::new([(8, y), (20, y + 12)], colour(index).filled()))?;

@@ -8,6 +8,7 @@ use untorn::testing::storage::{Barrier, Medium, MediumFile, MediumKind};
 use untorn::{AtomicFile, Options};
 
 use crate::args::Args;
+use crate::benches::QUICK_SHARE;
 use crate::counting::{Counters, Counting};
 use crate::error::{Error, Result};
 use crate::measure::{Limit, Plan};
@@ -19,6 +20,9 @@ const WRITTEN: Barrier = Barrier::new("bench.plain.written");
 
 /// The minimum number of slices per arm for a median.
 const FEWEST_ROUNDS: usize = 15;
+
+/// The number of slices per arm of a quick run.
+const QUICK_ROUNDS: usize = 5;
 
 /// The directory of a run with the raw file in it. Dropping it removes everything.
 pub(crate) struct Rig<'a, T: Target> {
@@ -34,13 +38,18 @@ pub(crate) fn is_fast(kind: MediumKind) -> bool {
     kind != MediumKind::Block
 }
 
+/// Whether the medium is persistent memory, or taken for it.
+pub(crate) fn is_pmem(kind: MediumKind) -> bool {
+    matches!(kind, MediumKind::PersistentMemory | MediumKind::AssumedPmem)
+}
+
 /// The length of the file, by default depending on the medium.
 pub(crate) fn file_len(args: &Args, kind: MediumKind) -> u64 {
     let default = match kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => 1 << 30,
         _ => 64 << 20,
     };
-    args.file_len.unwrap_or(default)
+    args.file_len.unwrap_or(if args.quick { default / QUICK_SHARE } else { default })
 }
 
 /// Writes every page once.
@@ -166,7 +175,8 @@ impl<'a, T: Target> Rig<'a, T> {
         };
         let rounds = self.args.seconds.map_or(rounds, |seconds| (seconds / slice.as_secs_f64()) as usize / arms);
         let limit = Limit { time: slice, ops: self.args.ops.unwrap_or(u64::MAX) };
-        Plan { threads, size, rounds: rounds.max(FEWEST_ROUNDS), limit, background }
+        let rounds = if self.args.quick { QUICK_ROUNDS } else { rounds.max(FEWEST_ROUNDS) };
+        Plan { threads, size, rounds, limit, background }
     }
 
     /// How to count a row: enough operations to average a cost that occurs once in hundreds of them.

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use untorn::options::LogPolicy;
 use untorn::{AtomicFile, Durability, EngineKind};
 
-use super::{Case, FILE, Progress, Setup};
-use crate::args::or_default;
+use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{Case, Cases, FILE, RAW_NOTE, Setup};
+use crate::args::Pattern;
 use crate::cpu::quiesce;
 use crate::error::Result;
 use crate::measure::Buffer;
@@ -39,7 +41,33 @@ impl<T: Target> Walks<'_, '_, T> {
     }
 }
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+/// `commit-time`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "commit-time",
+    "one commit after 10, 1,000 and 100,000 written blocks, compared with a fence after as many raw copies",
+    &[
+        "size",
+        "engine",
+        "order",
+        "pattern",
+        "log-policy",
+        "log-size",
+        "redo-from",
+        "checkpointers",
+        "dirty",
+        "len",
+        "seconds",
+    ],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+);
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let cases = Case::all(job.args, &Cases { sizes: &[64], threads: &[1], patterns: &[Pattern::Random] });
+    let rig = job.rig(target, &cases, 1, 0, progress)?;
+    Ok(Outcome { rows: run(&rig, &cases, progress)?, notes: job.if_block(RAW_NOTE) })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let setups = Setup::all_of(rig, Durability::PerCommit, &[EngineKind::Reflection, EngineKind::HybridLog]);
     let pages = |case: &Case| rig.file_len / case.size.next_multiple_of(4096) as u64;
     let total = (setups.len() * cases.len() * 3) as u64;
@@ -52,7 +80,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
     for setup in &setups {
         for case in cases {
             let fit: Vec<u64> = DIRTY.into_iter().filter(|&dirty| dirty <= pages(case)).collect();
-            let dirty = or_default(&rig.args.dirty, &fit);
+            let dirty = rig.args.choose(&rig.args.dirty, &fit);
             step("writing every page once");
             let file = rig.fresh(FILE, &setup.options(rig.args))?;
             let engine = file.info().engine;

@@ -8,7 +8,8 @@ use hdrhistogram::Histogram;
 use rusqlite::Connection;
 
 use super::Progress;
-use crate::args::{Args, System, or_default};
+use super::benchmark::{Benchmark, Job, Outcome};
+use crate::args::{Args, System};
 use crate::cpu::process_time;
 use crate::error::{Error, Result};
 use crate::report::{DatabaseRow, Row};
@@ -28,53 +29,78 @@ const SLICE: Duration = Duration::from_millis(400);
 
 /// Records that YCSB loads by default.
 const RECORDS: u64 = 20_000;
+const QUICK_RECORDS: u64 = 2000;
 
 /// The sizes of pages in the Acumen paper.
 const PAPER_PAGES: [u32; 4] = [512, 1024, 2048, 4096];
 
-/// Runs a benchmark. Returns its rows, and what a reader of them needs to know.
-pub(super) fn run(bench: &str, args: &Args, progress: &mut Progress<'_>) -> Result<(Vec<Row>, Vec<String>)> {
-    args.validate(&[], &[], 4096)?;
-    let is_figure = bench.starts_with("acumen");
-    let is_ycsb = matches!(bench, "ycsb" | "acumen-fig4");
-    let threads: &[usize] = if is_ycsb { &[1] } else { &[1, 2, 4] };
-    let plan = Plan {
-        systems: or_default(&args.systems, &[System::Untorn, System::Wal, System::Delete]),
-        pages: or_default(&args.page_sizes, if is_figure { &PAPER_PAGES } else { &[4096] }),
-        threads: or_default(&args.threads, threads),
-        rounds: args
-            .seconds
-            .map_or(ROUNDS, |seconds| ((seconds / SLICE.as_secs_f64()).ceil() as usize).max(FEWEST_ROUNDS)),
-        ops: args.ops.unwrap_or(u64::MAX),
-        seed: args.seed,
-    };
-    if plan.threads.contains(&0) {
-        return Err(Error::usage("--threads is 0; use 1 or more"));
-    }
-    sqlite::register()?;
-    let dir =
-        tempfile::tempdir_in(args.dir()).map_err(|error| Error::io("create a directory in", &args.dir(), error))?;
-    let mut notes = vec![format!(
+const TAKES_YCSB: &[&str] = &["threads", "system", "page-size", "records", "seconds", "ops", "seed"];
+const TAKES_TPCC: &[&str] = &["threads", "system", "page-size", "warehouses", "seconds", "ops", "seed"];
+
+/// `ycsb`.
+pub(super) const YCSB: Benchmark = Benchmark::new(
+    "ycsb",
+    "YCSB's load and workloads A to F on SQLite: untorn's VFS, a write-ahead log, a rollback journal",
+    TAKES_YCSB,
+    |job, progress| ycsb(job, &[4096], None, progress),
+);
+
+/// `tpcc`.
+pub(super) const TPCC: Benchmark =
+    Benchmark::new("tpcc", "TPC-C on SQLite in the same ways", TAKES_TPCC, |job, progress| {
+        tpcc(job, &[4096], None, progress)
+    });
+
+/// `acumen-fig4`.
+pub(super) const ACUMEN_FIG4: Benchmark = Benchmark::new(
+    "acumen-fig4",
+    "Fig. 4 of the Acumen paper: ycsb with pages of 512 to 4096 bytes",
+    TAKES_YCSB,
+    |job, progress| {
+        let paper = "the paper: 10 million records, a journal that is truncated and mmap on Optane memory, MB/s";
+        ycsb(job, &PAPER_PAGES, Some(paper), progress)
+    },
+);
+
+/// `acumen-fig5`.
+pub(super) const ACUMEN_FIG5: Benchmark = Benchmark::new(
+    "acumen-fig5",
+    "Fig. 5 of the Acumen paper: tpcc with 1, 2 and 4 threads and pages of 512 to 4096 bytes",
+    TAKES_TPCC,
+    |job, progress| {
+        let paper = "the paper: 8 million transactions, a journal that is truncated and mmap on Optane memory";
+        tpcc(job, &PAPER_PAGES, Some(paper), progress)
+    },
+);
+
+fn ycsb(job: &Job<'_>, pages: &[u32], paper: Option<&str>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let plan = Plan::new(job.args, pages, &[1])?;
+    let notes = notes().into_iter().chain(paper.map(str::to_owned)).collect();
+    let dir = scratch(job.args)?;
+    let records = job.args.records.unwrap_or(if job.args.quick { QUICK_RECORDS } else { RECORDS });
+    Ok(Outcome { rows: plan.ycsb(dir.path(), records, progress)?, notes })
+}
+
+fn tpcc(job: &Job<'_>, pages: &[u32], paper: Option<&str>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let plan = Plan::new(job.args, pages, &[1, 2, 4])?;
+    let mut notes: Vec<String> = notes().into_iter().chain(paper.map(str::to_owned)).collect();
+    notes.push("no keying and thinking times, so the rates are no tpmC".to_owned());
+    let dir = scratch(job.args)?;
+    let scale = Scale::full(job.args.warehouses.unwrap_or(1));
+    Ok(Outcome { rows: plan.tpcc(dir.path(), scale, progress)?, notes })
+}
+
+/// A directory for the databases.
+fn scratch(args: &Args) -> Result<tempfile::TempDir> {
+    tempfile::tempdir_in(args.dir()).map_err(|error| Error::io("create a directory in", &args.dir(), error))
+}
+
+/// What a reader of the rows needs to know.
+fn notes() -> Vec<String> {
+    vec![format!(
         "SQLite {}, synchronous=FULL for all; untorn needs no journal; ratio: to untorn's rate in the same round",
         sqlite::version()
-    )];
-    let rows = if is_ycsb {
-        if bench == "acumen-fig4" {
-            notes.push(
-                "the paper: 10 million records, a journal that is truncated and mmap on Optane memory, MB/s".to_owned(),
-            );
-        }
-        plan.ycsb(dir.path(), args.records.unwrap_or(RECORDS), progress)?
-    } else {
-        if bench == "acumen-fig5" {
-            notes.push(
-                "the paper: 8 million transactions, a journal that is truncated and mmap on Optane memory".to_owned(),
-            );
-        }
-        notes.push("no keying and thinking times, so the rates are no tpmC".to_owned());
-        plan.tpcc(dir.path(), Scale::full(args.warehouses.unwrap_or(1)), progress)?
-    };
-    Ok((rows, notes))
+    )]
 }
 
 /// A connection that does one operation after the other.
@@ -102,6 +128,33 @@ struct Plan {
 }
 
 impl Plan {
+    /// The plan of these arguments, with these default sizes of pages and numbers of threads. Makes untorn's VFS known
+    /// to SQLite.
+    fn new(args: &Args, pages: &[u32], threads: &[usize]) -> Result<Plan> {
+        args.validate(&[], &[], 4096)?;
+        let default = [System::Untorn, System::Wal, System::Delete];
+        let parse = |name: &String| name.parse::<System>().map_err(Error::usage);
+        let systems = args.systems.iter().map(parse).collect::<Result<Vec<_>>>()?;
+        let rounds = match args.seconds {
+            Some(seconds) => ((seconds / SLICE.as_secs_f64()).ceil() as usize).max(FEWEST_ROUNDS),
+            None if args.quick => FEWEST_ROUNDS,
+            None => ROUNDS,
+        };
+        let plan = Plan {
+            systems: if systems.is_empty() { default.to_vec() } else { systems },
+            pages: args.choose(&args.page_sizes, pages),
+            threads: args.choose(&args.threads, threads),
+            rounds,
+            ops: args.ops.unwrap_or(u64::MAX),
+            seed: args.seed(),
+        };
+        if plan.threads.contains(&0) {
+            return Err(Error::usage("--threads is 0; use 1 or more"));
+        }
+        sqlite::register()?;
+        Ok(plan)
+    }
+
     fn ycsb(&self, dir: &Path, records: u64, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
         let total = (self.pages.len() * (1 + Workload::ALL.len() * self.threads.len())) as u64;
         let mut done = 0;
@@ -354,7 +407,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let args = Args {
             dir: Some(dir.path().to_owned()),
-            systems: vec![System::Untorn, System::Wal, System::Truncate],
+            systems: ["untorn", "wal", "truncate"].map(str::to_owned).to_vec(),
             ops: Some(40),
             seconds: Some(0.1),
             ..Args::default()
@@ -392,9 +445,8 @@ mod tests {
     #[test]
     fn tpcc_leaves_a_consistent_database() {
         let (_dir, args) = args();
-        sqlite::register().unwrap();
-        let plan =
-            Plan { systems: args.systems.clone(), pages: vec![4096], threads: vec![1, 3], rounds: 3, ops: 60, seed: 3 };
+        let args = Args { threads: vec![1, 3], ops: Some(60), seed: Some(3), ..args };
+        let plan = Plan::new(&args, &[4096], &[]).unwrap();
         let scale = Scale { warehouses: 2, items: 200, customers: 30 };
         let rows = plan.tpcc(args.dir.as_deref().unwrap(), scale, &mut |_, _, _| ()).unwrap();
         assert_eq!(rows.len(), 6);

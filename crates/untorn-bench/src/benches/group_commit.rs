@@ -2,7 +2,10 @@
 
 use untorn::Durability;
 
-use super::{Case, FILE, Progress, Setup};
+use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{Case, Cases, FILE, RAW_NOTE, Setup};
+use crate::args::Pattern;
 use crate::error::Result;
 use crate::measure::{Arm, interleave};
 use crate::raw::{Raw, Target};
@@ -10,7 +13,38 @@ use crate::report::{CommitRow, Row};
 use crate::rig::Rig;
 use crate::stats::{median, pairwise};
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+/// `group-commit`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "group-commit",
+    "threads that write and sync one file on a disk: commits per second, flush rounds per commit",
+    &[
+        "size",
+        "threads",
+        "engine",
+        "pattern",
+        "log-policy",
+        "log-size",
+        "redo-from",
+        "checkpointers",
+        "len",
+        "seconds",
+        "ops",
+        "seed",
+    ],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+);
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    if job.is_pmem() {
+        return Err(job.wrong_medium("use a --dir on a disk"));
+    }
+    let own = Cases { sizes: &[256], threads: &[1, 2, 4, 8], patterns: &[Pattern::Random] };
+    let cases = Case::all(job.args, &own);
+    let rig = job.rig(target, &cases, 1, 0, progress)?;
+    Ok(Outcome { rows: run(&rig, &cases, progress)?, notes: job.if_block(RAW_NOTE) })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let setups = Setup::all(rig, Durability::PerCommit);
     let total = (setups.len() * (cases.len() + 1)) as u64;
     let mut done = 0;

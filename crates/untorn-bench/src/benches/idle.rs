@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use untorn::options::LogPolicy;
 use untorn::{Durability, EngineKind};
 
-use super::{FILE, Progress, Setup};
+use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{FILE, Setup};
 use crate::args::Pattern;
 use crate::cpu::process_time;
 use crate::error::{Error, Result};
@@ -23,7 +25,32 @@ const SECONDS: f64 = 3.0;
 const WRITES: u64 = 10_000;
 const SIZE: usize = 4096;
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+/// `idle`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "idle",
+    "processor time of an open but unused file",
+    &[
+        "engine",
+        "order",
+        "log-policy",
+        "log-size",
+        "redo-from",
+        "checkpointers",
+        "commit-every",
+        "len",
+        "seconds",
+        "ops",
+        "seed",
+    ],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+);
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let rig = job.rig(target, &[], 1, 0, progress)?;
+    Ok(Outcome { rows: run(&rig, progress)?, notes: Vec::new() })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let setups = Setup::all_of(rig, Durability::PerCommit, &[EngineKind::HybridLog]);
     let total = 2 * setups.len() as u64;
     let mut rows = Vec::new();
@@ -31,12 +58,12 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> R
         progress(2 * index as u64, total, "writing every page once");
         let file = rig.fresh(FILE, &setup.options(rig.args))?;
         let region = Region::of_thread(rig.file_len, 0, 1);
-        let mut offsets = Offsets::new(Pattern::Random, region, SIZE, rig.args.seed);
+        let mut offsets = Offsets::new(Pattern::Random, region, SIZE, rig.args.seed());
         let mut buffer = Buffer::new(SIZE);
         let writes = rig.args.ops.unwrap_or(WRITES);
         for number in 1..=writes {
             file.write_at(buffer.bytes(), offsets.next())?;
-            if number.is_multiple_of(rig.args.commit_every.into()) {
+            if number.is_multiple_of(rig.args.commit_every().into()) {
                 file.sync()?;
             }
         }

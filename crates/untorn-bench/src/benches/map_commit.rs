@@ -10,8 +10,10 @@ use untorn::region::{RegionMap, RegionMapOptions, RegionStore, StoreOptions};
 use untorn::testing::storage::{Barrier, Medium, MediumClass, MediumFile};
 use untorn::{AtomicMap, Options};
 
-use super::{Case, Progress};
-use crate::args::{Pattern, or_default};
+use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{Case, Cases};
+use crate::args::Pattern;
 use crate::cpu::quiesce;
 use crate::error::Result;
 use crate::measure::Buffer;
@@ -158,11 +160,40 @@ impl<M: Medium, A: Mapped> Arms<'_, M, A> {
     }
 }
 
-pub(super) fn run<T: Target, A: Mapped>(
-    rig: &Rig<'_, T>,
-    cases: &[Case],
-    progress: &mut Progress<'_>,
-) -> Result<Vec<Row>> {
+/// `map-commit`.
+pub(super) const OF_MAPS: Benchmark = Benchmark::new(
+    "map-commit",
+    "a commit of plain stores into a map, compared with msync or a cache-line flush of a mapping",
+    TAKES,
+    |job, progress| on_medium!(job.detected.kind, target => begin::<_, AtomicMap>(target, job, progress)),
+)
+.of_len(LEN);
+
+/// `region-flush`.
+pub(super) const OF_REGIONS: Benchmark = Benchmark::new(
+    "region-flush",
+    "the same with a region of a store: libpmem's pmem_flush benchmark, ported as in the paper",
+    TAKES,
+    |job, progress| on_medium!(job.detected.kind, target => begin::<_, Whole>(target, job, progress)),
+)
+.of_len(LEN);
+
+const TAKES: &[&str] = &["size", "pattern", "dirty", "len", "seconds"];
+
+/// The cost of a commit does not grow with the file, but the cost of detecting stores does.
+const LEN: u64 = 64 << 20;
+
+const NOTE: &str = "time ratio: the commit's time compared with that of msync(MS_SYNC), or on persistent memory of a \
+                    flush of every cache line of the pages and a fence, after the same stores; pages/s: stores and \
+                    commits back to back, including deferred writes to the file";
+
+fn begin<T: Target, A: Mapped>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let cases = Case::all(job.args, &Cases { sizes: &[1, 4096], threads: &[1], patterns: &[Pattern::Random] });
+    let rig = job.rig(target, &cases, 1, 0, progress)?;
+    Ok(Outcome { rows: run::<T, A>(&rig, &cases, progress)?, notes: vec![NOTE.to_owned()] })
+}
+
+fn run<T: Target, A: Mapped>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let plain = Plain { medium: rig.target.medium(), file: rig.plain("plain")? };
     let found = A::create(rig.target.medium(), &rig.place("probe"), PAGE, DirtyTracking::Auto)?.method();
     let methods = match found {
@@ -170,7 +201,7 @@ pub(super) fn run<T: Target, A: Mapped>(
         _ => vec![found, DirtyTracking::PageTable],
     };
     let fit: Vec<u64> = DIRTY.into_iter().filter(|&dirty| dirty <= rig.file_len / PAGE).collect();
-    let dirty = or_default(&rig.args.dirty, &fit);
+    let dirty = rig.args.choose(&rig.args.dirty, &fit);
     let total = (methods.len() * cases.len() * dirty.len()) as u64;
     let mut rows = Vec::new();
     for &method in &methods {

@@ -3,9 +3,11 @@
 use untorn::options::{LogPolicy, Order, ReadPolicy};
 use untorn::{AtomicFile, Durability, EngineKind};
 
+use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{Case, Cases, Setup, add_scaling, count, notes};
 use super::write::carry_home;
-use super::{Case, Progress, Setup, count};
-use crate::args::or_default;
+use crate::args::Pattern;
 use crate::error::Result;
 use crate::measure::{Arm, Series, interleave};
 use crate::raw::{Raw, Target};
@@ -14,14 +16,56 @@ use crate::rig::Rig;
 use crate::stats::median;
 
 /// The policies compared, each on its own file.
-pub(super) const ALL: [LogPolicy; 3] = [LogPolicy::Undo, LogPolicy::Redo, LogPolicy::Hybrid];
+const ALL: [LogPolicy; 3] = [LogPolicy::Undo, LogPolicy::Redo, LogPolicy::Hybrid];
 
 const READS: [u32; 6] = [0, 20, 40, 60, 80, 100];
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
-    let policies = or_default(&rig.args.log_policies, &ALL);
-    let mixes = or_default(&rig.args.reads, &READS);
-    let orders = or_default(&rig.args.orders, &[Order::OneFence]);
+/// `hybrid-policy`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "hybrid-policy",
+    "4 KiB reads and writes under undo, redo and hybrid logging, from 0 % to 100 % reads",
+    &[
+        "size",
+        "threads",
+        "order",
+        "pattern",
+        "log-policy",
+        "log-size",
+        "redo-from",
+        "checkpointers",
+        "commit-every",
+        "reads",
+        "len",
+        "seconds",
+        "ops",
+        "seed",
+    ],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+);
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    if !job.is_pmem() {
+        return Err(job.wrong_medium(
+            "use a --dir on persistent memory, or set UNTORN_ASSUME_PMEM=1: on other media the log is always redo",
+        ));
+    }
+    let cases = Case::all(job.args, &Cases { sizes: &[4096], threads: &[1], patterns: &[Pattern::Random] });
+    // Each policy is measured on its own file, all open at once.
+    let rig = job.rig(target, &cases, ALL.len() as u64, 0, progress)?;
+    let mut rows = run(&rig, &cases, progress)?;
+    add_scaling(&mut rows);
+    let notes = notes(&rows);
+    Ok(Outcome { rows, notes })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let policies = match &rig.args.log_policies[..] {
+        // A quick run too needs all three: one is compared with the better of the others.
+        [] => ALL.to_vec(),
+        given => given.to_vec(),
+    };
+    let mixes = rig.args.choose(&rig.args.reads, &READS);
+    let orders = rig.args.choose(&rig.args.orders, &[Order::OneFence]);
     let total = (orders.len() * (1 + cases.len() * mixes.len() + policies.len())) as u64;
     let mut done = 0;
     let mut step = |what: &str| {
@@ -78,7 +122,7 @@ fn time<T: Target>(
     let raw = &rig.raw;
     let mut arms: Vec<Arm<'_>> = files.iter().map(|(_, file)| arm(rig, file, reads)).collect();
     arms.push(Arm::numbered(
-        rig.args.commit_every,
+        rig.args.commit_every(),
         |buf, offset, number| if writes(number, reads) { raw.write(buf, offset) } else { raw.read(buf, offset) },
         || raw.fence(),
     ));
@@ -88,7 +132,7 @@ fn time<T: Target>(
     let share = share_of_better(files, &series);
     let row = |((setup, _), ours): (&(Setup, AtomicFile), Series)| {
         let mut row = setup.row(EngineKind::HybridLog, case, &[ours, raw.clone()]);
-        row.commit_every = Some(rig.args.commit_every);
+        row.commit_every = Some(rig.args.commit_every());
         row.reads_percent = Some(reads);
         row.share_of_better = share.filter(|_| setup.log_policy == Some(LogPolicy::Hybrid));
         (*case, row)
@@ -110,7 +154,7 @@ fn share_of_better(files: &[(Setup, AtomicFile)], series: &[Series]) -> Option<f
 
 fn arm<'a, T: Target>(rig: &Rig<'_, T>, file: &'a AtomicFile, reads: u32) -> Arm<'a> {
     Arm::numbered(
-        rig.args.commit_every,
+        rig.args.commit_every(),
         move |buf, offset, number| match writes(number, reads) {
             true => file.write_at(buf, offset),
             false => file.read_at(buf, offset),

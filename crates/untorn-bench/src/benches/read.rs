@@ -3,7 +3,9 @@
 use untorn::options::ReadPolicy;
 use untorn::{AtomicFile, Durability, EngineKind};
 
-use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
+use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{Case, Cases, FILE, Setup, add_scaling, count, has_background, is_pmem, notes};
 use crate::error::Result;
 use crate::measure::{Arm, Plan, interleave};
 use crate::model::Looks;
@@ -45,7 +47,38 @@ impl State {
     }
 }
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+/// `atomic-read`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "atomic-read",
+    "reads of settled and reflected pages, compared with memcpy from an identical mapping",
+    &[
+        "size",
+        "threads",
+        "engine",
+        "order",
+        "pattern",
+        "log-policy",
+        "log-size",
+        "redo-from",
+        "checkpointers",
+        "len",
+        "seconds",
+        "ops",
+        "seed",
+    ],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+);
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let cases = Case::all(job.args, &Cases::COPIES);
+    let rig = job.rig(target, &cases, 1, 0, progress)?;
+    let mut rows = run(&rig, &cases, progress)?;
+    add_scaling(&mut rows);
+    let notes = notes(&rows);
+    Ok(Outcome { rows, notes })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let durability = if is_pmem(rig.target) { Durability::PerWrite } else { Durability::PerCommit };
     // The fence order concerns writers only, so measure one order unless more are requested.
     let mut setups = Setup::all(rig, durability);

@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 use untorn::redundancy::{ProtectOptions, Protected, StripeLayout, Tracker, track};
 use untorn::testing::storage::{Access, Dax, DaxFile, Medium, MediumFile, MediumKind};
 
-use super::{Case, Progress, redundancy_map};
-use crate::args::{Pattern, Workload, or_default};
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{Case, Cases};
+use super::{Progress, redundancy_map};
+use crate::args::{Pattern, Workload};
 use crate::cpu::{process_time, thread_time};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::offsets::{Offsets, Region, mix};
 use crate::raw::Target;
 use crate::report::{RedundancyRow, Row, Vulnerable};
@@ -283,8 +285,42 @@ struct Exposure {
     looks: Vec<Vulnerable>,
 }
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
-    let workloads = or_default(&rig.args.workloads, &[Workload::KeyValue, Workload::RandomStores]);
+/// The periods of a quick run.
+const QUICK_PERIODS: [f64; 1] = [1.0];
+
+/// `redundancy`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "redundancy",
+    "workloads on a mapping and on an atomic map, with periodic redundancy, compared with none",
+    &["size", "threads", "reads", "workload", "period", "layout", "rate", "len", "seconds", "seed"],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+)
+.of_len(1 << 30);
+
+const NOTE: &str = "overhead: the loss in operations per second compared with redundancy off; cpu overhead: the loss \
+                    in operations per second of processor time, which other programs disturb less; tracking: stores \
+                    are detected, but nothing is covered; vulnerable: mean number of stripes over two periods; covered \
+                    after: time from the last store, if a pass begins at that moment";
+
+/// Why a mapping cannot be protected on persistent memory.
+pub(super) const UNWATCHED: &str = "use a --dir on a disk or tmpfs: here untorn cannot detect stores to a mapping";
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    if job.detected.kind == MediumKind::PersistentMemory {
+        return Err(job.wrong_medium(UNWATCHED));
+    }
+    if job.args.reads.len() > 1 {
+        return Err(Error::usage("redundancy takes one value of --reads"));
+    }
+    let cases = Case::all(job.args, &Cases { sizes: &[64], threads: &[2], patterns: &[Pattern::Random] });
+    // The files of all periods are open at once.
+    let periods = if job.args.periods.is_empty() { 2 } else { job.args.periods.len() as u64 };
+    let rig = job.rig(target, &cases, periods, 0, progress)?;
+    Ok(Outcome { rows: run(&rig, &cases, progress)?, notes: vec![NOTE.to_owned()] })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let workloads = rig.args.choose(&rig.args.workloads, &[Workload::KeyValue, Workload::RandomStores]);
     let mut rows = Vec::new();
     let total = (cases.len() * workloads.len()) as u64;
     let mut done = 0;
@@ -306,8 +342,8 @@ fn compare<T: Target>(
     tell: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>> {
     let args = rig.args;
-    let periods: Vec<Duration> =
-        or_default(&args.periods, periods(workload)).into_iter().map(Duration::from_secs_f64).collect();
+    let default = if args.quick { &QUICK_PERIODS[..] } else { periods(workload) };
+    let periods: Vec<Duration> = args.choose(&args.periods, default).into_iter().map(Duration::from_secs_f64).collect();
     let (shortest, longest) = periods
         .iter()
         .fold((Duration::MAX, Duration::ZERO), |(low, high), &period| (low.min(period), high.max(period)));
@@ -317,7 +353,7 @@ fn compare<T: Target>(
     let offered = args.rate.unwrap_or(RATE);
     let offered = (workload == Workload::KeyValue && offered > 0).then_some(offered);
     let load = Load {
-        layout: args.stripe_layout,
+        layout: args.stripe_layout.unwrap_or_default(),
         workload,
         threads: case.threads,
         size: case.size,
@@ -325,7 +361,7 @@ fn compare<T: Target>(
         zipf: Zipf::new(rig.file_len / RECORD),
         reads: args.reads.first().copied().unwrap_or(READS).into(),
         turns: offered.map_or(0, |rate| turns_in(Duration::from_secs_f64(case.threads as f64 / rate as f64))),
-        seed: args.seed,
+        seed: args.seed(),
     };
     tell("covering the files");
     let mut arms = vec![Arm::new(Watch::Off, map(rig, "raw")?, None)?];

@@ -7,7 +7,8 @@ use std::time::Instant;
 use untorn::testing::simd::{crc32c_ways, parity_ways, read_ways};
 
 use super::Progress;
-use crate::args::{Args, Pattern, or_default};
+use super::benchmark::{Benchmark, Outcome};
+use crate::args::{Args, Pattern};
 use crate::error::{Error, Result};
 use crate::offsets::{Offsets, Region};
 use crate::report::{KernelRow, Row};
@@ -31,7 +32,19 @@ struct Arm {
     run: Box<Kernel>,
 }
 
-pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+/// `redundancy-kernels`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "redundancy-kernels",
+    "checksums and parity of uncached memory, compared with reading it",
+    &["pattern", "len", "seconds", "ops"],
+    |job, progress| {
+        job.args.validate(&[], &[], job.file_len())?;
+        Ok(Outcome { rows: run(job.args, job.file_len(), progress)?, notes: Vec::new() })
+    },
+)
+.of_len(256 << 20);
+
+fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let least = STRIPE * PAGE;
     if len < least as u64 {
         return Err(Error::usage(format!("--len is {len}, less than one stripe; use {least} or more")));
@@ -63,7 +76,7 @@ pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<
     });
     let kernels: [(&'static str, usize, Vec<Arm>); 2] =
         [("crc32c", PAGE, sums.collect()), ("parity", STRIPE * PAGE, parities.collect())];
-    let patterns = or_default(&args.patterns, &[Pattern::Sequential, Pattern::Random]);
+    let patterns = args.choose(&args.patterns, &[Pattern::Sequential, Pattern::Random]);
     let total = (kernels.len() * patterns.len()) as u64;
     let share = args.seconds.map(|seconds| seconds / total as f64);
     let (mut rows, mut done) = (Vec::new(), 0);
@@ -103,7 +116,7 @@ fn time(args: &Args, seconds: Option<f64>, memory: &[u8], case: &Case<'_>) -> Ve
     for round in 0.. {
         let is_enough = match seconds {
             Some(seconds) => start.elapsed().as_secs_f64() >= seconds && round > FEWEST_ROUNDS,
-            None => round > ROUNDS,
+            None => round > if args.quick { FEWEST_ROUNDS } else { ROUNDS },
         };
         if is_enough {
             break;

@@ -6,6 +6,8 @@ use untorn::redundancy::{ProtectOptions, track};
 use untorn::testing::storage::{Access, Dax, Medium, MediumKind};
 
 use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::redundancy::UNWATCHED;
 use crate::cpu::process_time;
 use crate::error::Result;
 use crate::raw::Target;
@@ -16,7 +18,24 @@ use crate::stats::{median, quantile};
 const ROUNDS: usize = 31;
 const FEWEST_ROUNDS: usize = 5;
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+/// `redundancy-pass`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "redundancy-pass",
+    "processor time of a redundancy pass over an unmodified file",
+    &["len", "seconds"],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+)
+.of_len(4 << 30);
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    if job.detected.kind == MediumKind::PersistentMemory {
+        return Err(job.wrong_medium(UNWATCHED));
+    }
+    let rig = job.rig(target, &[], 1, 0, progress)?;
+    Ok(Outcome { rows: run(&rig, progress)?, notes: Vec::new() })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let path = rig.place("raw");
     let options = ProtectOptions::new().on_demand();
     let mut rows = Vec::new();

@@ -7,7 +7,7 @@ use untorn::region::{Region, RegionMap, RegionStore, StoreOptions};
 use untorn::testing::storage::{Access, Barrier, Medium, MediumFile};
 
 use super::Progress;
-use crate::args::or_default;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
 use crate::error::Result;
 use crate::raw::Target;
 use crate::report::{RegionRow, Row};
@@ -216,9 +216,27 @@ impl<T: Target> Files<'_, T> {
     }
 }
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, system: &str, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+/// `region-ops`.
+pub(super) const BENCHMARK: Benchmark = Benchmark::new(
+    "region-ops",
+    "create, allocate, map, unmap, free and delete regions, compared with files synced by fsync",
+    &["dirty", "seconds"],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, progress)),
+)
+.of_len(64 << 20);
+
+const NOTE: &str = "ratio: the file system's rate compared with untorn's; 1 or less if untorn is at least as fast. \
+                    Each file step ends with fsync, and with fsync of the directory if a name changes; map opens the \
+                    file and loads from each page";
+
+fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let rig = job.rig(target, &[], 1, 0, progress)?;
+    Ok(Outcome { rows: run(&rig, &job.machine().fs, progress)?, notes: vec![NOTE.to_owned()] })
+}
+
+fn run<T: Target>(rig: &Rig<'_, T>, system: &str, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    let numbers = or_default(&rig.args.dirty, &PAGES);
+    let numbers = rig.args.choose(&rig.args.dirty, &PAGES);
     for (done, &pages) in (0..).zip(&numbers) {
         progress(done, numbers.len() as u64, &format!("regions and files of {pages} pages"));
         let place = rig.place(&format!("store-{pages}"));

@@ -4,10 +4,17 @@
 use std::path::Path;
 
 use serde_json::Value;
-use untorn::EngineKind;
+use untorn::options::{LogPolicy, Order, ReadPolicy};
 use untorn::testing::storage::{Dax, PageCache};
+use untorn::{Durability, EngineKind, Options};
 
+use super::cases::{Case, FILE, Setup, add_scaling};
 use super::*;
+use crate::args::Pattern;
+use crate::measure::Series;
+use crate::raw::{Block, Pmem, Target};
+use crate::report::Row;
+use crate::rig::Rig;
 
 fn small(dir: &Path) -> Args {
     Args {
@@ -16,7 +23,7 @@ fn small(dir: &Path) -> Args {
         threads: vec![1, 2],
         file_len: Some(64 * 4096),
         ops: Some(4),
-        commit_every: 4,
+        commit_every: Some(4),
         ..Args::default()
     }
 }
@@ -35,11 +42,7 @@ fn report(kind: MediumKind, bench: &'static str, args: &Args) -> Value {
         assert!(done <= total && !what.is_empty());
         last = (done, total);
     };
-    let report = match kind {
-        MediumKind::AssumedPmem => run_on(Pmem(kind), bench, args, &detected, &mut progress),
-        _ => run_on(Block(kind), bench, args, &detected, &mut progress),
-    };
-    let report = report.unwrap();
+    let report = run_on(find(bench).unwrap(), args, &detected, &mut progress).unwrap();
     assert!(last.0 == last.1 && last.1 > 0, "the progress ends at its end: {last:?}");
     assert!(is_empty(&dir), "the run leaves nothing behind");
     let table = report.to_table();
@@ -345,7 +348,7 @@ fn every_way_of_a_kernel_is_measured_against_a_read() {
             }
         }
     }
-    let small = Args { file_len: Some(8192), ..args };
+    let small = Args { dir: args.dir.clone(), file_len: Some(8192), ..Args::default() };
     assert!(matches!(run("redundancy-kernels", &small, &mut |_, _, _| ()).unwrap_err(), Error::Usage { .. }));
 }
 
@@ -356,7 +359,7 @@ fn redundancy_of_a_mapping_is_refused_on_persistent_memory() {
     detected.kind = MediumKind::PersistentMemory;
     for bench in ["redundancy", "redundancy-pass"] {
         let args = Args { threads: vec![], ..small(dir.path()) };
-        let error = run_on(Pmem(detected.kind), bench, &args, &detected, &mut |_, _, _| ()).unwrap_err();
+        let error = run_on(find(bench).unwrap(), &args, &detected, &mut |_, _, _| ()).unwrap_err();
         assert!(matches!(error, Error::WrongMedium { .. }), "{error}");
     }
     assert!(is_empty(dir.path()));
@@ -377,9 +380,10 @@ fn hybrid_policy_compares_the_policies() {
 #[test]
 fn hybrid_policy_is_refused_where_the_log_is_always_redo() {
     let dir = tempfile::tempdir().unwrap();
-    let detected = detect(dir.path()).unwrap();
-    let target = Block(MediumKind::Block);
-    let error = run_on(target, "hybrid-policy", &small(dir.path()), &detected, &mut |_, _, _| ()).unwrap_err();
+    let mut detected = detect(dir.path()).unwrap();
+    detected.kind = MediumKind::Block;
+    let policy = find("hybrid-policy").unwrap();
+    let error = run_on(policy, &small(dir.path()), &detected, &mut |_, _, _| ()).unwrap_err();
     assert!(error.to_string().contains("UNTORN_ASSUME_PMEM"), "{error}");
     assert!(is_empty(dir.path()));
 }
@@ -413,9 +417,10 @@ fn the_passthrough_engine_is_counted_exactly() {
 #[test]
 fn group_commit_is_refused_on_persistent_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let detected = detect(dir.path()).unwrap();
-    let target = Pmem(MediumKind::AssumedPmem);
-    let error = run_on(target, "group-commit", &small(dir.path()), &detected, &mut |_, _, _| ()).unwrap_err();
+    let mut detected = detect(dir.path()).unwrap();
+    detected.kind = MediumKind::AssumedPmem;
+    let group = find("group-commit").unwrap();
+    let error = run_on(group, &small(dir.path()), &detected, &mut |_, _, _| ()).unwrap_err();
     assert!(matches!(error, Error::WrongMedium { .. }));
     assert!(is_empty(dir.path()));
 }
@@ -423,10 +428,8 @@ fn group_commit_is_refused_on_persistent_memory() {
 #[test]
 fn nothing_is_made_for_arguments_that_cannot_run_or_do_not_fit() {
     let dir = tempfile::tempdir().unwrap();
-    let run = |args: Args| run("atomic-write", &args, &mut |_, _, _| ()).unwrap_err();
+    let run = |args: Args| run("atomic-write", &Args { commit_every: None, ..args }, &mut |_, _, _| ()).unwrap_err();
     assert!(matches!(run(Args { threads: vec![0], ..small(dir.path()) }), Error::Usage { .. }));
-    let one = super::run("commit-time", &small(dir.path()), &mut |_, _, _| ()).unwrap_err();
-    assert!(one.to_string().contains("one thread"), "{one}");
     assert!(matches!(run(Args { file_len: Some(1 << 52), ..small(dir.path()) }), Error::NoSpace { .. }));
     assert!(is_empty(dir.path()));
 }
@@ -486,4 +489,99 @@ fn counted_media_serve_engines() {
     assert!(written(Block(MediumKind::Block), &args, dir.path()) >= 200);
     // The names below are what other crates wrap.
     let _ = (crate::Counting::new(Dax::new(MediumKind::AssumedPmem)), crate::Counting::new(PageCache::new()));
+}
+
+#[test]
+fn names_are_distinct_and_options_are_those_of_arguments() {
+    let every = Args {
+        dir: Some(".".into()),
+        sizes: vec![1],
+        threads: vec![1],
+        engines: vec![EngineKind::Auto],
+        orders: vec![Order::OneFence],
+        patterns: vec![Pattern::Random],
+        durability: Some(Durability::PerWrite),
+        log_policies: vec![LogPolicy::Redo],
+        log_size: Some(1),
+        redo_from: Some(1),
+        checkpointers: Some(1),
+        commit_every: Some(1),
+        dirty: vec![1],
+        reads: vec![1],
+        workloads: vec![crate::Workload::KeyValue],
+        periods: vec![1.0],
+        stripe_layout: Some(untorn::redundancy::StripeLayout::default()),
+        rate: Some(1),
+        file_len: Some(4096),
+        seconds: Some(1.0),
+        ops: Some(1),
+        systems: vec!["untorn".to_owned()],
+        page_sizes: vec![4096],
+        records: Some(1),
+        warehouses: Some(1),
+        seed: Some(1),
+        quick: true,
+    };
+    let options = every.given();
+    assert_eq!(options.len(), 27, "an argument is not in the list of options");
+    let mut names = std::collections::BTreeSet::new();
+    for benchmark in ALL {
+        assert!(names.insert(benchmark.name), "{} is there twice", benchmark.name);
+        assert!(!benchmark.about.is_empty());
+        let unknown = benchmark.takes.iter().find(|option| !options.contains(option));
+        assert_eq!(unknown, None, "an option that {} takes", benchmark.name);
+        for option in &options {
+            let is_taken = benchmark.takes.contains(option) || crate::args::COMMON.contains(option);
+            // No benchmark takes all of them, so each refuses one of its own.
+            if !is_taken {
+                let error = benchmark.check_options(&every).unwrap_err().to_string();
+                assert!(error.contains(benchmark.name) && error.contains("does not take --"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_option_without_effect_is_refused_with_those_it_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { dir: Some(dir.path().to_owned()), dirty: vec![3], ..Args::default() };
+    let error = run("atomic-read", &args, &mut |_, _, _| ()).unwrap_err().to_string();
+    assert!(error.starts_with("atomic-read does not take --dirty; it takes: --dir --quick --size"), "{error}");
+    assert!(is_empty(dir.path()));
+}
+
+#[test]
+fn a_quick_run_says_so_and_has_fewer_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { dir: Some(dir.path().to_owned()), quick: true, ops: Some(4), ..Args::default() };
+    let args = Args { file_len: Some(64 * 4096), ..args };
+    let json = report(MediumKind::Volatile, "atomic-write", &args);
+    assert_eq!(json["quick"], true);
+    assert!(json["notes"][0].as_str().unwrap().contains("quick"));
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 2, "two sizes, two numbers of threads, two patterns");
+    assert!(rows.iter().all(|row| row["pairs"] == 5), "{json}");
+}
+
+#[test]
+fn updates_compare_files_with_the_raw_limit() {
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dir: Some(dir.path().to_owned()), ops: Some(4), quick: true, ..Args::default() };
+        let args = Args { records: Some(64), sizes: vec![8, 4096], threads: vec![1, 2], ..args };
+        let json = report(kind, "updates", &args);
+        let rows = json["rows"].as_array().unwrap();
+        let systems: Vec<&str> = rows.iter().map(|row| row["system"].as_str().unwrap()).collect();
+        assert!(systems[0] == "copy+fence" || systems[0] == "pwrite+fdatasync");
+        assert!(systems.contains(&"untorn-reflection") && systems.contains(&"untorn-hybrid-log"));
+        assert_eq!(rows.len(), rows.len() / 4 * 4);
+        for row in rows {
+            for field in ["workload", "system", "durability", "ops_per_s", "ratio_to_untorn", "ratio"] {
+                assert!(!row[field].is_null(), "{field} of {row}");
+            }
+            assert!(row["latency_ns"]["p99_999"].is_u64() && row["x"]["value"].is_number(), "{row}");
+            let is_counted = row["per_op"]["bytes_stored"].as_f64().is_some_and(|bytes| bytes >= 8.0);
+            assert_eq!(is_counted, row["system"].as_str().unwrap().starts_with("untorn-"), "{row}");
+        }
+    }
 }

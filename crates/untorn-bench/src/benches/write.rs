@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use untorn::options::LogPolicy;
 use untorn::{AtomicFile, Durability, EngineKind};
 
-use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
+use super::Progress;
+use super::benchmark::{Benchmark, Job, Outcome, on_medium};
+use super::cases::{Case, Cases, FILE, RAW_NOTE, Setup, add_scaling, count, has_background, is_pmem, notes};
 use crate::error::Result;
 use crate::measure::{Arm, Series, interleave};
 use crate::model::Model;
@@ -16,14 +18,63 @@ use crate::rig::Rig;
 use crate::stats::{median, pairwise};
 
 /// `atomic-write`: each write is durable before the next.
-pub(super) fn each<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
-    let default = if is_pmem(rig.target) { Durability::PerWrite } else { Durability::PerCommit };
-    run(rig, cases, rig.args.durability.unwrap_or(default), None, progress)
-}
+pub(super) const EACH: Benchmark = Benchmark::new(
+    "atomic-write",
+    "atomic writes, each durable on return, compared with raw copies with a fence each",
+    &[
+        "size",
+        "threads",
+        "engine",
+        "order",
+        "pattern",
+        "durability",
+        "log-policy",
+        "log-size",
+        "redo-from",
+        "checkpointers",
+        "len",
+        "seconds",
+        "ops",
+        "seed",
+    ],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, false, progress)),
+);
 
 /// `atomic-commit`: a commit after every few writes.
-pub(super) fn epochs<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
-    run(rig, cases, Durability::PerCommit, Some(rig.args.commit_every), progress)
+pub(super) const EPOCHS: Benchmark = Benchmark::new(
+    "atomic-commit",
+    "writes with a commit every 100, compared with raw copies with a fence every 100",
+    &[
+        "size",
+        "threads",
+        "engine",
+        "order",
+        "pattern",
+        "log-policy",
+        "log-size",
+        "redo-from",
+        "checkpointers",
+        "commit-every",
+        "len",
+        "seconds",
+        "ops",
+        "seed",
+    ],
+    |job, progress| on_medium!(job.detected.kind, target => begin(target, job, true, progress)),
+);
+
+fn begin<T: Target>(target: T, job: &Job<'_>, epochs: bool, progress: &mut Progress<'_>) -> Result<Outcome> {
+    let cases = Case::all(job.args, &Cases::COPIES);
+    // The model of the protocol is measured on separate files.
+    let rig = job.rig(target, &cases, 1, u64::from(job.is_pmem()), progress)?;
+    let default = if job.is_pmem() { Durability::PerWrite } else { Durability::PerCommit };
+    let mut rows = match epochs {
+        true => run(&rig, &cases, Durability::PerCommit, Some(job.args.commit_every()), progress)?,
+        false => run(&rig, &cases, job.args.durability.unwrap_or(default), None, progress)?,
+    };
+    add_scaling(&mut rows);
+    let notes = notes(&rows).into_iter().chain(job.if_block(RAW_NOTE)).collect();
+    Ok(Outcome { rows, notes })
 }
 
 fn run<T: Target>(

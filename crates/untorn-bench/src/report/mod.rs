@@ -6,10 +6,12 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::machine::Machine;
-use crate::plot;
+use crate::plot::{self, Metric};
 
+mod comparison;
 mod redundancy;
 
+pub use comparison::{ComparisonRow, Latency, PerOp};
 pub use redundancy::{KernelRow, PassRow, RedundancyRow, Vulnerable};
 
 /// The outcome of a benchmark.
@@ -18,12 +20,17 @@ pub use redundancy::{KernelRow, PassRow, RedundancyRow, Vulnerable};
 pub struct Report {
     /// The benchmark's name.
     pub bench: &'static str,
+    /// Whether it was a quick run.
+    pub quick: bool,
     /// The machine it ran on.
     pub machine: Machine,
     /// Notes that a reader of the numbers needs.
     pub notes: Vec<String>,
     /// The measurements.
     pub rows: Vec<Row>,
+    /// The quantity in the plot of comparisons.
+    #[serde(skip)]
+    pub(crate) metric: Metric,
 }
 
 /// One measurement.
@@ -51,7 +58,12 @@ pub enum Row {
     Kernel(KernelRow),
     /// Transactions of a database.
     Database(DatabaseRow),
+    /// A system beside others.
+    Comparison(Box<ComparisonRow>),
 }
+
+/// A heading of the table, and the row's value under it.
+type Cell = (&'static str, Option<String>);
 
 /// Copies into or out of a file, compared with raw ones. Rates are medians over slices. A ratio is the median of the
 /// ratios of neighbouring slices, so it is not exactly the ratio of the rates.
@@ -367,7 +379,7 @@ impl Row {
     }
 
     /// The cells of the table with their headings; a heading without a value in any row is omitted.
-    fn cells(&self) -> Vec<(&'static str, Option<String>)> {
+    fn cells(&self) -> Vec<Cell> {
         let two = |value: f64| format!("{value:.2}");
         match self {
             Row::Copy(row) => vec![
@@ -401,6 +413,7 @@ impl Row {
             ],
             Row::Redundancy(row) => row.cells(),
             Row::Pass(row) => row.cells(),
+            Row::Comparison(row) => row.cells(),
             Row::Kernel(row) => row.cells(),
             Row::CommitTime(row) => vec![
                 ("engine", Some(row.engine.to_owned())),
@@ -490,7 +503,7 @@ fn rate(per_s: f64) -> String {
 }
 
 impl Report {
-    /// One object: `bench`, `machine`, `notes`, `rows`.
+    /// One object: `bench`, `quick`, `machine`, `notes`, `rows`.
     pub fn to_json(&self) -> Value {
         // Plain structs with string keys always convert.
         serde_json::to_value(self).unwrap_or_default()
@@ -534,7 +547,8 @@ impl Report {
         text
     }
 
-    /// A plot as an SVG document: a group of bars per size or number of threads, a colour per series.
+    /// A plot as an SVG document: a group of bars for each size, number of threads or category, or lines over numbers;
+    /// a colour for each series.
     pub fn to_svg(&self) -> String {
         plot::svg(self)
     }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::rate;
+use super::{Cell, rate};
 
 /// A workload on a mapping with detected and periodically covered stores, compared with the same on an unwatched
 /// mapping.
@@ -126,10 +126,8 @@ pub struct KernelRow {
     pub pairs: usize,
 }
 
-type Cells = Vec<(&'static str, Option<String>)>;
-
 impl RedundancyRow {
-    pub(super) fn cells(&self) -> Cells {
+    pub(super) fn cells(&self) -> Vec<Cell> {
         let percent = |share: f64| format!("{:.1}", share * 100.0);
         let compared = |share: f64| (self.redundancy != "off").then(|| percent(share));
         vec![
@@ -152,7 +150,7 @@ impl RedundancyRow {
 }
 
 impl PassRow {
-    pub(super) fn cells(&self) -> Cells {
+    pub(super) fn cells(&self) -> Vec<Cell> {
         vec![
             ("tracking", Some(self.tracking.to_owned())),
             ("what", Some(self.what.to_owned())),
@@ -167,7 +165,7 @@ impl PassRow {
 }
 
 impl KernelRow {
-    pub(super) fn cells(&self) -> Cells {
+    pub(super) fn cells(&self) -> Vec<Cell> {
         vec![
             ("kernel", Some(self.kernel.to_owned())),
             ("pattern", Some(self.pattern.to_owned())),

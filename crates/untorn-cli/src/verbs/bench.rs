@@ -42,6 +42,7 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
         records: args.records,
         warehouses: args.warehouses,
         seed: args.seed,
+        quick: args.quick,
     };
     let bar = progress::bar(1, &args.name);
     let report = untorn_bench::run(&args.name, &wanted, &mut |done, total, what| {
@@ -62,7 +63,7 @@ fn failure(error: Error) -> Failure {
     let message = error.to_string();
     match error {
         Error::Untorn(error) => Failure { exit: exit_of(&error), path: Some(error.path().to_owned()), message },
-        Error::UnknownBench { .. } | Error::Usage { .. } => Failure::usage(message),
+        Error::UnknownBench { .. } | Error::Option { .. } | Error::Usage { .. } => Failure::usage(message),
         Error::WrongMedium { dir, .. } => Failure { exit: Exit::Usage, path: Some(dir), message },
         Error::NoSpace { dir, .. } => Failure { exit: Exit::Io, path: Some(dir), message },
         Error::Inconsistent { .. } => Failure { exit: Exit::Attention, path: None, message },

@@ -4,7 +4,11 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::lines::{self, Area, Drawn, Line, Lines, colour, draw_legend};
-use crate::report::{RedundancyRow, Report, Row, Vulnerable};
+use crate::report::{ComparisonRow, RedundancyRow, Report, Row, Vulnerable};
+
+mod comparison;
+
+pub(crate) use comparison::Metric;
 
 /// One bar: its group, its series (which selects the colour), and its height.
 struct Bar {
@@ -57,6 +61,8 @@ fn bar(row: &Row) -> Bar {
             series: format!("{}, pages of {} B", row.system, row.page_size),
             height: row.ops_per_s,
         },
+        // Comparisons have a plot of their own.
+        Row::Comparison(row) => Bar { group: row.workload.clone(), series: row.system.clone(), height: row.ops_per_s },
         Row::Idle(row) => Bar {
             group: format!("{} MiB", row.file_len >> 20),
             series: [Some(row.engine), row.log_policy].into_iter().flatten().collect::<Vec<_>>().join(" "),
@@ -93,6 +99,23 @@ pub(crate) fn svg(report: &Report) -> String {
 fn draw(report: &Report, document: &mut String) -> Drawn {
     let machine = &report.machine;
     let caption = format!("{} on {} ({}, {})", report.bench, machine.medium, machine.fs, machine.cpu);
+    let of_comparison = |row: &'_ Row| match row {
+        Row::Comparison(row) => Some(row.clone()),
+        _ => None,
+    };
+    let compared: Vec<Box<ComparisonRow>> = report.rows.iter().filter_map(of_comparison).collect();
+    if !compared.is_empty() {
+        let compared: Vec<&ComparisonRow> = compared.iter().map(Box::as_ref).collect();
+        let panels = comparison::panels(report.metric, &compared);
+        let size = (1100, 420 * panels.len() as u32);
+        let root = SVGBackend::with_string(document, size).into_drawing_area();
+        root.fill(&WHITE)?;
+        for (area, panel) in root.split_evenly((panels.len(), 1)).iter().zip(&panels) {
+            panel.draw(area, &caption)?;
+        }
+        root.present()?;
+        return Ok(());
+    }
     let bars: Vec<Bar> = report.rows.iter().map(bar).collect();
     let has_one = report.rows.iter().any(|row| matches!(row, Row::Copy(_) | Row::Kernel(_)));
     let label = match report.rows.first() {
@@ -105,7 +128,7 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
         Some(Row::Redundancy(_)) => "processor time lost, %, by period",
         Some(Row::Pass(_)) => "milliseconds of processor time (median)",
         Some(Row::Kernel(_)) => "time relative to a read (median)",
-        Some(Row::Copy(_)) | None => "ratio to raw (median)",
+        Some(Row::Copy(_) | Row::Comparison(_)) | None => "ratio to raw (median)",
     };
     let protected: Vec<&RedundancyRow> = report
         .rows
@@ -132,7 +155,13 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
 }
 
 /// Draws bars in groups, with a line at 1 if the bars are ratios.
-fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one: bool) -> Drawn {
+fn draw_bars<B: DrawingBackend<ErrorType: 'static>>(
+    area: &Area<B>,
+    caption: &str,
+    label: &str,
+    bars: &[Bar],
+    has_one: bool,
+) -> Drawn {
     let groups = distinct(bars, |bar| &bar.group);
     let series = distinct(bars, |bar| &bar.series);
     let highest = bars.iter().map(|bar| bar.height).filter(|height| height.is_finite()).fold(0.0, f64::max);
@@ -177,7 +206,7 @@ fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one:
 }
 
 /// Draws the share of vulnerable stripes over two periods.
-fn draw_exposure(area: &Area<'_>, rows: &[&RedundancyRow]) -> Drawn {
+fn draw_exposure<B: DrawingBackend<ErrorType: 'static>>(area: &Area<B>, rows: &[&RedundancyRow]) -> Drawn {
     let line = |row: &&RedundancyRow| {
         let (period, stripes) = (row.period_s.unwrap_or(1.0), row.stripes.unwrap_or(1).max(1) as f64);
         let share = |at: &Vulnerable| (at.seconds / period, at.vulnerable_stripes as f64 / stripes * 100.0);

@@ -1,0 +1,162 @@
+//! Contenders that every comparison may use: the raw limit of the medium, and untorn's files.
+
+use std::path::Path;
+
+use untorn::options::Durability;
+use untorn::testing::storage::Medium;
+use untorn::{AtomicFile, EngineKind, Options};
+
+use super::{Contender, Setting, Store, Worker};
+use crate::benches::benchmark::on_medium;
+use crate::counting::{Counters, Counting};
+use crate::error::Result;
+use crate::measure::Buffer;
+use crate::raw::{Raw, Target};
+use crate::rig::is_pmem;
+
+/// The raw limit, which is not atomic: a non-temporal copy and a fence, or `pwrite` and `fdatasync`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Raws {
+    /// Whether the medium is persistent memory.
+    pub(crate) is_pmem: bool,
+}
+
+impl Contender for Raws {
+    fn name(&self) -> String {
+        if self.is_pmem { "copy+fence" } else { "pwrite+fdatasync" }.to_owned()
+    }
+
+    fn durability(&self) -> String {
+        let how = if self.is_pmem { "a fence" } else { "fdatasync" };
+        format!("each operation on return, by {how}; a crash may tear the last one")
+    }
+
+    fn set_up(&self, setting: &Setting) -> Result<Box<dyn Store>> {
+        fn make<T: Target + 'static>(target: T, setting: &Setting) -> Result<Box<dyn Store>> {
+            let raw = target.raw(&setting.dir.join("raw"), setting.len())?;
+            let page = [0x5a; 4096];
+            (0..setting.len()).step_by(4096).try_for_each(|offset| raw.write(&page, offset))?;
+            raw.fence()?;
+            Ok(Box::new(RawStore { raw, size: setting.size }))
+        }
+        on_medium!(setting.kind, target => make(target, setting))
+    }
+}
+
+struct RawStore<R> {
+    raw: R,
+    size: usize,
+}
+
+impl<R: Raw> Store for RawStore<R> {
+    fn worker(&self, _: usize) -> Result<Box<dyn Worker + '_>> {
+        let mut buffer = Buffer::new(self.size);
+        Ok(Box::new(move |place: u64| -> Result<()> {
+            self.raw.write(buffer.bytes(), place * self.size as u64)?;
+            self.raw.fence()?;
+            Ok(())
+        }))
+    }
+}
+
+/// An [`AtomicFile`]: a write of a record, durable on return.
+#[derive(Clone, Debug)]
+pub(crate) struct Atomic {
+    /// Its engine.
+    pub(crate) engine: EngineKind,
+    /// What its name in the rows has besides the engine; begins with a hyphen, or is empty.
+    pub(crate) suffix: &'static str,
+    /// Its options; the engine and the durability are set by the contender.
+    pub(crate) options: Options,
+}
+
+impl Atomic {
+    /// The engine with its default options.
+    pub(crate) fn new(engine: EngineKind) -> Self {
+        Atomic { engine, suffix: "", options: Options::new() }
+    }
+
+    /// Per write on persistent memory; on a block medium a commit after each write.
+    fn options(&self, setting: &Setting) -> Options {
+        let durability = if is_pmem(setting.kind) { Durability::PerWrite } else { Durability::PerCommit };
+        self.options.clone().engine(self.engine).durability(durability)
+    }
+
+    fn make<M: Medium + 'static>(&self, medium: M, setting: &Setting) -> Result<Box<dyn Store>> {
+        let path = setting.dir.join("data");
+        let file = create(medium, &path, &self.options(setting), setting.len())?;
+        Ok(Box::new(AtomicStore { file, size: setting.size, syncs: !is_pmem(setting.kind) }))
+    }
+}
+
+/// Makes a file with every page written twice: a page has two places, used in turn.
+fn create<M: Medium + 'static>(medium: M, path: &Path, options: &Options, len: u64) -> Result<AtomicFile> {
+    let file = options.create_on(medium, path, len)?;
+    let page = [0x5a; 4096];
+    for _ in 0..2 {
+        for (index, offset) in (0..len).step_by(4096).enumerate() {
+            file.write_at(&page, offset)?;
+            // One epoch for the whole file would need a record of every page at once.
+            if index % 256 == 255 {
+                file.sync()?;
+            }
+        }
+        file.sync()?;
+    }
+    Ok(file)
+}
+
+impl Contender for Atomic {
+    fn name(&self) -> String {
+        format!("untorn-{}{}", self.engine, self.suffix)
+    }
+
+    fn durability(&self) -> String {
+        "each operation on return, whole".to_owned()
+    }
+
+    fn set_up(&self, setting: &Setting) -> Result<Box<dyn Store>> {
+        on_medium!(setting.kind, target => self.make(target.medium(), setting))
+    }
+
+    fn set_up_counted(&self, setting: &Setting) -> Result<Option<(Box<dyn Store>, Counters)>> {
+        on_medium!(setting.kind, target => {
+            let medium = Counting::new(target.medium());
+            let counters = medium.counters();
+            Ok(Some((self.make(medium, setting)?, counters)))
+        })
+    }
+}
+
+struct AtomicStore {
+    file: AtomicFile,
+    size: usize,
+    /// Whether a write is followed by a commit.
+    syncs: bool,
+}
+
+impl Store for AtomicStore {
+    fn worker(&self, _: usize) -> Result<Box<dyn Worker + '_>> {
+        let mut buffer = Buffer::new(self.size);
+        Ok(Box::new(move |place: u64| -> Result<()> {
+            self.file.write_at(buffer.bytes(), place * self.size as u64)?;
+            if self.syncs {
+                self.file.sync()?;
+            }
+            Ok(())
+        }))
+    }
+
+    fn settle(&self) -> Result<()> {
+        if self.file.info().engine == EngineKind::HybridLog {
+            self.file.sync()?;
+            self.file.reclaim()?;
+        }
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.file.close()?;
+        Ok(())
+    }
+}

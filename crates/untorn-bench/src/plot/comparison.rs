@@ -1,0 +1,257 @@
+//! Plots of comparisons: lines over numbers, bars over categories, a panel for each workload.
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::compare::XValue;
+use crate::lines::{Area, Drawn, colour, draw_legend};
+use crate::report::ComparisonRow;
+
+/// The quantity on the vertical axis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(dead_code, reason = "the figures of papers differ in it")]
+pub(crate) enum Metric {
+    /// Operations per second.
+    #[default]
+    OpsPerS,
+    /// Bytes of records per second.
+    MibPerS,
+    /// The ratio to the baseline.
+    Ratio,
+    /// The ratio to untorn.
+    RatioToUntorn,
+    /// The median latency.
+    Median,
+    /// The latency that 99 % of operations have at most.
+    P99,
+}
+
+impl Metric {
+    fn of(self, row: &ComparisonRow) -> f64 {
+        match self {
+            Metric::OpsPerS => row.ops_per_s,
+            Metric::MibPerS => row.ops_per_s * row.size as f64 / f64::from(1 << 20),
+            Metric::Ratio => row.ratio,
+            Metric::RatioToUntorn => row.ratio_to_untorn.unwrap_or(f64::NAN),
+            Metric::Median => row.latency_ns.p50 as f64 / 1e3,
+            Metric::P99 => row.latency_ns.p99 as f64 / 1e3,
+        }
+    }
+
+    fn label(self, baseline: &str) -> String {
+        match self {
+            Metric::OpsPerS => "operations per second (median)".to_owned(),
+            Metric::MibPerS => "MiB per second (median)".to_owned(),
+            Metric::Ratio => format!("ratio to {baseline} (median)"),
+            Metric::RatioToUntorn => "ratio to untorn (median)".to_owned(),
+            Metric::Median => "median latency in microseconds".to_owned(),
+            Metric::P99 => "99 % latency in microseconds".to_owned(),
+        }
+    }
+}
+
+/// Values that reach over more than this ratio have a logarithmic axis.
+const WIDE: f64 = 50.0;
+
+/// An axis: where a value stands on it.
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    is_log: bool,
+    from: f64,
+    to: f64,
+}
+
+impl Axis {
+    /// An axis for these values, which are positive or not numbers. It begins at 0 unless it is logarithmic.
+    fn of(values: impl Iterator<Item = f64> + Clone) -> Axis {
+        let values = values.filter(|value| value.is_finite());
+        let (least, most) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
+        if least > 0.0 && least < f64::MAX && most / least > WIDE {
+            Axis { is_log: true, from: least.log10(), to: most.log10() }
+        } else {
+            Axis { is_log: false, from: 0.0, to: if most > 0.0 { most } else { 1.0 } }
+        }
+    }
+
+    fn place(self, value: f64) -> f64 {
+        if self.is_log { value.log10() } else { value }
+    }
+
+    /// The same out to whole powers of ten, or a little further.
+    fn widened(self) -> Axis {
+        match self.is_log {
+            true => Axis { from: self.from.floor(), to: self.to.ceil(), ..self },
+            false => Axis { to: self.to * 1.05, ..self },
+        }
+    }
+
+    /// The label at a place; none between powers of ten.
+    fn label(self, place: f64) -> String {
+        match self.is_log {
+            true if (place - place.round()).abs() > 1e-6 => String::new(),
+            true => short(10_f64.powf(place.round())),
+            false => short(place),
+        }
+    }
+}
+
+/// A number with a suffix for thousands.
+fn short(value: f64) -> String {
+    let (scaled, suffix) = match value.abs() {
+        1e9.. => (value / 1e9, "G"),
+        1e6.. => (value / 1e6, "M"),
+        1e3.. => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let text = format!("{scaled:.3}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{suffix}")
+}
+
+/// The plot of one workload.
+pub(super) struct Panel<'r> {
+    title: String,
+    y: String,
+    metric: Metric,
+    rows: Vec<&'r ComparisonRow>,
+}
+
+/// A panel for each workload, in the order of the rows.
+pub(super) fn panels<'r>(metric: Metric, rows: &[&'r ComparisonRow]) -> Vec<Panel<'r>> {
+    let mut panels: Vec<Panel<'r>> = Vec::new();
+    for row in rows {
+        match panels.iter_mut().find(|panel| panel.title == row.workload) {
+            Some(panel) => panel.rows.push(row),
+            None => panels.push(Panel {
+                title: row.workload.clone(),
+                y: metric.label(&row.baseline),
+                metric,
+                rows: vec![row],
+            }),
+        }
+    }
+    panels
+}
+
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for value in values {
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+    }
+    seen
+}
+
+impl Panel<'_> {
+    /// Draws it into an area.
+    pub(super) fn draw<B: DrawingBackend<ErrorType: 'static>>(&self, area: &Area<B>, caption: &str) -> Drawn {
+        let systems = distinct(self.rows.iter().map(|row| row.system.as_str()));
+        let numbers: Option<Vec<f64>> = self.rows.iter().map(|row| number(row)).collect();
+        let numbers = numbers.map(|numbers| distinct(numbers.into_iter())).filter(|numbers| numbers.len() > 1);
+        let y = Axis::of(self.rows.iter().map(|row| self.metric.of(row))).widened();
+        let groups = distinct(self.rows.iter().map(|row| group(row)));
+        let x = match &numbers {
+            Some(numbers) => Axis::of(numbers.iter().copied()),
+            None => Axis { is_log: false, from: 0.0, to: groups.len() as f64 },
+        };
+        let margin = if numbers.is_some() { (x.to - x.from) * 0.04 } else { 0.0 };
+        let (left, legend) = area.split_horizontally(760);
+        let mut chart = ChartBuilder::on(&left)
+            .caption(format!("{}: {caption}", self.title), ("sans-serif", 16))
+            .margin(12)
+            .x_label_area_size(48)
+            .y_label_area_size(74)
+            .build_cartesian_2d(x.from - margin..x.to + margin, y.from..y.to)?;
+        let decades = (y.to - y.from).round() as usize + 1;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .x_labels(0)
+            .x_desc(self.rows.first().map_or("", |row| row.x.name).to_owned())
+            .y_desc(&self.y)
+            .y_labels(if y.is_log { decades } else { 8 })
+            .y_label_formatter(&|place| y.label(*place))
+            .max_light_lines(0)
+            .label_style(("sans-serif", 15))
+            .draw()?;
+        let mut ticks: Vec<(f64, String)> = Vec::new();
+        match &numbers {
+            Some(_) => {
+                for (index, system) in systems.iter().enumerate() {
+                    let of_system = self.rows.iter().filter(|row| row.system == *system);
+                    let point = |row: &&ComparisonRow| Some((x.place(number(row)?), y.place(self.metric.of(row))));
+                    let mut points: Vec<(f64, f64)> = of_system.filter_map(point).collect();
+                    points.retain(|(_, height)| height.is_finite());
+                    points.sort_by(|one, two| one.0.total_cmp(&two.0));
+                    let dots = points.iter().map(|&point| Circle::new(point, 4, colour(index).filled()));
+                    chart.draw_series(dots)?;
+                    chart.draw_series([PathElement::new(points, colour(index).stroke_width(2))])?;
+                }
+                ticks.extend(self.rows.iter().filter_map(|row| Some((x.place(number(row)?), group(row)))));
+                ticks = distinct(ticks.into_iter());
+            }
+            None => {
+                let width = 0.8 / systems.len().max(1) as f64;
+                let bars = self.rows.iter().filter_map(|row| {
+                    let at = groups.iter().position(|name| *name == group(row))?;
+                    let place = systems.iter().position(|name| *name == row.system)?;
+                    let start = at as f64 + 0.1 + place as f64 * width;
+                    let height = y.place(self.metric.of(row));
+                    let ends = [(start, y.from), (start + width * 0.9, height)];
+                    height.is_finite().then(|| Rectangle::new(ends, colour(place).filled()))
+                });
+                chart.draw_series(bars)?;
+                ticks.extend(groups.iter().enumerate().map(|(at, name)| (at as f64 + 0.5, name.clone())));
+            }
+        }
+        if matches!(self.metric, Metric::Ratio | Metric::RatioToUntorn) {
+            let ends = vec![(x.from - margin, y.place(1.0)), (x.to + margin, y.place(1.0))];
+            chart.draw_series([PathElement::new(ends, BLACK.stroke_width(1))])?;
+        }
+        let centred = ("sans-serif", 15).into_text_style(area).pos(Pos::new(HPos::Center, VPos::Top));
+        for (place, name) in ticks {
+            // Coordinates are those of the whole document; the area is a part of it.
+            let (at, bottom) = chart.backend_coord(&(place, y.from));
+            let (left, top) = area.get_base_pixel();
+            area.draw(&Text::new(name, (at - left, bottom - top + 8), centred.clone()))?;
+        }
+        draw_legend(&legend, &systems)
+    }
+}
+
+fn number(row: &ComparisonRow) -> Option<f64> {
+    match row.x.value {
+        XValue::Number(number) => Some(number),
+        XValue::Category(_) => None,
+    }
+}
+
+/// The text under a place of the horizontal axis.
+fn group(row: &ComparisonRow) -> String {
+    match &row.x.value {
+        XValue::Number(number) => format!("{}{}", short(*number), row.x.unit),
+        XValue::Category(name) => name.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wide_ranges_have_a_logarithmic_axis_of_whole_decades() {
+        let axis = Axis::of([3.0, 400.0, f64::NAN].into_iter()).widened();
+        assert!(axis.is_log && (axis.from, axis.to) == (0.0, 3.0));
+        assert_eq!([0.0, 0.5, 2.0].map(|place| axis.label(place)), ["1", "", "100"]);
+        let axis = Axis::of([3.0, 40.0].into_iter()).widened();
+        assert!(!axis.is_log && axis.from == 0.0 && axis.to > 40.0 && axis.label(1500.0) == "1.5k");
+        // Nothing to draw has an axis too.
+        assert!(Axis::of([f64::NAN].into_iter()).to > 0.0 && Axis::of([].into_iter()).to > 0.0);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!([0.25, 100.0, 4096.0, 2e6, 3e9].map(short), ["0.25", "100", "4.096k", "2M", "3G"]);
+    }
+}
