@@ -89,8 +89,10 @@ enum Open {
 fn environment(path: &Path, flags: EnvFlags) -> Outcome<heed::Env<WithTls>> {
     let mut options = EnvOpenOptions::new();
     options.map_size(1 << 30);
+    // SAFETY: none of the flags that this example gives turns a check or a lock off.
+    unsafe { options.flags(flags) };
     // SAFETY: only programs of this example have the file, each environment once.
-    Ok(unsafe { options.flags(flags).open(path) }?)
+    Ok(unsafe { options.open(path) }?)
 }
 
 impl Open {

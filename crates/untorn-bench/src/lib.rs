@@ -19,6 +19,7 @@
 //! | `redundancy-kernels` | checksums and parity of uncached memory | a read of it |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
 //! | `updates` | durable updates of records by several systems | each other, and the raw limit |
+//! | `redb-readme` | the benchmark of redb's README | the databases of the build, and untorn |
 //! | `ycsb`, `acumen-fig4` | YCSB's workloads on SQLite with untorn's VFS | the same SQLite with its own journals |
 //! | `tpcc`, `acumen-fig5` | TPC-C likewise | likewise |
 //!
@@ -62,6 +63,7 @@ mod offsets;
 mod plot;
 mod raw;
 mod report;
+mod results;
 mod rig;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -79,5 +81,6 @@ pub use lines::{Line, Lines, svg_of_lines};
 pub use machine::Machine;
 pub use report::{
     CommitRow, CommitTimeRow, ComparisonRow, CopyRow, DatabaseRow, IdleRow, KernelRow, Latency, MapCommitRow, PassRow,
-    PerOp, RedundancyRow, RegionRow, Report, Row, Vulnerable,
+    PerOp, RedundancyRow, RegionRow, Report, Row, StepRow, Vulnerable,
 };
+pub use results::{run_all, write_results};

@@ -28,6 +28,14 @@ pub struct Machine {
     pub dir: String,
     /// The file system it is on.
     pub fs: String,
+    /// The device of the file system, as it is mounted.
+    pub device: String,
+    /// The model of that device; "unknown" if it has none, as on tmpfs and in many virtual machines.
+    pub model: String,
+    /// The I/O scheduler of that device.
+    pub scheduler: String,
+    /// Memory of the machine.
+    pub memory_mib: u64,
 }
 
 impl Machine {
@@ -38,6 +46,8 @@ impl Machine {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_else(|_| "unknown".to_owned());
         let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+        let mount = mount_of(&mounts, &dir);
+        let of_device = |file: &str| mount.as_ref().and_then(|mount| read_of_device(mount.number, file));
         Machine {
             cpu: field(&cpuinfo, &["model name", "Processor", "cpu model"]).unwrap_or("unknown").to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -46,7 +56,11 @@ impl Machine {
             simd: first_of(flags, &["avx512f", "avx2", "sse2", "asimd"]),
             medium: detected.kind.as_str(),
             durable: detected.durable,
-            fs: file_system(&mounts, &dir).unwrap_or("unknown").to_owned(),
+            fs: mount.as_ref().map_or("unknown", |mount| mount.fs).to_owned(),
+            device: mount.as_ref().map_or("unknown", |mount| mount.device).to_owned(),
+            model: of_device("device/model").map_or("unknown".to_owned(), |model| model.trim().to_owned()),
+            scheduler: of_device("queue/scheduler").as_deref().and_then(chosen).unwrap_or("unknown").to_owned(),
+            memory_mib: memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
             dir: dir.display().to_string(),
         }
     }
@@ -66,17 +80,45 @@ fn first_of(flags: &str, wanted: &[&'static str]) -> &'static str {
     wanted.iter().find(|wanted| flags.contains(wanted)).copied().unwrap_or("none")
 }
 
-/// The type of the file system with `dir`: that of the longest mount point above it, or the last mounted of equals.
-fn file_system<'a>(mountinfo: &'a str, dir: &Path) -> Option<&'a str> {
+/// A line of /proc/self/mountinfo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mount<'a> {
+    /// The device's major and minor number.
+    number: &'a str,
+    fs: &'a str,
+    device: &'a str,
+}
+
+/// The mount of the file system with `dir`: that of the longest mount point above it, or the last mounted of equals.
+fn mount_of<'a>(mountinfo: &'a str, dir: &Path) -> Option<Mount<'a>> {
     mountinfo
         .lines()
         .filter_map(|line| {
             let (mount, kind) = line.split_once(" - ")?;
             let point = mount.split(' ').nth(4)?.replace("\\040", " ");
-            dir.starts_with(&point).then(|| (point.len(), kind.split(' ').next().unwrap_or(kind)))
+            let (number, mut kind) = (mount.split(' ').nth(2)?, kind.split(' '));
+            let found = Mount { number, fs: kind.next()?, device: kind.next().unwrap_or("unknown") };
+            dir.starts_with(&point).then_some((point.len(), found))
         })
         .max_by_key(|&(len, _)| len)
-        .map(|(_, kind)| kind)
+        .map(|(_, mount)| mount)
+}
+
+/// A file of a block device in /sys; a partition has those of the whole device.
+fn read_of_device(number: &str, file: &str) -> Option<String> {
+    let device = Path::new("/sys/dev/block").join(number);
+    [device.join(file), device.join("..").join(file)].iter().find_map(|path| fs::read_to_string(path).ok())
+}
+
+/// The scheduler in use, which stands in brackets.
+fn chosen(schedulers: &str) -> Option<&str> {
+    schedulers.split_once('[')?.1.split_once(']').map(|(name, _)| name)
+}
+
+/// Memory by /proc/meminfo.
+fn memory_mib(meminfo: &str) -> u64 {
+    let kib = field(meminfo, &["MemTotal"]).and_then(|value| value.split(' ').next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) >> 10
 }
 
 #[cfg(test)]
@@ -98,9 +140,17 @@ mod tests {
                       22 21 0:5 / /dev rw,nosuid shared:2 - devtmpfs udev rw\n\
                       23 22 0:6 / /dev/shm rw - tmpfs tmpfs rw\n\
                       24 21 8:2 / /my\\040disk rw - xfs /dev/sdb rw\n";
-        assert_eq!(file_system(mounts, Path::new("/dev/shm/a")), Some("tmpfs"));
-        assert_eq!(file_system(mounts, Path::new("/dev/shmoo")), Some("devtmpfs"));
-        assert_eq!(file_system(mounts, Path::new("/home")), Some("ext4"));
-        assert_eq!(file_system(mounts, Path::new("/my disk/b")), Some("xfs"));
+        let fs = |dir: &str| mount_of(mounts, Path::new(dir)).unwrap().fs;
+        assert_eq!(["/dev/shm/a", "/dev/shmoo", "/my disk/b"].map(fs), ["tmpfs", "devtmpfs", "xfs"]);
+        let root = Mount { number: "8:1", fs: "ext4", device: "/dev/sda1" };
+        assert_eq!(mount_of(mounts, Path::new("/home")), Some(root));
+    }
+
+    #[test]
+    fn schedulers_and_memory_are_read_from_what_the_kernel_prints() {
+        assert_eq!(chosen("none [mq-deadline] kyber\n"), Some("mq-deadline"));
+        assert_eq!(chosen("none\n"), None);
+        assert_eq!(memory_mib("MemTotal:       24689540 kB\nMemFree: 1 kB\n"), 24_110);
+        assert_eq!(memory_mib(""), 0);
     }
 }

@@ -150,3 +150,86 @@ macro_rules! on_medium {
     };
 }
 pub(crate) use on_medium;
+
+#[cfg(test)]
+mod tests {
+    use untorn::options::{LogPolicy, Order};
+    use untorn::{Durability, EngineKind};
+
+    use super::*;
+    use crate::args::Pattern;
+    use crate::benches;
+
+    #[test]
+    fn names_are_distinct_and_options_are_those_of_arguments() {
+        let every = Args {
+            dir: Some(".".into()),
+            sizes: vec![1],
+            threads: vec![1],
+            engines: vec![EngineKind::Auto],
+            orders: vec![Order::OneFence],
+            patterns: vec![Pattern::Random],
+            durability: Some(Durability::PerWrite),
+            log_policies: vec![LogPolicy::Redo],
+            log_size: Some(1),
+            redo_from: Some(1),
+            checkpointers: Some(1),
+            commit_every: Some(1),
+            dirty: vec![1],
+            reads: vec![1],
+            workloads: vec![crate::Workload::KeyValue],
+            periods: vec![1.0],
+            stripe_layout: Some(untorn::redundancy::StripeLayout::default()),
+            rate: Some(1),
+            file_len: Some(4096),
+            seconds: Some(1.0),
+            ops: Some(1),
+            systems: vec!["untorn".to_owned()],
+            page_sizes: vec![4096],
+            records: Some(1),
+            warehouses: Some(1),
+            seed: Some(1),
+            quick: true,
+        };
+        let options = every.given();
+        assert_eq!(options.len(), 27, "an argument is not in the list of options");
+        let mut names = std::collections::BTreeSet::new();
+        for benchmark in benches::ALL {
+            assert!(names.insert(benchmark.name), "{} is there twice", benchmark.name);
+            assert!(!benchmark.about.is_empty());
+            let unknown = benchmark.takes.iter().find(|option| !options.contains(option));
+            assert_eq!(unknown, None, "an option that {} takes", benchmark.name);
+            for option in &options {
+                let is_taken = benchmark.takes.contains(option) || COMMON.contains(option);
+                // No benchmark takes all of them, so each refuses one of its own.
+                if !is_taken {
+                    let error = benchmark.check_options(&every).unwrap_err().to_string();
+                    assert!(error.contains(benchmark.name) && error.contains("does not take --"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_option_without_effect_is_refused_with_those_it_takes() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dir: Some(dir.path().to_owned()), dirty: vec![3], ..Args::default() };
+        let error = benches::run("atomic-read", &args, &mut |_, _, _| ()).unwrap_err().to_string();
+        assert!(error.starts_with("atomic-read does not take --dirty; it takes: --dir --quick --size"), "{error}");
+        assert!(dir.path().read_dir().unwrap().next().is_none());
+    }
+
+    #[test]
+    fn a_quick_run_says_so_and_has_fewer_rows() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dir: Some(dir.path().to_owned()), quick: true, ops: Some(4), ..Args::default() };
+        let args = Args { file_len: Some(64 * 4096), ..args };
+        let json = benches::run("atomic-write", &args, &mut |_, _, _| ()).unwrap().to_json();
+        assert_eq!(json["quick"], true);
+        assert!(json["notes"][0].as_str().unwrap().contains("quick"));
+        let rows = json["rows"].as_array().unwrap();
+        assert!(rows.len().is_multiple_of(2 * 2 * 2), "two sizes, two numbers of threads, two patterns");
+        assert!(rows.iter().all(|row| row["size"] == 64 || row["size"] == 4096), "the first and the last size");
+        assert!(rows.iter().all(|row| row["pairs"] == 5), "{json}");
+    }
+}

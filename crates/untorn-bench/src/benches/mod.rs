@@ -12,6 +12,7 @@ mod map_commit;
 mod no_databases;
 mod policy;
 mod read;
+mod redb_readme;
 mod redundancy;
 mod redundancy_kernels;
 mod redundancy_map;
@@ -49,6 +50,7 @@ static ALL: &[&Benchmark] = &[
     &idle::BENCHMARK,
     &group_commit::BENCHMARK,
     &updates::BENCHMARK,
+    &redb_readme::BENCHMARK,
     &databases::YCSB,
     &databases::TPCC,
     &databases::ACUMEN_FIG4,

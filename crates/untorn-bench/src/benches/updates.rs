@@ -5,7 +5,7 @@ use untorn::EngineKind;
 use super::Progress;
 use super::benchmark::{Benchmark, Job, Outcome};
 use crate::args::Pattern;
-use crate::compare::{self, Atomic, Contender, Point, Raws, X};
+use crate::compare::{self, Atomic, Contender, Map, Msync, Point, Raws, Shared, X, rivals};
 use crate::error::{Error, Result};
 
 /// `updates`.
@@ -20,11 +20,18 @@ pub(super) const BENCHMARK: Benchmark = Benchmark::new(
 const MOST_RECORDS: u64 = 100_000;
 
 fn contenders(job: &Job<'_>) -> Vec<Box<dyn Contender>> {
-    vec![
+    let mut contenders: Vec<Box<dyn Contender>> = vec![
         Box::new(Raws { is_pmem: job.is_pmem() }),
+        Box::new(Msync),
         Box::new(Atomic::new(EngineKind::Reflection)),
         Box::new(Atomic::new(EngineKind::HybridLog)),
-    ]
+        Box::new(Map),
+        Box::new(Shared),
+    ];
+    for rival in rivals::databases() {
+        contenders.push(Box::new(rival));
+    }
+    contenders
 }
 
 fn run(job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
@@ -47,5 +54,44 @@ fn run(job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
             }
         }
     }
-    compare::run(job, &contenders(job), &points, progress)
+    let mut outcome = compare::run(job, &contenders(job), &points, progress)?;
+    outcome.notes.extend(rivals::lacking());
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use untorn::testing::storage::{MediumKind, detect};
+
+    use super::*;
+    use crate::args::Args;
+
+    #[test]
+    fn updates_compare_files_with_the_raw_limit() {
+        for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+            let dir = tempfile::tempdir().unwrap();
+            let args = Args { dir: Some(dir.path().to_owned()), ops: Some(4), quick: true, ..Args::default() };
+            let args = Args { records: Some(64), sizes: vec![8, 4096], threads: vec![1, 2], ..args };
+            let mut detected = detect(dir.path()).unwrap();
+            detected.kind = kind;
+            let report = super::super::run_on(&BENCHMARK, &args, &detected, &mut |_, _, _| ()).unwrap();
+            assert!(report.to_svg().contains("<polyline") && report.to_table().contains("to untorn"));
+            let json = report.to_json();
+            let rows = json["rows"].as_array().unwrap();
+            let systems: Vec<&str> = rows.iter().map(|row| row["system"].as_str().unwrap()).collect();
+            assert!(systems[0] == "copy+fence" || systems[0] == "pwrite+fdatasync");
+            for name in ["mmap+msync", "untorn-reflection", "untorn-hybrid-log", "untorn-map"] {
+                assert_eq!(systems.iter().filter(|system| **system == name).count(), 4, "{name}");
+            }
+            for row in rows {
+                for field in ["workload", "system", "durability", "ops_per_s", "ratio_to_untorn", "ratio"] {
+                    assert!(!row[field].is_null(), "{field} of {row}");
+                }
+                assert!(row["latency_ns"]["p99_999"].is_u64() && row["x"]["value"].is_number(), "{row}");
+                let is_counted = row["per_op"]["bytes_stored"].as_f64().is_some_and(|bytes| bytes >= 8.0);
+                let is_file = row["system"] == "untorn-reflection" || row["system"] == "untorn-hybrid-log";
+                assert_eq!(is_counted, is_file, "{row}");
+            }
+        }
+    }
 }

@@ -16,7 +16,11 @@
 
 mod cost;
 mod files;
+pub(crate) mod keyvalue;
+mod maps;
+pub(crate) mod rivals;
 mod slice;
+mod table;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +29,9 @@ use serde::Serialize;
 use untorn::testing::storage::MediumKind;
 
 pub(crate) use self::files::{Atomic, Raws};
+pub(crate) use self::maps::{Map, Msync, Shared};
 pub(crate) use self::slice::Worker;
+pub(crate) use self::table::TABLE;
 
 use self::cost::Cost;
 use self::slice::{Latencies, Turn};

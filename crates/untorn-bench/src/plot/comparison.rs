@@ -5,7 +5,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::compare::XValue;
 use crate::lines::{Area, Drawn, colour, draw_legend};
-use crate::report::ComparisonRow;
+use crate::report::{ComparisonRow, Row};
 
 /// The quantity on the vertical axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,26 +108,55 @@ fn short(value: f64) -> String {
     format!("{text}{suffix}")
 }
 
-/// The plot of one workload.
-pub(super) struct Panel<'r> {
-    title: String,
-    y: String,
-    metric: Metric,
-    rows: Vec<&'r ComparisonRow>,
+/// A value of a system.
+struct Spot {
+    system: String,
+    /// The text under its place of the horizontal axis.
+    group: String,
+    /// Its place, if the horizontal axis has numbers.
+    number: Option<f64>,
+    value: f64,
 }
 
-/// A panel for each workload, in the order of the rows.
-pub(super) fn panels<'r>(metric: Metric, rows: &[&'r ComparisonRow]) -> Vec<Panel<'r>> {
-    let mut panels: Vec<Panel<'r>> = Vec::new();
+/// The plot of one workload, or of some steps.
+pub(super) struct Panel {
+    title: String,
+    x: String,
+    y: String,
+    /// Whether a line at 1 helps.
+    is_ratio: bool,
+    spots: Vec<Spot>,
+}
+
+/// Steps in a panel at most.
+const STEPS: usize = 4;
+
+/// A panel for each workload, in the order of the rows, or for each few steps. Other rows have none.
+pub(super) fn panels(metric: Metric, rows: &[Row]) -> Vec<Panel> {
+    let mut panels: Vec<Panel> = Vec::new();
+    let mut add = |title: String, x: &str, y: String, is_ratio: bool, spot: Spot| match panels.last_mut() {
+        Some(panel) if panel.title == title => panel.spots.push(spot),
+        _ => panels.push(Panel { title, x: x.to_owned(), y, is_ratio, spots: vec![spot] }),
+    };
+    let mut steps: Vec<&str> = Vec::new();
     for row in rows {
-        match panels.iter_mut().find(|panel| panel.title == row.workload) {
-            Some(panel) => panel.rows.push(row),
-            None => panels.push(Panel {
-                title: row.workload.clone(),
-                y: metric.label(&row.baseline),
-                metric,
-                rows: vec![row],
-            }),
+        match row {
+            Row::Comparison(row) => {
+                let is_ratio = matches!(metric, Metric::Ratio | Metric::RatioToUntorn);
+                let spot =
+                    Spot { system: row.system.clone(), group: group(row), number: number(row), value: metric.of(row) };
+                add(row.workload.clone(), row.x.name, metric.label(&row.baseline), is_ratio, spot);
+            }
+            Row::Step(row) => {
+                if !steps.contains(&row.workload.as_str()) {
+                    steps.push(&row.workload);
+                }
+                let (system, group) = (row.system.clone(), row.workload.clone());
+                let title = format!("steps, part {}", steps.len().div_ceil(STEPS));
+                let spot = Spot { system, group, number: None, value: row.ops_per_s };
+                add(title, "step", Metric::OpsPerS.label(""), false, spot);
+            }
+            _ => {}
         }
     }
     panels
@@ -143,14 +172,14 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     seen
 }
 
-impl Panel<'_> {
+impl Panel {
     /// Draws it into an area.
     pub(super) fn draw<B: DrawingBackend<ErrorType: 'static>>(&self, area: &Area<B>, caption: &str) -> Drawn {
-        let systems = distinct(self.rows.iter().map(|row| row.system.as_str()));
-        let numbers: Option<Vec<f64>> = self.rows.iter().map(|row| number(row)).collect();
+        let systems = distinct(self.spots.iter().map(|spot| spot.system.as_str()));
+        let numbers: Option<Vec<f64>> = self.spots.iter().map(|spot| spot.number).collect();
         let numbers = numbers.map(|numbers| distinct(numbers.into_iter())).filter(|numbers| numbers.len() > 1);
-        let y = Axis::of(self.rows.iter().map(|row| self.metric.of(row))).widened();
-        let groups = distinct(self.rows.iter().map(|row| group(row)));
+        let y = Axis::of(self.spots.iter().map(|spot| spot.value)).widened();
+        let groups = distinct(self.spots.iter().map(|spot| spot.group.as_str()));
         let x = match &numbers {
             Some(numbers) => Axis::of(numbers.iter().copied()),
             None => Axis { is_log: false, from: 0.0, to: groups.len() as f64 },
@@ -168,44 +197,41 @@ impl Panel<'_> {
             .configure_mesh()
             .disable_x_mesh()
             .x_labels(0)
-            .x_desc(self.rows.first().map_or("", |row| row.x.name).to_owned())
+            .x_desc(&self.x)
             .y_desc(&self.y)
             .y_labels(if y.is_log { decades } else { 8 })
             .y_label_formatter(&|place| y.label(*place))
             .max_light_lines(0)
             .label_style(("sans-serif", 15))
             .draw()?;
-        let mut ticks: Vec<(f64, String)> = Vec::new();
-        match &numbers {
+        let ticks: Vec<(f64, &str)> = match &numbers {
             Some(_) => {
                 for (index, system) in systems.iter().enumerate() {
-                    let of_system = self.rows.iter().filter(|row| row.system == *system);
-                    let point = |row: &&ComparisonRow| Some((x.place(number(row)?), y.place(self.metric.of(row))));
+                    let of_system = self.spots.iter().filter(|spot| spot.system == *system && spot.value.is_finite());
+                    let point = |spot: &Spot| Some((x.place(spot.number?), y.place(spot.value)));
                     let mut points: Vec<(f64, f64)> = of_system.filter_map(point).collect();
-                    points.retain(|(_, height)| height.is_finite());
                     points.sort_by(|one, two| one.0.total_cmp(&two.0));
                     let dots = points.iter().map(|&point| Circle::new(point, 4, colour(index).filled()));
                     chart.draw_series(dots)?;
                     chart.draw_series([PathElement::new(points, colour(index).stroke_width(2))])?;
                 }
-                ticks.extend(self.rows.iter().filter_map(|row| Some((x.place(number(row)?), group(row)))));
-                ticks = distinct(ticks.into_iter());
+                let tick = |spot: &'_ Spot| spot.number.map(|number| x.place(number));
+                distinct(self.spots.iter().filter_map(|spot| Some((tick(spot)?, spot.group.as_str()))))
             }
             None => {
                 let width = 0.8 / systems.len().max(1) as f64;
-                let bars = self.rows.iter().filter_map(|row| {
-                    let at = groups.iter().position(|name| *name == group(row))?;
-                    let place = systems.iter().position(|name| *name == row.system)?;
+                let bars = self.spots.iter().filter(|spot| spot.value.is_finite()).filter_map(|spot| {
+                    let at = groups.iter().position(|name| *name == spot.group)?;
+                    let place = systems.iter().position(|name| *name == spot.system)?;
                     let start = at as f64 + 0.1 + place as f64 * width;
-                    let height = y.place(self.metric.of(row));
-                    let ends = [(start, y.from), (start + width * 0.9, height)];
-                    height.is_finite().then(|| Rectangle::new(ends, colour(place).filled()))
+                    let ends = [(start, y.from), (start + width * 0.9, y.place(spot.value))];
+                    Some(Rectangle::new(ends, colour(place).filled()))
                 });
                 chart.draw_series(bars)?;
-                ticks.extend(groups.iter().enumerate().map(|(at, name)| (at as f64 + 0.5, name.clone())));
+                groups.iter().enumerate().map(|(at, name)| (at as f64 + 0.5, *name)).collect()
             }
-        }
-        if matches!(self.metric, Metric::Ratio | Metric::RatioToUntorn) {
+        };
+        if self.is_ratio {
             let ends = vec![(x.from - margin, y.place(1.0)), (x.to + margin, y.place(1.0))];
             chart.draw_series([PathElement::new(ends, BLACK.stroke_width(1))])?;
         }
@@ -214,7 +240,7 @@ impl Panel<'_> {
             // Coordinates are those of the whole document; the area is a part of it.
             let (at, bottom) = chart.backend_coord(&(place, y.from));
             let (left, top) = area.get_base_pixel();
-            area.draw(&Text::new(name, (at - left, bottom - top + 8), centred.clone()))?;
+            area.draw(&Text::new(name.to_owned(), (at - left, bottom - top + 8), centred.clone()))?;
         }
         draw_legend(&legend, &systems)
     }

@@ -4,7 +4,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::lines::{self, Area, Drawn, Line, Lines, colour, draw_legend};
-use crate::report::{ComparisonRow, RedundancyRow, Report, Row, Vulnerable};
+use crate::report::{RedundancyRow, Report, Row, Vulnerable};
 
 mod comparison;
 
@@ -62,6 +62,7 @@ fn bar(row: &Row) -> Bar {
             height: row.ops_per_s,
         },
         // Comparisons have a plot of their own.
+        Row::Step(row) => Bar { group: row.workload.clone(), series: row.system.clone(), height: row.ops_per_s },
         Row::Comparison(row) => Bar { group: row.workload.clone(), series: row.system.clone(), height: row.ops_per_s },
         Row::Idle(row) => Bar {
             group: format!("{} MiB", row.file_len >> 20),
@@ -99,14 +100,8 @@ pub(crate) fn svg(report: &Report) -> String {
 fn draw(report: &Report, document: &mut String) -> Drawn {
     let machine = &report.machine;
     let caption = format!("{} on {} ({}, {})", report.bench, machine.medium, machine.fs, machine.cpu);
-    let of_comparison = |row: &'_ Row| match row {
-        Row::Comparison(row) => Some(row.clone()),
-        _ => None,
-    };
-    let compared: Vec<Box<ComparisonRow>> = report.rows.iter().filter_map(of_comparison).collect();
-    if !compared.is_empty() {
-        let compared: Vec<&ComparisonRow> = compared.iter().map(Box::as_ref).collect();
-        let panels = comparison::panels(report.metric, &compared);
+    let panels = comparison::panels(report.metric, &report.rows);
+    if !panels.is_empty() {
         let size = (1100, 420 * panels.len() as u32);
         let root = SVGBackend::with_string(document, size).into_drawing_area();
         root.fill(&WHITE)?;
@@ -123,7 +118,7 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
         Some(Row::CommitTime(_)) => "nanoseconds per commit (median)",
         Some(Row::MapCommit(_)) => "time relative to raw (median)",
         Some(Row::Region(_)) => "file system's rate relative to untorn's (median)",
-        Some(Row::Database(_)) => "operations per second (median)",
+        Some(Row::Database(_) | Row::Step(_)) => "operations per second (median)",
         Some(Row::Idle(_)) => "processor time, % of a core",
         Some(Row::Redundancy(_)) => "processor time lost, %, by period",
         Some(Row::Pass(_)) => "milliseconds of processor time (median)",

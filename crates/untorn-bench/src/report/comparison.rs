@@ -47,6 +47,41 @@ pub struct ComparisonRow {
     pub slices_per_s: Vec<f64>,
 }
 
+/// A step that each system does once in a round, such as a bulk load. Rates are medians over rounds.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct StepRow {
+    /// The step.
+    pub workload: String,
+    /// The system.
+    pub system: String,
+    /// The call that makes a write durable.
+    pub durability: String,
+    /// Number of records that the first step loads.
+    pub records: u64,
+    /// Operations per second.
+    pub ops_per_s: f64,
+    /// The ratio of this rate to untorn's, if untorn has this step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_untorn: Option<f64>,
+    /// Bytes of the system's files after the step, as they are allocated.
+    pub bytes_on_disk: u64,
+    /// Operations per second in each round.
+    pub rounds_per_s: Vec<f64>,
+}
+
+impl StepRow {
+    pub(super) fn cells(&self) -> Vec<Cell> {
+        vec![
+            ("workload", Some(self.workload.clone())),
+            ("system", Some(self.system.clone())),
+            ("ops/s", Some(rate(self.ops_per_s))),
+            ("to untorn", self.ratio_to_untorn.map(|ratio| format!("{ratio:.2}"))),
+            ("MiB on disk", Some(format!("{:.1}", self.bytes_on_disk as f64 / f64::from(1 << 20)))),
+        ]
+    }
+}
+
 /// Latencies of single operations in nanoseconds, with three significant digits.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]

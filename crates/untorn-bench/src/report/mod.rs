@@ -11,7 +11,7 @@ use crate::plot::{self, Metric};
 mod comparison;
 mod redundancy;
 
-pub use comparison::{ComparisonRow, Latency, PerOp};
+pub use comparison::{ComparisonRow, Latency, PerOp, StepRow};
 pub use redundancy::{KernelRow, PassRow, RedundancyRow, Vulnerable};
 
 /// The outcome of a benchmark.
@@ -60,6 +60,8 @@ pub enum Row {
     Database(DatabaseRow),
     /// A system beside others.
     Comparison(Box<ComparisonRow>),
+    /// A step that each system does once in a round.
+    Step(StepRow),
 }
 
 /// A heading of the table, and the row's value under it.
@@ -414,6 +416,7 @@ impl Row {
             Row::Redundancy(row) => row.cells(),
             Row::Pass(row) => row.cells(),
             Row::Comparison(row) => row.cells(),
+            Row::Step(row) => row.cells(),
             Row::Kernel(row) => row.cells(),
             Row::CommitTime(row) => vec![
                 ("engine", Some(row.engine.to_owned())),
@@ -514,16 +517,10 @@ impl Report {
         let Machine { cpu, cores, kernel, flush, simd, medium, dir, fs, .. } = &self.machine;
         let mut text =
             format!("{}: {cpu}, {cores} cores, {flush}, {simd}, Linux {kernel}\n{dir}: {fs}, {medium}\n\n", self.bench);
-        let rows: Vec<_> = self.rows.iter().map(Row::cells).collect();
-        let Some(columns) = rows.first().map(Vec::len) else { return text };
-        let shown: Vec<usize> = (0..columns).filter(|&at| rows.iter().any(|row| row[at].1.is_some())).collect();
-        let headings = shown.iter().map(|&at| rows[0][at].0.to_owned()).collect();
-        let mut lines: Vec<Vec<String>> = vec![headings];
-        for row in &rows {
-            lines.push(shown.iter().map(|&at| row[at].1.clone().unwrap_or_else(|| "-".to_owned())).collect());
-        }
+        let lines = self.lines();
+        let Some(columns) = lines.first().map(Vec::len) else { return text };
         let widths: Vec<usize> =
-            (0..shown.len()).map(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0)).collect();
+            (0..columns).map(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0)).collect();
         for line in &lines {
             // Align text left and numbers right.
             let cells: Vec<String> = line
@@ -545,6 +542,45 @@ impl Report {
             text.push('\n');
         }
         text
+    }
+
+    /// The headings of the table, and a line for each row. There are no headings without rows.
+    fn lines(&self) -> Vec<Vec<String>> {
+        let rows: Vec<_> = self.rows.iter().map(Row::cells).collect();
+        let Some(columns) = rows.first().map(Vec::len) else { return Vec::new() };
+        let shown: Vec<usize> = (0..columns).filter(|&at| rows.iter().any(|row| row[at].1.is_some())).collect();
+        let mut lines: Vec<Vec<String>> = vec![shown.iter().map(|&at| rows[0][at].0.to_owned()).collect()];
+        for row in &rows {
+            lines.push(shown.iter().map(|&at| row[at].1.clone().unwrap_or_else(|| "-".to_owned())).collect());
+        }
+        lines
+    }
+
+    /// The same as a page in Markdown, with the plot in the file `NAME.svg` beside it.
+    pub fn to_markdown(&self) -> String {
+        let machine = &self.machine;
+        let mut page = format!("# {}\n\n", self.bench);
+        page.push_str(&format!(
+            "{}, {} cores, {} MiB of memory, Linux {}; {} on {} ({}, scheduler {}), medium {}\n\n",
+            machine.cpu,
+            machine.cores,
+            machine.memory_mib,
+            machine.kernel,
+            machine.fs,
+            machine.device,
+            machine.model,
+            machine.scheduler,
+            machine.medium
+        ));
+        self.notes.iter().for_each(|note| page.push_str(&format!("- {note}\n")));
+        page.push_str(&format!("\n![{0}]({0}.svg)\n\n", self.bench));
+        for (index, line) in self.lines().iter().enumerate() {
+            page.push_str(&format!("| {} |\n", line.join(" | ")));
+            if index == 0 {
+                page.push_str(&format!("|{}\n", "---|".repeat(line.len())));
+            }
+        }
+        page
     }
 
     /// A plot as an SVG document: a group of bars for each size, number of threads or category, or lines over numbers;

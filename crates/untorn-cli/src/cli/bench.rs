@@ -19,7 +19,7 @@ use crate::size;
 /// does not honour.
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// The benchmark to run.
+    /// The benchmark to run; `all` runs every one and needs --out.
     #[arg(value_parser = names())]
     pub(crate) name: String,
     /// Directory for the benchmark's files, which are removed at the end [default: the current directory].
@@ -116,16 +116,25 @@ pub(crate) struct Bench {
     /// Also plot the rows into this SVG file.
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
+    /// Also write the results into this directory: NAME.json, NAME.svg and a page NAME.md; with `all` of every
+    /// benchmark that can run here, and README.md.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) form: Form,
 }
+
+/// The name that stands for every benchmark.
+pub(crate) const ALL: &str = "all";
 
 const ORDERS: &[&str] = &["one-fence", "two-fence"];
 const PATTERNS: &[&str] = &["random", "sequential"];
 const WORKLOADS: &[&str] = &["key-value", "random-stores"];
 
 fn names() -> PossibleValuesParser {
-    PossibleValuesParser::new(untorn_bench::names().into_iter().map(|(name, what)| PossibleValue::new(name).help(what)))
+    let all = (ALL, "every benchmark that can run here, with the results in --out");
+    let names = untorn_bench::names().into_iter().chain([all]);
+    PossibleValuesParser::new(names.map(|(name, what)| PossibleValue::new(name).help(what)))
 }
 
 fn access_size(text: &str) -> Result<usize, String> {

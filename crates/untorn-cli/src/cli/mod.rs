@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use backup::{Backup, Restore};
-pub(crate) use bench::Bench;
+pub(crate) use bench::{ALL as ALL_BENCHMARKS, Bench};
 pub(crate) use commits::{Commits, Watch};
 pub(crate) use demo::{Demo, DemoWriter, Writer};
 pub(crate) use file::{Apply, Create, Keep, Look, Read, Recover, Resize, Settle, Sharing, Write};
@@ -346,7 +346,8 @@ pub(crate) enum Verb {
     Torture(Torture),
     /// Run a benchmark: untorn and its alternatives, measured in turn in the same run.
     #[command(
-        after_help = "Exit codes: 0 done; 1 a database lacks what its transactions did; 64 usage; 74 I/O error\n\n\
+        after_help = "Exit codes: 0 done; 1 a database lacks what its transactions did, or a benchmark of `all` \
+        failed; 64 usage; 74 I/O error\n\n\
         Examples:\n  untorn bench atomic-write --json\n  \
         UNTORN_ASSUME_PMEM=1 untorn bench atomic-write --dir /dev/shm --size 64,4K\n  \
         untorn bench atomic-commit --engine hybrid-log --sync-every 100\n  \
@@ -356,6 +357,7 @@ pub(crate) enum Verb {
         untorn bench hybrid-policy --reads 0,60,100\n  \
         untorn bench idle --engine hybrid-log --seconds 10\n  \
         untorn bench updates --size 8,100,4K --plot updates.svg\n  \
+        untorn bench all --quick --out results\n  \
         untorn bench ycsb --threads 1,4 --system untorn,wal   # in a build with the feature sqlite"
     )]
     Bench(Box<Bench>),

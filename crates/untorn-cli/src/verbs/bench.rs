@@ -2,7 +2,7 @@
 
 use untorn_bench::{Args, Error};
 
-use crate::cli::{Bench, Log};
+use crate::cli::{ALL_BENCHMARKS, Bench, Log};
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::{output, progress};
 
@@ -14,6 +14,9 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
     let log = Log { log_policy: args.log_policy.first().copied(), log_size: args.log_size };
     if !(args.engine.is_empty() && OF_LOGS.contains(&args.name.as_str())) {
         log.require(&args.engine)?;
+    }
+    if args.plot.as_ref().is_some_and(|plot| plot.extension().is_some_and(|ending| ending != "svg")) {
+        return Err(Failure::usage("--plot draws SVG; use a name that ends in .svg"));
     }
     let wanted = Args {
         dir: args.dir.clone(),
@@ -45,18 +48,47 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
         quick: args.quick,
     };
     let bar = progress::bar(1, &args.name);
-    let report = untorn_bench::run(&args.name, &wanted, &mut |done, total, what| {
+    let mut tell = |done: u64, total: u64, what: &str| {
         bar.set_length(total);
         bar.set_position(done);
         bar.set_message(what.to_owned());
-    });
+    };
+    if args.name == ALL_BENCHMARKS {
+        let outcome = all(args, &wanted, &mut tell);
+        bar.finish_and_clear();
+        return outcome;
+    }
+    let report = untorn_bench::run(&args.name, &wanted, &mut tell);
     bar.finish_and_clear();
     let report = report.map_err(failure)?;
+    if let Some(out) = &args.out {
+        untorn_bench::write_results(&report, out).map_err(failure)?;
+    }
     if let Some(plot) = &args.plot {
         std::fs::write(plot, report.to_svg()).map_err(|error| Failure::io_at("write", plot, &error))?;
     }
     output::report(args.form.json, &report.to_json(), || report.to_table())?;
     Ok(Exit::Clean)
+}
+
+/// Runs every benchmark. One that this machine cannot run, or that needs another build, is no failure.
+fn all(args: &Bench, wanted: &Args, tell: &mut dyn FnMut(u64, u64, &str)) -> Result<Exit> {
+    let Some(out) = &args.out else { return Err(Failure::usage("all needs --out, the directory for the results")) };
+    if args.plot.is_some() {
+        return Err(Failure::usage("all writes a plot of each benchmark into --out; omit --plot"));
+    }
+    let failed = untorn_bench::run_all(wanted, out, tell).map_err(failure)?;
+    let is_expected =
+        |error: &Error| matches!(error, Error::Usage { .. } | Error::WrongMedium { .. } | Error::NoSpace { .. });
+    let exit = if failed.iter().all(|(_, error)| is_expected(error)) { Exit::Clean } else { Exit::Attention };
+    let not_run: Vec<_> =
+        failed.iter().map(|(name, error)| serde_json::json!({ "bench": name, "error": error.to_string() })).collect();
+    let object = serde_json::json!({ "bench": ALL_BENCHMARKS, "out": out, "not_run": not_run });
+    output::report(args.form.json, &object, || {
+        let lines = failed.iter().map(|(name, error)| format!("{name} did not run: {error}\n"));
+        lines.chain([format!("the results are in {}\n", out.display())]).collect()
+    })?;
+    Ok(exit)
 }
 
 fn failure(error: Error) -> Failure {

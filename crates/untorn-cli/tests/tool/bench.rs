@@ -86,5 +86,39 @@ fn arguments_that_cannot_run_are_a_usage_error() {
     bench(&["--dirty", "0"]).expect(64);
     bench(&["--reads", "101"]).expect(64);
     bench(&["--period", "0"]).expect(64);
+    bench(&["--plot", "rows.png"]).expect(64).names(".svg");
     untorn(&["bench", "atomic-write", "--dir", "/nonexistent/dir"]).expect(74).names("/nonexistent/dir");
+}
+
+#[test]
+fn an_option_without_effect_is_a_usage_error() {
+    let place = Place::empty();
+    let bench = |arguments: &[&str]| untorn(&[&["bench"], arguments, &["--dir", place.dir()]].concat());
+    bench(&["atomic-read", "--dirty=3"]).expect(64).names("atomic-read does not take --dirty; it takes: --dir --quick");
+    bench(&["idle", "--threads=2"]).expect(64).names("--threads");
+    bench(&["updates", "--warehouses=2"]).expect(64).names("--warehouses");
+    bench(&["all", "--size=8", "--out=results"]).expect(64).names("--size");
+    bench(&["all"]).expect(64).names("--out");
+    assert_eq!(place.entries(), [""; 0], "a usage error leaves files behind");
+}
+
+#[test]
+fn updates_compare_systems_and_write_results() {
+    let place = Place::empty();
+    let out = tempfile::tempdir().expect("a directory");
+    let small = ["--quick", "--size=8", "--records=16", "--ops=2", "--json", "--dir", place.dir()];
+    let to = ["--out", out.path().to_str().expect("text")];
+    let object = untorn(&[&["bench", "updates"][..], &small, &to].concat()).expect(0).json();
+    assert_eq!(object["quick"], true);
+    let rows = object["rows"].as_array().expect("there are rows");
+    for key in ["workload", "system", "ops_per_s", "ratio_to_untorn", "durability", "latency_ns", "per_op"] {
+        assert!(rows.iter().all(|row| row.get(key).is_some()), "no {key} in {}", rows[0]);
+    }
+    let mut names: Vec<_> = std::fs::read_dir(out.path())
+        .expect("the directory is there")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+        .collect();
+    names.sort();
+    assert_eq!(names, ["updates.json", "updates.md", "updates.svg"]);
+    assert_eq!(place.entries(), [""; 0], "the benchmark left files behind");
 }

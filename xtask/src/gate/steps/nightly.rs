@@ -57,14 +57,14 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "databases",
-        does: "YCSB and TPC-C on SQLite, and the tool with them",
+        does: "rivals in benchmarks, YCSB and TPC-C on SQLite, and the tool with them",
         loops: &[Nightly],
         needs: &[("cc", "apt-get install gcc libc6-dev")],
         work: &[
             Cargo(&["build", "--package", "untorn-sqlite"]),
-            Cargo(&["test", "--package", "untorn-bench", "--features", "sqlite", "--lib"]),
-            Cargo(&["clippy", "--package", "untorn-bench", "--features", "sqlite", "--all-targets", "--quiet"]),
-            Cargo(&["clippy", "--package", "untorn-cli", "--features", "sqlite", "--quiet"]),
+            Cargo(&["test", "--package", "untorn-bench", "--features", "rivals,sqlite", "--lib"]),
+            Cargo(&["clippy", "--package", "untorn-bench", "--features", "rivals,sqlite", "--all-targets", "--quiet"]),
+            Cargo(&["clippy", "--package", "untorn-cli", "--features", "rivals,sqlite", "--quiet"]),
         ],
     },
     Step {
