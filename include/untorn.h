@@ -166,12 +166,15 @@ typedef struct untorn_tx untorn_tx;
  * HYBRID_LOG: a log for each block. A commit costs the same however much was
  * written (the Libnvmmio paper). It suits programs that write a lot between two
  * calls of untorn_sync. Its default durability is per commit.
+ * SHADOW: a write copies each page that it touches whole, as NOVA does. It is
+ * the baseline that the Acumen paper compares with.
  * PASSTHROUGH: no atomicity at all, for comparison.
  * To change the engine of a file, call untorn_settle first. */
 #define UNTORN_ENGINE_AUTO 0
 #define UNTORN_ENGINE_REFLECTION 1
 #define UNTORN_ENGINE_PASSTHROUGH 2
 #define UNTORN_ENGINE_HYBRID_LOG 3
+#define UNTORN_ENGINE_SHADOW 4
 
 /* untorn_options.layout: layout of a new sidecar. AUTO is dense up to 16
  * GiB. */

@@ -86,7 +86,7 @@ func TestUpdateCommitsOrRollsBack(t *testing.T) {
 
 // An Update is durable also where a write alone would not be.
 func TestUpdateIsVisibleToTheNextSnapshot(t *testing.T) {
-	for _, engine := range []untorn.Engine{untorn.EngineReflection, untorn.EngineHybridLog} {
+	for _, engine := range []untorn.Engine{untorn.EngineReflection, untorn.EngineHybridLog, untorn.EngineShadow} {
 		file := created(t, 2*page, untorn.Options{Engine: engine, Durability: untorn.PerCommit})
 		began := time.Now()
 		check(t, setWord(file, page, 7)) // joins the open epoch

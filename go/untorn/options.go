@@ -19,6 +19,8 @@ const (
 	EngineReflection Engine = C.UNTORN_ENGINE_REFLECTION
 	// EngineHybridLog keeps a log for each block. It suits many or large writes to one commit.
 	EngineHybridLog Engine = C.UNTORN_ENGINE_HYBRID_LOG
+	// EngineShadow copies each page that a write touches whole. It is a baseline to compare with.
+	EngineShadow Engine = C.UNTORN_ENGINE_SHADOW
 	// EnginePassthrough promises nothing. It is for comparison.
 	EnginePassthrough Engine = C.UNTORN_ENGINE_PASSTHROUGH
 )

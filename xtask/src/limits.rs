@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use untorn::redundancy::ProtectOptions;
-use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Options};
+use untorn::{AtomicFile, AtomicMap, Durability, Options};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -123,10 +123,10 @@ fn in_ordinary_process(dir: &Path, files: usize) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Opens files, of one engine and the other, and commits to each, until it is refused.
+/// Opens files, of each engine in turn, and commits to each, until it is refused.
 fn handles(dir: &Path, files: usize) -> Result<String> {
     let small = |number: usize| {
-        let engine = [EngineKind::Reflection, EngineKind::HybridLog][number % 2];
+        let engine = untorn::testing::ENGINES[number % 3];
         Options::new().engine(engine).durability(Durability::PerCommit).record_area(2, 8)
     };
     let open = |number: usize| {
@@ -221,7 +221,7 @@ fn tables(dir: &Path) -> Result<String> {
 /// The time of a commit of 8 bytes at places all over the file.
 fn commits(dir: &Path) -> Result<String> {
     let mut table = String::new();
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let by_length = by_length(&LENGTHS, |len| {
             let path = dir.join("file");
             let file = Options::new().engine(engine).durability(Durability::PerCommit).create(&path, len)?;

@@ -11,7 +11,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use untorn::{AtomicFile, Durability, EngineKind, Options};
+use untorn::{AtomicFile, Durability, Options};
 
 const LEN: u64 = 64 << 20;
 const HELD: [usize; 3] = [0, 1, 8];
@@ -60,7 +60,7 @@ fn main() -> Outcome<()> {
         "engine", "durability", "held", "commits/s", "ratio", "kept, bytes"
     );
     let mut state = 88_172_645_463_325_252;
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
             let options = Options::new().engine(engine).durability(durability);
             let file = options.create(dir.path().join(format!("{engine}-{durability}")), LEN)?;

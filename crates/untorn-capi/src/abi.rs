@@ -72,6 +72,8 @@ constants! {
     UNTORN_ENGINE_PASSTHROUGH = 2;
     /// Engine: a log for each block.
     UNTORN_ENGINE_HYBRID_LOG = 3;
+    /// Engine: copy-on-write of whole pages.
+    UNTORN_ENGINE_SHADOW = 4;
     /// Layout: by the length.
     UNTORN_LAYOUT_AUTO = 0;
     /// Layout: dense.

@@ -90,6 +90,7 @@ fn translate(c: &untorn_options) -> Result<Options> {
         abi::UNTORN_ENGINE_REFLECTION => options.engine(EngineKind::Reflection),
         abi::UNTORN_ENGINE_PASSTHROUGH => options.engine(EngineKind::Passthrough),
         abi::UNTORN_ENGINE_HYBRID_LOG => options.engine(EngineKind::HybridLog),
+        abi::UNTORN_ENGINE_SHADOW => options.engine(EngineKind::Shadow),
         _ => return unknown("engine", c.engine),
     };
     options = match i64::from(c.layout) {

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use twox_hash::XxHash3_64;
 use untorn::commits::{Commit, CommitStream};
 use untorn::testing::storage::MediumClass;
-use untorn::{AtomicFile, Durability, EngineKind, Options, Result};
+use untorn::{AtomicFile, Durability, Options, Result};
 use untorn_sim::SimMedium;
 
 use crate::forge::{Run, changes, field, one_of, put, raw, seal, word};
@@ -43,7 +43,7 @@ struct Logged {
 /// One for each engine and durability, closed and killed.
 static LOGGED: LazyLock<Vec<Logged>> = LazyLock::new(|| {
     let mut all = Vec::new();
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for durability in [Durability::PerCommit, Durability::PerWrite] {
             for closed in [true, false] {
                 let options = Options::new().engine(engine).durability(durability).log_size(512 << 10);

@@ -180,7 +180,8 @@ impl File {
         Ok(told)
     }
 
-    /// Changes the length. New bytes are zeros. With the engine "reflection" this commits, with all that was written.
+    /// Changes the length. New bytes are zeros. With the engines "reflection" and "shadow" this commits, with all that
+    /// was written.
     fn resize(&self, py: Python<'_>, size: u64) -> PyResult<()> {
         self.with(py, |file| file.resize(size))
     }

@@ -12,7 +12,7 @@ use untorn::{Durability, EngineKind, Options};
 pub(crate) fn parse(engine: Option<&str>, durability: &str) -> PyResult<Options> {
     let mut options = Options::new();
     if let Some(word) = engine {
-        let known = [EngineKind::Auto, EngineKind::Reflection, EngineKind::HybridLog];
+        let known = [EngineKind::Auto, EngineKind::Reflection, EngineKind::HybridLog, EngineKind::Shadow];
         let found = known.into_iter().find(|engine| engine.as_str() == word);
         let refused = || {
             let words: Vec<&str> = known.iter().map(|engine| engine.as_str()).collect();

@@ -16,7 +16,7 @@ import untorn._arrays
 import untorn._files
 import untorn._maps
 
-ENGINES = ["reflection", "hybrid-log"]
+ENGINES = ["reflection", "hybrid-log", "shadow"]
 
 
 def test_the_examples_of_the_docstrings() -> None:

@@ -13,12 +13,15 @@ pub use crate::write_cache::backing::MediumDir;
 use crate::{file, format};
 pub use untorn_ring::environment::{has_more_rights_than_its_caller, variable};
 
+/// The engines that keep the promises. What every engine must do is tested with each of them.
+pub const ENGINES: [EngineKind; 3] = [EngineKind::Reflection, EngineKind::HybridLog, EngineKind::Shadow];
+
 /// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
 pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
     const SIDECAR: &[Barrier] = format::sidecar::barriers::ALL;
     const NUMBER: &[Barrier] = format::sidecar::number::barriers::ALL;
     match kind {
-        EngineKind::Auto | EngineKind::Reflection => {
+        EngineKind::Auto | EngineKind::Reflection | EngineKind::Shadow => {
             [file::reflection::barriers::ALL, SIDECAR, NUMBER, snapshot::barriers::ALL].concat()
         }
         EngineKind::HybridLog => [file::hybrid_log::barriers::ALL, SIDECAR, NUMBER, snapshot::barriers::ALL].concat(),

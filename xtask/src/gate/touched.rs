@@ -8,7 +8,7 @@ use std::process::Command;
 /// Directories of the library, and the engines of the explorer that run their code. A directory that is in no row
 /// belongs to the ground that all engines stand on.
 const OWNERS: &[(&str, &[&str])] = &[
-    ("file/reflection", &["reflection", "covered"]),
+    ("file/reflection", &["reflection", "shadow", "covered"]),
     ("file/hybrid_log", &["hybrid-log", "covered"]),
     ("region", &["snapshot"]),
     ("write_cache", &["cache"]),
@@ -22,7 +22,7 @@ const OWNERS: &[(&str, &[&str])] = &[
 ];
 
 /// Every engine of the explorer.
-const ALL: &[&str] = &["reflection", "hybrid-log", "snapshot", "cache", "redundancy", "covered"];
+const ALL: &[&str] = &["reflection", "hybrid-log", "shadow", "snapshot", "cache", "redundancy", "covered"];
 
 /// The engines whose code differs between `base` and the working tree.
 pub(super) fn engines(root: &Path, base: &str) -> io::Result<BTreeSet<&'static str>> {

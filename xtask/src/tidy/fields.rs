@@ -75,6 +75,7 @@ const SPREAD: &[Spread] = &[
             "resize.rs",
             "single.rs",
             "store.rs",
+            "unit.rs",
             "write.rs",
         ],
         "the state of one open file: each operation is a file, and takes the locks in the order of the module's header",

@@ -14,7 +14,7 @@ where
     PossibleValuesParser::new(list).try_map(|word| word.parse::<T>())
 }
 
-const ENGINES: &[&str] = &["auto", "reflection", "hybrid-log", "passthrough"];
+const ENGINES: &[&str] = &["auto", "reflection", "hybrid-log", "shadow", "passthrough"];
 const LAYOUTS: &[&str] = &["dense", "sparse", "auto"];
 const DURABILITIES: &[&str] = &["write", "commit"];
 const SIDES: &[&str] = &["file", "sidecar"];

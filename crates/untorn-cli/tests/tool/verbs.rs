@@ -315,7 +315,7 @@ fn verbs_join_the_processes_that_share_a_file() {
 #[test]
 fn the_tool_runs_clean_under_valgrind() {
     needs!("valgrind");
-    for engine in ["reflection", "hybrid-log"] {
+    for engine in ["reflection", "hybrid-log", "shadow"] {
         let place = Place::empty();
         let run = |arguments: &[&str]| {
             let mut command = Command::new("valgrind");

@@ -55,8 +55,9 @@ def open(
     - ``"x+"``: creates the file, which must not exist.
     - ``"a+"``: opens the file, or creates it with ``size`` zeros.
 
-    ``engine``: ``"reflection"`` for small commits, ``"hybrid-log"`` for many or large writes to one commit. By default
-    untorn chooses, and ``"w+"`` takes ``"hybrid-log"``: with ``"reflection"`` a change of the length commits at once.
+    ``engine``: ``"reflection"`` for small commits, ``"hybrid-log"`` for many or large writes to one commit,
+    ``"shadow"`` to compare with copies of whole pages. By default untorn chooses, and ``"w+"`` takes ``"hybrid-log"``:
+    with the other two a change of the length commits at once.
 
     ``durability``: with ``"commit"``, the default, writes become durable together at :meth:`File.commit`, at the end of
     a transaction, or at the close. With ``"write"`` each write is durable when it returns.

@@ -28,11 +28,11 @@ struct Config {
 
 impl Config {
     fn all() -> impl Iterator<Item = Config> {
-        let engines = [EngineKind::HybridLog, EngineKind::Reflection];
         let of = |class, engine| {
             [Durability::PerCommit, Durability::PerWrite].map(move |durability| Config { class, engine, durability })
         };
-        BOTH.into_iter().flat_map(move |class| engines.into_iter().flat_map(move |engine| of(class, engine)))
+        BOTH.into_iter()
+            .flat_map(move |class| untorn::testing::ENGINES.into_iter().flat_map(move |engine| of(class, engine)))
     }
 
     fn options(&self) -> Options {
@@ -186,7 +186,7 @@ impl Life {
 
     fn resize(&mut self, len: usize) -> Result<(), String> {
         self.now.resize(len, 0);
-        let commits = self.config.engine == EngineKind::Reflection || self.config.durability == Durability::PerWrite;
+        let commits = self.config.engine != EngineKind::HybridLog || self.config.durability == Durability::PerWrite;
         if commits {
             return self.commit(self.now.clone(), |file| file.resize(len as u64));
         }

@@ -91,6 +91,11 @@ fn the_hybrid_log_survives_a_bounded_exploration() {
 }
 
 #[test]
+fn the_shadow_engine_survives_a_bounded_exploration() {
+    survives(Target::Files(EngineKind::Shadow), untorn_testing::cases(1500, 5000), 2);
+}
+
+#[test]
 fn unlogged_files_are_convicted_in_both_fault_models() {
     canary_is_convicted(Target::Cache, Breach::Content);
 }

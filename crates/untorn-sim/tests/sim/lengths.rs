@@ -38,7 +38,7 @@ fn seen(engine: EngineKind, class: MediumClass, durability: Durability, len: u64
 /// length is still visible.
 #[test]
 fn no_reader_sees_a_length_that_a_crash_could_take_back() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for class in [MediumClass::PersistentMemory, MediumClass::Block] {
             for len in [LEN + 5000, LEN - 5000, 100] {
                 let lens = seen(engine, class, Durability::PerWrite, len);

@@ -41,7 +41,7 @@ impl Setup {
     fn all() -> Vec<Setup> {
         let mut all = Vec::new();
         for class in BOTH {
-            for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+            for engine in untorn::testing::ENGINES {
                 for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
                     all.extend([false, true].map(|synchronous| Setup { class, engine, layout, synchronous }));
                 }

@@ -47,7 +47,7 @@ fn both_ways() -> impl Iterator<Item = (MediumClass, ProtectOptions)> {
 
 /// Each class with each engine.
 fn engines() -> impl Iterator<Item = (MediumClass, EngineKind)> {
-    BOTH.into_iter().flat_map(|class| [(class, EngineKind::Reflection), (class, EngineKind::HybridLog)])
+    BOTH.into_iter().flat_map(|class| untorn::testing::ENGINES.map(|engine| (class, engine)))
 }
 
 /// So many pages are not covered, and these are lost.

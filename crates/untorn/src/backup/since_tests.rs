@@ -43,7 +43,7 @@ fn contents(file: &AtomicFile) -> Vec<u8> {
 
 #[test]
 fn an_increment_by_the_log_has_what_changed() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in crate::testing::ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let file = Options::new().engine(engine).commit_log(LOG).create(dir.path().join("data"), 8 << 30).unwrap();
         let [full, one, two] = ["full", "one", "two"].map(|name| dir.path().join(name));
@@ -271,7 +271,7 @@ fn increments_beside_writers_have_every_commit() {
 
 #[test]
 fn commits_of_a_restored_file_go_on_above_the_backup() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in crate::testing::ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let (dest, again) = (dir.path().join("dest"), dir.path().join("again"));
         let file = Options::new().engine(engine).commit_log(LOG).create(dir.path().join("data"), LEN).unwrap();

@@ -8,7 +8,7 @@ use untorn_testing::cases;
 
 use super::*;
 use crate::file::AtomicFile;
-use crate::options::{Durability, EngineKind, Options};
+use crate::options::{Durability, Options};
 use crate::storage::unfinished;
 
 const LEN: u64 = (3 << 20) + 77;
@@ -135,7 +135,7 @@ fn a_damaged_backup_is_not_restored() {
 /// The bytes read are those of the data, also with pages that are in the sidecar only and with pre-images.
 #[test]
 fn holes_of_the_file_are_not_read() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in crate::testing::ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
         let file = Options::new().engine(engine).create(&path, 8 << 30).unwrap();
@@ -175,7 +175,7 @@ fn random_chains_restore_what_a_full_backup_has() {
     for case in 0..cases(10, 500) {
         let mut random = Random(case + 1);
         let dir = tempfile::tempdir().unwrap();
-        let engine = [EngineKind::Reflection, EngineKind::HybridLog][random.below(2) as usize];
+        let engine = crate::testing::ENGINES[random.below(3) as usize];
         let path = dir.path().join("data");
         let durability = [Durability::PerCommit, Durability::PerWrite][random.below(2) as usize];
         let options = Options::new().engine(engine).durability(durability).commit_log(64 << 20).log_size(4 << 20);
@@ -414,7 +414,7 @@ fn a_plain_file_that_changes_ends_its_snapshot() {
 fn backups_beside_four_writers_have_one_commit_each() {
     const WRITERS: u64 = 4;
     const RECORD: u64 = 40_000;
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in crate::testing::ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let file = Options::new().engine(engine).create(dir.path().join("data"), WRITERS * RECORD).unwrap();
         let (stop, start) = (AtomicBool::new(false), Barrier::new(WRITERS as usize + 1));

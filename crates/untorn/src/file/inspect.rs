@@ -221,7 +221,7 @@ fn sidecar_report<F: MediumFile>(place: &Path, side: &F, superblock: &Superblock
         path: place.to_owned(),
         bytes: side.len(),
         uuid: uuid_text(&superblock.uuid),
-        layout: (superblock.engine == EngineKind::Reflection).then_some(superblock.layout),
+        layout: superblock.engine.has_reflection_pages().then_some(superblock.layout),
         durability: superblock.durability,
     }
 }

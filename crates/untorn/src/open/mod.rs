@@ -326,8 +326,8 @@ fn chosen_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -
     let used = Arc::clone(&medium);
     match chosen {
         EngineKind::HybridLog => with_snapshots(HybridLog::open(medium, path, options)?, &used, options),
-        EngineKind::Reflection => {
-            let engine = Reflection::open(medium, path, options)?;
+        EngineKind::Reflection | EngineKind::Shadow => {
+            let engine = Reflection::open(medium, path, chosen, options)?;
             // With background work, if that is wanted.
             if engine.deploys_ahead() {
                 with_snapshots(Deploying::new(engine), &used, options)

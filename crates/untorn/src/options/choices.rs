@@ -16,6 +16,10 @@ pub enum EngineKind {
     /// An undo or redo log for each block. A commit costs the same however much was written (the Libnvmmio paper). It
     /// suits programs that write a lot between syncs and commit by [`sync`](crate::AtomicFile::sync).
     HybridLog,
+    /// Copy-on-write of whole pages, as NOVA does it: a write copies each page that it touches, with the new bytes in
+    /// it, to the place of the two that is free. It is the baseline of the Acumen paper: sound as the others, and for
+    /// small writes it stores far more than [`Reflection`](EngineKind::Reflection).
+    Shadow,
     /// Plain writes and a flush, without any atomicity: the canary that crash tests must convict.
     Passthrough,
 }
@@ -129,6 +133,13 @@ pub enum DirtyTracking {
     PageTable,
 }
 
+impl EngineKind {
+    /// Whether each page of a file has a reflection page in the sidecar.
+    pub(crate) fn has_reflection_pages(self) -> bool {
+        matches!(self, EngineKind::Reflection | EngineKind::Shadow)
+    }
+}
+
 macro_rules! words {
     ($type:ident, $what:literal, $($variant:ident = $word:literal),+) => {
         impl $type {
@@ -161,6 +172,7 @@ words!(
     Auto = "auto",
     Reflection = "reflection",
     HybridLog = "hybrid-log",
+    Shadow = "shadow",
     Passthrough = "passthrough"
 );
 words!(LogPolicy, "logging policy", Hybrid = "hybrid", Undo = "undo", Redo = "redo");

@@ -164,7 +164,7 @@ fn mends(path: &Path, what: &str) {
 
 #[test]
 fn the_redundancy_file_follows_an_adoption() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let (dir, backup) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (from, path) = (dir.path().join("data"), backup.path().join("data"));
         let model = pattern(LEN, 1);

@@ -11,7 +11,7 @@ use untorn::testing::storage::PageCache;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 
 const LEN: usize = 5 * PAGE + 100;
-const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+const ENGINES: [EngineKind; 3] = untorn::testing::ENGINES;
 
 fn options(engine: EngineKind) -> Options {
     Options::new().engine(engine).durability(Durability::PerCommit).record_area(2, 8)

@@ -30,8 +30,9 @@ fn options(engine: EngineKind, durability: Durability) -> Options {
 }
 
 fn combinations() -> impl Iterator<Item = (EngineKind, Durability)> {
-    let engines = [EngineKind::Reflection, EngineKind::HybridLog];
-    engines.into_iter().flat_map(|engine| [Durability::PerCommit, Durability::PerWrite].map(|one| (engine, one)))
+    untorn::testing::ENGINES
+        .into_iter()
+        .flat_map(|engine| [Durability::PerCommit, Durability::PerWrite].map(|one| (engine, one)))
 }
 
 fn files_of_the_log(dir: &Path) -> Vec<PathBuf> {

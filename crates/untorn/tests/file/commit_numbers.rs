@@ -98,7 +98,7 @@ fn a_note_leads_upwards_and_forged_ones_do_no_harm() {
     copy.close().unwrap();
     for forged in [[0; 16], [0xff; 16], [0x55; 16]] {
         note(&other).set_commit_note(forged).unwrap();
-        for engine in [EngineKind::HybridLog, EngineKind::Reflection] {
+        for engine in untorn::testing::ENGINES {
             let file = Options::new().engine(engine).open(&other).unwrap();
             assert!(commit(&file, 2) < 1 << 61);
             file.close().unwrap();
@@ -110,8 +110,8 @@ fn a_note_leads_upwards_and_forged_ones_do_no_harm() {
 #[test]
 fn no_number_of_a_dropped_commit_comes_again() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, engine) in [("r", EngineKind::Reflection), ("h", EngineKind::HybridLog)] {
-        let path = dir.path().join(name);
+    for engine in untorn::testing::ENGINES {
+        let path = dir.path().join(engine.as_str());
         drop(Options::new().create(&path, LEN).unwrap());
         let child = in_forked_child(|| {
             let file = Options::new().engine(engine).open(&path).unwrap();

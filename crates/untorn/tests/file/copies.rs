@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{PAGE, killed, pattern};
-use untorn::{Durability, EngineKind, Error, Options};
+use untorn::testing::ENGINES;
+use untorn::{Durability, Error, Options};
 use untorn_testing::{cases, needs};
 
 /// How a file gets from one directory to another.
@@ -58,14 +59,14 @@ impl Way {
 fn cycles_of_copies_bring_every_committed_byte() {
     needs!("cp", "tar", "rsync");
     // Every way, engine and ending meets every other in the short run already.
-    for cycle in 0..cases(24, 1000) {
+    for cycle in 0..cases(36, 1000) {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         std::fs::create_dir(&from).unwrap();
         std::fs::create_dir(&to).unwrap();
         let way = WAYS[cycle % 6];
-        let engine = [EngineKind::Reflection, EngineKind::HybridLog][cycle / 6 % 2];
-        let crashes = way.keeps_marks() && cycle / 12 % 2 == 1;
+        let engine = ENGINES[cycle / 6 % ENGINES.len()];
+        let crashes = way.keeps_marks() && cycle / 18 % 2 == 1;
         let (len, seed) = (PAGE * (1 + cycle % 7) + cycle % 100, cycle as u64 + 1);
         let options = Options::new().engine(engine).durability(Durability::PerCommit).record_area(2, 8);
         let file = options.create(from.join("data"), len as u64).unwrap();

@@ -128,7 +128,7 @@ fn go<M: Medium>(kind: Kind, kib: u64, engine: EngineKind, medium: impl Fn() -> 
 #[test]
 fn a_kill_on_a_full_disk_is_no_dead_end() {
     run_alone(test_name!(), 240, "processes killed on a full disk", || {
-        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for engine in untorn::testing::ENGINES {
             for kind in [Kind::Tmpfs, Kind::Ext4] {
                 go(kind, 16 << 10, engine, PageCache::new);
             }
@@ -176,7 +176,7 @@ fn a_reader_finds_the_last_commit_after_a_crash() {
         drop(readers);
         assert!(read(&options.open_on(medium(), &path).unwrap()) == model, "{options:?}");
     }
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         check(&options(engine), PageCache::new);
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
             check(&options(engine).log_policy(policy), pmem);
@@ -340,7 +340,7 @@ fn with_every_room(short: u64, tried: impl Fn(&SmallDisk, Kind, EngineKind, u64)
     };
     for &kind in kinds {
         let Some(disk) = SmallDisk::mount(kind, 64 << 10) else { continue };
-        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for engine in untorn::testing::ENGINES {
             let enough = (0..2000).step_by(untorn_testing::cases(short as usize, 1)).find(|&room| {
                 disk.fill(room);
                 let found_room = tried(&disk, kind, engine, room);

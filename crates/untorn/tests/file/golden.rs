@@ -14,7 +14,7 @@ use crate::common::{PAGE, Pair, names, on_disk, pattern, read, word};
 use twox_hash::XxHash3_64;
 use untorn::options::{Layout, Prefer};
 use untorn::report::State;
-use untorn::{Durability, Error, Options};
+use untorn::{Durability, EngineKind, Error, Options};
 
 /// Two pages and a bit, so that the last page and the last slice are cut.
 const LEN: usize = 2 * PAGE + 100;
@@ -23,6 +23,7 @@ const LANES_AT: usize = 3 * PAGE;
 const CHUNKS_AT: usize = 4 * PAGE;
 
 struct Case {
+    engine: EngineKind,
     name: &'static str,
     layout: Layout,
     durability: Durability,
@@ -31,8 +32,9 @@ struct Case {
     named: bool,
 }
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 7] = [
     Case {
+        engine: EngineKind::Reflection,
         name: "dense-write-clean",
         layout: Layout::Dense,
         durability: Durability::PerWrite,
@@ -40,6 +42,7 @@ const CASES: [Case; 5] = [
         named: false,
     },
     Case {
+        engine: EngineKind::Reflection,
         name: "dense-write-open",
         layout: Layout::Dense,
         durability: Durability::PerWrite,
@@ -47,6 +50,7 @@ const CASES: [Case; 5] = [
         named: false,
     },
     Case {
+        engine: EngineKind::Reflection,
         name: "sparse-commit-clean",
         layout: Layout::Sparse,
         durability: Durability::PerCommit,
@@ -54,6 +58,7 @@ const CASES: [Case; 5] = [
         named: false,
     },
     Case {
+        engine: EngineKind::Reflection,
         name: "sparse-commit-open",
         layout: Layout::Sparse,
         durability: Durability::PerCommit,
@@ -61,9 +66,26 @@ const CASES: [Case; 5] = [
         named: false,
     },
     Case {
+        engine: EngineKind::Reflection,
         name: "dense-write-named-clean",
         layout: Layout::Dense,
         durability: Durability::PerWrite,
+        clean: true,
+        named: true,
+    },
+    Case {
+        engine: EngineKind::Shadow,
+        name: "shadow-dense-write-open",
+        layout: Layout::Dense,
+        durability: Durability::PerWrite,
+        clean: false,
+        named: true,
+    },
+    Case {
+        engine: EngineKind::Shadow,
+        name: "shadow-sparse-commit-clean",
+        layout: Layout::Sparse,
+        durability: Durability::PerCommit,
         clean: true,
         named: true,
     },
@@ -90,8 +112,8 @@ impl Case {
     fn bless(&self) {
         let path = on_disk("data");
         std::fs::write(&path, pattern(LEN, 1)).unwrap();
-        let options = Options::new().layout(self.layout).durability(self.durability).record_area(1, SLOTS as u32);
-        let file = options.keep_sidecar(true).open(&path).unwrap();
+        let options = Options::new().engine(self.engine).layout(self.layout).durability(self.durability);
+        let file = options.record_area(1, SLOTS as u32).keep_sidecar(true).open(&path).unwrap();
         for (offset, bytes) in commits() {
             file.write_at(&bytes, offset as u64).unwrap();
             file.sync().unwrap();
@@ -153,7 +175,8 @@ fn a_golden_file_opens_and_holds_what_was_committed() {
         }
         let file = options.open(&path).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         let info = file.info();
-        assert_eq!((info.layout, info.durability), (Some(case.layout), case.durability), "{}", case.name);
+        assert_eq!((info.engine, info.layout), (case.engine, Some(case.layout)), "{}", case.name);
+        assert_eq!(info.durability, case.durability, "{}", case.name);
         assert_eq!(info.recovery.was_needed, !case.clean, "{}", case.name);
         assert_eq!(info.recovery.replayed > 0, !case.clean, "{}", case.name);
         assert_eq!(info.recovery.discarded, 0, "{}", case.name);
@@ -235,7 +258,8 @@ fn the_fields_are_where_they_were() {
             assert_eq!((half(copy, 96), half(copy, 100), half(copy, 104)), (64, 1, SLOTS as u32), "slices and lanes");
             let layout = if case.layout == Layout::Dense { 1 } else { 2 };
             let durability = if case.durability == Durability::PerWrite { 1 } else { 2 };
-            assert_eq!(copy[108..111], [1, layout, durability], "engine, layout, durability");
+            let engine = if case.engine == EngineKind::Reflection { 1 } else { 3 };
+            assert_eq!(copy[108..111], [engine, layout, durability], "engine, layout, durability");
             // The name, or zeros of a version that did not record it.
             let name: &[u8] = if case.named { b"\x04\0data" } else { &[] };
             assert_eq!(&copy[144..144 + name.len()], name, "name");
@@ -253,7 +277,9 @@ fn the_fields_are_where_they_were() {
         for at in RETIREMENTS {
             let line = &side[at..at + 64];
             assert_eq!(word(line, 56), XxHash3_64::oneshot_with_seed(seed, &line[..56]), "checksum of the line");
-            assert_eq!(line[40..56], [0; 16], "reserved");
+            // The time of the last commit, or zeros of a version that did not record it.
+            assert_eq!(case.engine == EngineKind::Shadow, word(line, 40) != 0, "time");
+            assert_eq!(word(line, 48), 0, "reserved");
             assert_eq!(word(line, 16), LEN as u64, "length");
             assert!(word(line, 24) <= 2, "session");
         }

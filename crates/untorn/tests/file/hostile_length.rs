@@ -68,7 +68,7 @@ fn a_sidecar_of_terabytes_of_hole_costs_what_it_holds() {
 #[test]
 fn a_sidecar_of_exabytes_is_refused_at_once() {
     let _limit = limit(60, "opening files with endless sidecars");
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let dir = memory_dir();
         let options = options(engine, Layout::Dense, 16);
         let path = dir.path().join("data");

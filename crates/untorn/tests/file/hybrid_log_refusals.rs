@@ -7,8 +7,9 @@ use crate::common::{
     scratch_holding, sidecar_of, truncate,
 };
 use untorn::options::LogPolicy;
+use untorn::testing::ENGINES;
 use untorn::testing::storage::PageCache;
-use untorn::{AtomicFile, EngineKind, Error, Options, Result};
+use untorn::{AtomicFile, Error, Options, Result};
 
 const MIB: usize = 1 << 20;
 
@@ -24,9 +25,8 @@ fn undo_is_refused_on_a_block_medium_and_nothing_is_made() {
 #[test]
 fn another_engine_is_refused_until_the_file_is_settled() {
     let path = scratch("data");
-    for (first, second) in
-        [(EngineKind::HybridLog, EngineKind::Reflection), (EngineKind::Reflection, EngineKind::HybridLog)]
-    {
+    let pairs = ENGINES.into_iter().flat_map(|first| ENGINES.map(|second| (first, second)));
+    for (first, second) in pairs.filter(|(first, second)| first != second) {
         std::fs::write(&path, pattern(5000, 1)).unwrap();
         let file = Options::new().engine(first).open_on(pmem(), &path).unwrap();
         file.write_at(&[7; 100], 50).unwrap();

@@ -23,7 +23,7 @@ const THREADS: usize = 16;
 const KEPT_THREADS: usize = 2;
 const RINGS: usize = 8;
 
-const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+const ENGINES: [EngineKind; 3] = untorn::testing::ENGINES;
 
 /// What this process has.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use crate::common::pattern;
 use crate::common::system::{Untouched, counting_in_mappings};
+use untorn::Options;
 use untorn::report::State;
-use untorn::{EngineKind, Options};
 
 /// Everything that only looks at a file, in a directory of its own. The bytes that a reader finds.
 fn all_looks(dir: &Path, path: &Path) -> Vec<u8> {
@@ -33,7 +33,7 @@ fn all_looks(dir: &Path, path: &Path) -> Vec<u8> {
 #[test]
 fn no_look_at_a_closed_file_stores_anything() {
     let bytes = pattern(40_000, 1);
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let file = Options::new().engine(engine).create(&path, bytes.len() as u64).unwrap();

@@ -45,6 +45,7 @@ mod opening;
 mod planted;
 mod planted_owners;
 mod refusals;
+mod shadow;
 mod sigbus;
 mod snapshot;
 mod snapshot_map;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use crate::common::{alone, make_long, methods, on_disk, page_tables};
-use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Options};
+use untorn::{AtomicFile, AtomicMap, Durability, Options};
 
 const LEN: u64 = 16 << 30;
 /// Pages that are stored to, each in a part of the file, and page tables, of its own.
@@ -93,7 +93,7 @@ fn a_long_file_takes_memory_for_what_is_touched() {
     const LEN: u64 = 64 << 30;
     const TOUCHED: u64 = 256;
     alone!(120, "a long file");
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = on_disk("file");
         File::create(&path).unwrap().set_len(LEN).unwrap();
         let before = own_memory();

@@ -215,14 +215,16 @@ fn apply(file: AtomicFile, model: &mut Model, op: &Op, rig: &Rig) -> Result<Atom
     Ok(file)
 }
 
-fn configurations() -> impl Strategy<Value = Options> {
+/// One of the two engines with reflection pages.
+fn configurations(engine: EngineKind) -> impl Strategy<Value = Options> {
     let durability = prop_oneof![Just(Durability::PerWrite), Just(Durability::PerCommit)];
     let order = prop_oneof![Just(Order::OneFence), Just(Order::TwoFence)];
     let layout = prop_oneof![Just(Layout::Dense), Just(Layout::Sparse)];
     let policy = prop_oneof![Just(ReadPolicy::Gather), Just(ReadPolicy::Deploy)];
     (durability, order, layout, policy, 1_u32..4, 4_u32..20).prop_map(
-        |(durability, order, layout, policy, lanes, slots)| {
+        move |(durability, order, layout, policy, lanes, slots)| {
             Options::new()
+                .engine(engine)
                 .durability(durability)
                 .order(order)
                 .layout(layout)
@@ -274,7 +276,12 @@ proptest! {
 
     /// On the page cache of whatever holds temporary files.
     #[test]
-    fn block(options in configurations(), ops in prop::collection::vec(op(), 1..25)) {
+    fn block(options in configurations(EngineKind::Reflection), ops in prop::collection::vec(op(), 1..25)) {
+        run(&std::env::temp_dir(), &Rig { options, pmem: false }, &ops);
+    }
+
+    #[test]
+    fn shadow_on_block(options in configurations(EngineKind::Shadow), ops in prop::collection::vec(op(), 1..25)) {
         run(&std::env::temp_dir(), &Rig { options, pmem: false }, &ops);
     }
 
@@ -289,7 +296,12 @@ proptest! {
 
     /// On memory treated as if it were persistent.
     #[test]
-    fn assumed_pmem(options in configurations(), ops in prop::collection::vec(op(), 1..40)) {
+    fn assumed_pmem(options in configurations(EngineKind::Reflection), ops in prop::collection::vec(op(), 1..40)) {
+        run(Path::new("/dev/shm"), &Rig { options, pmem: true }, &ops);
+    }
+
+    #[test]
+    fn shadow_on_pmem(options in configurations(EngineKind::Shadow), ops in prop::collection::vec(op(), 1..40)) {
         run(Path::new("/dev/shm"), &Rig { options, pmem: true }, &ops);
     }
 

@@ -170,7 +170,7 @@ fn a_fresh_sidecar_is_made_anew_and_never_completed() {
 /// other's state back.
 #[test]
 fn a_superblock_that_is_out_of_date_makes_no_sidecar_fresh() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, original()).unwrap();

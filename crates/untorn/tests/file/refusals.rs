@@ -271,7 +271,7 @@ fn a_file_changed_while_it_was_closed() {
 
 #[test]
 fn a_file_cut_short_after_a_crash_is_refused_as_it_is() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
             let path = on_disk("data");
             let options = options().engine(engine).durability(durability);

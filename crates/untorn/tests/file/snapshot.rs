@@ -11,7 +11,7 @@ use crate::common::{PAGE, Rng, alone, counted_pmem, create_on, on_disk, pmem, sc
 use crate::planted::as_user;
 use crate::threads::together;
 use untorn::options::LogPolicy;
-use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, Snapshot};
+use untorn::{AtomicFile, AtomicMap, Durability, Error, Options, Snapshot};
 use untorn_testing::{cases, needs};
 
 const PAGES: u64 = 24;
@@ -56,7 +56,7 @@ fn writers_beside_snapshots(file: &AtomicFile, per_commit: bool) {
 
 #[test]
 fn a_snapshot_is_one_commit_while_threads_write() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
             for memory in [0, 1 << 20] {
                 let options = Options::new().engine(engine).durability(durability).snapshot_memory(memory);
@@ -96,7 +96,7 @@ fn no_uncommitted_write_is_in_a_snapshot(file: &AtomicFile) {
 #[test]
 fn a_snapshot_has_nothing_of_the_open_epoch() {
     let len = PAGES * PAGE as u64;
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let options = Options::new().engine(engine).durability(Durability::PerCommit);
         no_uncommitted_write_is_in_a_snapshot(&options.create(scratch("data"), len).unwrap());
         for policy in [LogPolicy::Hybrid, LogPolicy::Undo, LogPolicy::Redo] {
@@ -243,7 +243,7 @@ fn until_open(path: &Path) -> Snapshot {
 #[test]
 fn another_process_reads_commits_of_a_writer_until_its_death() {
     alone!(120, "a reader of a killed writer");
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = scratch("data");
         let options = Options::new().engine(engine).durability(Durability::PerCommit);
         let writer = writer(&path, &options);
@@ -387,7 +387,7 @@ fn readable_by_all(path: &Path, mode: u32) {
 #[test]
 fn snapshots_cost_a_commit_nothing_on_the_medium() {
     alone!(120, "costs of commits");
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
             // Nothing that happens in the background is counted along.
             let options = Options::new().engine(engine).durability(durability).checkpoint_threads(0);
@@ -420,7 +420,7 @@ fn snapshots_cost_a_commit_nothing_on_the_medium() {
 #[test]
 fn a_reader_of_a_plain_file_notices_a_resting_writer() {
     alone!(60, "a reader of a plain file beside a writer");
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = scratch("data");
         let options = Options::new().engine(engine);
         options.create(&path, PAGES * PAGE as u64).unwrap().close().unwrap();
@@ -483,7 +483,7 @@ fn holder(path: &Path) -> Child {
 fn holders_and_writers_are_killed_at_any_time() {
     alone!(1800, "holders and writers that are killed");
     let mut rng = Rng::new(seed("snapshot_kills"));
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = scratch("data");
         let options = Options::new().engine(engine).durability(Durability::PerCommit);
         options.create(&path, PAGES * PAGE as u64).unwrap().close().unwrap();
@@ -553,7 +553,7 @@ fn holders_and_writers_are_killed_at_any_time() {
 fn a_shrink_keeps_nothing_for_holes() {
     const LEN: u64 = 32 << 20;
     const AT: u64 = LEN / 2;
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = scratch("data");
         let file = Options::new().engine(engine).create(&path, LEN).unwrap();
         file.write_at(&[7; PAGE], AT).unwrap();

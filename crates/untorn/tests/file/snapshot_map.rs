@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, alone, on_disk, scratch};
 use crate::threads::together;
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot, SnapshotMap};
+use untorn::{AtomicFile, Durability, Error, Options, Snapshot, SnapshotMap};
 use untorn_testing::cases;
 
 /// Several pieces of 64 KiB.
@@ -26,7 +26,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
 
 #[test]
 fn a_mapped_snapshot_never_changes_beside_writers() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
             let path = scratch("data");
             let file = Options::new().engine(engine).durability(durability).create(&path, LEN).unwrap();
@@ -119,7 +119,7 @@ fn what_is_there_outlives_a_killed_writer() {
 /// A write takes its bytes from the map of a snapshot of the same file: nothing that it holds is needed for that.
 #[test]
 fn a_map_may_be_the_source_of_a_write() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = scratch("data");
         let file = Options::new().engine(engine).create(&path, LEN).unwrap();
         write_all(&file, 7);

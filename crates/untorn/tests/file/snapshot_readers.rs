@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::common::system::{Child, in_forked_child};
 use crate::common::{PAGE, Rng, alone, scratch, seed};
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options, Snapshot};
+use untorn::{AtomicFile, Durability, Error, Options, Snapshot};
 use untorn_testing::cases;
 
 const PAGES: u64 = 24;
@@ -49,7 +49,7 @@ fn page_number(snapshot: &Snapshot, page: u64) -> u64 {
 fn another_process_reads_every_page_of_a_commit() {
     alone!(1800, "a reader of pages that change");
     let mut rng = Rng::new(seed("snapshot_pages"));
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
             let path = scratch("data");
             let options = Options::new().engine(engine).durability(durability);
@@ -92,7 +92,7 @@ fn another_process_reads_every_page_of_a_commit() {
 #[test]
 fn pages_at_home_are_read_without_the_writer() {
     alone!(120, "a reader of a stopped writer");
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = scratch("data");
         let options = Options::new().engine(engine);
         let file = options.create(&path, PAGES * PAGE as u64).unwrap();
@@ -133,7 +133,7 @@ fn pages_at_home_are_read_without_the_writer() {
 #[test]
 fn readers_that_come_and_go_let_a_writer_pass() {
     alone!(120, "a writer beside readers that come and go");
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let path = scratch("data");
         let options = Options::new().engine(engine).keep_sidecar(true);
         let file = options.create(&path, PAGE as u64).unwrap();

@@ -6,7 +6,7 @@ use crate::common::disk::{Kind, SmallDisk};
 use crate::common::{PAGE, alone, counted_pmem, create_on, limit, names, pattern, pmem, read, run_alone, scratch};
 use untorn::options::Layout;
 use untorn::testing::storage::{Medium, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, Options};
+use untorn::{AtomicFile, Durability, Error, Options};
 use untorn_testing::test_name;
 
 fn small(durability: Durability) -> Options {
@@ -272,7 +272,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_signal() {
     let is_too_large = |error: Error, file: &std::path::Path| {
         assert!(error.errno() == 27 && error.path().starts_with(file.parent().unwrap()), "{error}");
     };
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let options = Options::new().engine(engine).durability(Durability::PerCommit).record_area(2, 16);
         let path = scratch("data");
         let file = options.create(&path, 64 * PAGE as u64).unwrap();

@@ -10,7 +10,7 @@ use untorn::options::Prefer;
 use untorn::report::State;
 use untorn::{AtomicFile, AtomicMap, EngineKind, Error, Options};
 
-const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+const ENGINES: [EngineKind; 3] = untorn::testing::ENGINES;
 const LEN: usize = 64 << 10;
 
 /// A file with a commit, and a directory of its own. None where the medium is memory, whose stores leave no trace.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
-use untorn::{Durability, EngineKind, Options};
+use untorn::{Durability, Options};
 
 /// One metric: a sum, or the last value; and how often it was told.
 #[derive(Default)]
@@ -87,7 +87,7 @@ impl Recorder for Cells {
 fn every_metric_counts_what_its_name_says() {
     let cells = Cells::default();
     metrics::with_local_recorder(&cells.clone(), || {
-        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for engine in untorn::testing::ENGINES {
             for durability in [Durability::PerCommit, Durability::PerWrite] {
                 let dir = tempfile::tempdir().unwrap();
                 let path = dir.path().canonicalize().unwrap().join("data");

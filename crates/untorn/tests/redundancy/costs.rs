@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use untorn::Options;
 use untorn::redundancy::{Damage, StripeLayout};
 use untorn::testing::storage::PageCache;
-use untorn::{EngineKind, Options};
 
 use crate::common::PAGE;
 use crate::common::counting::Counting;
@@ -102,7 +102,7 @@ fn a_full_disk_refuses_the_announcement_of_a_store_to_a_hole() {
 
 #[test]
 fn holes_of_a_file_with_an_engine_take_no_space_either() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for was_protected in [false, true] {
             let what = format!("{engine}, protected before: {was_protected}");
             let place = sparse();
@@ -138,7 +138,7 @@ fn holes_of_a_file_with_an_engine_take_no_space_either() {
 /// needs no more space for its parity, through another length, a close that keeps the sidecar, and the next open.
 #[test]
 fn a_full_disk_is_an_error_of_the_write_that_fills_a_hole() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let place = sparse();
         let medium = Counting::new(PageCache::new());
         let options = Options::new().engine(engine).redundancy(by_hand().stripe(4)).keep_sidecar(true);

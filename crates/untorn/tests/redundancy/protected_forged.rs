@@ -152,7 +152,7 @@ fn an_engine_keeps_redundancy_with_one_foreign_superblock() {
     for _ in 0..40 {
         assert_eq!(other.damage(), []);
     }
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for copy in 0..2 {
             let (place, options) = with_engine(engine, &pattern(20 * PAGE, 8));
             let has_aside = place.coverage().sidecar.is_some();
@@ -247,7 +247,7 @@ fn an_enormous_sparse_redundancy_file_is_corrupt() {
 fn a_length_that_is_made_up_is_not_believed_by_an_engine() {
     const STORING: [u8; 4] = 4_u32.to_le_bytes();
     let bytes = pattern(20 * PAGE, 12);
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         let (place, options) = with_engine(engine, &bytes);
         forge(&place.companion(), &[(96, &ENDLESS), (116, &STORING)]);
         let file = options.open(&place.path).unwrap();

@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use untorn::redundancy::{Damage, ProtectOptions, Protected, ScrubFindings, VerifyReads};
-use untorn::{AtomicFile, EngineKind, Error, Options};
+use untorn::{AtomicFile, Error, Options};
 
 use crate::common::{PAGE, pattern};
 use crate::fixture::{self, Place, at_once, by_hand};
@@ -77,7 +77,7 @@ fn an_announcement_reports_repaired_and_lost_pages() {
 
 #[test]
 fn a_read_that_is_verified_tells_whether_it_repairs_or_fails() {
-    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+    for engine in untorn::testing::ENGINES {
         for verify in [VerifyReads::Fail, VerifyReads::Repair] {
             let place = made();
             let (protect, heard) = listening();

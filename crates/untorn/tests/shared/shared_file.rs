@@ -17,7 +17,7 @@ use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::sibling;
 
 pub(crate) const LEN: u64 = 40 * 4096;
-pub(crate) const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+pub(crate) const ENGINES: [EngineKind; 3] = untorn::testing::ENGINES;
 pub(crate) const DURABILITIES: [Durability; 2] = [Durability::PerWrite, Durability::PerCommit];
 
 pub(crate) fn shared(durability: Durability) -> Options {

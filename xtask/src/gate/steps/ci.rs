@@ -58,6 +58,7 @@ pub(super) const STEPS: &[Step] = &[
         work: &[
             Xtask(&["explore", "--engine", "reflection", "--states", "100000", "--known-first"]),
             Xtask(&["explore", "--engine", "hybrid-log", "--states", "100000", "--known-first"]),
+            Xtask(&["explore", "--engine", "shadow", "--states", "50000", "--known-first"]),
             Xtask(&["explore", "--engine", "snapshot", "--states", "100000", "--known-first"]),
             Xtask(&["explore", "--engine", "cache", "--states", "20000", "--known-first"]),
             Xtask(&["explore", "--engine", "redundancy", "--states", "100000", "--known-first"]),
@@ -201,6 +202,7 @@ pub(super) const STEPS: &[Step] = &[
         work: &[
             Tool(&["torture", "--seconds", "3", "--json"]),
             Tool(&["torture", "--seconds", "3", "--engine", "hybrid-log", "--json"]),
+            Tool(&["torture", "--seconds", "3", "--engine", "shadow", "--json"]),
             Tool(&["torture", "--seconds", "3", "--map", "--json"]),
             Tool(&["torture", "--seconds", "3", "--region", "--json"]),
             Tool(&["torture", "--seconds", "3", "--redundancy", "--json"]),

@@ -93,6 +93,13 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Xtask(&["explore", "--engine", "hybrid-log", "--states", "2000000"])],
     },
     Step {
+        name: "explore-shadow",
+        does: "1,000,000 crash states of the engine that copies whole pages",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["explore", "--engine", "shadow", "--states", "1000000"])],
+    },
+    Step {
         name: "explore-snapshot",
         does: "2,000,000 crash states of region stores",
         loops: &[Nightly],
@@ -212,6 +219,7 @@ pub(super) const STEPS: &[Step] = &[
         work: &[
             Tool(&["torture", "--seconds", "60", "--json"]),
             Tool(&["torture", "--seconds", "60", "--engine", "hybrid-log", "--json"]),
+            Tool(&["torture", "--seconds", "60", "--engine", "shadow", "--json"]),
             Tool(&["torture", "--seconds", "60", "--map", "--json"]),
             Tool(&["torture", "--seconds", "60", "--region", "--json"]),
             Tool(&["torture", "--seconds", "60", "--redundancy", "--json"]),
@@ -225,6 +233,7 @@ pub(super) const STEPS: &[Step] = &[
         work: &[
             Tool(&["torture", "--medium", "block", "--images", "1000", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "1000", "--engine", "hybrid-log", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "300", "--engine", "shadow", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "600", "--map", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "400", "--region", "--json"]),
             ToolFails(&["torture", "--medium", "block", "--images", "200", "--engine", "passthrough", "--json"]),
@@ -243,6 +252,7 @@ pub(super) const STEPS: &[Step] = &[
             Xtask(&["dax", "--cycles", "20", "--kernel", "6.12"]),
             Xtask(&["dax", "--map", "--cycles", "10"]),
             Xtask(&["dax", "--region", "--cycles", "10"]),
+            Xtask(&["dax", "--engine", "shadow", "--cycles", "10"]),
             Xtask(&["dax", "--engine", "hybrid-log", "--cycles", "10"]),
             Xtask(&["dax", "--engine", "hybrid-log", "--cycles", "10", "--kernel", "6.12"]),
         ],

@@ -48,6 +48,7 @@ pub(crate) struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     Reflection(Layout),
+    Shadow,
     HybridLog(LogPolicy),
 }
 
@@ -60,6 +61,7 @@ impl Setup {
                     let mut engines = vec![
                         Engine::Reflection(Layout::Dense),
                         Engine::Reflection(Layout::Sparse),
+                        Engine::Shadow,
                         Engine::HybridLog(LogPolicy::Redo),
                     ];
                     if class == MediumClass::PersistentMemory {
@@ -78,6 +80,7 @@ impl Setup {
         let options = Options::new().durability(self.durability).order(self.order).max_len(64 << 10);
         match self.engine {
             Engine::Reflection(layout) => options.layout(layout).record_area(2, 4),
+            Engine::Shadow => options.engine(EngineKind::Shadow).record_area(2, 4),
             // Background work is not part of the script.
             Engine::HybridLog(policy) => {
                 options.engine(EngineKind::HybridLog).log_policy(policy).record_area(1, 4).checkpoint_threads(0)
@@ -89,6 +92,7 @@ impl Setup {
     pub(crate) fn after(&self, before: &Content, op: &Op) -> Content {
         let engine = match self.engine {
             Engine::Reflection(_) => EngineKind::Reflection,
+            Engine::Shadow => EngineKind::Shadow,
             Engine::HybridLog(_) => EngineKind::HybridLog,
         };
         before.after(op, engine, self.durability)
@@ -101,6 +105,7 @@ impl Display for Setup {
         write!(f, "{class}/{}/{}/", self.durability, self.order)?;
         match self.engine {
             Engine::Reflection(layout) => write!(f, "{layout}"),
+            Engine::Shadow => write!(f, "shadow"),
             Engine::HybridLog(policy) => write!(f, "hybrid-log-{policy}"),
         }
     }

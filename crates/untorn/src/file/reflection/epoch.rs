@@ -20,7 +20,7 @@ impl<M: Medium> Reflection<M> {
     /// One page. Like a [commit of one page](super::single), it starts what takes long before the first lock.
     #[inline(always)]
     pub(super) fn write_part_in_epoch(&self, part: Part<'_>) -> Result<()> {
-        let in_one_store = self.class == MediumClass::PersistentMemory && part.aligned();
+        let in_one_store = self.class == MediumClass::PersistentMemory && part.aligned(self.unit.bytes());
         match self.state.pages.get(part.page as usize) {
             Some(state) if in_one_store => self.join_epoch(state, part),
             _ => self.write_in_epoch(&[part.piece()]),
@@ -60,11 +60,11 @@ impl<M: Medium> Reflection<M> {
     #[inline(never)]
     pub(super) fn write_in_epoch(&self, pieces: &[Piece<'_>]) -> Result<()> {
         self.check_pieces(pieces)?;
-        let pages = by_page(pieces);
+        let mut pages = by_page(pieces);
         if pages.is_empty() {
             return Ok(());
         }
-        let _lane = self.enter_epoch(pieces, &pages)?;
+        let _lane = self.enter_epoch(pieces, &mut pages)?;
         let saved = match self.class {
             MediumClass::Block => self.about_to_be_overwritten(&pages),
             // No store fails there, and for one page space is made before the first. It may run out between two.
@@ -101,16 +101,18 @@ impl<M: Medium> Reflection<M> {
     /// Takes a lane, which holds the next commit off, and locks all pages with readers kept out, at a moment when no
     /// slice to be written is frozen: a frozen slice has its last durable bytes in one copy and those being made
     /// durable in the other.
-    fn enter_epoch(&self, pieces: &[Piece<'_>], pages: &[PageParts<'_>]) -> Result<Lane<'_>> {
+    fn enter_epoch(&self, pieces: &[Piece<'_>], pages: &mut [PageParts<'_>]) -> Result<Lane<'_>> {
         let mut round = 0;
         loop {
             let lane = self.lanes.acquire(self.relax());
-            self.check_pieces(pieces)?;
+            let len = self.check_pieces(pieces)?;
             self.lock_all(pages, true);
             let frozen = |page: &PageParts<'_>| {
-                self.state.epochs[page.page as usize].frozen.load(Ordering::Acquire) & page.mask != 0
+                let copied = self.copied(page.page, page.mask, len);
+                self.state.epochs[page.page as usize].frozen.load(Ordering::Acquire) & copied != 0
             };
             if !pages.iter().any(frozen) {
+                self.copy_units(pages, len);
                 // Before the stores, for a locked instruction would wait for non-temporal ones to drain. If the write
                 // fails, the commit finds the page unchanged and passes over it.
                 pages.iter().for_each(|page| self.state.mark_changed(page.page));

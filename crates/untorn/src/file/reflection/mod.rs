@@ -2,7 +2,8 @@
 //!
 //! Beside each page of the data file stands a *reflection page* in the sidecar, and a bitmap says for each 64-byte
 //! slice which of the two holds it. A write goes to the copy that is invalid now, so it destroys nothing; flipping
-//! the bits commits it. Data is written once.
+//! the bits commits it. Data is written once. The engine `shadow`, which copies whole pages, is the same code with
+//! another [unit].
 //!
 //! # What makes it sound
 //! The paper orders data before bitmap with a fence and uses hardware transactional memory for several pages. Here each
@@ -36,6 +37,7 @@ mod single;
 mod slices;
 mod state;
 mod store;
+mod unit;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -45,6 +47,7 @@ use std::sync::atomic::Ordering;
 use self::ahead::Ahead;
 use self::layout::Places;
 use self::state::State;
+use self::unit::CopyUnit;
 use crate::engine::handle_state::HandleState;
 use crate::engine::{Close, Engine, EngineKind, Info, Piece, Recovery, Seen, check_range, time_of};
 use crate::error::{Error, Result};
@@ -119,6 +122,7 @@ pub(crate) struct Reflection<M: Medium> {
     data: M::File,
     side: M::File,
     layout: Layout,
+    unit: CopyUnit,
     geometry: Geometry,
     lanes: Lanes,
     places: Places,
@@ -328,7 +332,7 @@ impl<M: Medium> Engine for Reflection<M> {
             tracing::warn!(path = %self.path.display(), %error, "cannot count the reflected pages");
         }
         Info {
-            engine: EngineKind::Reflection,
+            engine: self.unit.engine(),
             len: Engine::len(self),
             commit: self.commit_number(),
             committed: time_of(self.commit_time()),
@@ -347,7 +351,7 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn accepts(&self, options: &Options) -> bool {
-        (matches!(options.engine, EngineKind::Auto | EngineKind::Reflection) || options.read_only)
+        ([EngineKind::Auto, self.unit.engine()].contains(&options.engine) || options.read_only)
             && options.engine != EngineKind::Passthrough
             && options.read_only == self.handle_state.is_read_only()
             && options.durability.is_none_or(|durability| durability == self.durability)

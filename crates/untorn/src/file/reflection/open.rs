@@ -9,6 +9,7 @@ use super::ahead::Ahead;
 use super::layout::{Places, choose, initial_len, pages, reserve};
 use super::recovery::live_records;
 use super::state::State;
+use super::unit::CopyUnit;
 use crate::engine::Recovery;
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
@@ -27,12 +28,13 @@ use crate::storage::{Medium, MediumClass, MediumFile};
 const MAX_RECORD_AREA: u64 = 64 * (1 << 16) * 64 + (1 << 20);
 
 impl<M: Medium> Reflection<M> {
-    pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
+    /// Opens a file with one of the two engines that have reflection pages.
+    pub(crate) fn open(medium: Arc<M>, path: &Path, engine: EngineKind, options: &Options) -> Result<Self> {
         let geometry = Geometry { lanes: options.lanes, slots: options.slots };
         let pair = open_pair(&*medium, path, options, |len| {
             let layout = choose(options.layout, len);
             Plan {
-                engine: EngineKind::Reflection,
+                engine,
                 layout,
                 durability: options.durability.unwrap_or(match medium.class() {
                     MediumClass::PersistentMemory => Durability::PerWrite,
@@ -84,7 +86,7 @@ impl<M: Medium> Reflection<M> {
         let out_of_memory = |error| Error::io("reserve memory for", path, error);
         let longest = longest.max(data.len());
         let state = State::new(longest, max_len).map_err(out_of_memory)?;
-        let layout = superblock.layout;
+        let (layout, unit) = (superblock.layout, CopyUnit::of(superblock.engine));
         let mut engine = Reflection {
             class: medium.class(),
             lanes: Lanes::new(Geometry::LANES_AT, geometry.lanes, geometry.slots).map_err(out_of_memory)?,
@@ -107,6 +109,7 @@ impl<M: Medium> Reflection<M> {
             data,
             side,
             layout,
+            unit,
             geometry,
             state,
             max_len,

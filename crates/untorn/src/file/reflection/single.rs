@@ -40,7 +40,7 @@ impl<M: Medium> Reflection<M> {
     /// Per-write mode, one page.
     #[inline(always)]
     pub(super) fn write_part(&self, part: Part<'_>) -> Result<()> {
-        if !part.aligned() {
+        if !part.aligned(self.unit.bytes()) {
             return self.write_unaligned(part);
         }
         let Some(state) = self.state.pages.get(part.page as usize) else {
@@ -72,7 +72,8 @@ impl<M: Medium> Reflection<M> {
         self.commit_page(&lane, state, part.page, mask, &speculation, Some(time))
     }
 
-    /// The same for bytes that cover slices partly: what these hold besides is known only under the page's lock.
+    /// The same for bytes that cover a slice partly, or under `shadow` a page: what it holds besides is known only
+    /// under the page's lock.
     #[inline(never)]
     fn write_unaligned(&self, part: Part<'_>) -> Result<()> {
         let lane = self.lane(1)?;
@@ -80,8 +81,8 @@ impl<M: Medium> Reflection<M> {
         check_range(&self.path, part.offset(), part.bytes.len() as u64, len)?;
         let state = &self.state.pages[part.page as usize];
         state.lock(false, self.relax());
-        let mask = touched(part.from, part.to());
-        let outcome = self.with_image(state.bitmap(), part, |staged| {
+        let mask = self.copied(part.page, touched(part.from, part.to()), len);
+        let outcome = self.with_image(state.bitmap(), mask, part, |staged| {
             let speculation = self.speculation(lane.position(), state, part.page, mask, self.certificate(staged, mask));
             self.store(part.page, speculation.valid, mask, staged)?;
             Ok(speculation)

@@ -45,10 +45,16 @@ impl<'a> Part<'a> {
         self.from + self.bytes.len() as u64
     }
 
-    /// Whether it covers whole slices only.
+    /// Whether it covers whole units of so many bytes only, a power of two.
     #[inline]
-    pub(super) fn aligned(&self) -> bool {
-        (self.from | self.bytes.len() as u64).is_multiple_of(SLICE)
+    pub(super) fn aligned(&self, unit: u64) -> bool {
+        (self.from | self.bytes.len() as u64) & (unit - 1) == 0
+    }
+
+    /// The slices that it covers wholly.
+    pub(super) fn whole_slices(&self) -> u64 {
+        let (first, end) = (self.from.div_ceil(SLICE), self.to() / SLICE);
+        if first < end { touched(first * SLICE, end * SLICE) } else { 0 }
     }
 }
 
@@ -80,6 +86,18 @@ mod tests {
         assert_eq!(touched(63, 65), 3);
         assert_eq!(touched(4095, 4096), 1 << 63);
         assert_eq!(touched(0, 4096), u64::MAX);
+    }
+
+    #[test]
+    fn whole_slices_are_those_without_another_byte() {
+        let bytes = [0; PAGE as usize];
+        let part = |from: u64, to: u64| Part { page: 0, from, bytes: &bytes[from as usize..to as usize] };
+        assert_eq!(part(0, 4096).whole_slices(), u64::MAX);
+        assert_eq!(part(0, 63).whole_slices(), 0);
+        assert_eq!(part(1, 127).whole_slices(), 0);
+        assert_eq!(part(1, 128).whole_slices(), 0b10);
+        assert_eq!(part(64, 200).whole_slices(), 0b110);
+        assert!(part(64, 192).aligned(SLICE) && !part(64, 192).aligned(PAGE) && part(0, 4096).aligned(PAGE));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) struct Staged<'a> {
 }
 
 impl<'a> Staged<'a> {
-    /// A part that covers whole slices.
+    /// A part that covers whole units of a copy.
     #[inline(always)]
     pub(super) fn aligned(part: Part<'a>) -> Self {
         Staged { first: part.from / SLICE, bytes: part.bytes, one_run: true }
@@ -69,8 +69,8 @@ impl<M: Medium> Reflection<M> {
             let visible = self.state.pages[*page as usize].bitmap();
             let valid = self.committed_bitmap(*page);
             let staged = match parts.as_slice() {
-                [part] if part.aligned() => Staged::aligned(*part),
-                parts => self.stage(*page, visible, parts, &mut image)?,
+                [part] if part.aligned(self.unit.bytes()) => Staged::aligned(*part),
+                parts => self.stage(*page, visible, *mask, parts, &mut image)?,
             };
             self.store(*page, valid, *mask, staged)?;
             if self.sums_writes() {
@@ -85,28 +85,32 @@ impl<M: Medium> Reflection<M> {
         self.order == Order::OneFence && self.durability == Durability::PerWrite
     }
 
-    /// Builds whole slices out of parts that may cover slices partly: the rest comes from the valid copy.
-    fn stage<'i>(&self, page: u64, visible: u64, parts: &[Part<'_>], image: &'i mut [u8]) -> Result<Staged<'i>> {
-        let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
-            return Ok(Staged { first: 0, bytes: &[], one_run: false });
+    /// Builds the slices of a mask out of parts that may cover them partly or not at all: the rest comes from the valid
+    /// copy. The mask has every slice that a part touches, one at least.
+    fn stage<'i>(
+        &self,
+        page: u64,
+        visible: u64,
+        mask: u64,
+        parts: &[Part<'_>],
+        image: &'i mut [u8],
+    ) -> Result<Staged<'i>> {
+        let first = u64::from(mask.trailing_zeros());
+        let slices = u64::from(64 - mask.leading_zeros()) - first;
+        let image = &mut image[..(slices * SLICE) as usize];
+        let within = |start: u64, len: u64| {
+            let from = ((start - first) * SLICE) as usize;
+            from..from + (len * SLICE) as usize
         };
-        let base = first.from / SLICE * SLICE;
-        let image = &mut image[..(last.to().next_multiple_of(SLICE) - base) as usize];
-        for part in parts {
-            for edge in [part.from, part.to() - 1] {
-                let slice = edge / SLICE;
-                let whole = part.from <= slice * SLICE && (slice + 1) * SLICE <= part.to();
-                if !whole {
-                    let at = (slice * SLICE - base) as usize;
-                    self.copy_slices(page, visible, slice, 1, &mut image[at..at + SLICE as usize])?;
-                }
-            }
+        let missing = parts.iter().fold(mask, |missing, part| missing & !part.whole_slices());
+        for (start, len) in runs(missing) {
+            self.copy_slices(page, visible, start, len, &mut image[within(start, len)])?;
         }
         for part in parts {
-            let at = (part.from - base) as usize;
+            let at = (part.from - first * SLICE) as usize;
             image[at..at + part.bytes.len()].copy_from_slice(part.bytes);
         }
-        Ok(Staged { first: base / SLICE, bytes: image, one_run: parts.len() == 1 })
+        Ok(Staged { first, bytes: image, one_run: u64::from(mask.count_ones()) == slices })
     }
 
     /// The page image is kept off the stack frame of aligned writes.
@@ -114,11 +118,12 @@ impl<M: Medium> Reflection<M> {
     pub(super) fn with_image<T>(
         &self,
         visible: u64,
+        mask: u64,
         part: Part<'_>,
         go: impl FnOnce(Staged<'_>) -> Result<T>,
     ) -> Result<T> {
         let mut image = [0; PAGE as usize];
-        go(self.stage(part.page, visible, &[part], &mut image)?)
+        go(self.stage(part.page, visible, mask, &[part], &mut image)?)
     }
 
     /// Stores slices into the copies that `valid` calls invalid.

@@ -15,11 +15,12 @@ use crate::sync::page_seqlock::PageState;
 /// All parts of a write that fall into one page.
 pub(super) struct PageParts<'a> {
     pub(super) page: u64,
+    /// The slices that are stored to.
     pub(super) mask: u64,
     pub(super) parts: Vec<Part<'a>>,
 }
 
-/// Groups the parts of sorted pieces by page.
+/// Groups the parts of sorted pieces by page, with the slices that they touch.
 pub(super) fn by_page<'a>(pieces: &[Piece<'a>]) -> Vec<PageParts<'a>> {
     let mut pages: Vec<PageParts<'a>> = Vec::new();
     for part in pieces.iter().flat_map(|piece| parts(piece.offset, piece.bytes)) {
@@ -59,17 +60,18 @@ impl<M: Medium> Reflection<M> {
     fn write_many(&self, pieces: &[Piece<'_>]) -> Result<()> {
         // Before anything is computed from the offsets; checked again where the length can no longer change.
         self.check_pieces(pieces)?;
-        let pages = by_page(pieces);
+        let mut pages = by_page(pieces);
         if pages.is_empty() {
             return Ok(());
         }
         let wanted = lines(pages.len());
         if wanted > u64::from(self.geometry.slots) {
-            return self.write_spilled(pieces, &pages);
+            return self.write_spilled(pieces, &mut pages);
         }
         let lane = self.lane(wanted)?;
         let len = self.check_pieces(pieces)?;
         self.lock_all(&pages, false);
+        self.copy_units(&mut pages, len);
         let floor = self.state.head().floor.load(Ordering::Relaxed).max(lane.last());
         let committed = self.store_pages(&pages).and_then(|(entries, sum)| {
             let seq = self.number_after(floor, &pages);
@@ -84,7 +86,7 @@ impl<M: Medium> Reflection<M> {
 
     /// Per-write mode: a write over more pages than a lane has room for. Alone, its record in a file of its own that is
     /// retired at once.
-    fn write_spilled(&self, pieces: &[Piece<'_>], pages: &[PageParts<'_>]) -> Result<()> {
+    fn write_spilled(&self, pieces: &[Piece<'_>], pages: &mut [PageParts<'_>]) -> Result<()> {
         let _cutting = self.state.head().checkpoint.lock(self.relax());
         let lanes = self.lanes.acquire_all(self.relax());
         let len = self.check_pieces(pieces)?;
@@ -92,6 +94,7 @@ impl<M: Medium> Reflection<M> {
             self.cut_holding(&lanes, &[])?;
         }
         self.lock_all(pages, false);
+        self.copy_units(pages, len);
         let floor = self.lanes.last().max(self.state.head().floor.load(Ordering::Relaxed));
         let committed = self.store_pages(pages).and_then(|(entries, sum)| {
             let seq = self.number_after(floor, pages);

@@ -111,7 +111,8 @@ const LAYOUTS: Codes<Layout> = Codes("layout", &[(1, Layout::Dense), (2, Layout:
 const DURABILITIES: Codes<Durability> = Codes("durability", &[(1, Durability::PerWrite), (2, Durability::PerCommit)]);
 const LEFTS: Codes<Left> =
     Codes("state", &[(1, Left::Fresh), (2, Left::Open), (3, Left::Clean), (4, Left::Settled), (5, Left::Disputed)]);
-const ENGINES: Codes<EngineKind> = Codes("engine", &[(1, EngineKind::Reflection), (2, EngineKind::HybridLog)]);
+const ENGINES: Codes<EngineKind> =
+    Codes("engine", &[(1, EngineKind::Reflection), (2, EngineKind::HybridLog), (3, EngineKind::Shadow)]);
 
 impl DualCopy for Superblock {
     type Raw = Raw;

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
 use crate::format::sidecar::superblock::{Left, Superblock};
 use crate::format::sidecar::{PAGE, chunk_pages, path as sidecar_path};
-use crate::options::{EngineKind, Layout, Settings};
+use crate::options::{Layout, Settings};
 use crate::redundancy::file::{Filling, create, is_of, remove_of_sidecar, sidecar_redundancy_file};
 use crate::redundancy::format::Superblock as FileSuperblock;
 use crate::redundancy::holes::Room;
@@ -94,7 +94,7 @@ impl<M: Medium> TrackedPages<M> {
         let data = self.medium.open(&sidecar.data, Access::Read, 0)?;
         let side = self.medium.open_companion(&self.path, Access::Read, 0, &data)?;
         match Superblock::read(&side, &self.path) {
-            Ok(superblock) if superblock.engine == EngineKind::Reflection => Ok(Some((side, superblock))),
+            Ok(superblock) if superblock.engine.has_reflection_pages() => Ok(Some((side, superblock))),
             Ok(_) | Err(Error::Corrupt { .. } | Error::Unsupported { .. }) => Ok(None),
             Err(error) => Err(error),
         }

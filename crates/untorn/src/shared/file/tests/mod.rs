@@ -256,7 +256,7 @@ fn obey(file: &AtomicFile, path: &Path, line: &str) {
     }
 }
 
-const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+const ENGINES: [EngineKind; 3] = crate::testing::ENGINES;
 
 /// A file and processes that share it, of which the first serves.
 fn share<const COUNT: usize>(
