@@ -169,6 +169,33 @@ constants! {
 
     /// A flag of `region_open`: together with other processes.
     REGION_SHARED = 0x4000_0000;
+
+    /// The version of libpmem whose functions `untorn/libpmem.h` has.
+    PMEM_MAJOR_VERSION = 1;
+    /// The same.
+    PMEM_MINOR_VERSION = 1;
+    /// Flags of `pmem_map_file`: create the file or region.
+    PMEM_FILE_CREATE = 1;
+    /// Fail if there is one.
+    PMEM_FILE_EXCL = 2;
+    /// Allocate no space.
+    PMEM_FILE_SPARSE = 4;
+    /// A file without a name.
+    PMEM_FILE_TMPFILE = 8;
+    /// Flags of `pmem_memcpy`: the next drain persists.
+    PMEM_F_MEM_NODRAIN = 1;
+    /// Flag of `pmem_memcpy`: store past the cache.
+    PMEM_F_MEM_NONTEMPORAL = 2;
+    /// Flag of `pmem_memcpy`: store through the cache.
+    PMEM_F_MEM_TEMPORAL = 4;
+    /// Flag of `pmem_memcpy`: the memory combines writes.
+    PMEM_F_MEM_WC = 8;
+    /// Flag of `pmem_memcpy`: the memory writes back.
+    PMEM_F_MEM_WB = 16;
+    /// Flag of `pmem_memcpy`: nothing persists.
+    PMEM_F_MEM_NOFLUSH = 32;
+    /// All flags of `pmem_memcpy`.
+    PMEM_F_MEM_VALID_FLAGS = 63;
 }
 
 /// `untorn_error`: why a call failed.

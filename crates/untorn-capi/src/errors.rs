@@ -94,6 +94,12 @@ pub(crate) fn last() -> untorn_error {
     LAST.try_with(|last| *last.borrow()).unwrap_or_else(|_| untorn_error::new(0, ""))
 }
 
+/// The text of this thread's last failure, which the next one replaces.
+pub(crate) fn last_text() -> *const c_char {
+    // The text ends with a zero and stays where it is as long as the thread lives.
+    LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.message.as_ptr())).unwrap_or(c"".as_ptr())
+}
+
 /// The text of a code; it lives as long as the process.
 pub(crate) fn text(code: c_int) -> &'static CStr {
     static SYSTEM: FirstUse<Vec<CString>> = FirstUse::new();

@@ -1,6 +1,7 @@
 /* A program as others write one, against an installed untorn: the header, the shared library, its version. */
 #include <untorn.h>
 #include <untorn/acumen.h>
+#include <untorn/libpmem.h>
 #include <untorn/nvmmio.h>
 #include <untorn/protect.h>
 #include <untorn/region.h>

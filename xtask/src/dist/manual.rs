@@ -12,6 +12,7 @@ use super::{Result, VERSION, at, write};
 const HEADERS: &[(&str, &str)] = &[
     ("untorn.h", "untorn"),
     ("untorn/acumen.h", "untorn_acumen"),
+    ("untorn/libpmem.h", "untorn_libpmem"),
     ("untorn/nvmmio.h", "untorn_nvmmio"),
     ("untorn/protect.h", "untorn_protect"),
     ("untorn/region.h", "untorn_region"),

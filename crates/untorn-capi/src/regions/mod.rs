@@ -26,7 +26,7 @@ use crate::errors::{Failure, Result};
 use crate::mapping::{HINTS, errno};
 
 /// Bytes of a page.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// The flag of `region_open`, as it comes.
 const REGION_SHARED: c_int = abi::REGION_SHARED as c_int;
@@ -97,6 +97,37 @@ impl Memory {
             Memory::Shared(region, _) => region.pmsync()?,
         };
         Ok(())
+    }
+
+    /// The same while other threads store.
+    fn sync_beside_stores(&self) -> Result<()> {
+        match self {
+            Memory::Own(map) => turn(map)?.pmsync_beside_stores()?,
+            Memory::Shared(region, _) => region.pmsync()?,
+        };
+        Ok(())
+    }
+
+    /// The number of pages from the first one on, which are allocated or freed, and committed, for there to be so many.
+    fn fit(&self, pages: Option<u64>) -> Result<u64> {
+        let Memory::Own(map) = self else {
+            return Err(errno(libc::EBUSY, "this process has the region open with REGION_SHARED"));
+        };
+        let mut map = turn(map)?;
+        let there = map.pages()?;
+        let Some(pages) = pages else { return Ok(there.last().map_or(0, |last| last + 1)) };
+        for page in there.iter().filter(|page| **page >= pages) {
+            map.free_page(*page)?;
+        }
+        let mut next = 0;
+        for page in there.into_iter().filter(|page| *page < pages).chain([pages]) {
+            if page > next {
+                map.alloc_at(next, page - next)?;
+            }
+            next = page + 1;
+        }
+        map.pmsync()?;
+        Ok(pages)
     }
 
     fn pin(&self, first: u64, count: u64) -> Result<*mut u8> {
@@ -365,6 +396,28 @@ impl Regions {
 
     pub(crate) fn sync(&self, rd: c_int) -> Result<()> {
         self.region(rd)?.with(Memory::sync)
+    }
+
+    pub(crate) fn sync_beside_stores(&self, rd: c_int) -> Result<()> {
+        self.region(rd)?.with(Memory::sync_beside_stores)
+    }
+
+    /// Maps all pages of a region, which has `pages` of them from then on, or as many as it has. Returns the address
+    /// and the length in bytes.
+    pub(crate) fn map_from_the_first(&self, rd: c_int, pages: Option<u64>) -> Result<(usize, usize)> {
+        let pages = self.region(rd)?.with(|memory| memory.fit(pages))?;
+        if pages == 0 {
+            return Err(Failure::invalid("the region has no page; pass PMEM_FILE_CREATE and a length"));
+        }
+        let len = usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE);
+        let address = self.map(std::ptr::null_mut(), rd, 0, len, libc::MAP_SHARED)?;
+        Ok((address.expose_provenance(), len))
+    }
+
+    /// Ends the mapping at an address, and closes the descriptor.
+    pub(crate) fn end(&self, rd: c_int, address: usize) -> Result<()> {
+        let unmapped = self.unmap(std::ptr::without_provenance_mut(address));
+        unmapped.and(self.close(rd))
     }
 
     pub(crate) fn map(

@@ -14,8 +14,15 @@ use crate::common::{Link, check_syntax, compile, include_dir, manifest_dir, succ
 use abi::{untorn_change, untorn_commit, untorn_coverage, untorn_error, untorn_options, untorn_redundancy_options};
 use untorn_testing::{built, needs};
 
-const HEADERS: [&str; 6] =
-    ["untorn.h", "untorn/acumen.h", "untorn/nvmmio.h", "untorn/region.h", "untorn/shared.h", "untorn/protect.h"];
+const HEADERS: [&str; 7] = [
+    "untorn.h",
+    "untorn/acumen.h",
+    "untorn/nvmmio.h",
+    "untorn/region.h",
+    "untorn/libpmem.h",
+    "untorn/shared.h",
+    "untorn/protect.h",
+];
 
 /// A header without its comments.
 fn code_of(header: &str) -> String {
@@ -69,12 +76,45 @@ fn exported_by_sources() -> BTreeSet<String> {
     names
 }
 
-/// The constants the headers define; guards and initialisers are none.
-fn defined() -> BTreeSet<String> {
+/// What the headers define, each name with its value.
+fn definitions() -> Vec<(String, String)> {
     let headers = HEADERS.map(code_of).concat();
     let defines = headers.lines().filter_map(|line| line.strip_prefix("#define "));
-    let values = defines.filter_map(|define| define.split_once(' ')).filter(|(_, value)| !value.starts_with('{'));
-    values.map(|(name, _)| name.to_owned()).collect()
+    defines.filter_map(|define| define.split_once(' ')).map(|(name, value)| (name.into(), value.into())).collect()
+}
+
+/// The constants the headers define; guards, initialisers and other names of functions are none.
+fn defined() -> BTreeSet<String> {
+    let is_constant = |value: &str| !value.starts_with('{') && !value.starts_with("untorn_");
+    definitions().into_iter().filter(|(_, value)| is_constant(value)).map(|(name, _)| name).collect()
+}
+
+#[test]
+fn each_function_of_libpmem_has_its_name() {
+    let names: BTreeSet<(String, String)> =
+        definitions().into_iter().filter(|(_, value)| value.starts_with("untorn_")).collect();
+    let functions = declared().into_iter().filter(|name| name.starts_with("untorn_pmem_"));
+    let expected: BTreeSet<(String, String)> =
+        functions.map(|function| (function["untorn_".len()..].to_owned(), function)).collect();
+    assert_eq!(names, expected);
+}
+
+/// With one more directory to search, a program that names the header of libpmem gets this one.
+#[test]
+fn an_unchanged_program_of_libpmem_compiles() {
+    let text = "#include <libpmem.h>\nint main(void) {\n    size_t len;\n    int is_pmem;\n    \
+                char *log = pmem_map_file(\"log\", 4096, PMEM_FILE_CREATE, 0666, &len, &is_pmem);\n    \
+                if (!log) return 1;\n    log[0] = 1;\n    \
+                if (is_pmem) pmem_persist(log, 1); else if (pmem_msync(log, 1)) return 2;\n    \
+                return pmem_unmap(log, len);\n}\n";
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("unchanged.c"), dir.path().join("unchanged"));
+    fs::write(&source, text).unwrap();
+    let mut cc = Command::new("cc");
+    cc.arg("-I").arg(include_dir().join("untorn")).arg("-o").arg(&program).arg(&source);
+    succeed(cc.arg(built().join("libuntorn.a")).args(["-lpthread", "-ldl", "-lm"]));
+    succeed(Command::new(program).current_dir(dir.path()));
+    assert_eq!(fs::read(dir.path().join("log")).unwrap()[..2], [1, 0]);
 }
 
 #[test]

@@ -75,6 +75,11 @@ fn region_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn a_program_of_libpmem_finds_its_last_persist() {
+    for_both_libraries(&test_program("libpmem.c"), |program, files| is_silent(program.arg(files)));
+}
+
+#[test]
 fn several_processes_share_a_region_as_the_header_says() {
     for_both_libraries(&test_program("region_shared.c"), may_be_skipped);
 }

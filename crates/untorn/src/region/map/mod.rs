@@ -259,8 +259,8 @@ impl RegionMap {
     /// [`unpin`](RegionMap::unpin), the program can load from and store to them, and cannot free them. Returns the
     /// address of the first page, which is the same each time it is pinned.
     ///
-    /// No store through the pointer may run while a method that takes `&mut self` runs, or while a slice of the page is
-    /// lent. Otherwise a commit or rollback may get half of the store or lose it, and recovery may drop a commit whose
+    /// No store through the pointer may run while a method that takes `&mut self` runs, other than
+    /// [`pmsync_beside_stores`](RegionMap::pmsync_beside_stores), or while a slice of the page is lent. Otherwise a commit or rollback may get half of the store or lose it, and recovery may drop a commit whose
     /// bytes do not match its digest.
     ///
     /// # Errors
@@ -320,14 +320,40 @@ impl RegionMap {
         let pages: Vec<(u64, &Page)> = self.stored_pages().into_iter().filter_map(page_of).collect();
         let check = || self.check_memory();
         let commit = self.region.pmsync(&Stored { pages, check: Some(&check) })?;
-        self.parked.clear();
-        let stored = std::mem::take(&mut self.stored);
-        self.kept = self.kept.union(&stored);
+        let stored = self.committed();
         if let Err(error) = self.give_back(&stored) {
             // The commit is durable. What could not be given back stays in memory.
             tracing::warn!(path = %self.path().display(), %error, "cannot release committed pages; they stay in \
                                                                    memory");
         }
+        Ok(commit)
+    }
+
+    /// Commits as [`pmsync`](RegionMap::pmsync) does, while other threads may store through pointers to
+    /// [pinned](RegionMap::pin) pages. Every store that ended before the call is in the commit. A store that runs
+    /// meanwhile is in it whole, in part or not at all, and whole in the next commit.
+    ///
+    /// It copies each stored page before it writes it to the store. It releases no committed page, so each page that
+    /// was ever stored to stays in memory until a [`pmsync`](RegionMap::pmsync), a [`rollback`](RegionMap::rollback) or
+    /// the last [`unpin`](RegionMap::unpin). Under [`DirtyTracking::PageTable`] it also compares all of these pages
+    /// with the last commit.
+    ///
+    /// # Errors
+    /// As for [`pmsync`](RegionMap::pmsync).
+    pub fn pmsync_beside_stores(&mut self) -> Result<u64> {
+        self.note_all_stores()?;
+        let pages = self.stored_pages();
+        // The page's digest and its bytes in the store are those of the copy, whatever is stored meanwhile.
+        let copies: Vec<(u64, Box<Page>)> =
+            pages.into_iter().filter_map(|page| Some((page, self.memory.copy_of(page)?))).collect();
+        // Pages that stay in memory after their commit count as stored to again.
+        let stay = self.memory.tracking().method() == DirtyTracking::PageTable;
+        let is_changed = |(page, copy): &&(u64, Box<Page>)| !(stay && self.is_committed(*page, copy));
+        let pages: Vec<(u64, &Page)> = copies.iter().filter(is_changed).map(|(page, copy)| (*page, &**copy)).collect();
+        let check = || self.check_memory();
+        let commit = self.region.pmsync(&Stored { pages, check: Some(&check) })?;
+        // No page is given back: a store between its copy and its release would be lost.
+        self.committed();
         Ok(commit)
     }
 
@@ -406,6 +432,21 @@ impl RegionMap {
             }
         }
         Ok(offset..end)
+    }
+
+    /// Whether these are the bytes of a page at the last commit, as far as that can be told.
+    fn is_committed(&self, page: u64, bytes: &Page) -> bool {
+        let mut committed: Page = [0; PAGE as usize];
+        // The engine has the parked bytes of a page in the place of the committed ones.
+        !self.parked.contains(&page) && self.region.read(page * PAGE, &mut committed).is_ok() && committed == *bytes
+    }
+
+    /// Notes that what was stored is committed. Returns it.
+    fn committed(&mut self) -> Runs {
+        self.parked.clear();
+        let stored = std::mem::take(&mut self.stored);
+        self.kept = self.kept.union(&stored);
+        stored
     }
 
     fn close(&mut self, pages: Range<u64>) -> Result<()> {

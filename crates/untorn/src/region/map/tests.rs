@@ -1,6 +1,7 @@
 //! Mapped regions against a map from page numbers to bytes, however stores are found and pages closed.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -79,7 +80,7 @@ fn a_mapped_region_is_a_map_from_page_numbers_to_bytes() {
                     map.unpin(pinned.swap_remove(random(pinned.len() as u64) as usize), 1).unwrap()
                 }
                 18..=20 => {
-                    map.pmsync().unwrap();
+                    if random(2) == 0 { map.pmsync() } else { map.pmsync_beside_stores() }.unwrap();
                     committed = now.clone();
                 }
                 21 => {
@@ -123,6 +124,44 @@ fn a_commit_writes_what_was_stored_to_and_nothing_else() {
         map.page_mut(3).unwrap()[7] = 3;
         map.note_all_stores().unwrap();
         assert_eq!(map.stored_pages(), [3], "{way:?}");
+    }
+}
+
+/// A digest over bytes that a thread changes meanwhile would have the recovery drop the commit.
+#[test]
+fn a_commit_beside_stores_is_whole() {
+    for way in WAYS {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let (store, mut map) = open(&path, way);
+        map.alloc_pages(4).unwrap();
+        let counters = map.pin(0, 4).unwrap().addr() as u64;
+        let ended = AtomicBool::new(false);
+        let mut last = 0;
+        std::thread::scope(|scope| {
+            let count = || {
+                let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+                let mut number = 0_u64;
+                while !ended.load(Ordering::Relaxed) {
+                    number += 1;
+                    for at in (0..4 * 4096).step_by(512) {
+                        memory.write_all_at(&number.to_ne_bytes(), counters + at).unwrap();
+                    }
+                }
+            };
+            scope.spawn(count);
+            for _ in 0..50 {
+                last = map.pmsync_beside_stores().unwrap();
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        // As after a crash: the store was not closed, and its last commit has to prove itself.
+        std::mem::forget((store, map));
+        let copy = dir.path().join("copy");
+        std::fs::copy(&path, &copy).unwrap();
+        let (store, map) = open(&copy, way);
+        assert_eq!(map.info().unwrap().commit, last, "{way:?}");
+        assert_eq!(store.audit().unwrap().findings, Vec::<String>::new(), "{way:?}");
     }
 }
 

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::ptr;
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -161,6 +162,19 @@ impl Paged {
         let len = (range.end - range.start) as usize;
         // SAFETY: as for `bytes`; open pages are writable, and `self` is borrowed exclusively.
         Some(unsafe { slice::from_raw_parts_mut(self.memory.at(range.start), len) })
+    }
+
+    /// A copy of an open page, for which other threads may store there meanwhile.
+    pub(crate) fn copy_of(&self, page: u64) -> Option<Box<[u8; PAGE as usize]>> {
+        if !self.open().has(page) {
+            return None;
+        }
+        let mut copy = Box::new([0_u8; PAGE as usize]);
+        // SAFETY: the page is open and stays so while `self` is borrowed, and the new memory overlaps nothing. No
+        // reference to the page is made, and any bytes are a valid copy: whoever stores through a pointer meanwhile
+        // answers for it.
+        unsafe { ptr::copy_nonoverlapping(self.memory.address(page * PAGE), copy.as_mut_ptr(), PAGE as usize) };
+        Some(copy)
     }
 
     /// Ranges of bytes that all open pages lie in, for [`Tracking`]. A few megabytes of what is
