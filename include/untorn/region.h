@@ -44,8 +44,8 @@
  * calls on its region, and later calls fail with EBADF.
  *
  * In a child after fork no descriptor is open, and what it stores is its own. It
- * sees pages that were stored to since the last pmsync as they were at the fork;
- * what the parent does to others may show.
+ * sees pages that were stored to since the last pmsync as they were at the fork.
+ * In others it may see anything that the parent commits, to any region.
  */
 #ifndef UNTORN_REGION_H
 #define UNTORN_REGION_H

@@ -147,6 +147,14 @@ const SPREAD: &[Spread] = &[
         &["members.rs", "requests.rs"],
         "one thread has it, so no lock guards its fields",
     ),
+    (
+        "crates/untorn/src/sys/paged/mod.rs",
+        "Paged",
+        &["shown.rs"],
+        "opens pages as another file's and takes them back: the unsafe half of it, with invariants of its own",
+    ),
+    ("crates/untorn/src/sys/paged/mod.rs", "Open", &["shown.rs"], "the same, under the lock of the pages"),
+    ("crates/untorn/src/sys/paged/mod.rs", "Opening", &["shown.rs"], "the same, for those who hold that lock"),
 ];
 
 /// A struct with private fields.

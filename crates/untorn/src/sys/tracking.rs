@@ -102,13 +102,10 @@ impl Tracking {
     ///
     /// What was found is told also if something failed: it is not found a second time.
     pub(crate) fn take_stored(&self, within: &[Range<u64>], own: &Runs) -> (Runs, io::Result<()>) {
-        let mut unprotected = Runs::new();
         if self.protector.is_none() {
-            let read = within.iter().try_for_each(|range| self.find_own(range, &mut unprotected));
-            return (unprotected, read);
+            return self.take_own(within);
         }
-        let scan = |range: &Range<u64>| self.scan(range.clone(), Scan::TAKE_UNPROTECTED, |run| unprotected.push(run));
-        let taken = within.iter().try_for_each(scan);
+        let (unprotected, taken) = self.take_unprotected(within);
         // Nothing protects a page of the file that came into memory by a load, until now. Which pages are of that
         // kind takes a look at each page's own description, so it is asked of as few as possible.
         let mut files = Runs::new();
@@ -119,6 +116,49 @@ impl Tracking {
             }
         }
         (unprotected.without(&files), taken)
+    }
+
+    /// The same, but that no page is told of that is the file's. Where the kernel does not tell it fails, and the pages
+    /// are found the next time.
+    pub(crate) fn take_stored_exactly(&self, within: &[Range<u64>], own: &Runs) -> (Runs, io::Result<()>) {
+        if self.protector.is_none() {
+            return self.take_own(within);
+        }
+        let (mut unprotected, mut taken) = self.take_unprotected(within);
+        let (unknown, mut found) = (unprotected.without(own), Runs::new());
+        for range in unknown.coarsened(LOOK) {
+            // A page of the file may have left memory since, and is then nobody's; one of the process's own never is.
+            if let Err(error) = self.scan(range.clone(), Scan::PAGES_OF_ITS_OWN, |run| found.push(run)) {
+                let again = self.unprotect(range);
+                taken = taken.and(again).and(Err(error));
+            }
+        }
+        unprotected = unprotected.without(&unknown.without(&found));
+        (unprotected, taken)
+    }
+
+    /// The process's own pages, where there is no write protection.
+    fn take_own(&self, within: &[Range<u64>]) -> (Runs, io::Result<()>) {
+        let mut own = Runs::new();
+        let read = within.iter().try_for_each(|range| self.find_own(range, &mut own));
+        (own, read)
+    }
+
+    /// The pages that nothing protects, and protects them.
+    fn take_unprotected(&self, within: &[Range<u64>]) -> (Runs, io::Result<()>) {
+        let mut unprotected = Runs::new();
+        let scan = |range: &Range<u64>| self.scan(range.clone(), Scan::TAKE_UNPROTECTED, |run| unprotected.push(run));
+        let taken = within.iter().try_for_each(scan);
+        (unprotected, taken)
+    }
+
+    /// Tracks a part of the mapping in whose place another one was made.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub(crate) fn watch_again(&self, range: Range<u64>) -> io::Result<()> {
+        let Some(protector) = &self.protector else { return Ok(()) };
+        protector.register_stores(self.start + range.start as usize, (range.end - range.start) as usize)
     }
 
     /// Takes the write protection from a range, as if all of it were stored to. Without write protection there is none.

@@ -66,6 +66,8 @@ mod store;
 mod table;
 mod working;
 
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -229,6 +231,11 @@ pub(crate) trait AnyRegion: Send + Sync {
     /// Reads such a page of the store, without waiting for anything. A commit leaves it as it is, and the one after
     /// next may not: what it has then is for the caller to know.
     fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()>;
+    /// Which pages of the store have the contents of these, of each that is as the last commit has it; 0 for others,
+    /// and for pages of zeros.
+    fn unchanged(&self, pages: Range<u64>) -> Result<Vec<u64>>;
+    /// The store's file, if the program can map pages of it: a private mapping tells its stores from the file's pages.
+    fn mappable(&self) -> Option<BorrowedFd<'_>>;
     /// Commits what is pending, and with it what a mapping has.
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64>;
     fn rollback(&self) -> Result<()>;

@@ -1,6 +1,7 @@
 //! An open region: its pages, and the uncommitted changes of the program.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
@@ -13,7 +14,8 @@ use super::working::{Pending, Working};
 use super::{AnyHeld, AnyRegion, Core, Region, RegionInfo, State, locked};
 use crate::engine::commits::stream::Commits;
 use crate::error::{Error, Result};
-use crate::storage::{Medium, MediumFile};
+use crate::storage::{self, Medium, MediumClass, MediumFile, MediumKind};
+use crate::sys::file::is_dax;
 
 /// What all handles of one region share. When the last is gone, what was not committed is.
 pub(super) struct Handle<M: Medium> {
@@ -237,6 +239,27 @@ impl<M: Medium> AnyRegion for Access<M> {
     fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()> {
         self.core().handle_state.ours()?;
         self.core().file.read(page * PAGE, dst).map_err(|error| self.core().handle_state.unless_lost(error))
+    }
+
+    fn unchanged(&self, pages: Range<u64>) -> Result<Vec<u64>> {
+        self.with(|Loaded { table, .. }, working| {
+            let place = |logical: u64| match working.get(logical) {
+                Some(_) => 0,
+                None => table.entry(logical).stored().unwrap_or(0),
+            };
+            Ok(pages.map(place).collect())
+        })
+    }
+
+    fn mappable(&self) -> Option<BorrowedFd<'_>> {
+        let core = self.core();
+        // Kernels do not tell the pages of a DAX file from the process's own.
+        let file = core.file.descriptor().filter(|file| !is_dax(*file))?;
+        // Some say of a file only that it has `MAP_SYNC`.
+        let kind = || storage::detect(core.path()).map(|found| found.kind);
+        let is_ordinary =
+            core.class == MediumClass::Block || kind().is_ok_and(|kind| kind != MediumKind::PersistentMemory);
+        is_ordinary.then_some(file)
     }
 
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {

@@ -10,6 +10,9 @@
 //! 2. The page tables find a page that was stored to, and it is in `stored` from then until it is committed, rolled
 //!    back, freed or parked. So a commit has every store; a page in `stored` without a store costs only its bytes.
 //! 3. Only the engine knows which pages are allocated and which are freed; a commit takes only contents from memory.
+//! 4. A page that is not in `stored` or `kept` may be the store's own page, mapped privately. It is the one that
+//!    the last commit names: only a commit of a page that was stored to, or freed and so closed, has it name another.
+//!    A page that was stored to is the process's own until the memory file has its bytes.
 
 mod options;
 
@@ -30,12 +33,19 @@ use crate::options::DirtyTracking;
 use crate::region::engine::RegionInfo;
 use crate::region::engine::{AnyRegion, PAGE, Page, Stored};
 use crate::region::store::RegionSnapshot;
-use crate::sys::paged::Paged;
+use crate::sys::paged::{Opening, Paged};
 use crate::sys::runs::Runs;
 use crate::sys::tracking::KEPT;
 
 /// Pages that are brought into memory at once.
-const BATCH: u64 = 64;
+const BATCH: u64 = 1024;
+
+/// Pages that are copied at once.
+const COPIED: u64 = 64;
+
+/// Pages in a row of the store from which on they are mapped and not copied: a mapping costs as much as a few copies,
+/// and a process can have only so many. In tests each page is.
+const SHOWN: usize = if cfg!(test) { 1 } else { 4 };
 
 /// A region as plain memory: the program loads and stores freely, then calls [`pmsync`](RegionMap::pmsync).
 ///
@@ -64,14 +74,18 @@ const BATCH: u64 = 64;
 /// ```
 ///
 /// # How
-/// The loaded pages are in a memory file, and the map is a private mapping of it, so the page tables tell which pages
-/// were stored to (see [`DirtyTracking`]). A commit copies those pages to free pages of the store and never overwrites
-/// committed ones. The map takes as much memory as the loaded pages, and once more the stored pages, of which up to 64
-/// MiB stay in memory after the commit.
+/// Pages that the store has in a row, four or more, are mapped privately and not copied. Loading them takes no memory
+/// but the page cache's, and a page is copied at the first store to it. Other pages are copied into a memory file, and
+/// so are all pages under [`DirtyTracking::PageTable`], on persistent memory (DAX), and beyond 8192 mapped rows.
+///
+/// The page tables tell which pages were stored to. A commit copies those to free pages of the store and never
+/// overwrites committed ones. The map takes as much memory as the copied pages, and once more the stored pages, of
+/// which up to 64 MiB stay in memory after the commit.
 ///
 /// - Reading into the map with `read(2)` counts as storing to it.
-/// - A forked child has a copy of the stored and uncommitted pages, and may see what the parent does in other pages.
-///   Its stores never reach the store file, and its calls fail with [`Error::Forked`].
+/// - A forked child has a copy of the stored and uncommitted pages. In other pages it may see anything that the parent
+///   commits, to this region or another one. Its stores never reach the store file, and its calls fail with
+///   [`Error::Forked`].
 /// - A page whose memory is lost reads as zeros from then on, and the next commit fails; see
 ///   [`LostPage`](crate::options::LostPage).
 ///
@@ -82,6 +96,8 @@ const BATCH: u64 = 64;
 pub struct RegionMap {
     memory: Paged,
     pub(super) region: Arc<dyn AnyRegion>,
+    /// Whether pages of the store are mapped where they can be.
+    shows: bool,
     /// Bytes that the region can have, or the reservation has, if that is fewer.
     limit: u64,
     /// What was stored to and is not committed, as far as the page tables have been asked.
@@ -260,8 +276,9 @@ impl RegionMap {
     /// address of the first page, which is the same each time it is pinned.
     ///
     /// No store through the pointer may run while a method that takes `&mut self` runs, other than
-    /// [`pmsync_beside_stores`](RegionMap::pmsync_beside_stores), or while a slice of the page is lent. Otherwise a commit or rollback may get half of the store or lose it, and recovery may drop a commit whose
-    /// bytes do not match its digest.
+    /// [`pmsync_beside_stores`](RegionMap::pmsync_beside_stores), or while a slice of the page is lent. Otherwise a
+    /// commit or rollback may get half of the store or lose it, and recovery may drop a commit whose bytes do not match
+    /// its digest.
     ///
     /// # Errors
     /// As for [`bytes`](RegionMap::bytes); after an error nothing is pinned.
@@ -374,10 +391,18 @@ impl RegionMap {
         self.region.rollback()?;
         let parked = self.memory.open_among(self.parked.iter().copied());
         let mut committed: Page = [0; PAGE as usize];
+        let path = self.path().to_owned();
+        let failed = |error| Error::io("restore a page of", &path, error);
         for page in self.stored_pages().into_iter().chain(parked) {
+            // Nothing of it was committed since it was opened, so the last commit names the page that was mapped then.
+            let is_kept = !self.kept.within(slice::from_ref(&(page * PAGE..(page + 1) * PAGE))).is_empty();
+            let is_as_mapped =
+                !is_kept && !self.parked.contains(&page) && self.memory.show_again(page).map_err(failed)?;
+            if is_as_mapped {
+                continue;
+            }
             self.region.read(page * PAGE, &mut committed)?;
-            let restored = self.memory.restore(page, &committed);
-            restored.map_err(|error| self.failed("restore a page of", error))?;
+            self.memory.restore(page, &committed).map_err(failed)?;
         }
         let stored = std::mem::take(&mut self.stored);
         self.kept = self.kept.without(&stored);
@@ -426,12 +451,44 @@ impl RegionMap {
         // there.
         for first in pages.clone().step_by(BATCH as usize) {
             for run in opening.closed(first..pages.end.min(first + BATCH)) {
-                let mut bytes = vec![0; ((run.end - run.start) * PAGE) as usize];
-                self.region.read(run.start * PAGE, &mut bytes)?;
-                opening.check_exclusion(run.start, &bytes).map_err(|error| self.failed("load a page of", error))?;
+                self.open_run(&mut opening, run)?;
             }
         }
         Ok(offset..end)
+    }
+
+    /// Opens pages in a row: those that the store has in a row too are mapped, the others are copied.
+    fn open_run(&self, opening: &mut Opening<'_>, run: Range<u64>) -> Result<()> {
+        let file = self.region.mappable().filter(|_| self.shows);
+        let (mut copied_to, mut at) = (run.start, run.start);
+        if let Some(file) = file {
+            let places = self.region.unchanged(run.clone())?;
+            for row in places.chunk_by(|one, next| *one != 0 && one + 1 == *next) {
+                let pages = at..at + row.len() as u64;
+                at = pages.end;
+                if row.len() < SHOWN || row[0] == 0 {
+                    continue;
+                }
+                self.copy_in(opening, copied_to..pages.start)?;
+                copied_to = pages.start;
+                match opening.show(pages.clone(), file, row[0] * PAGE) {
+                    Ok(()) => copied_to = pages.end,
+                    // A copy takes no mapping.
+                    Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {}
+                    Err(error) => return Err(self.failed("map pages of", error)),
+                }
+            }
+        }
+        self.copy_in(opening, copied_to..run.end)
+    }
+
+    fn copy_in(&self, opening: &mut Opening<'_>, pages: Range<u64>) -> Result<()> {
+        for first in pages.clone().step_by(COPIED as usize) {
+            let mut bytes = vec![0; ((pages.end.min(first + COPIED) - first) * PAGE) as usize];
+            self.region.read(first * PAGE, &mut bytes)?;
+            opening.check_exclusion(first, &bytes).map_err(|error| self.failed("load a page of", error))?;
+        }
+        Ok(())
     }
 
     /// Whether these are the bytes of a page at the last commit, as far as that can be told.
@@ -491,8 +548,12 @@ impl RegionMap {
         // First of all: in a forked child these are the parent's page tables.
         self.region.writable()?;
         self.check_memory()?;
+        let shown = self.memory.take_newly_shown();
+        if !shown.is_empty() {
+            (self.kept, self.stored) = (self.kept.without(&shown), self.stored.without(&shown));
+        }
         let own = self.kept.union(&self.stored);
-        let (seen, all) = self.memory.tracking().take_stored(within, &own);
+        let (seen, all) = self.memory.tracking().take_stored_exactly(within, &own);
         // What keeps accesses from closed pages looks like a page of the process's own.
         self.stored = self.stored.union(&runs_of(self.memory.open_among(pages_of(&seen))));
         all.map_err(|error| Error::io("find the stores to a region of", self.path(), error))

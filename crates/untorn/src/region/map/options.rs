@@ -37,12 +37,21 @@ pub struct RegionMapOptions {
     lost_page: LostPage,
     /// How pages that are not there are kept from accesses.
     pub(super) closing: Closing,
+    /// Whether pages of the store are mapped where they can be.
+    pub(super) shows: bool,
 }
 
 impl Default for RegionMapOptions {
     fn default() -> Self {
         let (dirty_tracking, lost_page) = (DirtyTracking::Auto, LostPage::Fail);
-        RegionMapOptions { reserve: None, commit_log: None, dirty_tracking, lost_page, closing: Closing::Auto }
+        RegionMapOptions {
+            reserve: None,
+            commit_log: None,
+            dirty_tracking,
+            lost_page,
+            closing: Closing::Auto,
+            shows: true,
+        }
     }
 }
 
@@ -105,9 +114,13 @@ impl RegionMapOptions {
         let (lost_page, closing, method) = (self.lost_page, self.closing, self.dirty_tracking);
         let memory = Paged::new(region.name(), self.reserve.unwrap_or(RESERVE).min(len), lost_page, closing, method);
         let memory = memory.map_err(|error| Error::io("reserve memory for a region of", path, error))?;
+        // What stays in memory under `PageTable` counts as stored to for ever, so the memory file takes it after each
+        // commit: a mapping for each page.
+        let shows =
+            memory.tracking().method() == DirtyTracking::WriteProtect && self.shows && region.mappable().is_some();
         let (limit, stored, kept) = (len.min(memory.pages() * PAGE), Runs::new(), Runs::new());
         let (parked, pinned) = (BTreeSet::new(), BTreeMap::new());
-        Ok(RegionMap { memory, region, limit, stored, kept, parked, pinned })
+        Ok(RegionMap { memory, region, shows, limit, stored, kept, parked, pinned })
     }
 }
 

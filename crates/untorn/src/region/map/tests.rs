@@ -1,6 +1,7 @@
 //! Mapped regions against a map from page numbers to bytes, however stores are found and pages closed.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -165,6 +166,73 @@ fn a_commit_beside_stores_is_whole() {
     }
 }
 
+/// The cost of a map is that of the pages which the program touches, however many it maps.
+#[test]
+fn a_map_has_no_copy_of_pages_that_nobody_stored_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let (store, mut map) = open(&path, WAYS[0]);
+    if map.dirty_tracking() != DirtyTracking::WriteProtect {
+        untorn_testing::skip!("this kernel does not tell stores by write protection");
+    }
+    map.alloc_pages(PAGES).unwrap();
+    for (page, bytes) in (0_u64..).zip(map.bytes_mut(0, PAGES as usize * 4096).unwrap().chunks_mut(4096)) {
+        bytes.fill(page as u8);
+    }
+    map.pmsync().unwrap();
+    drop((map, store));
+
+    let (_store, mut map) = open(&path, WAYS[0]);
+    let bytes = map.bytes(0, PAGES as usize * 4096).unwrap();
+    assert!((0_u64..).zip(bytes.chunks(4096)).all(|(page, bytes)| bytes.iter().all(|byte| *byte == page as u8)));
+    assert_eq!(map.memory.copied_pages(), 0, "loads copy nothing");
+    assert_eq!(map.pmsync().unwrap(), 1, "loads are no stores");
+    // Until the third commit the store's pages of before are written to again.
+    for round in 1..=4_u64 {
+        for page in [7, 8, 300] {
+            map.page_mut(page).unwrap()[round as usize] = 0xff;
+        }
+        assert_eq!(map.pmsync().unwrap(), 1 + round);
+        for page in [7, 8, 300, 6, 9] {
+            let expected = if matches!(page, 6 | 9) { 0 } else { round as usize };
+            let bytes = map.page(page).unwrap();
+            assert_eq!(bytes.iter().filter(|byte| **byte == 0xff).count(), expected, "page {page}, round {round}");
+            assert_eq!(bytes[4095], page as u8);
+        }
+    }
+    assert_eq!(map.memory.copied_pages(), 0, "stores copy nothing into the memory file");
+    map.page_mut(8).unwrap()[9] = 1;
+    map.rollback().unwrap();
+    assert_eq!(map.page(8).unwrap()[..10], [8, 255, 255, 255, 255, 8, 8, 8, 8, 8]);
+    assert_eq!(map.memory.copied_pages(), 1, "a rollback of a page that was committed since");
+    map.page_mut(100).unwrap().fill(0);
+    map.rollback().unwrap();
+    assert_eq!((map.page(100).unwrap(), map.memory.copied_pages()), (&[100; 4096], 1));
+    map.free_page(300).unwrap();
+    map.pmsync().unwrap();
+    map.alloc_at(300, 1).unwrap();
+    assert_eq!(map.page(300).unwrap(), &[0; 4096]);
+}
+
+#[test]
+fn a_lost_page_of_the_store_fails_the_next_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let (store, mut map) = open(&path, WAYS[0]);
+    map.alloc_pages(8).unwrap();
+    map.bytes_mut(0, 8 * 4096).unwrap().fill(7);
+    map.pmsync().unwrap();
+    drop((map, store));
+    let (_store, mut map) = open(&path, WAYS[0]);
+    if !map.shows {
+        untorn_testing::skip!("no page of a store is mapped here");
+    }
+    map.bytes(0, 8 * 4096).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    assert_eq!(map.page(3).unwrap()[0], 0);
+    assert!(matches!(map.pmsync(), Err(Error::Io { .. })));
+}
+
 #[test]
 fn kernel_reads_into_a_region_count_as_stores() {
     use std::io::Read;
@@ -313,6 +381,14 @@ impl AnyRegion for Ailing {
 
     fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()> {
         self.region.read_stored(page, dst)
+    }
+
+    fn unchanged(&self, pages: Range<u64>) -> Result<Vec<u64>> {
+        self.region.unchanged(pages)
+    }
+
+    fn mappable(&self) -> Option<BorrowedFd<'_>> {
+        self.region.mappable()
     }
 
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {

@@ -10,6 +10,8 @@
 //! A mark of the tracker's on a page that was stored to survives the letting go of that page, and no guard is put
 //! over it: the kernel (6.18) would try again without end. So that mark is taken away first.
 //!
+//! Pages can also be opened as those of another file, which copies nothing: see [`shown`].
+//!
 //! What holds: **of a closed page the file has no bytes, and its memory none of its own.** So an opened page holds
 //! what it was opened with, and nothing that it held before. Where a hole could not be made in the file, it is
 //! remembered that there may be bytes, and pages are opened with zeros that are written.
@@ -20,6 +22,8 @@
 //! slice is lent; opening happens under `&self` and a lock, and changes pages that are closed, of which nobody has a
 //! slice.
 #![allow(unsafe_code)]
+
+mod shown;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,6 +41,7 @@ use super::fault::none_lost;
 use super::file::{self, uninterrupted};
 use super::map::{FileMap, MapKind};
 use super::page_size;
+use super::runs::Runs;
 use super::tracking::Tracking;
 use crate::options::{DirtyTracking, LostPage};
 
@@ -78,6 +83,10 @@ struct Open {
     len: u64,
     /// Whether the file may have bytes of closed pages.
     leftovers: bool,
+    /// Bytes of the reservation that are another file's.
+    shown: Runs,
+    /// Those of them that were opened since [`Paged::take_newly_shown`] was last asked.
+    newly_shown: Runs,
 }
 
 impl Paged {
@@ -103,7 +112,15 @@ impl Paged {
         let memory = FileMap::new(file.as_fd(), MapKind::Closed, PAGE, reserve, lost_page)?;
         let guards = closing == Closing::Auto && guard(&memory, 0..1, true).is_ok();
         let tracking = Tracking::new(memory.address(0).addr(), memory.reserved() as usize, method)?;
-        let open = Open { chunks: BTreeMap::new(), guards, mixed: false, len: 0, leftovers: false };
+        let open = Open {
+            chunks: BTreeMap::new(),
+            guards,
+            mixed: false,
+            len: 0,
+            leftovers: false,
+            shown: Runs::new(),
+            newly_shown: Runs::new(),
+        };
         Ok(Paged { file, memory, tracking, open: Mutex::new(open) })
     }
 
@@ -242,7 +259,7 @@ impl Paged {
         let range = pages.start * PAGE..pages.end * PAGE;
         let bytes = self.bytes(&range).ok_or(Errno::FAULT)?;
         write_all(&self.file, bytes, range.start)?;
-        self.memory.release(range.start, range.end - range.start)
+        self.become_the_file(pages)
     }
 
     /// Gives open pages these bytes; they are no stores.
@@ -251,7 +268,17 @@ impl Paged {
     /// Those of `pwrite(2)` and `madvise(2)`: the pages hold these bytes, or those of before.
     pub(crate) fn restore(&mut self, first: u64, bytes: &[u8]) -> io::Result<()> {
         write_all(&self.file, bytes, first * PAGE)?;
-        self.memory.release(first * PAGE, bytes.len() as u64)
+        self.become_the_file(first..first + bytes.len() as u64 / PAGE)
+    }
+
+    /// Lets go of what the process has of its own of open pages: they are the file's.
+    fn become_the_file(&mut self, pages: Range<u64>) -> io::Result<()> {
+        let Paged { file, memory, tracking, open } = self;
+        let open = open.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for own in open.cover_all(file, memory, tracking, pages, true)? {
+            memory.release(own.start * PAGE, (own.end - own.start) * PAGE)?;
+        }
+        Ok(())
     }
 }
 
@@ -273,8 +300,9 @@ impl Opening<'_> {
     /// Those of `ftruncate(2)`, `pwrite(2)`, `madvise(2)` and `mprotect(2)`, ENOMEM among them when the process has
     /// as many mappings as the kernel grants. The pages are closed then.
     pub(crate) fn check_exclusion(&mut self, first: u64, bytes: &[u8]) -> io::Result<()> {
-        let Paged { file, memory, .. } = self.memory;
+        let Paged { file, memory, tracking, .. } = self.memory;
         let pages = first..first + bytes.len() as u64 / PAGE;
+        self.open.cover_all(file, memory, tracking, pages.clone(), false)?;
         let admitted = self.open.check_exclusion(file, memory, pages.clone(), bytes);
         if admitted.is_err() {
             self.open.drop_bytes(file, pages);
@@ -286,11 +314,7 @@ impl Opening<'_> {
 impl Open {
     /// [`Opening::check_exclusion`], but that a failure may leave bytes in the file.
     fn check_exclusion(&mut self, file: &OwnedFd, memory: &FileMap, pages: Range<u64>, bytes: &[u8]) -> io::Result<()> {
-        let end = pages.end.next_multiple_of(CHUNK) * PAGE;
-        if self.len < end {
-            file::set_len(file, end)?;
-            self.len = end;
-        }
+        self.fit(file, &pages)?;
         // The file has no bytes of a closed page: zeros need not be written. All else goes in rows, for a call each.
         let (contents, _) = bytes.as_chunks::<{ PAGE as usize }>();
         let is_written = |page: &[u8; PAGE as usize]| self.leftovers || *page != [0; PAGE as usize];
@@ -307,6 +331,16 @@ impl Open {
         }
         self.reveal(memory, pages.clone())?;
         self.note(pages, true);
+        Ok(())
+    }
+
+    /// Makes the file as long as pages need it to be.
+    fn fit(&mut self, file: &OwnedFd, pages: &Range<u64>) -> io::Result<()> {
+        let end = pages.end.next_multiple_of(CHUNK) * PAGE;
+        if self.len < end {
+            file::set_len(file, end)?;
+            self.len = end;
+        }
         Ok(())
     }
 
