@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 
 use super::{Error, FileKind, PageLost, ProtectionProblem};
 
@@ -24,6 +25,13 @@ impl fmt::Display for Error {
                 f,
                 "{}: this handle is unusable because an earlier call failed ({cause}); close it and open the file \
                  again to return to the last commit",
+                path.display()
+            ),
+            Error::NotAFile { path, found: FileKind::CharacterDevice } if is_dax_device(path) => write!(
+                f,
+                "{} is a device of persistent memory without a file system, not a regular file; put its namespace into \
+                 mode fsdax (`ndctl create-namespace --mode=fsdax --reconfig=NAMESPACE`), mount a file system on it \
+                 with `-o dax=always`, and pass the path of a file there",
                 path.display()
             ),
             Error::NotAFile { path, found } => {
@@ -212,6 +220,11 @@ fn way_out(source: &io::Error) -> &'static str {
     }
 }
 
+/// Whether a character device is named as the kernel names those of persistent memory, `/dev/dax0.0`.
+fn is_dax_device(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"dax"))
+}
+
 impl fmt::Display for FileKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -267,5 +280,23 @@ impl fmt::Display for PageLost {
             "a mapped page of the file was lost: the file was truncated while mapped, its disk is full, or the medium \
              failed; fix the cause, then close the file and open it again",
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_persistent_memory_is_named_with_the_way_out() {
+        let text = |path: &str, found| Error::NotAFile { path: path.into(), found }.to_string();
+        let dax = text("/dev/dax0.0", FileKind::CharacterDevice);
+        assert!(
+            dax.starts_with("/dev/dax0.0 is a device of persistent memory") && dax.contains("--mode=fsdax"),
+            "{dax}"
+        );
+        let other = text("/dev/null", FileKind::CharacterDevice);
+        assert_eq!(other, "/dev/null is a character device, not a regular file; pass the path of a regular file");
+        assert!(text("/mnt/dax", FileKind::Directory).contains("is a directory"));
     }
 }

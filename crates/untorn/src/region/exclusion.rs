@@ -1,4 +1,12 @@
 //! The check that keeps a store from being opened while several processes share a region of it.
+//!
+//! Processes that share *different* regions of one store at once are refused too. Four things are missing for them:
+//! - A place to meet for each region, beside the one of the store, so that members find the owner of their region.
+//! - An owner that serves a region which its own program does not have: it would open the memory of each region when
+//!   its first member comes, and let go of it after the last one.
+//! - One election for all regions. Who takes over opens the store, checks it once, and serves all of them; a member of
+//!   another region must not win while the members of the first one still wait for the old owner.
+//! - An eviction of one region alone, when its memory is lost or its commit poisons the store, which ends all others.
 
 use std::path::Path;
 
