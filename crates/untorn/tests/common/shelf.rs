@@ -35,9 +35,12 @@ pub(crate) struct Book {
     pub(crate) flushed: AtomicUsize,
     /// What happens before each flush.
     pub(crate) before_sync: Mutex<Option<Before>>,
+    /// What happens in each write, given its offset, before the file has the bytes.
+    pub(crate) in_write: Mutex<Option<InWrite>>,
 }
 
 pub(crate) type Before = Arc<dyn Fn() + Send + Sync>;
+pub(crate) type InWrite = Arc<dyn Fn(u64) + Send + Sync>;
 
 struct Reader(Arc<Book>);
 
@@ -107,6 +110,8 @@ impl BackingFile for Reader {
             return Err(full());
         }
         let src = &src[..room];
+        let in_write = self.0.in_write.lock().unwrap().clone();
+        in_write.inspect(|in_write| in_write(offset));
         let (mut bytes, offset) = (self.0.bytes.lock().unwrap(), offset as usize);
         let len = bytes.len().max(offset + src.len());
         bytes.resize(len, 0);

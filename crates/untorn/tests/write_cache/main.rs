@@ -17,6 +17,7 @@ mod write_cache_removed;
 mod write_cache_spill;
 mod write_cache_streams;
 mod write_cache_through;
+mod write_cache_together;
 mod write_cache_trust;
 
 #[global_allocator]

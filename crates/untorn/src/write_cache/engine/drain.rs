@@ -468,7 +468,8 @@ impl<M: Medium> Cache<M> {
                 .put(first, item.order, operation, &all)
                 .and_then(|()| self.ring.persist(barriers::MOVED))
                 .map_err(|error| self.poison(error))?;
-            if let Some(file) = locked(&self.registry).of(operation.uid)
+            // A writer of a file that is written through waits for the drain, and holds stripes.
+            if let Some(file) = locked(&self.registry).of(operation.uid).filter(|file| !file.write_through)
                 && operation.kind.is_write()
             {
                 file.overlay.relocate(pages(operation.value, item.len), &item.positions(), first);

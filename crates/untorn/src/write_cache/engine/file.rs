@@ -301,6 +301,7 @@ impl<M: Medium> Cache<M> {
         }
         let length = shared(&file.length);
         if file.write_through {
+            let _stripes = file.overlay.shared(&pages(offset, dst.len() as u64));
             return file.slow.read(offset, dst);
         }
         let there = length.len.saturating_sub(offset).min(dst.len() as u64);

@@ -59,12 +59,12 @@
 //! 2. A file's gate.
 //! 3. Its line in the table.
 //! 4. Its length.
-//! 5. Its turn, if other processes append to it; else its stripes, ascending; or instead of stripes: the drain, the
+//! 5. Its turn, if other processes append to it; then its stripes, ascending; or instead of stripes: the drain, the
 //!    registry, a stripe.
 //!
 //! A thread that holds the gate exclusively may take the turn before line and length. The drain takes no gate, and for
-//! a write-through file neither length nor turn, so a thread that holds them and waits for the drain does not wait for
-//! itself. Before the drain waits for a process, it takes only free turns.
+//! a write-through file neither length nor turn nor stripe, so a thread that holds them and waits for the drain does
+//! not wait for itself. Before the drain waits for a process, it takes only free turns.
 //!
 //! Last come the lock of a file's open epoch, and that of the superblock. The registry comes before the first of them.
 

@@ -3,7 +3,8 @@
 //!
 //! A page's number assigns it to one of a few *stripes*. A write holds the stripes of its pages, exclusively and in
 //! ascending order, from before its entries are placed until they are durable and visible here. A read holds the
-//! stripes of its pages shared. These are the paper's page locks, as many as threads can use.
+//! stripes of its pages shared. These are the paper's page locks, as many as threads can use. A file that is written
+//! through has the locks and no pieces.
 
 use std::collections::HashMap;
 use std::ops::Range;

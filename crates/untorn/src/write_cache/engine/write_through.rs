@@ -4,13 +4,17 @@
 //!
 //! # Invariants
 //!
-//! 1. One operation of a file runs at a time, by this process or another ([`multi_process`](super::multi_process)),
-//!    from its place in the log until the kernel has it. So the kernel has the operations in log order. A replay of any
-//!    end of the log, over whatever part of them reached the device, leaves what the last of them left.
+//! 1. Of two operations of a file that do not commute, one runs at a time, from before its place in the log until the
+//!    kernel has it. So the kernel has such operations in log order. A replay of any end of the log, over whatever part
+//!    of them reached the device, leaves what the last of them left. Two writes to places that are given commute if
+//!    they share no page, also beyond the end of the file, and run at the same time, each with the locks of its pages.
+//!    A write to the end and a change of the length commute with nothing: each has the length alone. While other
+//!    processes append ([`multi_process`](super::multi_process)), one operation runs at a time.
 //! 2. An entry is complete when the kernel has its bytes, and only complete entries are drained. So the sync before the
 //!    tail passes an entry is a sync of its bytes.
 //! 3. The kernel decides how much is written (full device, quota). If it takes less than the log has, the file is
-//!    synced and the tail passes the entry, durably, before the call returns and before the next operation of the file.
+//!    synced and the tail passes the entry, durably, before the call returns and before the next operation that shares
+//!    a page with it.
 //!    So no replay ever writes bytes that a program was told are not written, or makes a file longer than others saw
 //!    it. A crash before that finds an operation whose result was reported to no program.
 //! 4. With durability per commit, the kernel may bring bytes to the device that the log does not have durably yet, and
@@ -18,8 +22,9 @@
 //!    shorter only when the log durably has that, and everything before it. Otherwise a replay of an older write beyond
 //!    that length would leave zeros in place of older bytes.
 
-use super::file::{At, Claim, Managed, exclusive};
+use super::file::{At, Claim, Managed, exclusive, shared};
 use super::format::Kind;
+use super::overlay::pages;
 use super::ring::Operation;
 use super::{Cache, barriers};
 use crate::error::Result;
@@ -35,13 +40,18 @@ impl<M: Medium> Cache<M> {
         src: &[u8],
     ) -> Result<(u64, usize)> {
         let uid = self.number(file)?;
-        let turn = exclusive(&file.length);
+        // Nobody is let in beside this process meanwhile.
+        let (length, alone) = match at {
+            At::Offset(_) => (Some(shared(&file.length)), None),
+            At::End => (None, Some(exclusive(&file.length))),
+        };
         let beside = self.hold(file)?;
-        let offset = match at {
-            At::Offset(offset) => offset,
-            At::End => file.slow.len()?,
+        let (offset, range) = match at {
+            At::Offset(offset) => (offset, pages(offset, src.len() as u64)),
+            At::End => (file.slow.len()?, 0..0),
         };
         file.check(offset, src.len())?;
+        let stripes = file.overlay.exclusive(&range);
         let parts = claim.parts;
         let time = self.ring.medium.now();
         let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset, time }, src)?;
@@ -50,7 +60,7 @@ impl<M: Medium> Cache<M> {
         if !matches!(written, Ok(count) if count == src.len()) {
             self.take_back(file, first + parts)?;
         }
-        drop((beside, turn));
+        drop((stripes, beside, length, alone));
         written.map(|count| (offset, count))
     }
 
