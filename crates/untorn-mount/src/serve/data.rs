@@ -10,6 +10,7 @@ use rustix::io::{Errno, ReadWriteFlags, pwritev2, retry_on_intr};
 use super::Server;
 use super::credentials::Caller;
 use super::handles::Open;
+use super::pages::Changing;
 
 /// The most that one call copies inside of the source, so that no thread is busy for long.
 const MOST_COPIED: usize = 64 << 20;
@@ -80,8 +81,9 @@ impl Server {
         offset: u64,
         bytes: &[u8],
         (appends, drops_privileges): (bool, bool),
+        how: Changing,
     ) -> Result<usize, Errno> {
-        self.changing(&open.node, || match &open.managed {
+        self.changing_as(&open.node, how, || match &open.managed {
             Some(managed) if drops_privileges => {
                 self.keep_privileges_off(caller, &open.node, || self.managing.write(managed, bytes, offset, appends))
             }

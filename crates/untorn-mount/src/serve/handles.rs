@@ -2,12 +2,19 @@
 //!
 //! # Invariants
 //!
-//! 1. A handle has one description of the source. `O_DIRECT`, `O_SYNC` and `O_DSYNC` stay with the kernel: it passes
-//!    the page cache or sends FSYNC itself. `O_APPEND` is a property of each write: a program may change the flag, and
-//!    the kernel writes pages of a mapping back by any handle.
+//! 1. A handle has one description of the source, without `O_DIRECT`, `O_SYNC` and `O_DSYNC`. `O_APPEND` is a property
+//!    of each write: a program may change the flag, and the kernel writes pages of a mapping back by any handle.
 //! 2. A handle for writing can also read where the file allows that: the kernel fills up pages by it if it caches
 //!    writes, and the log uses the same description.
-//! 3. A number is given to one handle at a time; a request with another number is answered EBADF.
+//! 3. A handle with `O_DIRECT`, or for synchronous writes alone, *passes* the pages that the kernel has: in mode boost,
+//!    on a kernel that can map the file all the same. Each read and write is a request. A write takes the pages that it
+//!    changes from the kernel. After a synchronous write by it the kernel sends no FSYNC: the WRITE says that
+//!    it is one, and its answer waits until the bytes are durable. Other handles leave these flags to the kernel, which
+//!    sends WRITE and FSYNC.
+//! 4. The kernel has writes by handles that pass its pages run at the same time, unless one appends, makes the file
+//!    longer, or a program has the file open with pages. The opening of such a program waits for them. So a write by
+//!    such a handle waits for no opening: an atomic file, whose sync may need one, has no writer of this kind.
+//! 5. A number is given to one handle at a time; a request with another number is answered EBADF.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -27,6 +34,8 @@ pub(super) struct Open {
     pub(super) node: Arc<Node>,
     descriptor: Arc<OwnedFd>,
     pub(super) writable: bool,
+    /// It passes the pages that the kernel has of the file.
+    pub(super) passes: bool,
     /// The file, if it is managed and this handle writes to it.
     pub(super) managed: Option<Arc<Managed>>,
 }
@@ -136,7 +145,18 @@ impl Server {
         };
         let own = is_whole.then_some(&descriptor);
         let managed = if writes(flags) { self.manage(node, own, false)? } else { None };
-        Ok(Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed }))
+        Ok(Arc::new(self.opening(node, descriptor, flags, managed)))
+    }
+
+    fn opening(
+        &self,
+        node: &Arc<Node>,
+        descriptor: Arc<OwnedFd>,
+        flags: OFlags,
+        managed: Option<Arc<Managed>>,
+    ) -> Open {
+        let passes = self.pages.passes(flags) && managed.as_ref().is_none_or(|managed| managed.add_passing());
+        Open { node: node.clone(), descriptor, writable: writes(flags), passes, managed }
     }
 
     /// Creates a file, or opens the one that is there by now.
@@ -182,12 +202,15 @@ impl Server {
 
     fn open_created(&self, node: &Arc<Node>, descriptor: Arc<OwnedFd>, flags: OFlags) -> Result<Arc<Open>, Errno> {
         let managed = if writes(flags) { self.manage(node, Some(&descriptor), true)? } else { None };
-        Ok(Arc::new(Open { node: node.clone(), descriptor, writable: writes(flags), managed }))
+        Ok(Arc::new(self.opening(node, descriptor, flags, managed)))
     }
 
     /// A handle is gone.
     pub(super) fn close(&self, open: &Open) {
         if let Some(managed) = &open.managed {
+            if open.passes {
+                managed.remove_passing();
+            }
             self.managing.released(managed);
             if !managed.has_writers() && managed.take_pulled() {
                 self.pulls.let_go(open.node.number);

@@ -296,7 +296,10 @@ impl Serving {
         }
         let (lock_requests, flush_requests) = self.server.locks.requests();
         let sealed = lock(&self.server.sealing).clone();
-        Ok(Report { lock_requests, flush_requests, sealed, ..self.server.managing.report() })
+        let [sync_requests, synced_writes] = self.server.pulls.requests();
+        let writes_together = self.server.pages.writes_together();
+        let report = self.server.managing.report();
+        Ok(Report { lock_requests, flush_requests, sync_requests, synced_writes, writes_together, sealed, ..report })
     }
 
     /// Connects the process that pulls ([`pull_for`]). Until then a sync in [`Mode::Atomic`] fails, if the kernel may

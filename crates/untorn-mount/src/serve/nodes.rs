@@ -24,7 +24,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::lock;
-use super::pages::Stamp;
+use super::pages::Kept;
 
 /// The number of the root.
 pub(super) const ROOT: u64 = 1;
@@ -68,8 +68,8 @@ pub(super) struct Node {
     pub(super) refusal: Mutex<Option<(Instant, Errno)>>,
     /// No mark of a sidecar was found on it, or the library settled the file.
     settled: AtomicBool,
-    /// The stamp of the file when the pages that the kernel has of it were right.
-    pub(super) left: Mutex<Stamp>,
+    /// The pages that the kernel has of it.
+    pub(super) kept: Kept,
     /// The error of the last write of the kernel that failed, until a program is told; 0 without one.
     unwritten: AtomicI32,
     /// Attributes that it did not have a moment ago.
@@ -287,7 +287,7 @@ impl Nodes {
             sealed: AtomicBool::new(false),
             refusal: Mutex::default(),
             settled: AtomicBool::new(closed.is_settled),
-            left: Mutex::default(),
+            kept: Kept::default(),
             unwritten: AtomicI32::new(0),
             lacks: Mutex::default(),
             found_as: Mutex::new(Some(closed.name.clone())),
@@ -440,7 +440,7 @@ fn insert(
         sealed: AtomicBool::new(false),
         refusal: Mutex::default(),
         settled: AtomicBool::new(is_settled),
-        left: Mutex::default(),
+        kept: Kept::default(),
         unwritten: AtomicI32::new(0),
         lacks: Mutex::default(),
         found_as: Mutex::default(),

@@ -32,12 +32,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use fuser::ReplyEmpty;
+use fuser::ReplyWrite;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use untorn::testing::storage::write_back;
@@ -45,7 +45,7 @@ use untorn::testing::storage::write_back;
 use super::handles::Open;
 use super::managed::Managed;
 use super::nodes::{Node, ROOT};
-use super::requests::answer;
+use super::requests::errno;
 #[cfg(doc)]
 use super::workers::Workers;
 use super::{Server, lock};
@@ -77,6 +77,8 @@ pub(super) struct Pulls {
     left: Mutex<Vec<u64>>,
     most: usize,
     under_way: AtomicUsize,
+    /// FSYNC requests, and writes that were synced before their answer.
+    requests: [AtomicU64; 2],
 }
 
 impl Pulls {
@@ -87,7 +89,18 @@ impl Pulls {
             left: Mutex::default(),
             most: threads.saturating_sub(1),
             under_way: AtomicUsize::new(0),
+            requests: Default::default(),
         }
+    }
+
+    /// An FSYNC came, or a write that is one, too.
+    pub(super) fn count_request(&self, is_write: bool) {
+        self.requests[usize::from(is_write)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// FSYNC requests, and writes that were synced before their answer.
+    pub(super) fn requests(&self) -> [u64; 2] {
+        self.requests.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
     pub(super) fn set_puller(&self, puller: UnixStream) {
@@ -262,14 +275,20 @@ fn identity(directory: impl AsFd, name: &str) -> io::Result<(u64, u64)> {
 }
 
 impl Server {
-    /// Makes a file durable, and answers.
-    pub(super) fn sync(server: &Arc<Server>, open: Arc<Open>, only_data: bool, process: u32, reply: ReplyEmpty) {
+    /// Makes a file durable, and has `answer` tell how that went.
+    pub(super) fn sync(
+        server: &Arc<Server>,
+        open: Arc<Open>,
+        only_data: bool,
+        process: u32,
+        answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
         let managed = open.managed.clone().or_else(|| server.managing.find(open.node.key));
         let managed = managed.filter(|managed| managed.is_chosen());
         let is_managed = managed.is_some();
         let pulled = managed.filter(|managed| server.writeback || managed.is_mapped());
         if pulled.is_none() && is_managed && server.managing.syncs_at_once() {
-            return answer(reply, server.sync_file(&open, only_data));
+            return answer(server.sync_file(&open, only_data));
         }
         let own = server.clone();
         let sync = move || match pulled {
@@ -279,12 +298,27 @@ impl Server {
         if server.pulls.begin() {
             let synced = sync();
             server.pulls.end();
-            return answer(reply, synced);
+            return answer(synced);
         }
         // If no thread can be had, the reply is dropped, which answers EIO.
-        if let Err(error) = server.workers.run(move || answer(reply, sync())) {
+        if let Err(error) = server.workers.run(move || answer(sync())) {
             tracing::error!(%error, "cannot start a thread for a sync");
         }
+    }
+
+    /// Answers a write that is to be durable before, and has written so many bytes.
+    pub(super) fn answer_synchronous(
+        server: &Arc<Server>,
+        open: Arc<Open>,
+        only_data: bool,
+        process: u32,
+        (count, reply): (u32, ReplyWrite),
+    ) {
+        server.pulls.count_request(true);
+        Server::sync(server, open, only_data, process, move |synced| match synced {
+            Ok(()) => reply.written(count),
+            Err(error) => reply.error(errno(error)),
+        });
     }
 
     /// The path of a file below the root; an empty one if it is not known, and `None` if the file has no name.

@@ -21,6 +21,7 @@ use super::credentials::Caller;
 use super::handles::{Handle, Open};
 use super::locks::Range;
 use super::nodes::{Node, number};
+use super::pages::Changing;
 use super::xattr::is_sync;
 
 /// The most bytes of a READ or WRITE, which is the kernel's own default limit.
@@ -91,7 +92,10 @@ impl Requests {
     }
 
     fn flags_for(&self, open: &Open) -> FopenFlags {
-        let keep = if self.0.keeps_pages(open) { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        let mut keep = if self.0.keeps_pages(open) { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        if open.passes {
+            keep |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        }
         if self.0.writeback || self.0.locks.has_seen(open.node.key) { keep } else { keep | FopenFlags::FOPEN_NOFLUSH }
     }
 }
@@ -124,6 +128,7 @@ impl Filesystem for Requests {
                 tracing::debug!(?flag, "the kernel does not offer this capability");
             }
         }
+        self.0.pages.ask(config);
         // The nearest that is possible is set if this is not.
         if let Err(nearest) = config.set_max_write(MOST) {
             let _ = config.set_max_write(nearest);
@@ -319,16 +324,26 @@ impl Filesystem for Requests {
         // The kernel writes a page back by any handle, to the page's place. When it caches writes, it decides itself
         // where the end is.
         let from_cache = how.contains(WriteFlags::FUSE_WRITE_CACHE) || self.0.writeback;
-        let appends = !from_cache && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
+        let flags = OFlags::from_bits_retain(flags.0 as u32);
+        let appends = !from_cache && flags.contains(OFlags::APPEND);
         let open = self.0.handles.file(handle.0);
         if how.contains(WriteFlags::FUSE_WRITE_CACHE)
             && let Ok(Some(managed)) = open.as_ref().map(|open| &open.managed)
         {
             managed.set_mapped();
         }
-        let write = |open: &Arc<Open>| self.0.write_file(caller(request), open, offset, data, (appends, drops));
-        match open.and_then(|open| write(&open).inspect_err(|&error| open.node.failed_to_write(error))) {
-            Ok(count) => reply.written(count as u32),
+        let passes = open.as_ref().is_ok_and(|open| open.passes) && !from_cache;
+        let how = if passes && !appends { Changing::Together } else { Changing::Alone };
+        let write = |open: &Arc<Open>| self.0.write_file(caller(request), open, offset, data, (appends, drops), how);
+        let written = open.and_then(|open| {
+            let count = write(&open).inspect_err(|&error| open.node.failed_to_write(error))?;
+            Ok((open, count as u32))
+        });
+        match written {
+            Ok((open, count)) if passes && flags.contains(OFlags::DSYNC) => {
+                Server::answer_synchronous(&self.0, open, !flags.contains(OFlags::SYNC), request.pid(), (count, reply));
+            }
+            Ok((_, count)) => reply.written(count),
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -361,8 +376,9 @@ impl Filesystem for Requests {
     }
 
     fn fsync(&self, request: &Request, _: INodeNo, handle: FileHandle, only_data: bool, reply: ReplyEmpty) {
+        self.0.pulls.count_request(false);
         match self.0.handles.file(handle.0) {
-            Ok(open) => Server::sync(&self.0, open, only_data, request.pid(), reply),
+            Ok(open) => Server::sync(&self.0, open, only_data, request.pid(), |synced| answer(reply, synced)),
             Err(error) => reply.error(errno(error)),
         }
     }

@@ -2,6 +2,7 @@
 
 mod atomic;
 mod boost;
+mod direct;
 mod locks;
 mod marks;
 mod same;

@@ -3,8 +3,9 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
+use rustix::fs::{Mode, OFlags, XattrFlags, getxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 use untorn_testing::needs;
 
@@ -177,4 +178,30 @@ os.kill(os.getpid(), 9)
     let bytes = fs::read(mount.source().join("f")).unwrap();
     assert_eq!((&bytes[..5], &bytes[4096..4100], &bytes[8192..8197]), (&b"store"[..], &b"more"[..], &b"write"[..]));
     drop(kept);
+}
+
+/// A synchronous write to an atomic file commits, and may have to fetch pages, which it could not beside others.
+#[test]
+fn a_file_that_is_open_past_the_cache_gets_no_mark() {
+    let Some(mount) = mount(untorn_testing::test_name!(), "/**") else { return };
+    if !has_attributes(&mount) {
+        return;
+    }
+    let path = mount.path().join("f");
+    drop(create(&path, b"first"));
+    let open = || rustix::fs::open(&path, OFlags::RDWR | OFlags::DIRECT | OFlags::DSYNC, Mode::empty()).unwrap();
+    let direct = open();
+    assert_eq!(set(&path, "1"), Err(Errno::BUSY));
+    assert!(!is_marked(&path));
+    drop(direct);
+    // The kernel closes a handle a moment after the program's close returned.
+    let begun = Instant::now();
+    while set(&path, "1") == Err(Errno::BUSY) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the handle stays");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let direct = open();
+    assert_eq!(rustix::io::pwrite(&direct, b"SECOND", 0), Ok(6));
+    assert_eq!(set(&path, "0"), Ok(()), "the write was a commit, so no epoch is open");
+    assert_eq!(source(&mount, "f"), "SECOND");
 }

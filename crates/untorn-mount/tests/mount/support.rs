@@ -50,6 +50,8 @@ pub(crate) enum How {
     /// The kernel keeps locks.
     BoostLocalLocks,
     AtomicLocalLocks,
+    /// A write is durable only after a sync.
+    BoostPerSync,
 }
 
 /// The test's mount, in the process that runs the test. `chosen` is a glob for the managed files.
@@ -117,6 +119,9 @@ fn serve_here() {
     options.write_through = how == "AtomicWriteThrough";
     options.local_locks = how.ends_with("LocalLocks");
     options.log_options = CacheOptions::new().size(8 << 20).max_files(64).durability(Durability::PerWrite);
+    if how == "BoostPerSync" {
+        options.log_options = options.log_options.durability(Durability::PerCommit);
+    }
     if how == "BoostUndrained" {
         options.log_options = options.log_options.max_age(Duration::from_secs(600));
     }
@@ -132,7 +137,15 @@ fn serve_here() {
     let report = serving.wait().unwrap();
     assert!(report.failed.is_empty(), "{report:?}");
     puller.wait().unwrap();
-    let counted = [report.managed, report.plain.len() as u64, report.lock_requests, report.flush_requests];
+    let counted = [
+        report.managed,
+        report.plain.len() as u64,
+        report.sync_requests,
+        report.synced_writes,
+        report.writes_together,
+        report.lock_requests,
+        report.flush_requests,
+    ];
     fs::write(place.join("report"), counted.map(|count| count.to_string()).join(" ")).unwrap();
 }
 
@@ -183,6 +196,13 @@ impl Mount {
         (locks, closes)
     }
 
+    /// Unmounts, and returns how many requests for a sync there were, how many writes that were one too, and how many
+    /// writes ran beside another one of their file.
+    pub(crate) fn unmount_counting_syncs(mut self) -> [u64; 3] {
+        let [_, _, syncs, writes, together, ..] = self.end();
+        [syncs, writes, together]
+    }
+
     /// Unmounts, and looks at the source.
     pub(crate) fn unmount_keeping<T>(mut self, look: impl FnOnce() -> T) -> T {
         self.end();
@@ -196,7 +216,7 @@ impl Mount {
         (managed, plain)
     }
 
-    fn end(&mut self) -> [u64; 4] {
+    fn end(&mut self) -> [u64; 7] {
         let begun = Instant::now();
         // The server closes its own openings a moment after the program's.
         while let Err(errno) = rustix::mount::unmount(self.path(), UnmountFlags::empty()) {

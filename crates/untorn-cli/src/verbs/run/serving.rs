@@ -324,6 +324,9 @@ fn add(sum: &mut Report, report: Report) {
     sum.bytes += report.bytes;
     sum.lock_requests += report.lock_requests;
     sum.flush_requests += report.flush_requests;
+    sum.sync_requests += report.sync_requests;
+    sum.synced_writes += report.synced_writes;
+    sum.writes_together += report.writes_together;
     all(&mut sum.plain, report.plain);
     all(&mut sum.refused, report.refused);
     all(&mut sum.failed, report.failed);

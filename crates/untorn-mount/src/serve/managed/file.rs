@@ -90,6 +90,8 @@ pub(in crate::serve) struct Managed {
     syncing: Mutex<()>,
     /// Changed under the lock of the table.
     writers: AtomicUsize,
+    /// Writers that pass the kernel's pages.
+    passing: AtomicUsize,
 }
 
 impl Managed {
@@ -119,6 +121,7 @@ impl Managed {
             unsynced: AtomicBool::new(true),
             syncing: Mutex::default(),
             writers: AtomicUsize::new(1),
+            passing: AtomicUsize::new(0),
         }
     }
 
@@ -243,6 +246,25 @@ impl Managed {
 
     pub(super) fn add_writer(&self) {
         self.writers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A writer passes the kernel's pages. False for an atomic file, which has no such writer.
+    pub(in crate::serve) fn add_passing(&self) -> bool {
+        let _state = self.shared();
+        let may = !self.is_atomic();
+        if may {
+            self.passing.fetch_add(1, Ordering::Relaxed);
+        }
+        may
+    }
+
+    pub(in crate::serve) fn remove_passing(&self) {
+        self.passing.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a writer does. It stays so while the state is held exclusively, unless that writer ends.
+    pub(super) fn is_passed(&self) -> bool {
+        self.passing.load(Ordering::Relaxed) > 0
     }
 
     /// Whether it was the last one.

@@ -8,6 +8,8 @@
 //! 2. The rule of a file changes while nobody else has its state, and after everything that the log has of it is
 //!    durably in the source. So no entry of the log is read by another rule than the one that it was written by.
 //! 3. An open epoch is not cut in two: the mark of such a file stays until a sync (EBUSY).
+//! 4. A file that a handle writes to past the kernel's pages gets no mark (EBUSY): see
+//!    [`handles`](crate::serve::handles).
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
@@ -48,6 +50,7 @@ impl Managing {
             Served::Failed(errno) => return Err(*errno),
             // The log does not manage it, so it has no epochs.
             Served::Plain if atomic => return Err(Errno::OPNOTSUPP),
+            _ if atomic && managed.is_passed() => return Err(Errno::BUSY),
             Served::Logged(file) if file.has_open_epoch() => return Err(Errno::BUSY),
             Served::Plain | Served::Fresh => {
                 mark()?;

@@ -33,6 +33,12 @@ pub struct Report {
     pub lock_requests: u64,
     /// Requests at the close of a descriptor (FLUSH), which give locks up.
     pub flush_requests: u64,
+    /// Requests to make a file durable (FSYNC).
+    pub sync_requests: u64,
+    /// Synchronous writes that were durable with their own answer, so that the kernel sent no FSYNC.
+    pub synced_writes: u64,
+    /// Writes that ran at the same time as another one of the same file.
+    pub writes_together: u64,
 }
 
 impl Managing {
