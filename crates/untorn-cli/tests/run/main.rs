@@ -4,6 +4,7 @@
 mod common;
 
 mod behaviour;
+mod containers;
 mod coverage;
 mod crashes;
 mod lives;
