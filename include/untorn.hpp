@@ -741,6 +741,20 @@ public:
 
     void sync() { detail::check(untorn_redundancy_sync(handle_.get())); }
     void sync(std::error_code &ec) noexcept { detail::note(untorn_redundancy_sync(handle_.get()), ec); }
+    /* Sets another period in milliseconds. */
+    void set_period(std::uint64_t milliseconds) {
+        detail::check(untorn_redundancy_set_period(handle_.get(), milliseconds));
+    }
+    void set_period(std::uint64_t milliseconds, std::error_code &ec) noexcept {
+        detail::note(untorn_redundancy_set_period(handle_.get(), milliseconds), ec);
+    }
+    /* Sets another cap on uncovered pages; UINT64_MAX for none. */
+    void set_max_uncovered(std::uint64_t pages) {
+        detail::check(untorn_redundancy_set_max_uncovered(handle_.get(), pages));
+    }
+    void set_max_uncovered(std::uint64_t pages, std::error_code &ec) noexcept {
+        detail::note(untorn_redundancy_set_max_uncovered(handle_.get(), pages), ec);
+    }
     untorn_coverage coverage() const {
         std::error_code ec;
         const untorn_coverage covered = coverage(ec);

@@ -109,9 +109,18 @@ typedef struct untorn_redundancy_options {
     /* The first argument of on_damage. It must stay valid until
      * untorn_unprotect has returned, and another thread may use it. */
     void *context;
+    /* A cap on the number of uncovered pages: if more are uncovered, the
+     * thread covers them at once, and period_ms is only the longest time
+     * between two passes. The cap is soft: untorn looks for stores more
+     * often the sooner the program would reach the cap, and at least every
+     * 100 ms, so what is stored until then and until the pages are covered
+     * exceeds it. untorn_coverage.peak_uncovered tells how many pages there
+     * were. 0: the cap that `untorn protect --max-uncovered` has set for the
+     * file, or none. */
+    uint64_t max_uncovered;
 } untorn_redundancy_options;
 
-#define UNTORN_REDUNDANCY_OPTIONS_INIT { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define UNTORN_REDUNDANCY_OPTIONS_INIT { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* How much of a mapping is covered. Start from UNTORN_COVERAGE_INIT. Later
  * versions add fields at the end; a program compiled with fewer fields does
@@ -148,9 +157,17 @@ typedef struct untorn_coverage {
     uint64_t last_scrub;
     /* Pages repaired since the file was first protected. */
     uint64_t repaired;
+    /* The current period in milliseconds; 0 if the file is covered on
+     * demand. */
+    uint64_t period_ms;
+    /* The current cap on uncovered pages; UINT64_MAX if there is none. */
+    uint64_t max_uncovered;
+    /* The most pages that were seen uncovered at one time. Between two looks
+     * at the page tables there may have been more. */
+    uint64_t peak_uncovered;
 } untorn_coverage;
 
-#define UNTORN_COVERAGE_INIT { (uint32_t)sizeof(untorn_coverage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define UNTORN_COVERAGE_INIT { (uint32_t)sizeof(untorn_coverage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Protects the file that is mapped at `addr`. Keep the mapping until
  * untorn_unprotect: once it is unmapped or mapped over, every call on it fails,
@@ -173,6 +190,17 @@ int untorn_unprotect(void *addr);
  * Errors: UNTORN_EINVAL, UNTORN_EOWNERDEAD, UNTORN_EIO, UNTORN_EPOISONED;
  * also those of the covering thread. */
 int untorn_redundancy_sync(void *addr);
+
+/* Sets another period, also for a mapping that is covered on demand. The next
+ * pass comes this long after the last one ended.
+ * Errors: UNTORN_EINVAL for 0; those of untorn_redundancy_sync. */
+int untorn_redundancy_set_period(void *addr, uint64_t period_ms);
+
+/* Sets another cap on uncovered pages; see
+ * untorn_redundancy_options.max_uncovered. With 0 a pass follows each store that
+ * is found; UINT64_MAX takes the cap away.
+ * Errors: those of untorn_redundancy_sync. */
+int untorn_redundancy_set_max_uncovered(void *addr, uint64_t pages);
 
 /* Returns how much is covered now.
  * coverage: the struct to fill; its size must be set.

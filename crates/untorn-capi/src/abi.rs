@@ -315,6 +315,8 @@ pub struct untorn_redundancy_options {
     pub on_damage: Option<unsafe extern "C" fn(*mut c_void, u32, u64, u64)>,
     /// Its first argument.
     pub context: *mut c_void,
+    /// The cap on uncovered pages; 0: the one that is kept with the file, or none.
+    pub max_uncovered: u64,
 }
 
 /// `untorn_coverage`: how much of a mapping is covered.
@@ -348,6 +350,12 @@ pub struct untorn_coverage {
     pub last_scrub: u64,
     /// Pages that were repaired.
     pub repaired: u64,
+    /// Milliseconds between two passes of the thread that covers; 0 if it waits for the cap.
+    pub period_ms: u64,
+    /// The cap on uncovered pages; all ones if there is none.
+    pub max_uncovered: u64,
+    /// The most pages that were seen uncovered.
+    pub peak_uncovered: u64,
 }
 
 impl Default for untorn_redundancy_options {
@@ -364,6 +372,7 @@ impl Default for untorn_redundancy_options {
             scrub_rate: 0,
             on_damage: None,
             context: std::ptr::null_mut(),
+            max_uncovered: 0,
         }
     }
 }

@@ -24,7 +24,7 @@ static PROTECTED: ByAddress<Protected> = ByAddress::new(Words {
 const OLDEST: usize = offset_of!(untorn_redundancy_options, scrub_every_ms);
 
 /// The same of `untorn_coverage`.
-const OLDEST_COVERAGE: usize = size_of::<untorn_coverage>();
+const OLDEST_COVERAGE: usize = offset_of!(untorn_coverage, period_ms);
 
 /// The options at `opts`.
 ///
@@ -107,6 +107,9 @@ fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
     if given.batch != 0 {
         options = options.batch(u64::from(given.batch));
     }
+    if given.max_uncovered != 0 {
+        options = options.max_uncovered(given.max_uncovered);
+    }
     if given.scrub_every_ms != 0 {
         options = options.scrub_every(Duration::from_millis(given.scrub_every_ms));
     } else if given.scrub_rate != 0 {
@@ -158,6 +161,25 @@ pub unsafe extern "C" fn untorn_redundancy_sync(addr: *mut c_void) -> c_int {
     code(|| PROTECTED.with(addr, |protected| Ok(protected.sync()?)))
 }
 
+/// Sets another period.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_set_period(addr: *mut c_void, period_ms: u64) -> c_int {
+    code(|| PROTECTED.with(addr, |protected| Ok(protected.set_period(Duration::from_millis(period_ms))?)))
+}
+
+/// Sets another cap on uncovered pages.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_set_max_uncovered(addr: *mut c_void, pages: u64) -> c_int {
+    code(|| {
+        let cap = Some(pages).filter(|pages| *pages != u64::MAX);
+        PROTECTED.with(addr, |protected| Ok(protected.set_max_uncovered(cap)?))
+    })
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    time.as_millis().min(u128::from(u64::MAX)) as u64
+}
+
 /// Fills in how much of the mapping is covered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_coverage(addr: *mut c_void, coverage: *mut untorn_coverage) -> c_int {
@@ -183,11 +205,14 @@ pub unsafe extern "C" fn untorn_redundancy_coverage(addr: *mut c_void, coverage:
             vulnerable_stripes: now.vulnerable_stripes,
             unknown: now.unknown.len() as u64,
             lost: now.lost.len() as u64,
-            oldest_uncovered_ms: now.oldest_uncovered.map_or(0, |age| age.as_millis().min(u128::from(u64::MAX)) as u64),
+            oldest_uncovered_ms: now.oldest_uncovered.map_or(0, milliseconds),
             looked: scrubbing.map_or(0, |scrubbing| scrubbing.looked),
             scrubs: now.history.scrubs,
             last_scrub: now.history.scrubbed,
             repaired: now.history.repaired,
+            period_ms: now.pace.and_then(|pace| pace.period).map_or(0, milliseconds),
+            max_uncovered: now.pace.and_then(|pace| pace.max_uncovered).unwrap_or(u64::MAX),
+            peak_uncovered: now.pace.map_or(0, |pace| pace.peak_uncovered),
         };
         let known = size.min(size_of::<untorn_coverage>());
         // SAFETY: no more bytes than both have, the program's by its size; a struct of this call's overlaps none of

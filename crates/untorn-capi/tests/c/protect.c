@@ -89,6 +89,43 @@ static int protects(const char *dir) {
     return 1;
 }
 
+static untorn_coverage coverage_of(void *memory) {
+    untorn_coverage coverage = UNTORN_COVERAGE_INIT;
+    CHECK(untorn_redundancy_coverage(memory, &coverage) == 0);
+    return coverage;
+}
+
+/* Waits until all is covered, which without a pass never comes. */
+static void is_covered(void *memory) {
+    while (coverage_of(memory).uncovered) usleep(1000);
+}
+
+static void paces(const char *dir) {
+    unsigned char *memory = map(in_dir(dir, "paced"), MAP_SHARED);
+    untorn_redundancy_options options = UNTORN_REDUNDANCY_OPTIONS_INIT;
+    options.period_ms = 3600 * 1000;
+    options.max_uncovered = 3;
+    CHECK(untorn_protect(memory, LENGTH, &options) == 0);
+    CHECK(untorn_redundancy_sync(memory) == 0);
+    untorn_coverage coverage = coverage_of(memory);
+    CHECK(coverage.period_ms == 3600 * 1000 && coverage.max_uncovered == 3);
+    /* The cap is exceeded, so nobody waits for an hour. */
+    memset(memory, 1, LENGTH);
+    is_covered(memory);
+    CHECK(coverage_of(memory).peak_uncovered == 8);
+    CHECK(untorn_redundancy_set_max_uncovered(memory, UINT64_MAX) == 0);
+    CHECK(coverage_of(memory).max_uncovered == UINT64_MAX);
+    memset(memory, 2, LENGTH);
+    usleep(300 * 1000);
+    CHECK(coverage_of(memory).uncovered == 8);
+    CHECK(told(untorn_redundancy_set_period(memory, 0), "period") == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_set_period(memory, 10) == 0 && coverage_of(memory).period_ms == 10);
+    is_covered(memory);
+    CHECK(untorn_redundancy_set_period(NULL, 10) == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_set_max_uncovered(NULL, 10) == UNTORN_EINVAL);
+    CHECK(untorn_unprotect(memory) == 0 && munmap(memory, LENGTH) == 0);
+}
+
 /* Tells of what it was called with, through a pipe. */
 static void note(void *context, uint32_t what, uint64_t at, uint64_t length) {
     uint64_t found[3] = { what, at, length };
@@ -202,6 +239,7 @@ int main(int argc, char **argv) {
     if (argc != 2) return 1;
     if (protects(argv[1])) {
         refusals(argv[1]);
+        paces(argv[1]);
         tells(argv[1]);
         repairs_by_path(argv[1]);
     }

@@ -190,11 +190,11 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
     layout!(untorn_commit: number, previous, time_ns, len, shortest, changes, change_count);
     layout!(
         untorn_redundancy_options: size, stripe, layout, checksum, flags, batch, period_ms, scrub_every_ms, scrub_rate,
-        on_damage, context
+        on_damage, context, max_uncovered
     );
     layout!(
         untorn_coverage: size, is_scrubbed, pages, uncovered, stripes, vulnerable_stripes, unknown, lost,
-        oldest_uncovered_ms, looked, scrubs, last_scrub, repaired
+        oldest_uncovered_ms, looked, scrubs, last_scrub, repaired, period_ms, max_uncovered, peak_uncovered
     );
 
     let mut source = String::from("#include <stdio.h>\n");

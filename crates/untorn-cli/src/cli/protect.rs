@@ -29,9 +29,14 @@ pub(crate) struct Protect {
     #[arg(long, value_parser = words::<Checksum>(CHECKSUMS))]
     pub(crate) checksum: Option<Checksum>,
     /// Seconds until checksums and parity follow a change: 0 updates them with each change, otherwise at least 0.001.
-    /// The file stores this value for programs that open it without one [default: the file's current value, or 1].
+    /// The file stores this value for programs that open it without one; a program that has it open sets its own
+    /// [default: the file's current value, or 1].
     #[arg(long, value_name = "S", value_parser = period)]
     pub(crate) period: Option<Duration>,
+    /// Number of uncovered pages beyond which checksums and parity are updated at once, whatever the period. The file
+    /// stores this value for programs that open it without one [default: the file's current value, or none].
+    #[arg(long, value_name = "N")]
+    pub(crate) max_uncovered: Option<u64>,
     /// Number of pages to cover at a time.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch: u64,

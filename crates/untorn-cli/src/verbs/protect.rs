@@ -30,6 +30,9 @@ pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
     if let Some(period) = args.period {
         options = options.keep_period(period);
     }
+    if let Some(pages) = args.max_uncovered {
+        options = options.keep_max_uncovered(pages);
+    }
     let coverage = untorn::protect(&args.file, &options)?;
     let of_sidecar = coverage.sidecar.as_deref();
     let none_lost = coverage.lost.is_empty() && of_sidecar.is_none_or(|sidecar| sidecar.lost.is_empty());
@@ -399,6 +402,7 @@ fn object(coverage: &Coverage) -> Value {
         "layout": coverage.layout.to_string(),
         "checksum": coverage.checksum.to_string(),
         "period_seconds": coverage.period.map(|period| period.as_secs_f64()),
+        "max_uncovered": coverage.max_uncovered,
         "scrubs": coverage.history.scrubs,
         "last_scrub": (coverage.history.scrubs > 0).then_some(coverage.history.scrubbed),
         "repaired": coverage.history.repaired,

@@ -192,6 +192,11 @@ fn a_period_is_kept_for_who_opens_it_later() {
     assert_eq!(protected.coverage().unwrap().uncovered, 1);
     protected.close().unwrap();
     assert_eq!(place.info()["redundancy"]["period_seconds"], 0.0);
+    assert_eq!(place.info()["redundancy"]["max_uncovered"], serde_json::Value::Null);
+    assert_eq!(untorn(&["protect", place.name(), "--max-uncovered=9", "--json"]).expect(0).json()["max_uncovered"], 9);
+    untorn(&["protect", place.name()]).expect(0);
+    assert_eq!(place.info()["redundancy"]["max_uncovered"], 9);
+    untorn(&["protect", place.name(), "--max-uncovered=-1"]).expect(64);
     for refused in ["0.0005", "-1", "never"] {
         untorn(&["protect", place.name(), &format!("--period={refused}")]).expect(64);
     }

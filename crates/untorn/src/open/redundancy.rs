@@ -87,6 +87,25 @@ macro_rules! calls_of {
                 kept(self.shared())?.cover().map(drop)
             }
 
+            /// Sets another [period](crate::redundancy::ProtectOptions::period); see
+            /// [`Protected::set_period`](crate::redundancy::Protected::set_period).
+            ///
+            /// # Errors
+            /// [`Error::Invalid`] if this handle keeps no redundancy, for a period of 0, and for a file that was opened
+            /// with one.
+            pub fn set_redundancy_period(&self, period: Duration) -> Result<()> {
+                kept(self.shared())?.set_period(period)
+            }
+
+            /// Sets another [cap](crate::redundancy::ProtectOptions::max_uncovered) on uncovered pages, or takes it
+            /// away.
+            ///
+            /// # Errors
+            /// [`Error::Invalid`] if this handle keeps no redundancy, and for a file that was opened with a period of 0.
+            pub fn set_max_uncovered(&self, pages: Option<u64>) -> Result<()> {
+                kept(self.shared())?.set_max_uncovered(pages)
+            }
+
             /// How much is covered now; `None` if this handle keeps no [redundancy](crate::Options::redundancy).
             ///
             /// # Errors

@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) checksum: Option<Checksum>,
     /// The period of later openings that name none.
     pub(crate) keep: Option<Duration>,
+    /// Their cap.
+    pub(crate) keep_max_uncovered: Option<u64>,
     /// Pages covered at a time.
     pub(crate) batch: u64,
 }
@@ -148,6 +150,8 @@ pub struct ProtectOptions {
     pub(crate) period: Option<Duration>,
     /// Nobody named a period: one that is kept with the file counts.
     pub(crate) any_period: bool,
+    /// `None`: the one that is kept with the file counts, if there is one.
+    pub(crate) max_uncovered: Option<u64>,
     pub(crate) scrub_every: Option<Duration>,
     pub(crate) scrub_rate: Option<u64>,
     pub(crate) on_damage: Option<DamageFn>,
@@ -159,6 +163,7 @@ impl Default for ProtectOptions {
             settings: Settings { batch: Settings::BATCH, ..Settings::default() },
             period: Some(Duration::from_secs(1)),
             any_period: true,
+            max_uncovered: None,
             scrub_every: None,
             scrub_rate: None,
             on_damage: None,
@@ -268,6 +273,56 @@ impl ProtectOptions {
         if self.any_period {
             self.period = Some(as_kept(period));
         }
+        self
+    }
+
+    /// Sets a cap on the uncovered pages of the file and its sidecar: if there are more, a pass begins at once, and the
+    /// [period](ProtectOptions::period) is only the longest time until the next pass.
+    ///
+    /// The cap is soft. A pass covers at most a [batch](ProtectOptions::batch) of pages at a time, and the program
+    /// stores meanwhile:
+    ///
+    /// - **Announced stores, engines.** The announcement that exceeds the cap wakes the thread. If it does not keep up,
+    ///   the announcement that would have twice the cap uncovered, of the file or of its sidecar, covers them itself
+    ///   first. No more than twice the cap are uncovered, besides pages that are being stored to and their stripes,
+    ///   damaged stripes, and the pages of one announcement.
+    /// - **Stores to a [mapping](ProtectOptions::mapping).** Only a scan of its page tables finds them. untorn scans
+    ///   more often the sooner the program would reach the cap at its present rate, and at least every 100 ms. A
+    ///   process without page faults is not scanned: an idle program costs ten short wakeups a second. The pages
+    ///   stored to within 100 ms and one pass can exceed the cap.
+    ///
+    /// [`CoveringPace::peak_uncovered`](crate::redundancy::CoveringPace::peak_uncovered) tells how many there were. 0
+    /// has a pass follow each store. With [on demand](ProtectOptions::on_demand) only the cap and calls have stores
+    /// covered. Bytes that are only in the log of the hybrid log are not counted. With a period of
+    /// 0 the cap has no effect.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("table");
+    /// # std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    /// use std::time::Duration;
+    /// let options = untorn::redundancy::ProtectOptions::new().period(Duration::from_secs(3600)).max_uncovered(64);
+    /// let protected = options.open(&path)?;
+    /// drop(protected.announce(0..65 * 4096)?);
+    /// // The pass begins at once, and not in an hour.
+    /// while protected.coverage()?.uncovered > 0 {
+    ///     std::thread::yield_now();
+    /// }
+    /// protected.close()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn max_uncovered(mut self, pages: u64) -> Self {
+        self.max_uncovered = Some(pages);
+        self
+    }
+
+    /// Stores a [cap](ProtectOptions::max_uncovered) with the file. Every later open that sets none uses it, until
+    /// another one is stored. An open [on demand](ProtectOptions::on_demand) does not use it.
+    #[must_use]
+    pub fn keep_max_uncovered(mut self, pages: u64) -> Self {
+        self.settings.keep_max_uncovered = Some(pages);
         self
     }
 

@@ -18,13 +18,14 @@ impl<M: Medium> Redundancy<M> {
     /// Those of writing and flushing; where stores are covered at once, those of [`remember`](Redundancy::remember)
     /// too. Nothing may be stored then.
     pub(crate) fn announce(&self, bytes: Range<u64>) -> Result<()> {
+        let pages = self.geometry.pages_of(&bytes);
+        self.stay_within(pages.end - pages.start)?;
         let mut inner = self.usable()?;
         let inner = &mut *inner;
         if !inner.begun {
             let begun = self.take_over(inner);
             self.note_failure(inner, begun)?;
         }
-        let pages = self.geometry.pages_of(&bytes);
         if !self.has_engine {
             // Before anything is changed: without it nothing may be stored. An engine has claimed it.
             self.claim_stripes(inner, &self.geometry.stripes_of(pages.clone()))?;
@@ -69,6 +70,7 @@ impl<M: Medium> Redundancy<M> {
             *inner.storing.entry(page).or_default() += 1;
         }
         inner.before.extend(before);
+        self.note_count(inner);
         Ok(())
     }
 

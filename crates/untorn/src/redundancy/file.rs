@@ -133,18 +133,18 @@ fn goes_with_anothers<M: Medium>(medium: &M, path: &Path, data: &M::File, redund
     Ok(sidecar.is_ok_and(|sidecar| is_others(&sidecar) && redundancy.is_of(&sidecar.identity)))
 }
 
-/// The period that is kept with a file, if it has a redundancy file that can be read.
-pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<Duration>> {
+/// The period and the cap that are kept with a file, if it has a redundancy file that can be read.
+pub(crate) fn kept_pace<M: Medium>(medium: &M, path: &Path) -> Result<(Option<Duration>, Option<u64>)> {
     let data = medium.open(path, Access::Read, 0)?;
     let place = redundancy_file(path, data.identity()?.inode);
     if !medium.exists(&place)? {
-        return Ok(None);
+        return Ok((None, None));
     }
     let side = medium.open_companion(&place, Access::Read, 0, &data)?;
     match Superblock::read(&side, &place, &data) {
-        Ok((superblock, _)) if is_of(&superblock, &data)? => Ok(superblock.period),
+        Ok((superblock, _)) if is_of(&superblock, &data)? => Ok((superblock.period, superblock.max_uncovered)),
         // Whoever opens it is told what is wrong.
-        _ => Ok(None),
+        _ => Ok((None, None)),
     }
 }
 
@@ -265,6 +265,7 @@ pub(super) fn create<M: Medium>(
             intents: Vec::new(),
             list: 0,
             period: settings.keep,
+            max_uncovered: settings.keep_max_uncovered,
             history,
         };
         superblock.write(&side)?;

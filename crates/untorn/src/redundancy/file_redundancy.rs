@@ -5,8 +5,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Coverage, DamageSender, Redundancy, RedundancyService, RepairReport, Scrub, ScrubReport, TrackedPages};
+use super::{
+    Coverage, CoveringPace, DamageSender, Redundancy, RedundancyService, RepairReport, Scrub, ScrubReport, TrackedPages,
+};
 use crate::engine::Engine;
+use crate::engine::redundancy::Pace;
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::storage::Medium;
 
@@ -17,6 +20,9 @@ const TRIES: u32 = 16;
 pub(super) struct FileRedundancy<M: Medium> {
     pub(super) data: Arc<TrackedPages<M>>,
     pub(super) sidecar: Arc<TrackedPages<M>>,
+    /// How often both are covered.
+    pace: Arc<Pace>,
+    is_looked_for: bool,
     /// The engine that has the file. A plain file has none, nor has one that is only looked at.
     engine: Option<Arc<dyn Engine>>,
     /// Why the last pass that nobody called for failed, until somebody is told, or another pass goes through.
@@ -31,7 +37,12 @@ impl<M: Medium> FileRedundancy<M> {
         sidecar: Arc<TrackedPages<M>>,
         engine: Option<Arc<dyn Engine>>,
     ) -> Self {
-        FileRedundancy { data, sidecar, engine, unreported: Mutex::default(), leaves_damage: AtomicBool::new(false) }
+        let pace = Arc::default();
+        data.count_for(&pace);
+        sidecar.count_for(&pace);
+        let (unreported, leaves_damage) = (Mutex::default(), AtomicBool::new(false));
+        let is_looked_for = data.is_looked_for();
+        FileRedundancy { data, sidecar, pace, is_looked_for, engine, unreported, leaves_damage }
     }
 
     pub(super) fn leaves_damage(&self) -> bool {
@@ -142,6 +153,20 @@ impl<M: Medium> RedundancyService for FileRedundancy<M> {
         }
     }
 
+    fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    fn is_looked_for(&self) -> bool {
+        self.is_looked_for
+    }
+
+    fn count_uncovered(&self) -> Result<()> {
+        self.usable()?;
+        self.data.with(Redundancy::count_uncovered)?;
+        self.sidecar.with(Redundancy::count_uncovered)
+    }
+
     fn coverage(&self) -> Result<Coverage> {
         self.usable()?;
         if let Some(error) = self.unreported().take() {
@@ -155,6 +180,16 @@ impl<M: Medium> RedundancyService for FileRedundancy<M> {
             && coverage.sidecar.is_none()
         {
             coverage.in_sidecar = engine.info().reflected_pages;
+        }
+        if self.pace.has_task() {
+            let (last_pass_pages, last_pass) = self.pace.last_pass();
+            coverage.pace = Some(CoveringPace {
+                last_pass_pages,
+                last_pass,
+                period: self.pace.period(),
+                max_uncovered: self.pace.cap(),
+                peak_uncovered: self.pace.peak(),
+            });
         }
         Ok(coverage)
     }

@@ -60,6 +60,8 @@ pub(super) struct Superblock {
     pub(super) list: u64,
     /// Of openings that name none.
     pub(super) period: Option<Duration>,
+    /// Likewise.
+    pub(super) max_uncovered: Option<u64>,
     pub(super) history: History,
 }
 
@@ -88,7 +90,9 @@ pub(super) struct RawSuperblock {
     list: U64,
     /// In microseconds, and one more; 0: none is kept.
     period: U64,
-    reserved: [u8; 3392],
+    /// In pages, and one more; 0: none is kept.
+    max_uncovered: U64,
+    reserved: [u8; 3384],
     check: U64,
 }
 
@@ -139,6 +143,7 @@ impl DualCopy for Superblock {
             intents: (self.intents.len() as u64).into(),
             list: self.list.into(),
             period: self.period.map_or(0, kept).into(),
+            max_uncovered: self.max_uncovered.map_or(0, |pages| pages.saturating_add(1)).into(),
             ..RawSuperblock::new_zeroed()
         };
         for (raw, page) in raw.intent.iter_mut().zip(&self.intents) {
@@ -174,6 +179,7 @@ impl DualCopy for Superblock {
             intents,
             list: raw.list.get(),
             period: raw.period.get().checked_sub(1).map(|period| as_kept(Duration::from_micros(period))),
+            max_uncovered: raw.max_uncovered.get().checked_sub(1),
             history: History { scrubbed: raw.scrubbed.get(), scrubs: raw.scrubs.get(), repaired: raw.repaired.get() },
         })
     }
@@ -278,6 +284,7 @@ impl Superblock {
             layout: Some(layout),
             checksum: Some(self.checksum),
             keep: self.period,
+            keep_max_uncovered: self.max_uncovered,
             batch: Settings::BATCH,
         }
     }
@@ -375,6 +382,7 @@ mod tests {
             intents: vec![0, 24],
             list: 6,
             period: Some(Duration::from_millis(7)),
+            max_uncovered: Some(0),
             history: History { scrubbed: 1, scrubs: 2, repaired: 3 },
         };
         let decoded = |raw: &RawSuperblock| look::<Superblock>(0, raw, Path::new("x")).transpose().unwrap();

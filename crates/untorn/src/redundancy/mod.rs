@@ -48,6 +48,7 @@ mod ahead;
 mod announce;
 mod bits;
 mod checksum;
+mod covering;
 pub(crate) mod engine;
 mod file;
 mod file_redundancy;
@@ -66,6 +67,7 @@ mod repair_list;
 mod resize;
 mod scrub;
 mod table;
+mod tally;
 mod threads;
 mod tracked;
 mod uncovered_since;
@@ -86,10 +88,12 @@ use layout::Geometry;
 use table::Tables;
 use uncovered_since::UncoveredSince;
 
-pub use crate::engine::redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
+pub use crate::engine::redundancy::{
+    Coverage, CoveringPace, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing,
+};
 pub(crate) use crate::engine::redundancy::{DamageSender, RedundancyService, Scrub, scrub_and_note};
 pub use crate::options::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
-pub(crate) use file::{check_settings, check_settings_at, kept_period, redundancy_file, remove};
+pub(crate) use file::{check_settings, check_settings_at, kept_pace, redundancy_file, remove};
 use file_redundancy::FileRedundancy;
 use notifier::DamageNotifier;
 use pages::Pages;
@@ -97,6 +101,7 @@ pub use protect::{Protected, Record, Stores, recorded, recorded_on, track};
 use recorded::coverage_of;
 pub(crate) use recorded::recorded as recorded_coverage;
 use scrub::Scrubs;
+use tally::Tally;
 use threads::Threads;
 use tracked::{TrackedPages, TrackedStorage, no_sidecar_redundancy};
 
@@ -248,6 +253,8 @@ pub(crate) struct Redundancy<M: Medium> {
     leaving: AtomicBool,
     /// Where damage is noted that is come upon by the way.
     notifier: Arc<DamageNotifier>,
+    /// Where uncovered pages are counted.
+    tally: Arc<Tally>,
     /// How far a scrub is, and what the last one found.
     scrubs: Scrubs,
     inner: Mutex<Inner>,

@@ -166,6 +166,7 @@ impl<M: Medium> Redundancy<M> {
         }
         // With whatever is written next.
         superblock.period = settings.keep.or(superblock.period);
+        superblock.max_uncovered = settings.keep_max_uncovered.or(superblock.max_uncovered);
         let geometry = superblock.geometry;
         if side.len() < geometry.side_len() {
             if matches!(mode, Mode::Report) {
@@ -253,6 +254,7 @@ impl<M: Medium> Redundancy<M> {
             room: Room::All,
             leaving: AtomicBool::new(false),
             notifier: Arc::default(),
+            tally: Arc::default(),
             scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
         }

@@ -94,6 +94,8 @@ pub(super) fn coverage_of(superblock: &Superblock, redundancy_file: PathBuf, unc
         layout: geometry.layout,
         checksum: superblock.checksum,
         period: superblock.period,
+        max_uncovered: superblock.max_uncovered,
+        pace: None,
         history: superblock.history,
         scrubbing: None,
         found: None,

@@ -1,11 +1,12 @@
 //! The background work of a protected file: it covers stores, scrubs, and reports damage.
 //!
 //! All of it is jobs of the [pool](crate::sync::pool) that the files of the process share, so a file that waits for its
-//! next pass or scrub has no thread.
+//! next pass or scrub has no thread. [`covering`](super::covering) decides when the next pass is.
 //!
 //! # Invariants
 //! 1. A task of a file has at most one job: one in line, one that waits for its time, or one that runs and puts the
-//!    next one there when it is done.
+//!    next one there when it is done. A task that is woken takes its job back and puts it in line at once; if the job
+//!    is in line or runs already, the one after it is.
 //! 2. No job begins once the tasks are stopped, and `stop` waits for those that run. They have let go of the file then.
 //! 3. One job at a time tells the program of a file's damage, in the order in which it was found. What is left when the
 //!    file goes is told by the thread that lets go of it.
@@ -16,8 +17,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::RedundancyService;
-use super::{DamageSender, Scrub};
+use super::covering::Covering;
+use super::{DamageSender, RedundancyService, Scrub};
 use crate::error::{Error, Result};
 use crate::options::{Damage, DamageFn, ProtectOptions};
 use crate::sync::pool::{Length, Pool, Submitter, Ticket};
@@ -26,13 +27,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// False ends the task.
-type Work = Box<dyn Fn(&Task, &dyn RedundancyService) -> bool + Send + Sync>;
+/// How long to wait before the next time; `None` ends the task.
+type Work = Box<dyn Fn(&Task, &dyn RedundancyService) -> Option<Duration> + Send + Sync>;
 
 /// Work that is done again and again, with a pause before each time.
 struct Task {
     service: Weak<dyn RedundancyService>,
-    pause: Duration,
     length: Length,
     submitter: Submitter,
     work: Work,
@@ -43,8 +43,23 @@ struct Task {
 #[derive(Default)]
 struct TaskState {
     stopped: bool,
-    runs: bool,
-    next: Option<Ticket>,
+    /// Jobs that run. A job that has put the next one in its place may not have ended when that one begins.
+    running: u32,
+    /// The work is to be done once more, without a pause.
+    woken: bool,
+    phase: Phase,
+}
+
+/// Where the job of a task is.
+#[derive(Default)]
+enum Phase {
+    /// It waits for its time, or for one that never comes.
+    Waits(Option<Ticket>),
+    InLine,
+    Runs,
+    /// There is none any more, or none yet.
+    #[default]
+    Gone,
 }
 
 impl Task {
@@ -53,14 +68,45 @@ impl Task {
     }
 
     /// Does the work after the pause, unless it is stopped before.
-    fn arm(self: &Arc<Self>) -> std::io::Result<()> {
+    fn arm(self: &Arc<Self>, pause: Duration) -> std::io::Result<()> {
         let mut state = locked(&self.state);
         if state.stopped {
             return Ok(());
         }
+        if std::mem::take(&mut state.woken) {
+            return self.line_up(&mut state);
+        }
         let task = self.clone();
-        state.next = self.submitter.submit_after(self.pause, self.length, move || task.run())?;
+        state.phase = Phase::Waits(self.submitter.submit_after(pause, self.length, move || task.run())?);
         Ok(())
+    }
+
+    fn line_up(self: &Arc<Self>, state: &mut TaskState) -> std::io::Result<()> {
+        let task = self.clone();
+        self.submitter.submit(self.length, move || task.run())?;
+        state.phase = Phase::InLine;
+        Ok(())
+    }
+
+    /// Does the work now, or once more if it is being done.
+    fn wake(self: &Arc<Self>) {
+        let mut state = locked(&self.state);
+        if state.stopped {
+            return;
+        }
+        let lined_up = match state.phase {
+            Phase::Runs => {
+                state.woken = true;
+                Ok(())
+            }
+            // If it cannot be taken back, it is in line.
+            Phase::Waits(Some(ticket)) if !self.submitter.cancel(ticket) => Ok(()),
+            Phase::Waits(_) => self.line_up(&mut state),
+            Phase::InLine | Phase::Gone => Ok(()),
+        };
+        if let Err(error) = lined_up {
+            tracing::error!(%error, "cannot hurry the background work of a protected file");
+        }
     }
 
     fn run(self: Arc<Self>) {
@@ -68,14 +114,16 @@ impl Task {
         if state.stopped {
             return;
         }
-        state.runs = true;
+        state.running += 1;
+        state.phase = Phase::Runs;
         drop(state);
         let _running = Running(&self);
-        let goes_on = match self.service.upgrade() {
-            Some(service) => (self.work)(&self, &*service),
-            None => false,
+        let pause = self.service.upgrade().and_then(|service| (self.work)(&self, &*service));
+        let Some(pause) = pause else {
+            locked(&self.state).phase = Phase::Gone;
+            return;
         };
-        if goes_on && let Err(error) = self.arm() {
+        if let Err(error) = self.arm(pause) {
             tracing::error!(%error, "cannot go on with the background work of a protected file");
         }
     }
@@ -83,12 +131,12 @@ impl Task {
     fn stop(&self) {
         let mut state = locked(&self.state);
         state.stopped = true;
-        let next = state.next.take();
-        while state.runs {
+        while state.running > 0 {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        let phase = std::mem::take(&mut state.phase);
         drop(state);
-        if let Some(ticket) = next {
+        if let Phase::Waits(Some(ticket)) = phase {
             self.submitter.cancel(ticket);
         }
     }
@@ -99,7 +147,7 @@ struct Running<'a>(&'a Task);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        locked(&self.0.state).runs = false;
+        locked(&self.0.state).running -= 1;
         self.0.ended.notify_all();
     }
 }
@@ -196,18 +244,24 @@ impl Threads {
         let mut begin = |pause, length, work: Work| {
             let (state, ended) = (Mutex::default(), Condvar::new());
             let (service, submitter) = (Arc::downgrade(service), submitter.clone());
-            let task = Arc::new(Task { service, pause, length, submitter, work, state, ended });
+            let task = Arc::new(Task { service, length, submitter, work, state, ended });
             threads.tasks.push(task.clone());
-            task.arm()
+            task.arm(pause).map(|()| Arc::downgrade(&task))
         };
         let failed = |error| Error::io("start a thread for", service.path(), error);
-        if let Some(period) = options.period.filter(|period| !period.is_zero()) {
-            begin(period, Length::Short, Box::new(|_, service| cover(service))).map_err(failed)?;
+        if options.period != Some(Duration::ZERO) {
+            let covering = Covering::new();
+            let work: Work = Box::new(move |_, service| covering.go_on(service));
+            // Without a period it waits until it is woken.
+            let pause = options.period.unwrap_or(Duration::MAX);
+            let task = begin(pause, Length::Short, work).map_err(failed)?;
+            service.pace().set_cap(options.max_uncovered);
+            service.pace().begin(options.period, Arc::new(move || _ = task.upgrade().map(|task| task.wake())));
         }
         if let Some(pause) = options.scrub_every {
             let rate = options.scrub_rate;
             let work = move |task: &Task, service: &dyn RedundancyService| {
-                scrub(&|| task.stops(), service, rate, listener.as_ref())
+                scrub(&|| task.stops(), service, rate, listener.as_ref()).then_some(pause)
             };
             begin(pause, Length::Long, Box::new(work)).map_err(failed)?;
         }
@@ -242,27 +296,8 @@ impl Drop for Threads {
 }
 
 /// Whether every later call fails likewise, and so tells of it.
-fn is_final(error: &Error) -> bool {
+pub(super) fn is_final(error: &Error) -> bool {
     matches!(error, Error::Poisoned { .. })
-}
-
-/// Whether to go on.
-fn cover(service: &dyn RedundancyService) -> bool {
-    match service.pass() {
-        Ok(0) => {}
-        Ok(pages) => {
-            tracing::debug!(path = %service.path().display(), pages, "updated the checksums and parity of stored pages")
-        }
-        Err(error) => {
-            tracing::error!(path = %service.path().display(), %error, "cannot bring the redundancy up to date");
-            if is_final(&error) {
-                return false;
-            }
-            // A device that was full may have space the next time.
-            service.failed(error);
-        }
-    }
-    true
 }
 
 /// Whether to go on.
@@ -300,6 +335,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
+    use crate::engine::redundancy::{Pace, Part};
     use crate::redundancy::{Coverage, RepairReport, ScrubReport, scrub_and_note};
 
     const FOR_EVER: u64 = 77;
@@ -308,12 +344,12 @@ mod tests {
     type Started = (Threads, Arc<dyn RedundancyService>);
 
     /// Fails at first, and tells of each call.
-    struct Full(Mutex<(u32, Sender<&'static str>)>);
+    struct Full(Mutex<(u32, Sender<&'static str>)>, Pace);
 
     impl Full {
         fn start(options: &ProtectOptions, failures: u32) -> (Started, Receiver<&'static str>) {
             let (notify, notified) = channel();
-            let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((failures, notify))));
+            let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((failures, notify)), Pace::default()));
             ((Threads::start(&service, options).unwrap(), service), notified)
         }
 
@@ -339,12 +375,16 @@ mod tests {
         }
 
         fn cover(&self) -> Result<u64> {
-            self.notify("cover", 1)
+            self.notify("cover", 0)
         }
 
         fn failed(&self, error: Error) {
             assert_eq!(error.to_string(), Full::refused().to_string());
             let _ = self.0.lock().unwrap().1.send("failed");
+        }
+
+        fn pace(&self) -> &Pace {
+            &self.1
         }
 
         fn coverage(&self) -> Result<Coverage> {
@@ -401,6 +441,47 @@ mod tests {
     }
 
     #[test]
+    fn a_cap_and_another_period_wake_the_thread() {
+        let hours = Duration::from_secs(3600);
+        let (started, notified) = Full::start(&ProtectOptions::new().period(hours).max_uncovered(3), 0);
+        let pace = started.1.pace();
+        pace.note(Part::Data, 3);
+        assert!(notified.recv_timeout(Duration::from_millis(50)).is_err(), "three pages are no more than three");
+        pace.note(Part::Data, 4);
+        assert_eq!(notified.recv().unwrap(), "cover");
+        // Four are left: twice the cap, and not each store, is a reason for the next.
+        pace.note(Part::Data, 7);
+        assert!(notified.recv_timeout(Duration::from_millis(50)).is_err(), "a pass covers nothing, again and again");
+        pace.note(Part::Data, 8);
+        assert_eq!(notified.recv().unwrap(), "cover");
+        pace.note(Part::Data, 0);
+        started.1.set_period(Duration::from_millis(1)).unwrap();
+        assert_eq!(notified.iter().take(3).collect::<Vec<_>>(), ["cover"; 3]);
+        // Without a period there is none before somebody names one.
+        let (started, notified) = Full::start(&ProtectOptions::new().on_demand(), 0);
+        assert!(notified.recv_timeout(Duration::from_millis(50)).is_err());
+        started.1.set_period(Duration::from_millis(1)).unwrap();
+        assert_eq!(notified.iter().take(3).collect::<Vec<_>>(), ["cover"; 3]);
+        let (started, _) = Full::start(&ProtectOptions::new().period(Duration::ZERO), 0);
+        assert!(started.1.set_period(hours).is_err() && started.1.set_max_uncovered(Some(1)).is_err());
+    }
+
+    #[test]
+    fn wakes_from_all_sides_and_a_stop_do_not_miss_each_other() {
+        for _ in 0..200 {
+            let options = ProtectOptions::new().period(Duration::MAX).max_uncovered(0);
+            let (mut started, notified) = Full::start(&options, 0);
+            let service = started.1.clone();
+            let waking = std::thread::spawn(move || (1..20).for_each(|nth| service.pace().note(Part::Data, 1000 * nth)));
+            notified.recv().unwrap();
+            started.0.stop();
+            while notified.try_recv().is_ok() {}
+            waking.join().unwrap();
+            assert!(notified.recv_timeout(Duration::from_millis(3)).is_err(), "a task that was stopped goes on");
+        }
+    }
+
+    #[test]
     fn damage_is_reported_even_if_its_scrub_cannot_be_recorded() {
         let (notify, found) = channel();
         let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
@@ -408,7 +489,7 @@ mod tests {
         let (_threads, _told) = Full::start(&options, u32::MAX);
         assert_eq!(found.iter().take(2).collect::<Vec<_>>(), [Damage::Parity { stripe: 7 }; 2]);
         // Whoever asks for a scrub is given what it found as well.
-        let full = Full(Mutex::new((1, channel().0)));
+        let full = Full(Mutex::new((1, channel().0)), Pace::default());
         let report = scrub_and_note(&full, Scrub::telling(&mut |_, _| true)).unwrap();
         assert_eq!(report.damage, [Damage::Parity { stripe: 7 }]);
     }
@@ -450,7 +531,7 @@ mod tests {
     #[test]
     fn a_stop_takes_back_what_waits_for_its_time() {
         let (told, _hear) = channel();
-        let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((0, told))));
+        let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((0, told)), Pace::default()));
         let options = ProtectOptions::new().period(Duration::from_secs(3600));
         let mut threads = Threads::start(&service, &options).unwrap();
         let task = Arc::downgrade(&threads.tasks[0]);

@@ -111,6 +111,7 @@ impl<M: Medium> Redundancy<M> {
                 due.put(page, true);
             }
             inner.uncovered_since.begin(due);
+            self.note_count(&inner);
             inner.left_alone.values_mut().for_each(|stripe| stripe.left = stripe.left.saturating_sub(1));
         }
         let (mut covered, mut from) = (0, 0);
@@ -124,6 +125,7 @@ impl<M: Medium> Redundancy<M> {
                 let given_up = self.give_up_premarked(&mut inner);
                 self.note_failure(&mut inner, given_up)?;
                 inner.uncovered_since.end(began);
+                self.note_count(&inner);
                 if inner.superblock.left == Left::Storing && inner.is_quiet() && !self.of_sidecar {
                     // Nothing could be covered, of which the file's time would have been noted.
                     let noted = self.note_quiet(&mut inner);
@@ -327,6 +329,9 @@ impl<M: Medium> Redundancy<M> {
         }
         inner.tables.write(&self.side)?;
         self.medium.fence(sites.marks, &[&self.side])?;
+        if self.mode.is_announced() {
+            self.note_count(inner);
+        }
         Ok(covered.len() as u64)
     }
 

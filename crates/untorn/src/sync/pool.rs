@@ -148,11 +148,13 @@ impl Submitter {
         Ok(Some(ticket))
     }
 
-    /// Takes a timed job back whose time has not come.
-    pub(crate) fn cancel(&self, ticket: Ticket) {
+    /// Takes a timed job back whose time has not come. Otherwise it is in line, runs, or is done: then false.
+    pub(crate) fn cancel(&self, ticket: Ticket) -> bool {
         let cancelled = self.0.state().ok().and_then(|mut state| state.timed.remove(&ticket));
+        let is_back = cancelled.is_some();
         // Not under the lock: what the job owns may have something to say on its way out.
         drop(cancelled);
+        is_back
     }
 }
 

@@ -36,6 +36,7 @@ mod zeroed;
 
 pub use first_use::FirstUse;
 pub use per_process::{OnceForAll, PerProcess};
+pub(crate) use process::page_faults;
 pub use process::{in_forked_child, incarnation};
 pub(crate) use untorn_ring::{flush, now};
 pub(crate) use zeroed::ZeroedArray;

@@ -7,6 +7,7 @@ mod costs;
 mod covered;
 mod covered_sidecar;
 mod fixture;
+mod pace;
 mod protected;
 mod protected_forged;
 mod protected_kill;

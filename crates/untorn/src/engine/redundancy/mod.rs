@@ -1,14 +1,17 @@
 //! What an engine that keeps redundancy offers, and what is said of it.
 
+mod pace;
 mod report;
 
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-pub use self::report::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
+pub(crate) use self::pace::{Pace, Part};
+pub use self::report::{Coverage, CoveringPace, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
 use crate::error::{Error, Result};
-use crate::options::Damage;
+use crate::options::{Damage, as_kept};
 
 /// Where damage goes that a thread of the pool then tells the program of.
 #[derive(Clone)]
@@ -55,6 +58,48 @@ pub(crate) trait RedundancyService: Send + Sync {
     fn set_listener(&self, _line: Option<DamageSender>) {}
     /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
     fn failed(&self, _error: Error) {}
+    /// The pace of its covering task.
+    fn pace(&self) -> &Pace;
+    /// Has stores covered so long after the last pass, from now on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0, and if the file has no covering task.
+    fn set_period(&self, period: Duration) -> Result<()> {
+        self.covers_behind_stores()?;
+        if period.is_zero() {
+            let what = "the period of an open file cannot become 0; open the file with a period of 0 to have each \
+                        store covered at once";
+            return Err(Error::Invalid { path: self.path().to_owned(), what: what.to_owned() });
+        }
+        self.pace().set_period(Some(as_kept(period)));
+        Ok(())
+    }
+    /// Has a pass begin as soon as more pages are uncovered, from now on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the file has no covering task.
+    fn set_max_uncovered(&self, pages: Option<u64>) -> Result<()> {
+        self.covers_behind_stores()?;
+        self.pace().set_cap(pages);
+        Ok(())
+    }
+    /// Fails if no task covers stores.
+    fn covers_behind_stores(&self) -> Result<()> {
+        if self.pace().has_task() {
+            return Ok(());
+        }
+        let what = "no thread covers the stores of this handle, so it has neither a period nor a cap: it was opened \
+                    with a period of 0, or only to look at the file";
+        Err(Error::Invalid { path: self.path().to_owned(), what: what.to_owned() })
+    }
+    /// Whether stores are found only by a look at page tables.
+    fn is_looked_for(&self) -> bool {
+        false
+    }
+    /// Notes with the [pace](RedundancyService::pace) how many pages are uncovered.
+    fn count_uncovered(&self) -> Result<()> {
+        Ok(())
+    }
     fn coverage(&self) -> Result<Coverage>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
     /// Notes in the redundancy file that a scrub went through.

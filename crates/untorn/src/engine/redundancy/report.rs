@@ -51,12 +51,34 @@ pub struct Coverage {
     /// The [kept period](crate::redundancy::ProtectOptions::keep_period) for opens that set none; `None` if none is
     /// kept, which means one second.
     pub period: Option<Duration>,
+    /// The [kept cap](crate::redundancy::ProtectOptions::keep_max_uncovered) for opens that set none; `None` if none is
+    /// kept.
+    pub max_uncovered: Option<u64>,
+    /// The pace of the background thread of the handle that has the file open; `None` if there is no such thread.
+    pub pace: Option<CoveringPace>,
     /// Scrubs and repairs so far.
     pub history: History,
     /// The progress of the running scrub, by any thread; `None` if none runs.
     pub scrubbing: Option<Scrubbing>,
     /// The findings of the last whole scrub since this process opened the file; `None` if there was none.
     pub found: Option<ScrubFindings>,
+}
+
+/// How often an open file is covered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CoveringPace {
+    /// The time between two passes; `None` if there is no pass until somebody asks for it, or the cap is exceeded.
+    pub period: Option<Duration>,
+    /// The cap: if more pages are uncovered, in the file and its sidecar together, a pass begins at once.
+    pub max_uncovered: Option<u64>,
+    /// The most pages that were seen uncovered at one time since the file was opened, in the file and its sidecar
+    /// together. Pages of a mapping are seen when untorn looks at its page tables.
+    pub peak_uncovered: u64,
+    /// Pages that the last pass of the background thread covered, of those that covered any.
+    pub last_pass_pages: u64,
+    /// How long that pass took; `None` if there was none.
+    pub last_pass: Option<Duration>,
 }
 
 /// Scrubs and repairs since the file was protected.
@@ -113,10 +135,22 @@ impl Coverage {
     /// then damage to one more covered page loses nothing. It does not count pages that are only [in the
     /// sidecar](Coverage::in_sidecar), nor existing damage.
     pub fn mttdl_gain(&self) -> Option<f64> {
-        let parts = || [Some(self), self.sidecar.as_deref()].into_iter().flatten();
-        let pages: u64 = parts().map(|part| part.pages + part.stripes).sum();
-        let at_risk: u64 = parts().map(|part| part.vulnerable_stripes * (u64::from(part.stripe) + 1)).sum();
-        (at_risk > 0).then(|| pages as f64 / at_risk as f64)
+        let at_risk = self.pages_at_risk();
+        (at_risk > 0).then(|| self.pages_in_total() as f64 / at_risk as f64)
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Coverage> {
+        [Some(self), self.sidecar.as_deref()].into_iter().flatten()
+    }
+
+    /// P: pages of the file and its sidecar, with their parity.
+    fn pages_in_total(&self) -> u64 {
+        self.parts().map(|part| part.pages + part.stripes).sum()
+    }
+
+    /// V · N: those of vulnerable stripes.
+    fn pages_at_risk(&self) -> u64 {
+        self.parts().map(|part| part.vulnerable_stripes * (u64::from(part.stripe) + 1)).sum()
     }
 }
 
@@ -225,6 +259,8 @@ mod tests {
             layout: StripeLayout::Consecutive,
             checksum: Checksum::Crc32c,
             period: None,
+            max_uncovered: None,
+            pace: None,
             history: History::default(),
             scrubbing: None,
             found: None,

@@ -128,6 +128,41 @@ impl Protected {
         self.service()?.cover().map(drop)
     }
 
+    /// Sets another [period](ProtectOptions::period), also for a file that was opened [on
+    /// demand](ProtectOptions::on_demand). The next pass comes this long after the last one ended, so at once if that
+    /// time has passed.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("table");
+    /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+    /// use std::time::Duration;
+    /// let protected = untorn::redundancy::ProtectOptions::new().period(Duration::from_secs(3600)).open(&path)?;
+    /// drop(protected.announce(0..5)?);
+    /// protected.set_period(Duration::from_millis(10))?;
+    /// while protected.coverage()?.uncovered > 0 {
+    ///     std::thread::yield_now();
+    /// }
+    /// protected.close()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0, which must be chosen when the file is opened, and for a handle that was opened so.
+    pub fn set_period(&self, period: Duration) -> Result<()> {
+        self.service()?.set_period(period)
+    }
+
+    /// Sets another [cap](ProtectOptions::max_uncovered), or takes it away. If more pages are uncovered, a pass begins
+    /// at once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a handle with a period of 0.
+    pub fn set_max_uncovered(&self, pages: Option<u64>) -> Result<()> {
+        self.service()?.set_max_uncovered(pages)
+    }
+
     /// How much of the file is covered now.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use super::Protected;
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::magic::is_region_store;
 use crate::options::{ProtectOptions, Settings};
-use crate::redundancy::{FileRedundancy, Mode, RedundancyService, TICK, Threads, TrackedPages, Tracker, kept_period};
+use crate::redundancy::{FileRedundancy, Mode, RedundancyService, TICK, Threads, TrackedPages, Tracker, kept_pace};
 use crate::storage::{self, Access, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
 use crate::sys::mappings::MappedRange;
 use crate::sys::tracking::SharedTracking;
@@ -39,10 +39,19 @@ impl ProtectOptions {
         if self.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced }
     }
 
-    /// The same with the period that is kept with the file, if none was named.
+    /// The same with the period and the cap that are kept with the file, if none was named.
     pub(crate) fn with_kept<M: Medium>(mut self, medium: &M, path: &Path) -> Result<Self> {
-        if self.any_period && self.settings.keep.is_none() {
-            self.period = kept_period(medium, path)?.or(self.period);
+        let any_period = self.any_period && self.settings.keep.is_none();
+        // On demand is on demand, unless the program names a cap.
+        let any_cap = self.max_uncovered.is_none() && self.period.is_some();
+        if any_period || any_cap {
+            let (period, max_uncovered) = kept_pace(medium, path)?;
+            if any_period {
+                self.period = period.or(self.period);
+            }
+            if any_cap {
+                self.max_uncovered = self.settings.keep_max_uncovered.or(max_uncovered);
+            }
         }
         Ok(self)
     }

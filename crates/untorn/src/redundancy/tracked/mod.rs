@@ -30,7 +30,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::notifier::DamageNotifier;
 use super::open::Beside;
 use super::scrub::{End, Looked};
+use super::tally::Tally;
 use super::{DamageSender, Mode, Redundancy, Scrub, ScrubReport};
+use crate::engine::redundancy::{Pace, Part};
 use crate::error::{Error, Result};
 use crate::options::Settings;
 use crate::storage::Medium;
@@ -50,6 +52,8 @@ pub(crate) struct TrackedPages<M: Medium> {
     has_all_room: AtomicBool,
     /// It outlives each redundancy of the pages.
     notifier: Arc<DamageNotifier>,
+    /// So does this.
+    tally: Arc<Tally>,
     kept: RwLock<Kept<M>>,
 }
 
@@ -80,9 +84,9 @@ enum Kept<M: Medium> {
 impl<M: Medium> TrackedPages<M> {
     /// Nothing is kept of the pages until they are [bound](TrackedPages::bind).
     fn new(medium: Arc<M>, path: PathBuf, of: Of, mode: Mode, settings: Settings) -> Arc<Self> {
-        let (notifier, kept) = (Arc::default(), RwLock::new(Kept::Nothing));
+        let (notifier, tally, kept) = (Arc::default(), Arc::default(), RwLock::new(Kept::Nothing));
         let has_all_room = AtomicBool::new(false);
-        Arc::new(TrackedPages { medium, path, of, mode, settings, has_all_room, notifier, kept })
+        Arc::new(TrackedPages { medium, path, of, mode, settings, has_all_room, notifier, tally, kept })
     }
 
     /// The pages of a plain file, with their redundancy open.
@@ -93,6 +97,7 @@ impl<M: Medium> TrackedPages<M> {
         let mut opened = Redundancy::open(Arc::clone(&medium), path, mode.clone(), settings)?;
         let pages = TrackedPages::of_data(medium, path, mode, settings, false);
         opened.notify_through(&pages.notifier);
+        opened.count_through(&pages.tally);
         *pages.write() = Kept::Open(Box::new(opened));
         Ok(pages)
     }
@@ -118,6 +123,23 @@ impl<M: Medium> TrackedPages<M> {
     /// Sets the listener that hears of damage found by reads and stores.
     pub(crate) fn set_listener(&self, listener: Option<DamageSender>) {
         self.notifier.set_listener(listener);
+    }
+
+    /// Whether stores to the pages are found only by looking at page tables.
+    pub(super) fn is_looked_for(&self) -> bool {
+        matches!(self.mode, Mode::Tracked(_))
+    }
+
+    /// Counts uncovered pages for this pace from now on.
+    pub(super) fn count_for(&self, pace: &Arc<Pace>) {
+        let part = match &self.of {
+            Of::Data { .. } => Part::Data,
+            Of::Sidecar(_) => Part::Sidecar,
+        };
+        self.tally.count_for(Arc::clone(pace), part);
+        if let Kept::Open(redundancy) = &*self.read() {
+            redundancy.note_count(&redundancy.lock());
+        }
     }
 
     /// Opens the redundancy of the pages before their engine stores to them, if there is any. For a data file, this
@@ -293,6 +315,7 @@ impl<M: Medium> TrackedPages<M> {
         let (medium, mode) = (Arc::clone(&self.medium), self.mode.clone());
         let mut opened = Redundancy::attach(medium, &self.path, mode, self.settings, Some(beside))?;
         opened.notify_through(&self.notifier);
+        opened.count_through(&self.tally);
         Ok(opened)
     }
 
