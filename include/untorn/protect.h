@@ -191,6 +191,39 @@ int untorn_unprotect(void *addr);
  * also those of the covering thread. */
 int untorn_redundancy_sync(void *addr);
 
+/* Covers all stores made before the call, in everything that this process
+ * protects: its protected mappings, and its files with redundancy. Call it when
+ * the power fails and a battery lasts a moment. It covers several files at once,
+ * and the failure of one does not keep it from covering the others. It must not
+ * be called by a signal handler; see untorn_redundancy_cover_on_signal.
+ * pages: NULL, or where to store the number of pages that were not covered before.
+ * Errors: those of untorn_redundancy_sync, for the first file that failed. */
+int untorn_redundancy_cover_all(uint64_t *pages);
+
+/* Starts a thread that calls untorn_redundancy_cover_all each time the process
+ * gets a signal, such as SIGPWR when the power fails. It installs no handler. All
+ * threads must block the signal, so that it stays pending until this thread takes
+ * it. Block it in main() before the first other thread starts:
+ *
+ *     sigset_t set;
+ *     sigemptyset(&set);
+ *     sigaddset(&set, SIGPWR);
+ *     pthread_sigmask(SIG_BLOCK, &set, NULL);
+ *     int code = untorn_redundancy_cover_on_signal(SIGPWR, NULL, NULL);
+ *
+ * A program that has a thread for signals already needs none of this: that thread
+ * calls sigwait(3), or reads a signalfd(2), and then untorn_redundancy_cover_all.
+ *
+ * signal: the signal instead of the one of an earlier call; 0 ends the thread and
+ * waits for it.
+ * covered: NULL, or a function that the thread calls after each time, with
+ * `context`, the number of pages, and the code of untorn_redundancy_cover_all. It
+ * must not call untorn_redundancy_cover_on_signal.
+ * Errors: UNTORN_EINVAL for a signal that cannot be blocked, or that a thread does
+ * not block; UNTORN_EIO and others of the system. */
+int untorn_redundancy_cover_on_signal(int signal, void (*covered)(void *context, uint64_t pages, int code),
+                                      void *context);
+
 /* Sets another period, also for a mapping that is covered on demand. The next
  * pass comes this long after the last one ended.
  * Errors: UNTORN_EINVAL for 0; those of untorn_redundancy_sync. */

@@ -47,18 +47,22 @@ impl Failure {
     }
 }
 
+/// The code of an error.
+pub(crate) fn code_of(error: &Error) -> i64 {
+    match error {
+        Error::Poisoned { .. } => abi::UNTORN_EPOISONED,
+        Error::SidecarMissing { .. } => abi::UNTORN_ESIDECAR_MISSING,
+        Error::SidecarMismatch { .. } => abi::UNTORN_ESIDECAR_MISMATCH,
+        Error::ModifiedExternally { .. } => abi::UNTORN_EMIXED_USE,
+        Error::SnapshotEnded { .. } => abi::UNTORN_ESNAPSHOT,
+        Error::CommitsMissing { .. } => abi::UNTORN_ECOMMITS,
+        _ => -i64::from(error.errno()),
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = match error {
-            Error::Poisoned { .. } => abi::UNTORN_EPOISONED,
-            Error::SidecarMissing { .. } => abi::UNTORN_ESIDECAR_MISSING,
-            Error::SidecarMismatch { .. } => abi::UNTORN_ESIDECAR_MISMATCH,
-            Error::ModifiedExternally { .. } => abi::UNTORN_EMIXED_USE,
-            Error::SnapshotEnded { .. } => abi::UNTORN_ESNAPSHOT,
-            Error::CommitsMissing { .. } => abi::UNTORN_ECOMMITS,
-            _ => -i64::from(error.errno()),
-        };
-        Failure::new(code, error.to_string())
+        Failure::new(code_of(&error), error.to_string())
     }
 }
 

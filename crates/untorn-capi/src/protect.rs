@@ -4,14 +4,20 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use untorn_core::redundancy::{Checksum, Damage, ProtectOptions, Protected, RepairReport, StripeLayout};
+use untorn_core::redundancy::{
+    AllCovered, Checksum, CoverOnSignal, Damage, ProtectOptions, Protected, RepairReport, StripeLayout, cover_all,
+    cover_on_signal,
+};
+
+use untorn_core::testing::PerProcess;
 
 use crate::abi::{self, untorn_coverage, untorn_redundancy_options};
 use crate::boundary::{code, path_at, source};
 use crate::by_address::{ByAddress, Words};
-use crate::errors::{Failure, Result};
+use crate::errors::{Failure, Result, code_of};
 
 /// The mappings that are protected. Several threads may be in calls on one of them.
 static PROTECTED: ByAddress<Protected> = ByAddress::new(Words {
@@ -159,6 +165,62 @@ pub unsafe extern "C" fn untorn_unprotect(addr: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_sync(addr: *mut c_void) -> c_int {
     code(|| PROTECTED.with(addr, |protected| Ok(protected.sync()?)))
+}
+
+/// Covers everything that the process protects.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_cover_all(pages: *mut u64) -> c_int {
+    code(|| {
+        let mut all = cover_all();
+        if !pages.is_null() {
+            // SAFETY: not null; untorn/protect.h asks for a place where a uint64_t may be written.
+            unsafe { pages.write(all.pages) };
+        }
+        if all.failures.is_empty() { Ok(()) } else { Err(all.failures.swap_remove(0).into()) }
+    })
+}
+
+/// The thread that waits for a signal, in the process that started it.
+static ON_SIGNAL: PerProcess<Mutex<Option<CoverOnSignal>>> = PerProcess::new();
+
+/// Hears that everything was covered, on a thread of its own.
+struct Covered {
+    call: unsafe extern "C" fn(*mut c_void, u64, c_int),
+    context: *mut c_void,
+}
+
+// SAFETY: the context is handed on and not used here; untorn/protect.h says that another thread uses it.
+unsafe impl Send for Covered {}
+
+impl Covered {
+    fn tell(&self, all: &AllCovered) {
+        let code = all.failures.first().map_or(0, |error| code_of(error) as c_int);
+        // SAFETY: a function of this type and its context. untorn/protect.h asks that both stay until the thread that
+        // calls this has ended.
+        unsafe { (self.call)(self.context, all.pages, code) };
+    }
+}
+
+/// Covers everything when a signal comes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_cover_on_signal(
+    signal: c_int,
+    covered: Option<unsafe extern "C" fn(*mut c_void, u64, c_int)>,
+    context: *mut c_void,
+) -> c_int {
+    code(|| {
+        let mut on_signal = ON_SIGNAL.lock();
+        let covered = covered.map(|call| Covered { call, context });
+        let then = move |all: &AllCovered| {
+            if let Some(covered) = &covered {
+                covered.tell(all);
+            }
+        };
+        // The one before stays if there cannot be another.
+        let next = if signal == 0 { None } else { Some(cover_on_signal(signal, then)?) };
+        drop(std::mem::replace(&mut *on_signal, next));
+        Ok(())
+    })
 }
 
 /// Sets another period.

@@ -8,6 +8,8 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -126,6 +128,67 @@ static void paces(const char *dir) {
     CHECK(untorn_unprotect(memory) == 0 && munmap(memory, LENGTH) == 0);
 }
 
+/* Counts pages and codes of the coverings that a signal asked for. */
+struct powerless {
+    atomic_int times;
+    _Atomic uint64_t pages;
+    atomic_int code;
+};
+
+static void covered(void *context, uint64_t pages, int code) {
+    struct powerless *powerless = context;
+    powerless->pages += pages;
+    powerless->code = code;
+    powerless->times++;
+}
+
+static void power_fails(const char *dir) {
+    untorn_redundancy_options options = UNTORN_REDUNDANCY_OPTIONS_INIT;
+    options.period_ms = 3600 * 1000;
+    unsigned char *one = map(in_dir(dir, "one"), MAP_SHARED), *two = map(in_dir(dir, "two"), MAP_SHARED);
+    CHECK(untorn_protect(one, LENGTH, &options) == 0 && untorn_protect(two, LENGTH, &options) == 0);
+    uint64_t pages = 77;
+    CHECK(untorn_redundancy_cover_all(&pages) == 0 && untorn_redundancy_cover_all(NULL) == 0);
+    CHECK(coverage_of(one).uncovered == 0 && coverage_of(two).uncovered == 0);
+    memset(one, 1, 3 * PAGE);
+    memset(two, 1, 2 * PAGE);
+    CHECK(untorn_redundancy_cover_all(&pages) == 0 && pages == 5);
+
+    /* A thread that does not block the signal would get it, and end the process. */
+    static struct powerless powerless;
+    CHECK(told(untorn_redundancy_cover_on_signal(SIGPWR, covered, &powerless), "block") == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_cover_on_signal(SIGKILL, NULL, NULL) == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_cover_on_signal(-1, NULL, NULL) == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_cover_on_signal(0, NULL, NULL) == 0);
+    CHECK(untorn_unprotect(one) == 0 && untorn_unprotect(two) == 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        /* No other thread yet. */
+        sigset_t set;
+        CHECK(sigemptyset(&set) == 0 && sigaddset(&set, SIGPWR) == 0 && sigprocmask(SIG_BLOCK, &set, NULL) == 0);
+        CHECK(untorn_protect(one, LENGTH, &options) == 0 && untorn_protect(two, LENGTH, &options) == 0);
+        CHECK(untorn_redundancy_cover_all(NULL) == 0);
+        CHECK(untorn_redundancy_cover_on_signal(SIGPWR, covered, &powerless) == 0);
+        for (int time = 1; time <= 3; time++) {
+            memset(one, 1 + time, 3 * PAGE);
+            memset(two, 1 + time, 2 * PAGE);
+            CHECK(kill(getpid(), SIGPWR) == 0);
+            while (powerless.times < time) usleep(1000);
+            CHECK(powerless.pages == 5u * time && powerless.code == 0);
+            CHECK(coverage_of(one).uncovered == 0 && coverage_of(two).uncovered == 0);
+        }
+        /* After the end the signal is the program's again. */
+        CHECK(untorn_redundancy_cover_on_signal(0, NULL, NULL) == 0 && kill(getpid(), SIGPWR) == 0);
+        int signal = 0;
+        CHECK(sigwait(&set, &signal) == 0 && signal == SIGPWR && powerless.times == 3);
+        CHECK(untorn_unprotect(one) == 0 && untorn_unprotect(two) == 0);
+        _exit(0);
+    }
+    ended(child);
+    CHECK(munmap(one, LENGTH) == 0 && munmap(two, LENGTH) == 0);
+}
+
 /* Tells of what it was called with, through a pipe. */
 static void note(void *context, uint32_t what, uint64_t at, uint64_t length) {
     uint64_t found[3] = { what, at, length };
@@ -240,6 +303,7 @@ int main(int argc, char **argv) {
     if (protects(argv[1])) {
         refusals(argv[1]);
         paces(argv[1]);
+        power_fails(argv[1]);
         tells(argv[1]);
         repairs_by_path(argv[1]);
     }

@@ -277,7 +277,8 @@ impl ProtectOptions {
     }
 
     /// Sets a cap on the uncovered pages of the file and its sidecar: if there are more, a pass begins at once, and the
-    /// [period](ProtectOptions::period) is only the longest time until the next pass.
+    /// [period](ProtectOptions::period) is only the longest time until the next pass. After a power failure, a
+    /// battery that lasts until so many pages are covered suffices ([`cover_all`](crate::redundancy::cover_all)).
     ///
     /// The cap is soft. A pass covers at most a [batch](ProtectOptions::batch) of pages at a time, and the program
     /// stores meanwhile:

@@ -45,6 +45,7 @@
 //! `FileRedundancy` for both.
 
 mod ahead;
+mod all_files;
 mod announce;
 mod bits;
 mod checksum;
@@ -93,6 +94,7 @@ pub use crate::engine::redundancy::{
 };
 pub(crate) use crate::engine::redundancy::{DamageSender, RedundancyService, Scrub, scrub_and_note};
 pub use crate::options::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
+pub use all_files::{AllCovered, CoverOnSignal, cover_all, cover_on_signal};
 pub(crate) use file::{check_settings, check_settings_at, kept_pace, redundancy_file, remove};
 use file_redundancy::FileRedundancy;
 use notifier::DamageNotifier;

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::all_files::Registration;
 use super::covering::Covering;
 use super::{DamageSender, RedundancyService, Scrub};
 use crate::error::{Error, Result};
@@ -217,6 +218,8 @@ pub(crate) struct Threads {
     /// A forked child has none of it.
     process: u32,
     tasks: Vec<Arc<Task>>,
+    /// Until the file is closed it is covered with all others.
+    registration: Option<Registration>,
     /// Who tells of damage. It goes on while the file is closed, for damage is come upon there too.
     teller: Option<Arc<Teller>>,
     /// Kept until all of the above is done.
@@ -225,7 +228,8 @@ pub(crate) struct Threads {
 
 impl Threads {
     pub(crate) fn none() -> Self {
-        Threads { process: std::process::id(), tasks: Vec::new(), teller: None, pool: None }
+        let (tasks, registration, teller, pool) = (Vec::new(), None, None, None);
+        Threads { process: std::process::id(), tasks, registration, teller, pool }
     }
 
     pub(crate) fn start(service: &Arc<dyn RedundancyService>, options: &ProtectOptions) -> Result<Self> {
@@ -265,6 +269,7 @@ impl Threads {
             };
             begin(pause, Length::Long, Box::new(work)).map_err(failed)?;
         }
+        threads.registration = Some(Registration::new(service));
         Ok(threads)
     }
 
@@ -276,8 +281,10 @@ impl Threads {
     pub(crate) fn stop(&mut self) {
         if !self.are_of_this_process() {
             // There is nobody to wait for, and a lock that one of them held will never be let go.
+            std::mem::forget(self.registration.take());
             return std::mem::forget(std::mem::take(&mut self.tasks));
         }
+        drop(self.registration.take());
         // What failed there is told by the next call.
         self.tasks.drain(..).for_each(|task| task.stop());
     }
@@ -472,7 +479,8 @@ mod tests {
             let options = ProtectOptions::new().period(Duration::MAX).max_uncovered(0);
             let (mut started, notified) = Full::start(&options, 0);
             let service = started.1.clone();
-            let waking = std::thread::spawn(move || (1..20).for_each(|nth| service.pace().note(Part::Data, 1000 * nth)));
+            let waking =
+                std::thread::spawn(move || (1..20).for_each(|nth| service.pace().note(Part::Data, 1000 * nth)));
             notified.recv().unwrap();
             started.0.stop();
             while notified.try_recv().is_ok() {}

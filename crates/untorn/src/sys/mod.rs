@@ -5,6 +5,7 @@
 
 pub(crate) mod alive;
 pub(crate) mod barrier_of_all_threads;
+mod blocked_signal;
 pub(crate) mod cached;
 pub(crate) mod copy;
 pub(crate) mod direct;
@@ -34,6 +35,7 @@ pub(crate) mod tracking;
 pub(crate) mod userfault;
 mod zeroed;
 
+pub(crate) use blocked_signal::BlockedSignal;
 pub use first_use::FirstUse;
 pub use per_process::{OnceForAll, PerProcess};
 pub(crate) use process::page_faults;

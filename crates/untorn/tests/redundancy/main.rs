@@ -8,6 +8,7 @@ mod covered;
 mod covered_sidecar;
 mod fixture;
 mod pace;
+mod power;
 mod protected;
 mod protected_forged;
 mod protected_kill;
