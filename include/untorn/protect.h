@@ -29,6 +29,9 @@
  * - untorn finds stores through page tables, which a crash empties. After a
  *   crash, a page that does not match its checksum is reported and never
  *   repaired.
+ * - The file must keep its length. If it changes, calls fail with UNTORN_EINVAL,
+ *   and later ones with UNTORN_EPOISONED. To make it longer: untorn_unprotect,
+ *   ftruncate(2), remove the redundancy (`untorn unprotect`), untorn_protect.
  * - A forked child cannot use the protection: UNTORN_EOWNERDEAD.
  * - It needs Linux 6.7, a process that may use userfaultfd, and a file that is
  *   not on persistent memory; otherwise UNTORN_EINVAL.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::format::Left;
 use super::holes::Holes;
 use super::{Inner, LeftAlone, Mode, Redundancy, barriers};
-use crate::error::Result;
+use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::PAGE;
 use crate::simd::parity;
 use crate::storage::{Barrier, Medium, MediumFile};
@@ -105,6 +105,8 @@ impl<M: Medium> Redundancy<M> {
         let began = Instant::now();
         {
             let mut inner = self.usable()?;
+            let is_as_long = self.check_length();
+            self.note_failure(&mut inner, is_as_long)?;
             self.note_stores(&mut inner)?;
             let mut due = inner.stored.clone();
             for page in inner.tables.uncovered().iter() {
@@ -137,6 +139,20 @@ impl<M: Medium> Redundancy<M> {
             let result = self.cover_stripes(&mut inner, &stripes);
             covered += self.note_failure(&mut inner, result)?;
         }
+    }
+
+    /// Fails if somebody else gave a plain file another length: what is behind its old end has no redundancy, and a
+    /// page of which a part is gone would be covered as if the program had stored zeros. An engine changes the length
+    /// of its file by [`resize`](super::resize).
+    fn check_length(&self) -> Result<()> {
+        if self.has_engine || self.of_sidecar {
+            return Ok(());
+        }
+        let (protected, now) = (self.geometry.len, self.pages.stamp()?.size);
+        if protected == now {
+            return Ok(());
+        }
+        Err(Error::protection(&self.path, ProtectionProblem::OtherLength { protected, now }))
     }
 
     /// Asks which pages were stored to. What is told here is not told again.

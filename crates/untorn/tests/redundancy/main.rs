@@ -7,6 +7,7 @@ mod costs;
 mod covered;
 mod covered_sidecar;
 mod fixture;
+mod growth;
 mod pace;
 mod power;
 mod protected;
