@@ -218,3 +218,49 @@ fn a_scrub_reads_a_megabyte_at_once() {
         protected.close().unwrap();
     }
 }
+
+/// A pass over stores all over a file flushes three times for each batch: the file, then checksums and parity, then the
+/// cleared marks. Whatever the batches are, each page is covered, and a damaged page beside a store is put back first.
+#[test]
+fn a_pass_flushes_for_each_batch_and_covers_whatever_they_are() {
+    const PAGES: u64 = 96;
+    for layout in LAYOUTS {
+        for batch in [1, 4, 6, 7, 32, 96, 1000] {
+            let what = format!("{layout}, batches of {batch}");
+            let place = Place::new(&crate::common::pattern(PAGES as usize * PAGE, batch));
+            by_hand().stripe(4).layout(layout).open(&place.path).unwrap().close().unwrap();
+            let medium = Counting::new(PageCache::new());
+            let protected = by_hand().batch(batch).open_on(medium.clone(), &place.path).unwrap();
+            // Every second page, and with it two of each stripe in either layout.
+            let stored: Vec<u64> = (0..PAGES).filter(|number| number / 2 % 2 == 0).collect();
+            for number in &stored {
+                place.store(&protected, *number as usize * PAGE, b"stored");
+            }
+            assert_eq!(protected.coverage().unwrap().uncovered, stored.len() as u64, "{what}");
+            let before = medium.counts();
+            protected.sync().unwrap();
+            let spent = medium.counts() - before;
+            assert_eq!(protected.coverage().unwrap().uncovered, 0, "{what}");
+            // A batch covers whole stripes, so up to four pages for each that it takes.
+            let (batches, pages) = (spent.syncs, stored.len() as u64);
+            let (least, most) = (pages.div_ceil(4 * batch), pages.div_ceil(batch));
+            assert!((least..=most).contains(&batches), "{what}: {batches} of {least} to {most}");
+            assert_eq!(spent.fences, 2 * batches, "{what}");
+            // Damage beside a page that was announced and not changed: the old parity still fits. The pass puts the
+            // damaged page back, which takes flushes of its own, before it makes the parity anew.
+            let beside = if layout == StripeLayout::Consecutive { 2 } else { PAGES as usize / 4 };
+            place.rot(beside * PAGE + 77, b"damage");
+            drop(protected.announce(0..1).unwrap());
+            let before = medium.counts();
+            protected.sync().unwrap();
+            let spent = medium.counts() - before;
+            assert!(spent.syncs >= 2 && spent.fences >= 3, "{what}: {spent:?}");
+            assert!(protected.coverage().unwrap().lost.is_empty(), "{what}");
+            protected.close().unwrap();
+            assert_eq!(place.damage(), vec![], "{what}");
+            let here = beside * PAGE + 77..(beside + 1) * PAGE;
+            let expected = crate::common::pattern(PAGES as usize * PAGE, batch);
+            assert!(place.bytes()[here.clone()] == expected[here], "{what}: damage was covered");
+        }
+    }
+}
