@@ -45,6 +45,7 @@ const SPREAD: &[Spread] = &[
             "capture.rs",
             "checkpoint.rs",
             "commit.rs",
+            "inline.rs",
             "locked.rs",
             "open.rs",
             "read.rs",

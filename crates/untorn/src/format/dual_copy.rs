@@ -31,7 +31,7 @@ pub(crate) trait DualCopy: Sized {
     const MAGIC: [u8; 8];
     /// The format this code writes.
     const VERSION: u32 = 1;
-    /// Features that a reader without knowledge of them may not open the file with at all. No format has any yet.
+    /// Features that a reader without knowledge of them may not open the file with at all.
     const KNOWN_INCOMPAT: u64 = 0;
     /// Features that a program without knowledge of them may at most read. No format has any yet, and until one does,
     /// a file with any of them is refused altogether.
@@ -219,6 +219,16 @@ impl Head {
             uuid,
             seq: seq.into(),
         }
+    }
+
+    /// The same with features that a reader must know.
+    pub(crate) fn needing(self, incompat: u64) -> Self {
+        Head { incompat: incompat.into(), ..self }
+    }
+
+    /// The features that a reader must know.
+    pub(crate) fn incompat(&self) -> u64 {
+        self.incompat.get()
     }
 
     /// Refuses another page size, and a sequence number that no file reaches.

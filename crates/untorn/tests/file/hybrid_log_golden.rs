@@ -18,12 +18,15 @@ struct Case {
     name: &'static str,
     policy: LogPolicy,
     clean: bool,
+    /// On a disk the short epochs are inline.
+    on_disk: bool,
 }
 
-const CASES: [Case; 3] = [
-    Case { name: "hybrid-log-redo-open", policy: LogPolicy::Redo, clean: false },
-    Case { name: "hybrid-log-undo-open", policy: LogPolicy::Undo, clean: false },
-    Case { name: "hybrid-log-clean", policy: LogPolicy::Redo, clean: true },
+const CASES: [Case; 4] = [
+    Case { name: "hybrid-log-redo-open", policy: LogPolicy::Redo, clean: false, on_disk: false },
+    Case { name: "hybrid-log-undo-open", policy: LogPolicy::Undo, clean: false, on_disk: false },
+    Case { name: "hybrid-log-clean", policy: LogPolicy::Redo, clean: true, on_disk: false },
+    Case { name: "hybrid-log-inline-open", policy: LogPolicy::Redo, clean: false, on_disk: true },
 ];
 
 /// The epochs of every golden file, by offset and bytes: in one block, over the edge of two, over all.
@@ -44,7 +47,9 @@ impl Case {
         let path = scratch_holding(pattern(LEN, 1));
         let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
         let options = options.log_policy(self.policy).record_area(1, 4).checkpoint_threads(0).keep_sidecar(true);
-        let file = options.open_on(pmem(), &path).unwrap();
+        let opened =
+            if self.on_disk { options.open_on(PageCache::new(), &path) } else { options.open_on(pmem(), &path) };
+        let file = opened.unwrap();
         for (offset, bytes) in epochs() {
             file.write_at(&bytes, offset as u64).unwrap();
             file.sync().unwrap();

@@ -26,6 +26,7 @@ mod hybrid_log_costs;
 mod hybrid_log_full;
 mod hybrid_log_golden;
 mod hybrid_log_hostile;
+mod hybrid_log_inline;
 mod hybrid_log_kill;
 mod hybrid_log_reads;
 mod hybrid_log_refusals;

@@ -43,7 +43,7 @@ impl<M: Medium> Core<M> {
     fn carry(&self, link: Link, image: &mut [u8]) -> Result<()> {
         let meta = self.meta(link);
         let delta = meta.delta();
-        let from = self.chunks.bytes_at(link.unit()) + u64::from(delta.offset);
+        let inline = meta.is_inline();
         let to = meta.block.load(Ordering::Acquire) * PAGE + u64::from(delta.offset);
         // What lies behind the end of the file was cut off, and is nobody's.
         let len = u64::from(delta.len()).min(self.data.len().saturating_sub(to));
@@ -51,7 +51,7 @@ impl<M: Medium> Core<M> {
         while done < len {
             let here = (len - done).min(image.len() as u64);
             let piece = &mut image[..here as usize];
-            self.side.read(from + done, piece)?;
+            self.read_logged(link.unit(), inline, delta, done, piece)?;
             self.data.write(to + done, piece)?;
             done += here;
         }

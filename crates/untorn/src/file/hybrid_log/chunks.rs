@@ -165,7 +165,7 @@ impl Chunks {
         self.states[chunk as usize].used.load(Ordering::Acquire)
     }
 
-    /// Room for an entry of `1 << class` units, for the holder of a lane, from the chunk that the lane fills, one that
+    /// Room for an entry of `wanted` units, for the holder of a lane, from the chunk that the lane fills, one that
     /// another lane let go of with room left, or a free one; `None` if there is none of these, or no space for it.
     ///
     /// # Errors
@@ -174,11 +174,10 @@ impl Chunks {
         &self,
         lane: &LaneState,
         side: &F,
-        class: u8,
+        wanted: u64,
         epoch: u64,
         mut relax: impl FnMut(u32),
     ) -> Result<Option<u64>> {
-        let wanted = 1 << class;
         if let Some(chunk) = lane.chunk() {
             let state = &self.states[chunk as usize];
             let used = state.used.load(Ordering::Relaxed);
@@ -264,20 +263,21 @@ impl Chunks {
     }
 
     /// Takes units back of a write that got some and then no more, or they would be lost to the open epoch, and a log
-    /// that holds nothing could be full of them. By first unit and class, in the order in which the lane took them.
+    /// that holds nothing could be full of them. By first unit and number of units, in the order in which the lane took
+    /// them.
     #[cold]
     pub(super) fn give_back(
         &self,
         lane: &LaneState,
-        taken: impl DoubleEndedIterator<Item = (u64, u8)>,
+        taken: impl DoubleEndedIterator<Item = (u64, u64)>,
         relax: impl FnMut(u32),
     ) {
         let mut free = lock(&self.free, relax);
-        for (unit, class) in taken.rev() {
+        for (unit, units) in taken.rev() {
             let (chunk, first) = (unit / self.units, unit % self.units);
             let (state, mine) = (&self.states[chunk as usize], lane.chunk() == Some(chunk));
             // Another lane may have gone on in it, where this one had let go of it.
-            let last = state.used.load(Ordering::Acquire) == first + (1 << class);
+            let last = state.used.load(Ordering::Acquire) == first + units;
             if !last || !mine && state.held.load(Ordering::Acquire) != 0 {
                 continue;
             }

@@ -60,6 +60,9 @@ impl<M: Medium> Core<M> {
         publish: impl FnOnce(),
     ) -> Result<()> {
         self.handle_state.writable()?;
+        // A cut notes the length of the last epoch that has its record. The record of the epoch that it cuts at may be
+        // gone with its chunk, and cannot correct a length that a crash took back.
+        let at_once = at_once || self.inlines() && len != self.head.committed_len.load(Ordering::Relaxed);
         let writes: u64 = lanes.iter().map(|lane| lane.state.writes()).sum();
         if writes == 0 && len == self.head.committed_len.load(Ordering::Relaxed) {
             // A growth that was taken back: nobody wrote behind the end, so what is there is zeros as the growth left
@@ -87,7 +90,7 @@ impl<M: Medium> Core<M> {
         let digest = certified.then_some(digest);
         let time = self.medium.commit_time();
         let record = EpochRecord { epoch, len, digest, proves: self.durable(), time: time / MILLISECOND };
-        let at = record_at(epoch);
+        let at = self.place_of_record(lanes, epoch);
         self.side.write(at, &record.encode(self.checksum_seed, at)).map_err(|error| self.handle_state.poison(error))?;
         if at_once {
             // Under undo what the record certifies stands in the data file.
@@ -109,6 +112,14 @@ impl<M: Medium> Core<M> {
         self.choose_policy(writes);
         lanes.iter().for_each(|lane| lane.state.start_epoch());
         Ok(())
+    }
+
+    /// Where the record of an epoch goes: behind one of its headers, whose page is dirty already, if there is room.
+    /// Otherwise it goes to its own place. The caller holds every lane.
+    fn place_of_record(&self, lanes: &[Lane<'_>], epoch: u64) -> u64 {
+        let mut wrote = lanes.iter().filter(|lane| self.inlines() && lane.state.writes() > 0);
+        let unit = wrote.find_map(|lane| self.chunks.take_next(lane.state, epoch));
+        unit.map_or(record_at(epoch), |unit| self.chunks.header_at(unit))
     }
 
     /// Whether checksums vouch for all of the open epoch. The caller holds every lane.

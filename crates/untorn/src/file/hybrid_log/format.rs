@@ -31,6 +31,8 @@ pub(super) struct Header {
     /// Where the bytes are, in the entry as in the cover.
     pub(super) offset: u32,
     pub(super) len: u32,
+    /// Whether they stand in the lines behind the header, and not in the entry's units.
+    pub(super) inline: bool,
     /// Checksum over them; `None` where they were durable before the epoch's record spoke of them.
     pub(super) sum: Option<u64>,
     /// Undo: checksum over the bytes that went to the file in their place, if they were written once.
@@ -71,6 +73,7 @@ impl Digest {
 const UNDO: u16 = 1;
 const SUMMED: u16 = 2;
 const AFTER: u16 = 4;
+const INLINE: u16 = 8;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -152,10 +155,11 @@ impl Header {
         let kind = if self.kind == Kind::Undo { UNDO } else { 0 };
         let summed = if self.sum.is_some() { SUMMED } else { 0 };
         let after = if self.after.is_some() { AFTER } else { 0 };
+        let inline = if self.inline { INLINE } else { 0 };
         let raw = RawHeader {
             epoch: self.epoch.into(),
             block: self.block.into(),
-            flags: (kind | summed | after).into(),
+            flags: (kind | summed | after | inline).into(),
             class: self.class,
             reserved: 0,
             offset: self.offset.into(),
@@ -183,6 +187,7 @@ impl Header {
             class: raw.class,
             offset: raw.offset.get(),
             len: raw.len.get(),
+            inline: flags & INLINE != 0,
             sum: (flags & SUMMED != 0).then(|| raw.sum.get()),
             after: (flags & AFTER != 0).then(|| raw.after.get()),
             proves: raw.proves.get(),
@@ -236,6 +241,7 @@ mod tests {
             class: 9,
             offset: 100,
             len: 2 << 20,
+            inline: false,
             sum: Some(5),
             after: Some(6),
             proves: 6,
@@ -258,7 +264,8 @@ mod tests {
 
     #[test]
     fn round_trip() {
-        for header in [header(), Header { kind: Kind::Redo, sum: None, after: None, ..header() }] {
+        let redo = Header { kind: Kind::Redo, sum: None, after: None, ..header() };
+        for header in [header(), redo, Header { inline: true, ..redo }] {
             let line = header.encode(checksum_seed(), 640);
             assert_eq!(Header::decode(checksum_seed(), 640, &line), Some(header));
             assert_eq!(EpochRecord::decode(checksum_seed(), 640, &line), None);

@@ -14,8 +14,9 @@ pub(super) struct Meta {
     delta: AtomicU64,
     /// Undo: the bytes of the cover that entries of the epoch hold, this one's and others'.
     hull: AtomicU64,
-    /// Class, kind, whether there is an entry at all, how far it is on its way home, and of which use of the chunk it
-    /// is: whoever claims an entry that was given up, and whose place another has by now, must not get that one.
+    /// Class, kind, whether there is an entry at all and whether it is inline, how far it is on its way home, and of
+    /// which use of the chunk it is: whoever claims an entry that was given up, and whose place another has by now,
+    /// must not get that one.
     what: AtomicU64,
     /// The check of its header.
     pub(super) check: AtomicU64,
@@ -57,6 +58,8 @@ const UNDO: u64 = 1 << 9;
 const CARRIED: u64 = 1 << 10;
 /// It is at home.
 const GONE: u64 = 1 << 11;
+/// Its bytes stand behind its header.
+const INLINE: u64 = 1 << 12;
 /// The lap of its links, from here on.
 const LAP: u32 = 16;
 
@@ -74,6 +77,16 @@ pub(super) enum Claim {
 impl Meta {
     /// Describes a new entry, which this link names. That there is one comes last: whoever finds it finds the rest.
     pub(super) fn set(&self, link: Link, epoch: u64, block: u64, delta: Extent, check: u64) {
+        self.describe(link, epoch, block, delta, check, 0);
+    }
+
+    /// The same for an entry whose bytes stand behind its header.
+    pub(super) fn set_inline(&self, link: Link, epoch: u64, block: u64, delta: Extent, check: u64) {
+        self.describe(link, epoch, block, delta, check, INLINE);
+    }
+
+    #[inline(always)]
+    fn describe(&self, link: Link, epoch: u64, block: u64, delta: Extent, check: u64, inline: u64) {
         self.block.store(block, Ordering::Relaxed);
         self.set_delta(delta);
         self.set_hull(delta);
@@ -81,7 +94,7 @@ impl Meta {
         // Whoever finds this epoch finds that an older entry, which had its place, is gone.
         self.epoch.store(epoch, Ordering::Release);
         let kind = if link.is_redo() { 0 } else { UNDO };
-        self.what.store(link.lap() << LAP | TAKEN | kind | u64::from(link.class()), Ordering::Release);
+        self.what.store(link.lap() << LAP | TAKEN | kind | inline | u64::from(link.class()), Ordering::Release);
     }
 
     /// Says that there is no entry, nor was one.
@@ -131,6 +144,11 @@ impl Meta {
     /// Whether there is an entry that readers must look at.
     pub(super) fn is_live(&self) -> bool {
         self.what.load(Ordering::Acquire) & (TAKEN | UNDO | GONE) == TAKEN
+    }
+
+    /// Whether its bytes stand behind its header.
+    pub(super) fn is_inline(&self) -> bool {
+        self.what.load(Ordering::Acquire) & INLINE != 0
     }
 
     /// Kind and class; `None` if there is no entry.

@@ -51,6 +51,7 @@ mod chunks;
 mod commit;
 mod format;
 mod index;
+mod inline;
 mod lanes;
 mod locked;
 mod meta;
@@ -197,6 +198,8 @@ struct Core<M: Medium> {
     policy: LogPolicy,
     max_len: u64,
     checksum_seed: ChecksumSeed,
+    /// The log may have inline entries, and records among its headers.
+    inline: bool,
     /// What is written back at cuts and at close.
     sidecar_state: Mutex<SidecarState>,
     recovery: Recovery,

@@ -51,6 +51,7 @@ impl<M: Medium> HybridLog<M> {
             layout: Layout::Dense,
             durability: options.durability.unwrap_or(Durability::PerCommit),
             geometry,
+            inline: medium.class() == MediumClass::Block,
             len: geometry.chunks_at(),
             // The last chunk may go beyond the size of the log, and there are at least two; how large those of an
             // existing sidecar are is not known yet.
@@ -120,6 +121,7 @@ impl<M: Medium> Core<M> {
             order: options.order,
             policy: options.log_policy,
             checksum_seed: ChecksumSeed::new(&superblock.uuid, retirement.session),
+            inline: superblock.inline,
             sidecar_state: Mutex::new(SidecarState { superblock, retirement, closed: false }),
             recovery: crate::engine::Recovery::default(),
             view: View::default(),

@@ -283,7 +283,8 @@ impl<M: Medium> Core<M> {
             self.data.read(offset, before)?;
         }
         if !logged.is_empty() {
-            self.side.read(self.chunks.bytes_at(unit) + (offset + from - seen.start), logged)?;
+            let skip = offset + from - seen.start - u64::from(delta.offset);
+            self.read_logged(unit, meta.is_inline(), delta, skip, logged)?;
         }
         if to < len as u64 { self.data.read(offset + to, after) } else { Ok(()) }
     }

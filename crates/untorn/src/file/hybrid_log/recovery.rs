@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::thread::available_parallelism;
 
-use super::Core;
 use super::chunks::headers_len;
 use super::commit::{MILLISECOND, RECORDS, record_at};
 use super::format::{Digest, EpochRecord, Header, Kind, check_of, epoch_of, sum_of};
+use super::meta::Extent;
+use super::{Core, inline};
 use crate::engine::Recovery;
 use crate::error::{Error, Result};
 use crate::format::record::LINE;
@@ -70,8 +71,9 @@ impl Found {
             found.lost = found.lost_of(core.data.len());
             return Ok(found);
         }
-        let records = core.read_records(retirement.checkpoint)?;
-        let entries = core.read_headers(retirement.checkpoint)?;
+        let mut records = core.read_records(retirement.checkpoint)?;
+        let (entries, more) = core.read_headers(retirement.checkpoint)?;
+        records.extend(more.into_iter().map(|record| (record.epoch, record)));
         found.committed = core.last_whole(retirement.checkpoint, &records, &entries)?;
         if found.committed > MAX_NUMBER_AT_OPEN {
             let what = format!("the durable epoch number {} is higher than any file can reach", found.committed);
@@ -132,8 +134,23 @@ impl Found {
     }
 }
 
+/// Whether a record could have been written.
+fn is_sensible(record: &EpochRecord) -> bool {
+    record.epoch <= MAX_NUMBER && record.len <= MAX_LEN && record.proves < record.epoch
+}
+
+/// The units of an entry.
+fn units_of(header: &Header) -> u64 {
+    // A class that no header has leaves no room for it either.
+    if header.inline {
+        inline::units(header.len)
+    } else {
+        1_u64.checked_shl(header.class.into()).unwrap_or(u64::MAX >> 1)
+    }
+}
+
 impl<M: Medium> Core<M> {
-    /// The records of epochs above the cut.
+    /// The records of epochs above the cut, those that stand at their own place.
     fn read_records(&self, checkpoint: u64) -> Result<BTreeMap<u64, EpochRecord>> {
         let mut records = BTreeMap::new();
         for place in 0..RECORDS {
@@ -141,35 +158,38 @@ impl<M: Medium> Core<M> {
             let at = record_at(place);
             self.side.read(at, &mut line)?;
             let record = EpochRecord::decode(self.checksum_seed, at, &line);
-            let sensible = |record: &EpochRecord| {
-                record_at(record.epoch) == at
-                    && record.epoch <= MAX_NUMBER
-                    && record.len <= MAX_LEN
-                    && record.proves < record.epoch
-            };
-            if let Some(record) = record.filter(sensible).filter(|record| record.epoch >= checkpoint) {
+            let in_place = |record: &EpochRecord| record_at(record.epoch) == at && is_sensible(record);
+            if let Some(record) = record.filter(in_place).filter(|record| record.epoch >= checkpoint) {
                 records.insert(record.epoch, record);
             }
         }
         Ok(records)
     }
 
-    /// The entries of epochs above the cut whose headers are whole.
-    fn read_headers(&self, checkpoint: u64) -> Result<Vec<Entry>> {
+    /// The entries of epochs above the cut whose headers are whole, and the records of such epochs that stand among the
+    /// headers.
+    fn read_headers(&self, checkpoint: u64) -> Result<(Vec<Entry>, Vec<EpochRecord>)> {
         let chunks = self.chunks.with_headers(&self.side);
         let bytes = chunks.len() as u64 * headers_len(self.chunks.units);
-        let read = |chunks: &[u64]| -> Result<Vec<Entry>> {
+        let read = |chunks: &[u64]| -> Result<(Vec<Entry>, Vec<EpochRecord>)> {
             let mut headers = vec![0; headers_len(self.chunks.units) as usize];
-            let mut entries = Vec::new();
+            let mut found = (Vec::new(), Vec::new());
             for &chunk in chunks {
-                self.read_headers_of(chunk, checkpoint, &mut headers, &mut entries)?;
+                self.read_headers_of(chunk, checkpoint, &mut headers, &mut found)?;
             }
-            Ok(entries)
+            Ok(found)
         };
-        Ok(in_parallel(&chunks, bytes, read)?.concat())
+        let (entries, records): (Vec<_>, Vec<_>) = in_parallel(&chunks, bytes, read)?.into_iter().unzip();
+        Ok((entries.concat(), records.concat()))
     }
 
-    fn read_headers_of(&self, chunk: u64, checkpoint: u64, headers: &mut [u8], entries: &mut Vec<Entry>) -> Result<()> {
+    fn read_headers_of(
+        &self,
+        chunk: u64,
+        checkpoint: u64,
+        headers: &mut [u8],
+        (entries, records): &mut (Vec<Entry>, Vec<EpochRecord>),
+    ) -> Result<()> {
         let units = self.chunks.units;
         self.side.read(self.chunks.header_at(chunk * units), headers)?;
         let (lines, _) = headers.as_chunks::<{ LINE as usize }>();
@@ -181,9 +201,14 @@ impl<M: Medium> Core<M> {
                 continue;
             }
             let unit = chunk * units + index;
-            let Some(header) = Header::decode(self.checksum_seed, self.chunks.header_at(unit), line) else { continue };
+            let at = self.chunks.header_at(unit);
+            let Some(header) = Header::decode(self.checksum_seed, at, line) else {
+                let record = if self.inline { EpochRecord::decode(self.checksum_seed, at, line) } else { None };
+                records.extend(record.filter(is_sensible));
+                continue;
+            };
             if self.is_sensible(&header, index) {
-                taken = index + (1 << header.class);
+                taken = index + units_of(&header);
                 entries.push(Entry { header, unit, check: check_of(line) });
             }
         }
@@ -192,8 +217,10 @@ impl<M: Medium> Core<M> {
 
     /// Whether a header, which stands for the unit of this number in its chunk, could have been written.
     fn is_sensible(&self, header: &Header, index: u64) -> bool {
-        let class_fits = header.class <= self.chunks.top_class() && index + (1 << header.class) <= self.chunks.units;
+        let class_fits = header.class <= self.chunks.top_class() && index + units_of(header) <= self.chunks.units;
+        let may_be_inline = self.inline && header.kind == Kind::Redo && header.class == 0 && header.len <= inline::MOST;
         class_fits
+            && (!header.inline || may_be_inline)
             && header.block.trailing_zeros() >= u32::from(header.class)
             && header.block <= MAX_LEN / PAGE
             && u64::from(header.offset) + u64::from(header.len) <= PAGE << header.class
@@ -303,7 +330,7 @@ impl<M: Medium> Core<M> {
         image.resize(header.len as usize, 0);
         let expected = match header.kind {
             Kind::Redo => {
-                self.side.read(self.chunks.bytes_at(entry.unit) + u64::from(header.offset), image)?;
+                self.read_entry(entry, image)?;
                 header.sum
             }
             Kind::Undo => {
@@ -352,7 +379,8 @@ impl<M: Medium> Core<M> {
 
     pub(super) fn read_entry(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<()> {
         image.resize(entry.header.len as usize, 0);
-        self.side.read(self.chunks.bytes_at(entry.unit) + u64::from(entry.header.offset), image)
+        let Header { offset, len, inline, .. } = entry.header;
+        self.read_logged(entry.unit, inline, Extent { offset, end: offset + len }, 0, image)
     }
 
     fn put_home(&self, entry: &Entry, image: &[u8]) -> Result<()> {

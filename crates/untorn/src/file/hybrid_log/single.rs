@@ -87,6 +87,7 @@ impl<M: Medium> Core<M> {
             class: 0,
             offset: delta.offset,
             len: delta.len(),
+            inline: false,
             sum: self.certifies().then(|| sum_of(bytes)),
             after: None,
             proves: self.durable(),

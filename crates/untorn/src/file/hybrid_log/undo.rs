@@ -28,7 +28,7 @@ impl<M: Medium> Core<M> {
             match self.choose_old(lane, plan, index, block_range, &mut old) {
                 Ok(Some(link)) => links.push(link),
                 none => {
-                    let taken = old.iter().map(|old| (old.unit, plan.block_ranges[old.block_range].class));
+                    let taken = old.iter().map(|old| (old.unit, 1 << plan.block_ranges[old.block_range].class));
                     self.chunks.give_back(lane.state, taken, self.relax());
                     return none.map(|_| None);
                 }
@@ -60,7 +60,7 @@ impl<M: Medium> Core<M> {
         if hull.is_none()
             && let Some(part) = parts.next()
         {
-            let Some(unit) = self.take_entry(lane, block_range.class)? else { return Ok(None) };
+            let Some(unit) = self.take_entry(lane, 1 << block_range.class)? else { return Ok(None) };
             let after = self.certifies().then(|| sum_of(part.bytes));
             old.push(OldBytes { block_range: index, extent: part.extent, unit, after });
             link = Some(Link::new(unit, block_range.class, 0, Kind::Undo));
@@ -74,7 +74,7 @@ impl<M: Medium> Core<M> {
                 Extent { offset: 0, end: (self.data.len().min(block_range.end()) - block_range.start()) as u32 };
             for rest in [Extent { end: known.offset, ..whole }, Extent { offset: known.end, ..whole }] {
                 if rest.offset < rest.end {
-                    let Some(unit) = self.take_entry(lane, block_range.class)? else { return Ok(None) };
+                    let Some(unit) = self.take_entry(lane, 1 << block_range.class)? else { return Ok(None) };
                     old.push(OldBytes { block_range: index, extent: rest, unit, after: None });
                 }
             }
@@ -98,6 +98,7 @@ impl<M: Medium> Core<M> {
                 class: block_range.class,
                 offset: extent.offset,
                 len: extent.len(),
+                inline: false,
                 // Also where the epoch is not certified by it: it tells recovery whether these bytes arrived, for if
                 // they did not, nothing was stored in their place.
                 sum: Some(sum_of(&image)),

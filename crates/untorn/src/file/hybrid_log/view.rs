@@ -17,13 +17,16 @@ use crate::sys::sync::Ordering;
 struct Piece {
     /// Where in the file they end.
     end: u64,
-    /// Where in the log they begin.
+    /// Where in the log they begin, or with [`HELD`] where among the bytes that the view holds itself.
     at: u64,
 }
 
-/// The pieces by where in the file they begin. None overlaps another.
+/// Bytes of an entry that do not stand one after the other in the log.
+const HELD: u64 = 1 << 63;
+
+/// The pieces by where in the file they begin, none of which overlaps another; and bytes that the view holds itself.
 #[derive(Debug, Default)]
-pub(super) struct View(BTreeMap<u64, Piece>);
+pub(super) struct View(BTreeMap<u64, Piece>, Vec<u8>);
 
 impl View {
     pub(super) fn is_empty(&self) -> bool {
@@ -107,7 +110,13 @@ impl<M: Medium> HybridLog<M> {
                 }
             }
             let start = header.block * PAGE + u64::from(header.offset);
-            let at = core.chunks.bytes_at(entry.unit) + u64::from(header.offset);
+            let at = if header.inline {
+                core.read_entry(entry, &mut image)?;
+                view.1.extend_from_slice(&image);
+                HELD | (view.1.len() - image.len()) as u64
+            } else {
+                core.chunks.bytes_at(entry.unit) + u64::from(header.offset)
+            };
             // A clean block is read past the log.
             core.clean.mark_all_dirty(start / PAGE..(start + u64::from(header.len)).div_ceil(PAGE));
             view.lay(start, Piece { end: start + u64::from(header.len), at });
@@ -126,7 +135,13 @@ impl<M: Medium> Core<M> {
         self.data.read(offset, dst)?;
         self.view.within(offset, offset + dst.len() as u64, |start, len, at| {
             let from = (start - offset) as usize;
-            self.side.read(at, &mut dst[from..from + len as usize])
+            let dst = &mut dst[from..from + len as usize];
+            if at & HELD == 0 {
+                return self.side.read(at, dst);
+            }
+            let held = (at - HELD) as usize;
+            dst.copy_from_slice(&self.view.1[held..held + len as usize]);
+            Ok(())
         })
     }
 }

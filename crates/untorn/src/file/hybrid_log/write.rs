@@ -276,9 +276,9 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// A new entry for a cover, as large as it is; `None` if the log has no room.
-    pub(super) fn take_entry(&self, lane: &Lane<'_>, class: u8) -> Result<Option<u64>> {
-        let unit = self.chunks.take(lane.state, &self.side, class, self.epoch(), self.relax())?;
+    /// So many units for a new entry; `None` if the log has no room.
+    pub(super) fn take_entry(&self, lane: &Lane<'_>, units: u64) -> Result<Option<u64>> {
+        let unit = self.chunks.take(lane.state, &self.side, units, self.epoch(), self.relax())?;
         // Nothing is said of it until it is whole.
         debug_assert!(unit.is_none_or(|unit| self.chunks.metas[unit as usize].what().is_none()));
         Ok(unit)

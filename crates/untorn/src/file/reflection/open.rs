@@ -41,6 +41,7 @@ impl<M: Medium> Reflection<M> {
                     MediumClass::Block => Durability::PerCommit,
                 }),
                 geometry,
+                inline: false,
                 len: initial_len(layout, geometry.chunks_at(), len),
                 // Which layout an existing sidecar has is not known yet; the sparse one needs more.
                 reserve: reserve(crate::options::Layout::Sparse, MAX_RECORD_AREA, options.reserve(len)),

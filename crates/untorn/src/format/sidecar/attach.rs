@@ -63,6 +63,8 @@ pub(crate) struct Plan {
     pub(crate) layout: Layout,
     pub(crate) durability: Durability,
     pub(crate) geometry: Geometry,
+    /// The log of a new sidecar may have inline entries.
+    pub(crate) inline: bool,
     /// Bytes of a new sidecar.
     pub(crate) len: u64,
     /// Bytes it may grow to.
@@ -444,6 +446,7 @@ fn create<M: Medium>(
             durability: plan.durability,
             left: Left::Fresh,
             geometry: plan.geometry,
+            inline: plan.inline,
             stamp: Stamp::default(),
             bitmap_sum: 0,
             slice_sum: 0,

@@ -39,6 +39,8 @@ pub(crate) struct Superblock {
     pub(crate) durability: Durability,
     pub(crate) left: Left,
     pub(crate) geometry: Geometry,
+    /// The hybrid log may have inline entries, and records among its headers.
+    pub(crate) inline: bool,
     /// Of the data file when it was closed cleanly.
     pub(crate) stamp: Stamp,
     /// Digest of all bitmaps when closed cleanly.
@@ -114,9 +116,14 @@ const LEFTS: Codes<Left> =
 const ENGINES: Codes<EngineKind> =
     Codes("engine", &[(1, EngineKind::Reflection), (2, EngineKind::HybridLog), (3, EngineKind::Shadow)]);
 
+/// The bit of `incompat` that says that a hybrid log may have inline entries, and records among its headers. A reader
+/// without knowledge of them would take committed epochs for lost ones.
+const INLINE: u64 = 1;
+
 impl DualCopy for Superblock {
     type Raw = Raw;
     const MAGIC: [u8; 8] = *b"UNTORN\r\n";
+    const KNOWN_INCOMPAT: u64 = INLINE;
     const FILE: &'static str = "sidecar";
 
     fn seq(&mut self) -> &mut u64 {
@@ -128,7 +135,7 @@ impl DualCopy for Superblock {
         // A name has at most so many bytes.
         name[..self.name.0.len()].copy_from_slice(&self.name.0);
         Raw {
-            head: Head::new::<Self>(self.uuid, self.seq),
+            head: Head::new::<Self>(self.uuid, self.seq).needing(u64::from(self.inline) * INLINE),
             identity: self.identity.into(),
             slice_size: 64.into(),
             lanes: self.geometry.lanes.into(),
@@ -169,6 +176,7 @@ impl DualCopy for Superblock {
             durability: DURABILITIES.value(raw.durability.into()).map_err(Refusal::Corrupt)?,
             left: LEFTS.value(raw.left.into()).map_err(Refusal::Corrupt)?,
             geometry,
+            inline: raw.head.incompat() & INLINE != 0,
             stamp: Stamp { size: raw.size.get(), modified: raw.modified.get() },
             bitmap_sum: raw.bitmap_sum.get(),
             slice_sum: raw.slice_sum.get(),
