@@ -15,6 +15,7 @@
 //! 7. [`commits`]: a layer around an engine that logs each commit for readers.
 //! 8. [`layer`]: what those two and others are, and how they pass operations on.
 //! 9. [`figures`]: what can be counted of an open file.
+//! 10. [`narrow`]: which bytes of stored pages a commit of plain memory writes.
 //!
 //! Lock order: a file's place in the registry, then the engine's own locks.
 
@@ -42,6 +43,7 @@ pub(crate) mod handle_state;
 pub(crate) mod layer;
 #[cfg(feature = "metrics")]
 pub(crate) mod metered;
+pub(crate) mod narrow;
 mod range;
 pub(crate) mod redundancy;
 pub(crate) mod registry;

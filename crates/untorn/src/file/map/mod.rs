@@ -23,8 +23,9 @@ use std::slice::{self, SliceIndex};
 use rustix::fs::{Mode, OFlags};
 
 use self::lent::Lent;
+use crate::engine::narrow::add_changed;
 use crate::engine::snapshot::{HeldSnapshots, Snapshot};
-use crate::engine::{Close, Engine, Info, LastCommit, Piece, Shared, check_range};
+use crate::engine::{Close, Engine, Info, LastCommit, Shared, check_range};
 use crate::error::{Error, Result};
 use crate::options::{DirtyTracking, Options};
 use crate::storage::{MediumKind, detect};
@@ -74,9 +75,10 @@ enum Stores {
 ///
 /// # How
 /// The memory is a private mapping of the data file. A page that the program stores to becomes private to the process,
-/// and the page tables tell which pages those are (see [`DirtyTracking`]). A commit writes them to the log of the
-/// [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch. It costs one device flush, or on persistent memory
-/// one fence, for any number of pages. The file itself gets the pages later. The engine does the recovery.
+/// and the page tables tell which pages those are (see [`DirtyTracking`]). A commit compares them with the last commit
+/// and writes what differs to the log of the [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch. It costs
+/// one device flush, or on persistent memory one fence, for any number of pages. The file itself gets the bytes later.
+/// The engine does the recovery.
 ///
 /// - Reading into the map with `read(2)` counts as storing to it.
 /// - After a commit, untorn does not notice stores that a device makes through pinned memory (buffers registered with
@@ -235,8 +237,9 @@ impl AtomicMap {
     }
 
     /// Commits. When it returns, every store since the last commit, and the length, is durable. Returns the number of
-    /// the commit. The cost grows with the number of stored pages, not with the length. If no page was stored to and
-    /// the length is unchanged, it writes nothing.
+    /// the commit. The cost grows with the number of stored pages, not with the length. It writes the bytes that differ
+    /// from the last commit. If none does and the length is unchanged, it writes nothing, and the last commit stays the
+    /// last.
     ///
     /// It looks for stores where the program had a reference for stores since the last commit, in steps of 2 MiB. Such
     /// a look costs 3 ns for each page in memory there, also for pages that were only loaded from. After a reference to
@@ -297,16 +300,17 @@ impl AtomicMap {
         match stores {
             Stores::Excluded => {
                 let memory: &[u8] = self;
-                let pieces: Vec<Piece<'_>> = within
-                    .map(|run| Piece { offset: run.start, bytes: &memory[run.start as usize..run.end as usize] })
-                    .collect();
+                let mut pieces = Vec::new();
+                for run in within {
+                    add_changed(engine, run.start, &memory[run.start as usize..run.end as usize], &mut pieces);
+                }
                 engine.write(&pieces)?;
             }
             // The log's checksum is over the copy, so that a store meanwhile can't make it wrong.
             Stores::Running => {
                 let copies: Vec<(u64, Vec<u8>)> = within.map(|run| (run.start, self.copy_of(&run))).collect();
-                let pieces: Vec<Piece<'_>> =
-                    copies.iter().map(|(offset, bytes)| Piece { offset: *offset, bytes }).collect();
+                let mut pieces = Vec::new();
+                copies.iter().for_each(|(offset, bytes)| add_changed(engine, *offset, bytes, &mut pieces));
                 engine.write(&pieces)?;
             }
         }

@@ -10,9 +10,10 @@ use std::sync::atomic::AtomicU64;
 use super::negotiated;
 use crate::engine::commits::CommitService;
 use crate::engine::exclusion::NotShared;
+use crate::engine::narrow::add_changed;
 use crate::engine::snapshot::Snapshot;
 use crate::engine::snapshot::remote::client;
-use crate::engine::{self, Close, Piece, Shared};
+use crate::engine::{self, Close, Shared};
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::ipc::memory::{Backing, Before, Cut, Opener, SharedMemory, Takeover, cause_of};
@@ -434,7 +435,8 @@ impl Backing for Logged {
         if cut.len != engine.len() {
             engine.resize(cut.len)?;
         }
-        let pieces: Vec<Piece<'_>> = cut.runs().map(|(offset, bytes)| Piece { offset, bytes }).collect();
+        let mut pieces = Vec::new();
+        cut.runs().for_each(|(offset, bytes)| add_changed(engine, offset, bytes, &mut pieces));
         engine.write(&pieces)?;
         let commit = engine.sync()?;
         self.commit.store(commit, std::sync::atomic::Ordering::Release);
