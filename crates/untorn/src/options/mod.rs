@@ -69,6 +69,7 @@ pub struct Options {
     pub(crate) prefer: Option<Prefer>,
     pub(crate) adopt: bool,
     pub(crate) keep_sidecar: bool,
+    pub(crate) plain_at_close: bool,
     pub(crate) deploy_ahead: Option<u64>,
     pub(crate) snapshot_memory: u64,
     pub(crate) one_writer: bool,
@@ -108,6 +109,7 @@ impl Default for Options {
             prefer: None,
             adopt: false,
             keep_sidecar: false,
+            plain_at_close: false,
             deploy_ahead: Some(64 << 20),
             snapshot_memory: 64 << 20,
             one_writer: false,
@@ -143,6 +145,7 @@ impl fmt::Debug for Options {
             .field("log_size", &self.log_size)
             .field("checkpoint_threads", &self.checkpoint_threads)
             .field("keep_sidecar", &self.keep_sidecar)
+            .field("plain_at_close", &self.plain_at_close)
             .field("deploy_ahead", &self.deploy_ahead)
             .field("snapshot_memory", &self.snapshot_memory)
             .field("one_writer", &self.one_writer)
@@ -327,6 +330,37 @@ impl Options {
         self
     }
 
+    /// Sets whether closing a file that [keeps its sidecar](Options::keep_sidecar) leaves a plain file all the same.
+    /// The default is false.
+    ///
+    /// With true, the engine `reflection` copies home what the sidecar has before it closes the file. The sidecar stays
+    /// with its space, and holds nothing. Any program may then read, write and resize the closed file, and the next
+    /// open takes the file as it finds it. The file still carries its mark, so a copy with its attributes needs the sidecar
+    /// too. [`deploy_ahead`](Options::deploy_ahead) then copies in the background as for a file without
+    /// `keep_sidecar`.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("ledger");
+    /// use untorn::Options;
+    /// let options = Options::new().keep_sidecar(true).plain_at_close(true);
+    /// let file = options.create(&path, 8192)?;
+    /// file.write_at(b"committed", 0)?;
+    /// file.sync()?;
+    /// file.close()?;
+    /// let plain = std::fs::File::options().write(true).open(&path).unwrap();
+    /// plain.set_len(100_000).unwrap();
+    /// let file = options.open(&path)?;
+    /// assert_eq!(file.len(), 100_000);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn plain_at_close(mut self, plain: bool) -> Self {
+        self.plain_at_close = plain;
+        self
+    }
+
     /// Sets from how many bytes on the engine `reflection` deploys in the background while the file is open, so that
     /// closing it is short. The bytes are those of pages that have slices in the sidecar. The default is 64 MiB; `None`
     /// never deploys in the background.
@@ -334,7 +368,7 @@ impl Options {
     /// A thread that all files of the process share then copies the pages that were not written for a second. It takes
     /// an eighth of a core at most, commits nothing, and takes no space. A file with
     /// [redundancy](Options::redundancy), one that is [shared](Options::shared) or keeps its sidecar, and a forked
-    /// child do without it.
+    /// child do without it; a file that is to be [plain](Options::plain_at_close) when it is closed has it.
     #[must_use]
     pub fn deploy_ahead(mut self, from: Option<u64>) -> Self {
         self.deploy_ahead = from;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::counting::Counting;
 use crate::common::{PAGE, attempt, mark, names, pattern, read, scratch, sidecar_of};
-use untorn::options::{Prefer, Progress};
+use untorn::options::{Layout, Prefer, Progress};
 use untorn::report::State;
 use untorn::testing::storage::PageCache;
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
@@ -147,6 +147,80 @@ fn a_sidecar_that_is_to_stay_stays() {
         options(engine).open(&path).unwrap().close().unwrap();
         is_plain(&path, &model);
     }
+}
+
+/// What is written to a file of this length through a handle that is opened so, at the end too.
+fn fill(options: &Options, path: &std::path::Path, len: u64, byte: u8) {
+    let file = options.open(path).unwrap();
+    assert_eq!(file.len(), len);
+    file.write_at(&[byte; 100], 4090).unwrap();
+    file.write_at(&[byte; 10], len - 10).unwrap();
+    file.close().unwrap();
+}
+
+#[test]
+fn a_kept_sidecar_that_holds_nothing_minds_no_change_of_the_file() {
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        for layout in [Layout::Dense, Layout::Sparse] {
+            let path = scratch("data");
+            let options = options(EngineKind::Reflection).durability(durability).layout(layout);
+            let options = options.keep_sidecar(true).plain_at_close(true).max_len(64 << 20);
+            let file = options.create(&path, 10_000).unwrap();
+            file.close().unwrap();
+            fill(&options, &path, 10_000, 1);
+            let sidecar = sidecar_of(&path);
+            let mut model = vec![0; 10_000];
+            model[4090..4190].fill(1);
+            model[9990..].fill(1);
+            assert!(std::fs::read(&path).unwrap() == model, "the file is plain");
+            let plain = std::fs::File::options().write(true).open(&path).unwrap();
+            // Longer than the sidecar has pages for, within a slice, to nothing and up, and edited.
+            for (resizes, edit) in [(vec![9 << 20], None), (vec![4100], None), (vec![0, 20_000], Some(4000))] {
+                for &len in &resizes {
+                    plain.set_len(len as u64).unwrap();
+                    model.resize(len, 0);
+                }
+                if let Some(at) = edit {
+                    std::os::unix::fs::FileExt::write_all_at(&plain, &[7; 200], at as u64).unwrap();
+                    model[at..at + 200].fill(7);
+                }
+                let reader = options.clone().read_only(true).open(&path).unwrap();
+                assert!(read(&reader) == model);
+                reader.close().unwrap();
+                let file = options.open(&path).unwrap();
+                assert!(read(&file) == model);
+                file.close().unwrap();
+                let len = model.len();
+                model[4090..len.min(4190)].fill(2);
+                model[len - 10..].fill(2);
+                let file = options.open(&path).unwrap();
+                file.write_at(&vec![2; len.min(4190) - 4090], 4090).unwrap();
+                file.write_at(&[2; 10], len as u64 - 10).unwrap();
+                file.close().unwrap();
+                assert!(std::fs::read(&path).unwrap() == model);
+                assert_eq!(sidecar_of(&path), sidecar);
+            }
+            // One that is left with slices is another matter.
+            let kept = options.clone().plain_at_close(false);
+            fill(&kept, &path, 20_000, 3);
+            plain.set_len(30_000).unwrap();
+            let error = options.open(&path).unwrap_err();
+            assert!(matches!(error, Error::ModifiedExternally { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_kept_sidecar_that_holds_nothing_goes_to_another_engine() {
+    let path = scratch("data");
+    let options = options(EngineKind::Reflection).keep_sidecar(true).plain_at_close(true);
+    let file = options.create(&path, LEN as u64).unwrap();
+    let model = written(&file);
+    file.close().unwrap();
+    let file = options.engine(EngineKind::HybridLog).keep_sidecar(false).open(&path).unwrap();
+    assert!(read(&file) == model);
+    file.close().unwrap();
+    is_plain(&path, &model);
 }
 
 #[test]

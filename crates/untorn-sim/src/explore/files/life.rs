@@ -97,6 +97,7 @@ impl Subject for Config {
         life.model.keeps_sidecar = rng.one_in(2);
         life.model.options = options
             .keep_sidecar(life.model.keeps_sidecar)
+            .plain_at_close(Rng::derive(life.seed, 8).one_in(2))
             .order(*rng.pick(&[Order::OneFence, Order::TwoFence]))
             .read_policy(*rng.pick(&[ReadPolicy::Gather, ReadPolicy::Deploy]))
             .redo_threshold_percent(redo_from(life.seed));

@@ -116,6 +116,7 @@ pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> 
     let fails = |phase: &Phase| phase.threads.iter().flatten().any(|op| matches!(op, Op::FlushFails { .. }));
     let keeps_sidecar = is_short && script.iter().any(fails) || Rng::derive(seed, 6).one_in(2);
     let options = case.config.options(slots, redo_from(seed)).keep_sidecar(keeps_sidecar);
+    let options = options.plain_at_close(Rng::derive(seed, 7).one_in(2));
     let file = File {
         options,
         keeps_sidecar,

@@ -86,7 +86,8 @@ pub(super) enum Next {
 impl Ahead {
     /// For a file of so many pages.
     pub(super) fn new(pages: u64, options: &Options) -> std::io::Result<Self> {
-        let asked = options.deploy_ahead.filter(|_| !options.keep_sidecar && !options.read_only);
+        let stays_in_sidecar = options.keep_sidecar && !options.plain_at_close;
+        let asked = options.deploy_ahead.filter(|_| !stays_in_sidecar && !options.read_only);
         let bound = asked.map(|bytes| bytes.div_ceil(PAGE).max(1));
         let notes = GrowingArray::new(if bound.is_some() { pages } else { 0 })?;
         Ok(Ahead { notes, backlog: AtomicU64::new(0), bound, waker: OnceLock::new() })

@@ -1,5 +1,5 @@
-//! The two ways to let a file go: bring everything home and remove the sidecar (*spatial*, the default), or keep it
-//! (*fast*).
+//! The ways to let a file go: bring everything home and remove the sidecar (*spatial*, the default), or keep it
+//! (*fast*), with its slices or, if the closed file is to be a plain one, without.
 //!
 //! # Why a crash while the sidecar goes loses nothing
 //! 1. Slices go home over copies that the committed bitmaps call invalid, and no bitmap changes. Until the next step is
@@ -12,6 +12,15 @@
 //!    2 hold for them too.
 //! 6. What fails before step 3 leaves the sidecar. It is then closed as with `keep_sidecar` if that is still possible,
 //!    and left for recovery otherwise.
+
+//!
+//! # Why a sidecar that stays and holds nothing may be kept beside a file that anybody changes
+//! 1. All records are retired first, so only the bitmaps say what the sidecar holds.
+//! 2. The slices are home, durably, before a bitmap is cleared. A crash leaves the last commit, whichever of them
+//!    are cleared.
+//! 3. All bitmaps are cleared, durably ([`CLOSE_BITMAPS`](barriers::CLOSE_BITMAPS)), before the superblock says "closed
+//!    cleanly" with the digest of no slice. An open that finds this digest takes the data file as it is, its length
+//!    too: nothing in the sidecar could be stale. It still checks the bitmaps against the digest.
 
 use std::sync::atomic::Ordering;
 
@@ -30,20 +39,22 @@ impl<M: Medium> Reflection<M> {
     /// belongs to the parent process, or is poisoned: then only recovery can tell.
     pub(super) fn let_go(&self, how: Close) -> Result<()> {
         if how.keeps_sidecar(&self.options) {
-            return self.close_clean();
+            // Another process that goes on from the sidecar needs what is in it, and soon.
+            return self.close_clean(how == Close::AsAsked && self.options.plain_at_close);
         }
         if self.writable().is_err() || lock(&self.sidecar_state, self.relax()).closed {
             return Ok(());
         }
         self.settle_all().inspect_err(|_| {
             // Of what failed the caller learns; a sidecar that stays is left as well as may be.
-            let _ = self.close_clean();
+            let _ = self.close_clean(false);
         })
     }
 
     /// Leaves the last commit in a state that the next open need not recover. Does nothing if the file was let go
-    /// already, was opened for reading, belongs to the parent process, or is poisoned: then only recovery can tell.
-    pub(super) fn close_clean(&self) -> Result<()> {
+    /// already, was opened for reading, belongs to the parent process, or is poisoned: then only recovery can tell. If
+    /// the file is to be `plain`, the sidecar holds nothing afterwards.
+    pub(super) fn close_clean(&self, plain: bool) -> Result<()> {
         if self.writable().is_err() || std::mem::replace(&mut lock(&self.sidecar_state, self.relax()).closed, true) {
             return Ok(());
         }
@@ -54,7 +65,10 @@ impl<M: Medium> Reflection<M> {
             self.checkpoint()?;
         }
         let len = head.len.load(Ordering::Relaxed);
-        if self.data.len() != len {
+        if plain {
+            self.bring_home(len)?;
+            self.empty_sidecar()?;
+        } else if self.data.len() != len {
             self.data.set_len(len)?;
         }
         self.data.sync(barriers::CLOSE_DATA)?;
@@ -110,11 +124,32 @@ impl<M: Medium> Reflection<M> {
         Ok(())
     }
 
-    /// Deploys everything, then removes the sidecar. A crash on the way leaves the sidecar valid: slices are copied
-    /// over copies that its bitmaps call invalid, and the bitmaps do not change.
-    pub(super) fn settle_all(&self) -> Result<()> {
-        self.writable()?;
-        let len = self.state.head().len.load(Ordering::Relaxed);
+    /// Clears every bitmap of the sidecar, durably. All slices are home and all records are retired.
+    fn empty_sidecar(&self) -> Result<()> {
+        self.make_home_durable()?;
+        let mut reflected = Vec::new();
+        // As for the digest: whatever this handle's maximum length is.
+        self.places.walk(&self.side, u64::MAX, |page, bitmap| {
+            if bitmap != 0 {
+                reflected.push(page);
+            }
+        })?;
+        reflected.iter().try_for_each(|&page| self.write_bitmap(page, 0))?;
+        self.medium.fence(barriers::CLOSE_BITMAPS, &[&self.side])
+    }
+
+    /// Makes the data file durable before the sidecar says that it has everything.
+    fn make_home_durable(&self) -> Result<()> {
+        self.options.report("flushing the file", 0, 1);
+        self.medium.fence(barriers::SETTLE_DATA, &[&self.data])?;
+        self.data.sync(barriers::SETTLE_DATA)?;
+        self.options.report("flushing the file", 1, 1);
+        Ok(())
+    }
+
+    /// Copies every slice home, up to the end of the file at `len`. A crash on the way leaves the sidecar valid: slices
+    /// are copied over copies that its bitmaps call invalid, and the bitmaps do not change.
+    fn bring_home(&self, len: u64) -> Result<()> {
         let mut reflected = Vec::new();
         self.places.walk(&self.side, self.state.count(), |page, _| {
             let bitmap = self.committed_bitmap(page);
@@ -133,12 +168,16 @@ impl<M: Medium> Reflection<M> {
         if self.data.len() != len {
             self.data.set_len(len)?;
         }
+        Ok(())
+    }
+
+    /// Deploys everything, then removes the sidecar.
+    pub(super) fn settle_all(&self) -> Result<()> {
+        self.writable()?;
+        self.bring_home(self.state.head().len.load(Ordering::Relaxed))?;
         // Durable with the file, and so before the sidecar says that it is not needed.
         number::keep(&*self.medium, &self.data, self.last_commit())?;
-        self.options.report("flushing the file", 0, 1);
-        self.medium.fence(barriers::SETTLE_DATA, &[&self.data])?;
-        self.data.sync(barriers::SETTLE_DATA)?;
-        self.options.report("flushing the file", 1, 1);
+        self.make_home_durable()?;
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         sidecar_state.write_settled(&*self.medium, &self.side, barriers::SETTLE_STATE)?;
         remove(&*self.medium, &self.path, &self.data, &self.sidecar)

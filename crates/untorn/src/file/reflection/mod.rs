@@ -102,6 +102,9 @@ pub(crate) mod barriers {
         /// A check: closing leaves out only a page that still has the version at which it went home ahead. Any other
         /// page has slices in the sidecar alone, which is about to be removed.
         AHEAD_CURRENT = "reflection.ahead.current";
+        /// A sidecar that stays and holds nothing: its bitmaps are 0 before the superblock says "closed cleanly" with
+        /// the digest of no slice. A crash in between would leave one that contradicts itself.
+        CLOSE_BITMAPS = "reflection.close.bitmaps";
         /// The data file is whole and keeps its times before the superblock says how it was left.
         CLOSE_DATA = "reflection.close.data";
         /// The state "closed cleanly" is durable when close returns.

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use super::Reflection;
 use super::ahead::Ahead;
 use super::layout::{Places, choose, initial_len, pages, reserve};
 use super::recovery::live_records;
 use super::state::State;
 use super::unit::CopyUnit;
+use super::{Reflection, barriers};
 use crate::engine::Recovery;
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
@@ -124,6 +124,12 @@ impl<M: Medium> Reflection<M> {
     /// here on stores may follow.
     fn make_durable(&mut self) -> Result<()> {
         let len = self.state.head().len.load(Ordering::Relaxed);
+        let needed = initial_len(self.layout, self.geometry.chunks_at(), len);
+        if self.side.len() < needed {
+            // The file was plain and has grown. "Open", which comes next, is durable after this.
+            self.side.set_len(needed)?;
+            self.side.sync(barriers::RESIZE_GROW)?;
+        }
         // Before the first store: a file that is refused stays as it is.
         self.check_recovered()?;
         restore_len(&self.data, &self.path, len, &self.options)?;

@@ -39,15 +39,16 @@ pub(crate) fn admit<F: MediumFile>(
         return Ok(None);
     }
     let agrees = || agree(path, place, superblock, data.identity()?, data.mark()?);
-    // Of a file that was closed cleanly the hybrid log keeps nothing back.
+    // Of a file that was closed cleanly the hybrid log keeps nothing back, and reflection nothing if it says so.
     let another = superblock.engine != engine;
-    let idle = superblock.engine == EngineKind::HybridLog && matches!(superblock.left, Left::Clean | Left::Fresh);
+    let idle = superblock.engine == EngineKind::HybridLog && matches!(superblock.left, Left::Clean | Left::Fresh)
+        || superblock.holds_nothing();
     // A crash came while it was made, or somebody has put it there. No commit was made with it, so what it holds is
     // nobody's: it is made anew and never completed.
     let left_fresh = superblock.left == Left::Fresh && !is_new;
     if another && idle || left_fresh {
         agrees()?;
-        if superblock.left == Left::Clean {
+        if superblock.left == Left::Clean && !superblock.holds_nothing() {
             unchanged(path, superblock.stamp, data.stamp()?)?;
         }
         return Ok(None);
@@ -57,7 +58,7 @@ pub(crate) fn admit<F: MediumFile>(
     }
     let retirement = Retirement::read(side, place, &superblock.uuid)?;
     agrees()?;
-    if superblock.left == Left::Clean && prefer != Some(Prefer::Sidecar) {
+    if superblock.left == Left::Clean && !superblock.holds_nothing() && prefer != Some(Prefer::Sidecar) {
         unchanged(path, superblock.stamp, data.stamp()?)?;
     }
     if superblock.left == Left::Disputed {

@@ -44,8 +44,8 @@ impl<F: MediumFile> Attached<F> {
     /// # Errors
     /// [`Error::Corrupt`] if the sidecar is too short for its record area.
     pub(crate) fn with_length(mut self, data: &F) -> Result<Self> {
-        if self.superblock.left == Left::Fresh {
-            // No commit was ever made, so whatever length the file has is right.
+        if self.superblock.left == Left::Fresh || self.superblock.holds_nothing() {
+            // No commit was ever made, or the file has all of them and was plain since. Its length is right.
             self.retirement.len = data.len();
         }
         let (has, needed) = (self.side.len(), self.superblock.geometry.chunks_at());
@@ -226,6 +226,7 @@ fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Resul
     match superblock.left {
         // No commit was ever made with it: whatever it holds does not count.
         Left::Fresh => return Ok(None),
+        Left::Clean if superblock.holds_nothing() => {}
         Left::Clean => unchanged(path, superblock.stamp, data.stamp()?)?,
         Left::Disputed => return Err(disturbed(path)),
         Left::Open | Left::Settled => {}

@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::{Geometry, MAX_NUMBER_AT_OPEN, PAGE, parent};
 use crate::format::dual_copy::{Codes, DualCopy, Head, RawIdentity, Refusal};
+use crate::format::record::DataSum;
 use crate::options::{Durability, EngineKind, Layout};
 use crate::storage::{Identity, Stamp};
 
@@ -49,6 +50,14 @@ pub(crate) struct Superblock {
     pub(crate) slice_sum: u64,
     /// The name of the data file, for people: nothing is decided by it.
     pub(crate) name: Name,
+}
+
+impl Superblock {
+    /// Whether the sidecar holds no byte of the file that was closed with it. It cannot be stale then, whoever has
+    /// changed the file since. Opening checks the bitmaps against the same digest.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.engine == EngineKind::Reflection && self.left == Left::Clean && self.bitmap_sum == DataSum::default().get()
+    }
 }
 
 /// The name of a data file in its directory, as bytes; empty if it is not known.
