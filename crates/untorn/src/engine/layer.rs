@@ -55,6 +55,7 @@ operations! {
     fn deploy_ahead(&self) -> Result<u64>;
     fn sync(&self) -> Result<u64>;
     fn resize(&self, len: u64) -> Result<()>;
+    fn take_growth(&self) -> Result<Option<u64>>;
     fn resize_commits(&self) -> bool;
     fn number_above(&self, number: u64);
     fn reclaim(&self) -> Result<u64>;

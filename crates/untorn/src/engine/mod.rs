@@ -234,7 +234,14 @@ pub(crate) struct Shared {
 impl Shared {
     /// A state that the registry does not know: no other handle of this process finds it.
     pub(crate) fn unregistered(engine: Box<dyn Engine>, exclusive: bool) -> Self {
-        Shared { engine, exclusive, several: false, may_end: false, lease: registry::Lease::default() }
+        Shared {
+            engine,
+            exclusive,
+            several: false,
+            admits_unshared: false,
+            may_end: false,
+            lease: registry::Lease::default(),
+        }
     }
 
     /// Whether its product may [`end`](Shared::end) it: nobody may hold it for long.
@@ -323,6 +330,12 @@ pub(crate) trait Engine: Send + Sync {
     }
     fn sync(&self) -> Result<u64>;
     fn resize(&self, len: u64) -> Result<()>;
+    /// The length that another descriptor has grown the data file to, if it is longer than this process has made it.
+    /// From now on that change counts as one of this process, and no commit is refused for it. The caller resizes to
+    /// it.
+    fn take_growth(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
     /// Whether each change of the length is a commit by itself, which takes the open epoch with it.
     fn resize_commits(&self) -> bool {
         true

@@ -206,6 +206,31 @@ impl AtomicFile {
         Ok(())
     }
 
+    /// Takes over the growth of the data file by ftruncate(2) through another descriptor, as
+    /// [`resize`](AtomicFile::resize) would have made it. Returns whether there was one. See
+    /// [`Options::grow_with_file`], without which a commit may have refused the file before.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("f");
+    /// let file = untorn::Options::new().grow_with_file(true).create(&path, 4096)?;
+    /// std::fs::File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+    /// assert!(file.accept_growth()?);
+    /// assert_eq!(file.len(), 8192);
+    /// file.write_at(b"beyond the old end", 5000)?;
+    /// file.close()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`resize`](AtomicFile::resize).
+    pub fn accept_growth(&self) -> Result<bool> {
+        let Some(len) = self.engine().take_growth()?.filter(|len| *len > self.len()) else { return Ok(false) };
+        self.resize(len)?;
+        Ok(true)
+    }
+
     /// Does at once, for pages however fresh, what [`Options::deploy_ahead`] has a thread do in the background: for
     /// tests and simulators. Returns the pages that are at home now.
     ///

@@ -66,6 +66,7 @@ pub struct Options {
     pub(crate) log_size: u64,
     pub(crate) checkpoint_threads: usize,
     pub(crate) notice_changes: bool,
+    pub(crate) grow_with_file: bool,
     pub(crate) prefer: Option<Prefer>,
     pub(crate) adopt: bool,
     pub(crate) keep_sidecar: bool,
@@ -106,6 +107,7 @@ impl Default for Options {
             log_size: 1 << 36,
             checkpoint_threads: 2,
             notice_changes: true,
+            grow_with_file: false,
             prefer: None,
             adopt: false,
             keep_sidecar: false,
@@ -144,6 +146,7 @@ impl fmt::Debug for Options {
             .field("redo_threshold_percent", &self.redo_threshold_percent)
             .field("log_size", &self.log_size)
             .field("checkpoint_threads", &self.checkpoint_threads)
+            .field("grow_with_file", &self.grow_with_file)
             .field("keep_sidecar", &self.keep_sidecar)
             .field("plain_at_close", &self.plain_at_close)
             .field("deploy_ahead", &self.deploy_ahead)
@@ -304,6 +307,18 @@ impl Options {
     #[must_use]
     pub fn notice_changes(mut self, notice: bool) -> Self {
         self.notice_changes = notice;
+        self
+    }
+
+    /// Sets whether the data file may grow while it is open, by ftruncate(2) through a descriptor of the program's own.
+    /// The default is false: such a growth is a change by another program, as
+    /// [`notice_changes`](Options::notice_changes) says.
+    ///
+    /// With true it is none, and [`accept_growth`](crate::AtomicFile::accept_growth) takes the new length over. The
+    /// price is that another program's bytes go unnoticed if they come together with a growth.
+    #[must_use]
+    pub fn grow_with_file(mut self, grow: bool) -> Self {
+        self.grow_with_file = grow;
         self
     }
 

@@ -224,6 +224,51 @@ fn a_kept_sidecar_that_holds_nothing_goes_to_another_engine() {
 }
 
 #[test]
+fn a_file_grows_with_its_data_file_if_it_is_asked_to() {
+    for engine in ENGINES {
+        let path = scratch("data");
+        let options = options(engine).max_len(1 << 20).grow_with_file(true);
+        let file = options.create(&path, LEN as u64).unwrap();
+        let mut model = written(&file);
+        let plain = std::fs::File::options().write(true).open(&path).unwrap();
+        assert!(!file.accept_growth().unwrap());
+        for (round, accepts) in [true, false, true].into_iter().enumerate() {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            let len = LEN + (round + 1) * 5000;
+            plain.set_len(len as u64).unwrap();
+            // A commit after the growth refuses nothing.
+            file.write_at(&[round as u8], 3).unwrap();
+            file.sync().unwrap();
+            model[3] = round as u8;
+            if accepts {
+                assert!(file.accept_growth().unwrap());
+                model.resize(len, 0);
+                let last = model.len() - 1;
+                file.write_at(&[9], last as u64).unwrap();
+                model[last] = 9;
+            }
+            assert!(read(&file) == model, "{engine} {round}");
+        }
+        plain.set_len(model.len() as u64 + 1).unwrap();
+        file.close().unwrap();
+        model.push(0);
+        is_plain(&path, &model);
+
+        // Without being asked, and for a file that became shorter, it is a change by another program.
+        for (options, len) in [(options.clone().grow_with_file(false), 40_000), (options, 100)] {
+            let file = options.open(&path).unwrap();
+            file.write_at(b"x", 0).unwrap();
+            file.sync().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            plain.set_len(len).unwrap();
+            let error = file.close().unwrap_err();
+            assert!(matches!(error, Error::ModifiedExternally { .. }), "{engine}: {error}");
+            untorn::recover(&path, &Options::new().prefer(Prefer::File)).unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_close_that_fails_says_that_the_commit_is_durable() {
     for engine in ENGINES {
         let path = scratch("data");

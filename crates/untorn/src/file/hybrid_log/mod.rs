@@ -83,6 +83,7 @@ use crate::error::Result;
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::attach::disturbed;
 use crate::format::sidecar::data::Pair;
+use crate::format::sidecar::data::{grown, take_growth};
 use crate::format::sidecar::number::Stamped;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
@@ -275,6 +276,9 @@ impl<M: Medium> Core<M> {
         if !self.options.notice_changes || self.handle_state.writable().is_err() || !self.data.is_disturbed()? {
             return Ok(());
         }
+        if self.options.grow_with_file && grown(&self.data)?.is_some() {
+            return self.data.begin_own_changes();
+        }
         let error = self.handle_state.poison(disturbed(self.path()));
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         if let Err(failed) = sidecar_state.write_disputed(&*self.medium, &self.side, barriers::CLOSE_STATE) {
@@ -360,6 +364,16 @@ impl<M: Medium> Engine for HybridLog<M> {
 
     fn resize(&self, len: u64) -> Result<()> {
         self.core.change_len(len).map_err(|error| self.core.handle_state.unless_lost(error))
+    }
+
+    fn take_growth(&self) -> Result<Option<u64>> {
+        if self.core.handle_state.is_read_only() {
+            return Ok(None);
+        }
+        self.core.handle_state.writable()?;
+        // Not while a change of the length is under way here.
+        let _resizing = self.core.lock_resizing();
+        take_growth(&self.core.data)
     }
 
     fn reclaim(&self) -> Result<u64> {

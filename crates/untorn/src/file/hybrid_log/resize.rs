@@ -45,7 +45,7 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    fn lock_resizing(&self) -> WordLockGuard<'_> {
+    pub(super) fn lock_resizing(&self) -> WordLockGuard<'_> {
         let (mut relax, mut round) = (self.relax(), 0);
         while self.head.reads_waiting.load(Ordering::Acquire) != 0 {
             relax(round);

@@ -55,7 +55,7 @@ use crate::format::lane::{Lane, Lanes};
 use crate::format::record::ChecksumSeed;
 use crate::format::sidecar::Geometry;
 use crate::format::sidecar::attach::disturbed;
-use crate::format::sidecar::data::Pair;
+use crate::format::sidecar::data::{Pair, grown, take_growth};
 use crate::format::sidecar::number::Stamped;
 use crate::format::sidecar::space::Space;
 use crate::format::sidecar::state::SidecarState;
@@ -226,6 +226,9 @@ impl<M: Medium> Reflection<M> {
         if !self.options.notice_changes || self.writable().is_err() || !self.data.is_disturbed()? {
             return Ok(());
         }
+        if self.options.grow_with_file && grown(&self.data)?.is_some() {
+            return self.data.begin_own_changes();
+        }
         let error = self.poison(disturbed(&self.path));
         let mut sidecar_state = lock(&self.sidecar_state, self.relax());
         if let Err(failed) = sidecar_state.write_disputed(&*self.medium, &self.side, barriers::CLOSE_STATE) {
@@ -305,6 +308,16 @@ impl<M: Medium> Engine for Reflection<M> {
 
     fn resize(&self, len: u64) -> Result<()> {
         self.change_len(len).map_err(|error| self.unless_lost(error))
+    }
+
+    fn take_growth(&self) -> Result<Option<u64>> {
+        if self.handle_state.is_read_only() {
+            return Ok(None);
+        }
+        self.writable()?;
+        // Not while a change of the length is under way here.
+        let _committing = self.state.head().commit.lock(self.relax());
+        take_growth(&self.data)
     }
 
     fn reclaim(&self) -> Result<u64> {

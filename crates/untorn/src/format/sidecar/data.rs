@@ -63,6 +63,22 @@ pub(crate) fn check_len(path: &Path, has: u64, len: u64, prefer: Option<Prefer>)
     Err(Error::ModifiedExternally { path: path.to_owned(), what })
 }
 
+/// The length that another descriptor has grown the data file to, if it is longer than this handle has made it. The
+/// caller keeps changes of the length by this handle away.
+pub(crate) fn grown<F: MediumFile>(data: &F) -> Result<Option<u64>> {
+    let found = data.stamp()?.size;
+    Ok((found > data.len()).then_some(found))
+}
+
+/// The same, and takes the file as it is: the growth counts as a change of this process.
+pub(crate) fn take_growth<F: MediumFile>(data: &F) -> Result<Option<u64>> {
+    let found = grown(data)?;
+    if found.is_some() {
+        data.begin_own_changes()?;
+    }
+    Ok(found)
+}
+
 /// Opens the data file with address space to grow.
 pub(crate) fn open_data<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<M::File> {
     let access = if options.read_only { Access::Read } else { Access::ReadWrite };

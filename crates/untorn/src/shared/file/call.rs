@@ -23,6 +23,8 @@ kinds! {
     Resize = 5,
     Reclaim = 6,
     Info = 7,
+    /// The length that another descriptor has grown the file to; 0 for none.
+    Growth = 8,
 }
 
 // How a call ended; 0 if well, with a number in `a` or bytes.

@@ -351,6 +351,11 @@ impl Engine for RemoteFile {
         self.await_consumers()
     }
 
+    fn take_growth(&self) -> Result<Option<u64>> {
+        let len = self.ask((Kind::Growth, "examine"), (0, 0), Service::take_growth)?;
+        Ok((len > 0).then_some(len))
+    }
+
     fn reclaim(&self) -> Result<u64> {
         self.ask((Kind::Reclaim, "reclaim"), (0, 0), Service::reclaim)
     }

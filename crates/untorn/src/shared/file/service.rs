@@ -138,6 +138,10 @@ impl Service {
         self.noted(self.engine.reclaim())
     }
 
+    pub(super) fn take_growth(&self) -> Result<u64> {
+        self.noted(self.engine.take_growth()).map(|len| len.unwrap_or(0))
+    }
+
     pub(super) fn close(&self, how: Close) -> Result<()> {
         self.noted(self.engine.close(how))
     }
@@ -230,6 +234,7 @@ fn answer<'a>(
         Some(Kind::Deploy) => number(service.deploy(words.a, words.b).map(|()| 0)),
         Some(Kind::Sync) => number(service.sync()),
         Some(Kind::Reclaim) => number(service.reclaim()),
+        Some(Kind::Growth) => number(service.take_growth()),
         Some(Kind::Info) => {
             let info = call::of_info(&engine.info());
             request_slot.put(0, &info);
