@@ -430,6 +430,11 @@ int untorn_sync(untorn_t *file);
  * UNTORN_ENOSPC, UNTORN_EIO, UNTORN_EPOISONED. */
 int untorn_resize(untorn_t *file, uint64_t len);
 
+/* Frees unused space of the sidecar: reflection pages that hold nothing, or the
+ * log, which is checkpointed first. *freed gets the bytes freed; it may be NULL.
+ * Errors: UNTORN_EROFS, UNTORN_EIO, UNTORN_EPOISONED. */
+int untorn_reclaim(untorn_t *file, uint64_t *freed);
+
 /* The length in bytes; 0 for NULL. */
 uint64_t untorn_len(untorn_t *file);
 

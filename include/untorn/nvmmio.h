@@ -20,8 +20,9 @@
  * all others since the last commit when nvmsync returns 0; after a crash the
  * file is as the last commit left it, the bytes and the length. The cost of a
  * commit does not depend on how much was written. The engine is hybrid-log, with
- * its defaults: redo or undo by what the program did lately; untorn.h opens the
- * same file with other settings, which mappings made while it is open share.
+ * its defaults: redo or undo by what the program did lately. nvmlog sets others;
+ * so does untorn.h, whose settings the mappings share that are made while it has
+ * the file open.
  *
  * The addresses are names, not memory. Only the functions here may use them: a
  * plain load or store through one, or a system call given one, faults (SIGSEGV,
@@ -31,6 +32,22 @@
  * each thread remembers where it found its last address. Addresses of acumen.h
  * may be given to nvmemcpy and the others too, which do with them what they do
  * with their own.
+ *
+ * Mappings of other processes share the file, its log and its commits. One process
+ * has the file open, and makes the copies of the others, through memory that they
+ * share. If it ends, another one takes over. If it is killed, that one takes over
+ * at the last commit; what was written since is lost, by whichever process, and
+ * each of them is told so, once it calls: EIO, until it maps the file again. The
+ * processes run as one user. A process that maps a file which another one has open
+ * through untorn.h shares it only if that one said UNTORN_SHARED.
+ *
+ * The length: nvftruncate sets it, as a change that the next commit commits.
+ * ftruncate(2) works too where it is safe: on a file that nobody has mapped, and to
+ * grow one that is. The first copy that reaches beyond the old end, and the next
+ * nvmmap, take the new length over. To shrink a file that is mapped takes committed
+ * bytes away from under the mapping: on a disk the next commit notices it and fails
+ * with ESTALE. After a crash, map the file before ftruncate(2) shrinks it: a file
+ * shorter than its last commit is refused with ESTALE, for nothing tells who cut it.
  *
  * Failures set errno; untorn_last_error, in untorn.h, has the whole text. All
  * functions may be called from many threads, but not from a signal handler, and
@@ -57,6 +74,25 @@ extern "C" {
  * nvmmap does not ask for it; whatever it maps is atomic. */
 #define O_ATOMIC 01000000000
 
+/* nvmlog: the policy. Redo logs the new bytes, and copies them home after the
+ * commit; undo logs the old bytes, and writes the new ones home at once. HYBRID
+ * takes, for each epoch, the one that suits the share of writes in the last. */
+#define NVM_LOG_HYBRID 0
+#define NVM_LOG_UNDO 1
+#define NVM_LOG_REDO 2
+
+/* Sets how the files are logged that this process maps from now on; a file that is
+ * mapped stays as it is.
+ *
+ * policy: NVM_LOG_HYBRID, NVM_LOG_UNDO or NVM_LOG_REDO. A disk has redo whatever
+ *   HYBRID says, and UNDO is refused when a file on one is mapped.
+ * size: the most bytes of a file's log, or 0 for the default, 64 GiB. All that is
+ *   written between two commits must fit.
+ *
+ * Processes that map a file have the settings of the first. Returns 0, or -1 with
+ * errno EINVAL: policy is none of these. */
+int nvmlog(int policy, size_t size);
+
 /* Maps `length` bytes of the regular file behind `fd`, from `offset`, and
  * recovers the file first after a crash.
  *
@@ -79,19 +115,20 @@ extern "C" {
  * ENODEV: fd is not a regular file.
  * ENOENT: the file was removed; its sidecar is found by path, so it needs one.
  * EACCES: fd is not open for reading, or PROT_WRITE and not for writing.
- * EINVAL: length 0, offset not on a page, MAP_PRIVATE or MAP_ANONYMOUS; or
- *   another engine keeps bytes of the file in its sidecar, as ato_mmap leaves
- *   them: settle the file first, by ATO_SPATIAL or `untorn settle`.
+ * EINVAL: length 0, offset not on a page, MAP_PRIVATE or MAP_ANONYMOUS; settings
+ *   of nvmlog that the file cannot have; or another engine keeps bytes of the file
+ *   in its sidecar, as a crash of a program with ato_mmap leaves them: `untorn
+ *   settle` settles the file.
  * EOPNOTSUPP: PROT_EXEC, PROT_NONE or PROT_WRITE alone; MAP_FIXED, which would
  *   replace what is there, or another flag not named above; a sidecar of a newer
  *   version.
  * EEXIST: MAP_FIXED_NOREPLACE, and another mapping is at addr.
- * EBUSY: another process has the file open, or this one has it open for reading
- *   only, under another engine, or with per-write durability, through untorn.h
- *   or ato_mmap.
+ * EBUSY: another process has the file open and does not share it, or with other
+ *   settings; or one has it open, this process too, for reading only, under
+ *   another engine, or with per-write durability, through untorn.h or ato_mmap.
  * EUCLEAN: the file was not closed cleanly and fd is read-only.
- * ESTALE: the sidecar is missing or does not belong to the file, or another
- *   program changed the file.
+ * ESTALE: the sidecar is missing or does not belong to the file, or after a crash
+ *   or while it was open another program changed the file.
  * EBADMSG: the sidecar is damaged.
  * ENOMEM, ENOSPC, EIO and others of the system. */
 void *nvmmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset);
@@ -144,6 +181,19 @@ void *nvmemcpy(void *dst, const void *src, size_t n);
  * EIO and others of a flush: no write succeeds any more; map the file again to
  *   return to its last commit, which may be this one. */
 int nvmsync(void *addr, size_t length, int flags);
+
+/* ftruncate: sets the length of the file behind `fd`; new bytes are zeros. Every
+ * reader sees it at once, and it is durable together with what was written since
+ * the last commit when nvmsync returns 0. The file need not be mapped: then the call
+ * commits by itself. A mapping stays as long as it is.
+ *
+ * Returns 0, or -1 with errno:
+ * EBADF, ENODEV, ENOENT: as for nvmmap.
+ * EACCES: fd is not open for writing.
+ * EINVAL: length is negative, or beyond what the file may grow to.
+ * ENOSPC, EIO and others: as untorn_resize; those of nvmmap if the file is not
+ *   mapped. */
+int nvftruncate(int fd, off_t length);
 
 /* Sets `n` bytes from `dst` on to `c`: if dst is mapped, by an atomic write that
  * joins the open epoch, else as memset does.

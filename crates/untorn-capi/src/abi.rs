@@ -159,11 +159,19 @@ constants! {
 
     /// Deploy after the write.
     ATO_EAGER = 1;
+    /// A flag of mapping: writes are durable when they are committed.
+    ATO_PER_COMMIT = 0x0200_0000;
     /// Keep the sidecar.
     ATO_FAST = 0;
     /// Settle the file.
     ATO_SPATIAL = 1;
 
+    /// The log of a file: undo or redo, by what the program did.
+    NVM_LOG_HYBRID = 0;
+    /// The log of a file: always undo.
+    NVM_LOG_UNDO = 1;
+    /// The log of a file: always redo.
+    NVM_LOG_REDO = 2;
     /// A flag of open: the file is to be mapped atomically.
     O_ATOMIC = 0o1_000_000_000;
 

@@ -9,10 +9,11 @@ use std::sync::Mutex;
 use untorn_core::testing::PerProcess;
 use untorn_core::{Durability, Options};
 
-use crate::abi::{ATO_EAGER, ATO_FAST, ATO_SPATIAL};
+use crate::abi::{ATO_EAGER, ATO_FAST, ATO_PER_COMMIT, ATO_SPATIAL};
 use crate::descriptor::FileId;
 use crate::errors::{Failure, Result};
-use crate::mapping::{self, Ranges, Request, copy, no_mapping_at, with_errno};
+use crate::mapped::MappedFiles;
+use crate::mapping::{self, Ranges, Request, copy, no_mapping_at, sync, with_errno};
 
 /// The state of mapping and unmapping. Reads and writes never look here.
 #[derive(Default)]
@@ -37,10 +38,17 @@ fn inherited(addr: *mut c_void) -> bool {
     MAPPED.was_inherited(|parents| parents.ranges.has(addr.addr()))
 }
 
+/// The sidecar stays and holds nothing, so the program may resize the file between two mappings.
+fn options(durability: Durability) -> Options {
+    Options::new().durability(durability).keep_sidecar(true).plain_at_close(true)
+}
+
 fn map(request: &Request) -> Result<usize> {
+    let per_commit = request.flags & ATO_PER_COMMIT as c_int;
+    let durability = if per_commit == 0 { Durability::PerWrite } else { Durability::PerCommit };
+    let request = Request { flags: request.flags & !per_commit, ..*request };
     let mut mapped = MAPPED.lock();
-    let (address, file) =
-        mapped.ranges.map(request, &Options::new().durability(Durability::PerWrite).keep_sidecar(true))?;
+    let (address, file) = mapped.ranges.map(&request, &options(durability))?;
     mapped.files.entry(file).or_default().ranges += 1;
     Ok(address)
 }
@@ -79,6 +87,29 @@ pub unsafe extern "C" fn ato_mmap(
 ) -> *mut c_void {
     with_errno(|| map(&Request { addr, length, prot, flags, fd, offset }))
         .map_or(libc::MAP_FAILED, ptr::without_provenance_mut::<c_void>)
+}
+
+/// Sets a file's length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ato_ftruncate(fd: c_int, length: libc::off_t) -> c_int {
+    with_errno(|| MAPPED.lock().ranges.resize(fd, length, &options(Durability::PerWrite))).map_or(-1, |()| 0)
+}
+
+/// Commits a file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ato_msync(addr: *mut c_void, length: usize, flags: c_int) -> c_int {
+    with_errno(|| sync(addr, length, flags)).map_or(-1, |()| 0)
+}
+
+/// Frees the space of reflection pages that hold nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ato_reclaim(addr: *mut c_void) -> libc::ssize_t {
+    with_errno(|| {
+        let view = MappedFiles::global().view();
+        let place = view.find(addr.addr()).ok_or_else(|| no_mapping_at(|| inherited(addr)))?;
+        Ok(place.file().reclaim()?)
+    })
+    .map_or(-1, |freed| freed as libc::ssize_t)
 }
 
 /// Ends a mapping.

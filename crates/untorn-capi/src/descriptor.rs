@@ -15,6 +15,8 @@ pub(crate) type FileId = (u64, u64);
 pub(crate) struct Described {
     pub(crate) path: PathBuf,
     pub(crate) id: FileId,
+    /// Bytes of it now.
+    pub(crate) len: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
 }
@@ -59,5 +61,12 @@ pub(crate) fn describe(fd: c_int) -> Result<Described> {
     let access = flags & libc::O_ACCMODE;
     // A descriptor opened with O_PATH names a file and may neither read nor write it.
     let data = flags & libc::O_PATH == 0;
-    Ok(Described { path, id, readable: data && access != libc::O_WRONLY, writable: data && access != libc::O_RDONLY })
+    let len = open.len();
+    Ok(Described {
+        path,
+        id,
+        len,
+        readable: data && access != libc::O_WRONLY,
+        writable: data && access != libc::O_RDONLY,
+    })
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::fs;
 use std::ptr;
 
 use untorn_core::testing::storage::Access;
@@ -63,16 +64,37 @@ pub(crate) fn page_size() -> usize {
     (unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) as usize
 }
 
-/// Opens the file for mappings of these rights.
+/// Opens the file for mappings of these rights, and shares it with the mappings of other processes.
 fn open(file: &Described, options: &Options) -> Result<AtomicFile> {
+    let options = options.clone().grow_with_file(true);
+    let open = || match options.clone().shared(true).admits_unshared(true).open(&file.path) {
+        // A handle of untorn.h in this process may have it for itself; the mapping shares that state. If another
+        // process has it, the first error says how.
+        Err(first @ Error::InUse { .. }) => options.open(&file.path).map_err(|_| first),
+        result => result,
+    };
     if file.writable {
-        return Ok(options.open(&file.path)?);
+        return Ok(open()?);
     }
     match options.clone().read_only(true).open(&file.path) {
-        // The file is open for writing elsewhere in this process; the mapping shares that state and does not write.
-        Err(Error::InUse { .. }) => Ok(options.open(&file.path)?),
+        // The file is open for writing in this process or in others; the mapping shares that state and does not write.
+        Err(first @ Error::InUse { .. }) => Ok(open().map_err(|_| first)?),
         result => Ok(result?),
     }
+}
+
+/// Has the file as long as the program made it, by ftruncate(2), before it mapped it up to `end`.
+fn follow(file: &AtomicFile, described: &Described, end: u64) -> Result<()> {
+    if !described.writable || described.len <= file.len() || file.accept_growth()? {
+        return Ok(());
+    }
+    // After a crash, recovery takes a length back that no commit has. Beyond what is mapped nobody misses it.
+    let was_cut = fs::metadata(&described.path).is_ok_and(|now| now.len() < described.len);
+    let wanted = described.len.min(end);
+    if was_cut && wanted > file.len() {
+        file.resize(wanted)?;
+    }
+    Ok(())
 }
 
 /// Maps as the request says, opens the file as the options say, and returns the first address and which file it is.
@@ -105,12 +127,14 @@ fn map(request: &Request, options: &Options) -> Result<(usize, FileId)> {
     let near = (!addr.is_null()).then_some(addr.addr());
     let files = MappedFiles::global();
     let file = open(&described, options)?;
-    let mapping = match files.map_near(near, &file, offset, length, access) {
+    let mapped = follow(&file, &described, offset.saturating_add(length as u64))
+        .and_then(|()| Ok(files.map_near(near, &file, offset, length, access)?));
+    let mapping = match mapped {
         Ok(mapping) => mapping,
-        Err(error) => {
+        Err(failure) => {
             // The file may have been opened for this call alone; the error of mapping it is the one that helps.
             let _ = file.close();
-            return Err(error.into());
+            return Err(failure);
         }
     };
     if fixed && near != Some(mapping.address()) {
@@ -132,6 +156,26 @@ impl Ranges {
     /// The file of the mapping that starts at `address`.
     pub(crate) fn file(&self, address: usize) -> Option<FileId> {
         self.0.get(&address).map(|range| range.file)
+    }
+
+    /// Sets the length of the file behind `fd`: through one of its mappings, or else of the file at rest, opened as the
+    /// options say.
+    pub(crate) fn resize(&self, fd: c_int, length: libc::off_t, options: &Options) -> Result<()> {
+        let length = u64::try_from(length).map_err(|_| Failure::invalid("the length is negative"))?;
+        let described = describe(fd)?;
+        if !described.writable {
+            let message = format!("{} is not open for writing", described.path.display());
+            return Err(errno(libc::EACCES, message));
+        }
+        let view = MappedFiles::global().view();
+        let mapped = self.0.iter().find(|(_, range)| range.file == described.id);
+        if let Some(place) = mapped.and_then(|(&address, _)| view.find(address)) {
+            place.file().accept_growth()?;
+            return Ok(place.file().resize(length)?);
+        }
+        let file = open(&described, options)?;
+        file.resize(length)?;
+        Ok(file.close()?)
     }
 
     /// Whether one starts at `address`.
@@ -200,12 +244,46 @@ pub(crate) fn filled(byte: u8, n: usize) -> Result<Vec<u8>> {
     Ok(buffer)
 }
 
+/// Accesses a mapped file, and once more if the range lay beyond the end of the file and the program has made it longer
+/// meanwhile, by ftruncate(2) through its own descriptor.
+fn access(place: &Position<'_>, mut act: impl FnMut(&AtomicFile, u64) -> untorn_core::Result<()>) -> Result<()> {
+    match act(place.file(), place.offset()) {
+        Err(Error::OutOfRange { .. }) if place.file().accept_growth()? => Ok(act(place.file(), place.offset())?),
+        done => Ok(done?),
+    }
+}
+
 /// The `n` bytes from there on, read atomically.
 pub(crate) fn read(place: &Position<'_>, n: usize) -> Result<Vec<u8>> {
     fits(place.left(), n)?;
     let mut buffer = filled(0, n)?;
-    place.file().read_at(&mut buffer, place.offset())?;
+    access(place, |file, offset| file.read_at(&mut buffer, offset))?;
     Ok(buffer)
+}
+
+/// Writes bytes to a mapped file, atomically, if it is mapped for that; with `eager`, deploys them.
+pub(crate) fn write(place: &Position<'_>, bytes: &[u8], eager: bool) -> Result<()> {
+    fits(place.left(), bytes.len())?;
+    writable(place)?;
+    access(place, |file, offset| if eager { file.write_at_eager(bytes, offset) } else { file.write_at(bytes, offset) })
+}
+
+/// Commits the file that is mapped at an address: msync, whose flags and range it has.
+pub(crate) fn sync(addr: *mut c_void, length: usize, flags: c_int) -> Result<()> {
+    let (now, later) = (flags & libc::MS_SYNC != 0, flags & libc::MS_ASYNC != 0);
+    if flags & !(libc::MS_SYNC | libc::MS_ASYNC | libc::MS_INVALIDATE) != 0 || (now && later) {
+        return Err(Failure::invalid(format!("the msync flags {flags:#x} are not valid; pass MS_SYNC")));
+    }
+    let view = MappedFiles::global().view();
+    let unmapped = || errno(libc::ENOMEM, "the range is not mapped, or not mapped to its end");
+    let place = view.find(addr.addr()).ok_or_else(unmapped)?;
+    // As for msync, the rest of the last page counts as mapped.
+    let end = (addr.addr() + place.left()).next_multiple_of(page_size());
+    if length > end - addr.addr() {
+        return Err(unmapped());
+    }
+    place.file().sync()?;
+    Ok(())
 }
 
 /// Copies from, to or between mapped files and memory; with `eager`, deploys the bytes that it writes.
@@ -227,7 +305,7 @@ pub(crate) fn copy(dst: *mut c_void, src: *const c_void, n: usize, eager: bool) 
         fits(from.left(), n)?;
         // SAFETY: n bytes the caller lends for the call; they are memory of its own, outside every mapping.
         let dst = unsafe { target(dst, n, "dst") }?;
-        return Ok(from.file().read_at(dst, from.offset())?);
+        return access(&from, |file, offset| file.read_at(dst, offset));
     };
     fits(to.left(), n)?;
     writable(&to)?;
@@ -240,10 +318,5 @@ pub(crate) fn copy(dst: *mut c_void, src: *const c_void, n: usize, eager: bool) 
         // SAFETY: n bytes the caller lends for the call; they are memory of its own, outside every mapping.
         None => unsafe { source(src, n, "src") }?,
     };
-    if eager {
-        to.file().write_at_eager(src, to.offset())?;
-    } else {
-        to.file().write_at(src, to.offset())?;
-    }
-    Ok(())
+    write(&to, src, eager)
 }

@@ -165,6 +165,21 @@ pub unsafe extern "C" fn untorn_resize(handle: *mut untorn_t, len: u64) -> c_int
     })
 }
 
+/// Frees unused space of the sidecar.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_reclaim(handle: *mut untorn_t, freed: *mut u64) -> c_int {
+    code(|| {
+        // SAFETY: null or a handle that is open during the call, as untorn.h asks.
+        let handle = unsafe { shared(handle, "the handle") }?;
+        let bytes = handle.file.reclaim()?;
+        if !freed.is_null() {
+            // SAFETY: not null, and the caller lends it for the call.
+            unsafe { freed.write(bytes) };
+        }
+        Ok(())
+    })
+}
+
 /// The length; 0 for a null handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_len(handle: *mut untorn_t) -> u64 {

@@ -6,16 +6,19 @@ use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use untorn_core::options::LogPolicy;
 use untorn_core::testing::PerProcess;
 use untorn_core::{Durability, EngineKind, Options};
 
 use crate::mapped::{MappedFiles, Position, View};
 
+use crate::abi::{NVM_LOG_HYBRID, NVM_LOG_REDO, NVM_LOG_UNDO};
 use crate::boundary::source;
 use crate::errors::{Failure, Result};
 use crate::mapping::{
-    self, Ranges, Request, copy, errno, filled, fits, not_null, page_size, read, with_errno, writable,
+    self, Ranges, Request, copy, errno, filled, fits, not_null, read, sync, with_errno, writable, write,
 };
 
 /// The result of a comparison that failed. It is not 0, so that it is never taken for "equal", and a comparison that
@@ -28,9 +31,40 @@ const STRING_PIECE: usize = 256;
 /// Reads and writes never look here. A panic while it is locked leaves at most a range that no call can unmap.
 static MAPPED: PerProcess<Mutex<Ranges>> = PerProcess::new();
 
-fn map(request: &Request) -> Result<usize> {
+/// How the files are logged that are mapped from now on: the policy, and the most bytes, or 0 for the default. A forked
+/// child has its parent's settings.
+static LOG_POLICY: AtomicI64 = AtomicI64::new(NVM_LOG_HYBRID);
+static LOG_SIZE: AtomicU64 = AtomicU64::new(0);
+
+fn policy_of(number: i64) -> Option<LogPolicy> {
+    Some(match number {
+        NVM_LOG_HYBRID => LogPolicy::Hybrid,
+        NVM_LOG_UNDO => LogPolicy::Undo,
+        NVM_LOG_REDO => LogPolicy::Redo,
+        _ => return None,
+    })
+}
+
+fn options() -> Options {
     let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
-    Ok(MAPPED.lock().map(request, &options)?.0)
+    let options = options.log_policy(policy_of(LOG_POLICY.load(Ordering::Relaxed)).unwrap_or_default());
+    match LOG_SIZE.load(Ordering::Relaxed) {
+        0 => options,
+        size => options.log_size(size),
+    }
+}
+
+fn map(request: &Request) -> Result<usize> {
+    Ok(MAPPED.lock().map(request, &options())?.0)
+}
+
+fn set_log(policy: c_int, size: usize) -> Result<()> {
+    let unknown = || Failure::invalid(format!("{policy} is not a log policy; pass NVM_LOG_HYBRID, _UNDO or _REDO"));
+    let policy = i64::from(policy);
+    policy_of(policy).ok_or_else(unknown)?;
+    LOG_POLICY.store(policy, Ordering::Relaxed);
+    LOG_SIZE.store(size as u64, Ordering::Relaxed);
+    Ok(())
 }
 
 fn unmap(addr: *mut c_void, length: usize) -> Result<()> {
@@ -38,23 +72,6 @@ fn unmap(addr: *mut c_void, length: usize) -> Result<()> {
     MAPPED.lock().take(addr.addr(), length, inherited)?;
     // Commits, also where another mapping keeps the file open.
     Ok(mapping::unmap(addr.addr())?.close()?)
-}
-
-fn sync(addr: *mut c_void, length: usize, flags: c_int) -> Result<()> {
-    let (now, later) = (flags & libc::MS_SYNC != 0, flags & libc::MS_ASYNC != 0);
-    if flags & !(libc::MS_SYNC | libc::MS_ASYNC | libc::MS_INVALIDATE) != 0 || (now && later) {
-        return Err(Failure::invalid(format!("the msync flags {flags:#x} are not valid; pass MS_SYNC")));
-    }
-    let view = MappedFiles::global().view();
-    let unmapped = || errno(libc::ENOMEM, "the range is not mapped, or not mapped to its end");
-    let place = view.find(addr.addr()).ok_or_else(unmapped)?;
-    // As for msync, the rest of the last page counts as mapped.
-    let end = (addr.addr() + place.left()).next_multiple_of(page_size());
-    if length > end - addr.addr() {
-        return Err(unmapped());
-    }
-    place.file().sync()?;
-    Ok(())
 }
 
 fn set(dst: *mut c_void, byte: u8, n: usize) -> Result<()> {
@@ -70,7 +87,7 @@ fn set(dst: *mut c_void, byte: u8, n: usize) -> Result<()> {
     };
     fits(to.left(), n)?;
     writable(&to)?;
-    Ok(to.file().write_at(&filled(byte, n)?, to.offset())?)
+    write(&to, &filled(byte, n)?, false)
 }
 
 /// The `n` bytes at an address: of a mapped file, read atomically; of memory, where they are.
@@ -112,6 +129,10 @@ fn read_string(place: &Position<'_>) -> Result<Vec<u8>> {
             return Ok(text);
         }
         if n >= there {
+            // The program may have made it longer.
+            if place.file().accept_growth()? {
+                continue;
+            }
             return Err(errno(libc::EFAULT, "the string has no NUL byte within the mapping and the file"));
         }
         n = n.saturating_mul(4);
@@ -130,6 +151,18 @@ pub unsafe extern "C" fn nvmmap(
 ) -> *mut c_void {
     with_errno(|| map(&Request { addr, length, prot, flags, fd, offset }))
         .map_or(libc::MAP_FAILED, ptr::without_provenance_mut::<c_void>)
+}
+
+/// Sets a file's length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvftruncate(fd: c_int, length: libc::off_t) -> c_int {
+    with_errno(|| MAPPED.lock().resize(fd, length, &options())).map_or(-1, |()| 0)
+}
+
+/// Sets how files are logged that are mapped from now on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlog(policy: c_int, size: usize) -> c_int {
+    with_errno(|| set_log(policy, size)).map_or(-1, |()| 0)
 }
 
 /// Commits and ends a mapping.

@@ -170,6 +170,9 @@ static void reading_and_writing(const char *dir) {
     CHECK(untorn_write(file, 9995, "middle", 6) == 0);
     CHECK(untorn_resize(file, UINT64_MAX) < 0 && untorn_len(file) == 20000);
     CHECK(untorn_resize(file, 9998) == 0 && untorn_len(file) == 9998);
+    uint64_t freed = 1;
+    CHECK(untorn_reclaim(file, NULL) == 0 && untorn_reclaim(file, &freed) == 0 && freed == 0);
+    CHECK(untorn_reclaim(NULL, &freed) == UNTORN_EINVAL);
     CHECK(untorn_read(file, 9995, seen, 3) == 0 && memcmp(seen, "mid", 3) == 0);
     CHECK(untorn_read(file, 9995, seen, 6) == UNTORN_EFAULT);
 

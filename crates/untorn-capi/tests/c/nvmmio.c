@@ -8,6 +8,7 @@
 
 #define MMAP nvmmap
 #include "mapping.h"
+#include "process.h"
 
 #include <limits.h>
 
@@ -237,6 +238,73 @@ static void beyond_the_file(const char *dir) {
     CHECK(close(fd) == 0);
 }
 
+/* The program resizes the file: between two mappings, and while it is mapped. */
+static void resized(const char *dir) {
+    int fd = plain(in_dir(dir, "resized"), 2 * page);
+    char *file = mapped(4 * page, RW, fd, 0);
+    CHECK(nvmemset(file, 'a', 2 * page) && nvmunmap(file, 4 * page) == 0);
+    CHECK(ftruncate(fd, (off_t)page + 3) == 0);
+    file = mapped(8 * page, RW, fd, 0);
+    CHECK(nvmemcmp(file + page, "aaa", 3) == 0 && FAILS(nvmemset(file + page + 3, 0, 1), NULL, EFAULT));
+
+    CHECK(ftruncate(fd, (off_t)(3 * page)) == 0);
+    CHECK(nvmemset(file + 2 * page, 'b', page) && nvmsync(file, 0, MS_SYNC) == 0);
+    CHECK(nvmemcmp(file + page, "aaa\0\0", 5) == 0);
+    /* A commit and an unmap after a growth that nobody used. */
+    CHECK(ftruncate(fd, (off_t)(4 * page)) == 0 && nvmsync(file, 0, MS_SYNC) == 0);
+    CHECK(nvmemset(file, 'c', 1) && nvmsync(file, 0, MS_SYNC) == 0 && nvmunmap(file, 8 * page) == 0);
+    file = mapped(8 * page, RW, fd, 0);
+    CHECK(nvstrcmp(file + 3 * page, "") == 0 && nvmemset(file + 3 * page, 'd', page));
+    CHECK(FAILS(nvstrcmp(file + 3 * page, "d"), INT_MIN, EFAULT));
+    CHECK(ftruncate(fd, (off_t)(5 * page)) == 0 && nvstrcmp(file + 3 * page, "d") > 0);
+
+    CHECK(nvftruncate(fd, 2) == 0 && FAILS(nvmemset(file + 2, 0, 1), NULL, EFAULT));
+    CHECK(nvftruncate(fd, (off_t)page) == 0 && nvmemcmp(file, "ca\0\0", 4) == 0);
+    CHECK(nvmunmap(file, 8 * page) == 0 && nvftruncate(fd, 1) == 0 && lseek(fd, 0, SEEK_END) == 1);
+    CHECK(close(fd) == 0);
+}
+
+static void log_settings(const char *dir) {
+    static char block[16 << 20];
+    int fd = plain(in_dir(dir, "log"), sizeof block);
+    CHECK(FAILS(nvmlog(3, 0), -1, EINVAL) && nvmlog(NVM_LOG_REDO, 1) == 0);
+    CHECK(refused(page, RW, MAP_SHARED, fd, 0) == EINVAL);
+    CHECK(nvmlog(NVM_LOG_REDO, 2 << 20) == 0);
+    char *file = mapped(sizeof block, RW, fd, 0);
+    CHECK(nvmlog(NVM_LOG_HYBRID, 0) == 0);
+    /* An epoch that is larger than the log may be. */
+    CHECK(FAILS(nvmemcpy(file, block, sizeof block), NULL, EINVAL));
+    CHECK(nvmemcpy(file, block, page) && nvmunmap(file, sizeof block) == 0);
+    file = mapped(sizeof block, RW, fd, 0);
+    CHECK(nvmemcpy(file, block, sizeof block) && nvmunmap(file, sizeof block) == 0);
+    CHECK(close(fd) == 0);
+}
+
+/* Another process has the file open, and is killed with an open epoch. */
+static void processes(const char *dir) {
+    int fd = plain(in_dir(dir, "processes"), 2 * page), go[2], done[2];
+    CHECK(pipe(go) == 0 && pipe(done) == 0);
+    pid_t child = fork_waiting(go[0]);
+    char byte;
+    if (child == 0) {
+        char *file = mapped(2 * page, RW, fd, 0);
+        CHECK(nvmemset(file, 'c', page) && nvmsync(file, 0, MS_SYNC) == 0 && nvmemset(file, 'u', page));
+        done_until_killed(done[1]);
+    }
+    CHECK(write(go[1], "", 1) == 1 && read(done[0], &byte, 1) == 1);
+    char *file = mapped(2 * page, RW, fd, 0);
+    CHECK(nvmemcmp(file, "uuu", 3) == 0 && nvmemset(file + page, 'p', page));
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    CHECK(FAILS(nvmsync(file, 0, MS_SYNC), -1, EIO));
+    CHECK(FAILS(nvmunmap(file, 2 * page), -1, EIO));
+    file = mapped(2 * page, RW, fd, 0);
+    CHECK(nvmemcmp(file, "ccc", 3) == 0 && nvmemcmp(file + page, "\0\0", 2) == 0);
+    CHECK(nvmemset(file, 'n', page) && nvmunmap(file, 2 * page) == 0);
+    CHECK(pread(fd, &byte, 1, 0) == 1 && byte == 'n');
+    for (int i = 0; i < 2; i++) CHECK(close(go[i]) == 0 && close(done[i]) == 0);
+    CHECK(close(fd) == 0);
+}
+
 /* The fields of untorn_options that are for this engine, the mapping sharing the
  * handle's log. */
 static void settings(const char *dir) {
@@ -286,11 +354,23 @@ static void another_engine(const char *dir) {
     CHECK(nvmsync(address, page, MS_SYNC) == 0);
     CHECK(FAILS(nvmunmap(address, page), -1, EINVAL));
     CHECK(ato_munmap(address, page) == 0);
+    /* It left a sidecar that holds nothing. */
+    address = mapped(page, RW, fd, 0);
+    CHECK(nvmemcmp(address, "acumen", 6) == 0 && nvmunmap(address, page) == 0);
+
+    /* A process that crashed left one that holds these bytes. */
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        address = ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0);
+        _exit(address != MAP_FAILED && ato_memcpy(address, "ACUMEN", 6) ? 0 : 1);
+    }
+    ended(child);
     CHECK(refused(page, RW, MAP_SHARED, fd, 0) == EINVAL);
     address = ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0);
     CHECK(ato_unmap_mode(address, ATO_SPATIAL) == 0 && ato_munmap(address, page) == 0);
     address = mapped(page, RW, fd, 0);
-    CHECK(nvmemcmp(address, "acumen", 6) == 0);
+    CHECK(nvmemcmp(address, "ACUMEN", 6) == 0);
     CHECK(nvmunmap(address, page) == 0 && close(fd) == 0);
 }
 
@@ -327,6 +407,9 @@ int main(int argc, char **argv) {
     if (argc != 2) return 64;
     page = (size_t)sysconf(_SC_PAGESIZE);
     commits(argv[1]);
+    resized(argv[1]);
+    log_settings(argv[1]);
+    processes(argv[1]);
     forks(argv[1]);
     mappings(argv[1]);
     copies(argv[1]);

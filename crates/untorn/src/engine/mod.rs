@@ -225,6 +225,8 @@ pub(crate) struct Shared {
     exclusive: bool,
     /// Other processes may have it open too.
     several: bool,
+    /// Handles of this process that did not ask for that may have it.
+    admits_unshared: bool,
     /// It belongs to a product that ends it while others may hold it ([`end`](Shared::end)).
     may_end: bool,
     /// Goes after the engine has let go of everything; the registry waits for that before it opens the file anew.

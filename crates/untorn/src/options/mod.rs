@@ -82,6 +82,8 @@ pub struct Options {
     /// No other handle of this process may have the file open.
     pub(crate) exclusive: bool,
     pub(crate) shared: bool,
+    /// Handles of this process that do not ask for a shared file get it all the same.
+    pub(crate) admits_unshared: bool,
     pub(crate) redundancy: Option<ProtectOptions>,
     pub(crate) verify_reads: Option<VerifyReads>,
     pub(crate) progress: Option<ProgressFn>,
@@ -121,6 +123,7 @@ impl Default for Options {
             dirty_tracking: DirtyTracking::Auto,
             exclusive: false,
             shared: false,
+            admits_unshared: false,
             redundancy: None,
             verify_reads: None,
             progress: None,
@@ -525,6 +528,15 @@ impl Options {
     #[must_use]
     pub fn shared(mut self, shared: bool) -> Self {
         self.shared = shared;
+        self
+    }
+
+    /// For the mappings of the C library, whose program did not ask for sharing: handles of this process that do not
+    /// share the file may be opened beside this one, and share it too.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn admits_unshared(mut self, admits: bool) -> Self {
+        self.admits_unshared = admits;
         self
     }
 

@@ -144,7 +144,7 @@ impl Registry {
                 let holder = "this process, and a map cannot share its file with another handle".to_owned();
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
-            if options.shared != shared.several {
+            if options.shared != shared.several && (options.shared || !shared.admits_unshared) {
                 let how =
                     if shared.several { "shared with other processes" } else { "not shared with other processes" };
                 let holder = format!(
@@ -177,6 +177,7 @@ impl Registry {
             engine,
             exclusive: options.exclusive,
             several: options.shared,
+            admits_unshared: options.admits_unshared,
             may_end: options.exclusion.is_some(),
             lease,
         });

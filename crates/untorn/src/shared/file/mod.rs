@@ -242,10 +242,12 @@ impl RemoteFile {
     /// left the sidecar for this one.
     fn close_unserved(&self) {
         let left = sidecar::path(&self.path, self.identity.inode);
-        if self.asked(Close::AsAsked) != Close::Plain || !left.exists() {
+        let how = self.asked(Close::AsAsked);
+        let is_to_be_plain = how == Close::Plain || how == Close::AsAsked && self.member.options.plain_at_close;
+        if !is_to_be_plain || !left.exists() {
             return;
         }
-        let closed = self.member.open_file().and_then(|engine| engine.close(Close::Plain));
+        let closed = self.member.open_file().and_then(|engine| engine.close(how));
         if let Err(error) = closed {
             // Every committed byte is in the file or in its sidecar, where the next open finds it.
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the sidecar of a shared file at close");
