@@ -17,6 +17,7 @@ mod redundancy;
 mod redundancy_kernels;
 mod redundancy_map;
 mod redundancy_pass;
+mod region_figures;
 mod region_ops;
 mod updates;
 mod write;
@@ -44,6 +45,8 @@ static ALL: &[&Benchmark] = &[
     &map_commit::OF_MAPS,
     &map_commit::OF_REGIONS,
     &region_ops::BENCHMARK,
+    &region_ops::FIG4,
+    &region_figures::BENCHMARK,
     &redundancy::BENCHMARK,
     &redundancy_pass::BENCHMARK,
     &redundancy_kernels::BENCHMARK,

@@ -229,6 +229,24 @@ const NOTE: &str = "ratio: the file system's rate compared with untorn's; 1 or l
                     Each file step ends with fsync, and with fsync of the directory if a name changes; map opens the \
                     file and loads from each page";
 
+/// `region-fig4`.
+pub(super) const FIG4: Benchmark = Benchmark {
+    name: "region-fig4",
+    about: "the operations of Fig. 4 of the Region System paper: region-ops with the figure's conditions",
+    run: |job, progress| {
+        let mut outcome = on_medium!(job.detected.kind, target => begin(target, job, progress))?;
+        outcome.notes.push(FIG4_NOTE.to_owned());
+        Ok(outcome)
+    },
+    ..BENCHMARK
+};
+
+const FIG4_NOTE: &str = "the paper has latencies relative to ext4-DAX (ratio here, of rates: 1 or less is as fast), of \
+                         a kernel module on Linux 3.10 with Intel's emulator of persistent memory. Here untorn is a \
+                         library on this machine's kernel, the files are on this file system, and each step of a \
+                         region is one atomic commit. The paper does not say how many pages a region has: --dirty \
+                         sets it";
+
 fn begin<T: Target>(target: T, job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
     let rig = job.rig(target, &[], 1, 0, progress)?;
     Ok(Outcome { rows: run(&rig, &job.machine().fs, progress)?, notes: vec![NOTE.to_owned()] })

@@ -276,6 +276,32 @@ fn region_ops_compares_what_is_done_with_regions_and_files() {
 }
 
 #[test]
+fn the_figures_of_the_region_system_have_their_systems() {
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { sizes: vec![], commit_every: None, threads: vec![1, 2], ..small(dir.path()) };
+        let json = report(kind, "region-fig5", &args);
+        let rows = json["rows"].as_array().unwrap();
+        for (threads, rows) in [(1, &rows[..rows.len() / 2]), (2, &rows[rows.len() / 2..])] {
+            let systems: Vec<&str> = rows.iter().map(|row| row["system"].as_str().unwrap()).collect();
+            let is_missing = |system: &str| {
+                json["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().starts_with(system))
+            };
+            let all = ["untorn-region", "untorn-shared-region", "libpmem", "libpmem-dax"];
+            let expected = all.into_iter().filter(|system| !is_missing(&format!("without {system}:")));
+            assert!(systems.iter().copied().eq(expected), "{systems:?}");
+            assert_eq!(systems.contains(&"libpmem"), kind == MediumKind::AssumedPmem);
+            assert!(rows.iter().all(|row| row["threads"] == threads && row["baseline"] == "untorn-region"));
+        }
+        let args =
+            Args { dirty: vec![2], sizes: vec![], threads: vec![], file_len: None, ops: None, ..small(dir.path()) };
+        let json = report(kind, "region-fig4", &Args { commit_every: None, seconds: Some(0.01), ..args });
+        assert_eq!(json["rows"].as_array().unwrap().len(), 7);
+        assert!(json["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().contains("ext4-DAX")));
+    }
+}
+
+#[test]
 fn redundancy_has_rows_for_off_tracking_and_on_per_period() {
     for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
         let dir = tempfile::tempdir().unwrap();
