@@ -182,7 +182,8 @@ pub struct Args {
     pub durability: Option<Durability>,
     /// Log policies of the hybrid-log engine. Default: hybrid; in `hybrid-policy` all three.
     pub log_policies: Vec<LogPolicy>,
-    /// The maximum size of its log in bytes. Default: the library's.
+    /// The maximum size of its log in bytes. Default: the library's. In the figures of the NVCache paper, the bytes of
+    /// the entries of the write cache's log.
     pub log_size: Option<u64>,
     /// The percentage of writes from which it logs redo. Default: the library's.
     pub redo_from: Option<u8>,

@@ -10,6 +10,7 @@ mod idle;
 mod map_commit;
 #[cfg(not(feature = "sqlite"))]
 mod no_databases;
+mod nvcache;
 mod policy;
 mod read;
 mod redb_readme;
@@ -58,6 +59,11 @@ static ALL: &[&Benchmark] = &[
     &databases::TPCC,
     &databases::ACUMEN_FIG4,
     &databases::ACUMEN_FIG5,
+    &nvcache::FIG3,
+    &nvcache::FIG4,
+    &nvcache::FIG5,
+    &nvcache::FIG6,
+    &nvcache::FIG7,
 ];
 
 /// The benchmarks, with a one-line description each.

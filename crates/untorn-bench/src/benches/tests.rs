@@ -516,3 +516,39 @@ fn counted_media_serve_engines() {
     // The names below are what other crates wrap.
     let _ = (crate::Counting::new(Dax::new(MediumKind::AssumedPmem)), crate::Counting::new(PageCache::new()));
 }
+
+#[test]
+fn the_figures_of_nvcache_have_each_stack() {
+    let stacks = ["disk", "disk-direct", "tmpfs", "untorn-log", "untorn-log-through"];
+    for (figure, expected, points) in [
+        ("nvcache-fig3", [1, 0, 1, 1, 1], 4),
+        ("nvcache-fig4", [1, 1, 1, 1, 1], 1),
+        ("nvcache-fig5", [0, 1, 0, 1, 1], 1),
+        ("nvcache-fig6", [0, 1, 0, 1, 1], 5),
+        ("nvcache-fig7", [1, 0, 1, 1, 1], 3),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args {
+            dir: Some(dir.path().to_owned()),
+            file_len: Some(64 * 4096),
+            log_size: Some(1 << 20),
+            seconds: Some(0.5),
+            ops: Some(20),
+            ..Args::default()
+        };
+        let json = report(MediumKind::Volatile, figure, &args);
+        let notes = json["notes"].to_string();
+        assert!(notes.contains("the paper writes 20 GiB"), "{figure}: how it differs from the paper: {notes}");
+        let rows = json["rows"].as_array().unwrap();
+        for (stack, expected) in stacks.iter().zip(expected) {
+            let of_stack: Vec<&Value> = rows.iter().filter(|row| row["system"] == *stack).collect();
+            // A file system may have no O_DIRECT.
+            let expected = if notes.contains(&format!("without {stack}")) { 0 } else { expected * points };
+            assert_eq!(of_stack.len(), expected, "{figure}: {stack}");
+            for row in of_stack {
+                assert!(row["latency_ns"]["ops"].as_u64().unwrap() > 0, "{row}");
+                assert!(!row["slices_per_s"].as_array().unwrap().is_empty(), "{row}");
+            }
+        }
+    }
+}

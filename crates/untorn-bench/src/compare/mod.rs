@@ -14,6 +14,7 @@
 //! The first contender is the baseline of `ratio`. The first one whose name begins with "untorn" is that of
 //! `ratio_to_untorn`.
 
+mod alone;
 mod cost;
 mod files;
 pub(crate) mod keyvalue;
@@ -28,6 +29,7 @@ use std::time::Duration;
 use serde::Serialize;
 use untorn::testing::storage::MediumKind;
 
+pub(crate) use self::alone::{Alone, run_alone};
 pub(crate) use self::files::{Atomic, Raws};
 pub(crate) use self::maps::{Map, Msync, Shared};
 pub(crate) use self::slice::Worker;
@@ -281,12 +283,7 @@ fn measure(
     point: &Point,
     place: &Path,
 ) -> Result<(Vec<ComparisonRow>, Vec<String>)> {
-    let setting = |name: &str| -> Result<Setting> {
-        let dir = place.join(name);
-        std::fs::create_dir_all(&dir).map_err(|source| Error::io("create", &dir, source))?;
-        let Point { records, size, threads, pattern, .. } = *point;
-        Ok(Setting { dir, kind: job.detected.kind, records, size, threads, pattern, seed: job.args.seed() })
-    };
+    let setting = |name: &str| setting(job, point, place, name);
     let (mut notes, mut running) = (Vec::new(), Vec::new());
     for &contender in contenders {
         let name = contender.name();
@@ -324,28 +321,49 @@ fn measure(
             count(&mut per_op, store.as_ref(), &counters, &counted, job)?;
             store.close()?;
         }
-        let (ratio, to_untorn) = (pairwise(&measured.per_s, &base), untorn.as_ref());
-        rows.push(ComparisonRow {
-            figure: job.benchmark.name,
-            workload: point.workload.clone(),
-            system: name,
-            durability: contender.durability(),
-            x: point.x.clone(),
-            size: point.size,
-            records: point.records,
-            threads: point.threads,
-            ops_per_s: median(&measured.per_s),
-            ratio_to_untorn: to_untorn.map(|untorn| pairwise(&measured.per_s, untorn).median),
-            baseline: baseline.clone(),
-            ratio: ratio.median,
-            ratio_low: ratio.low,
-            ratio_high: ratio.high,
-            latency_ns: measured.latencies.summary(),
-            per_op,
-            slices_per_s: measured.per_s,
-        });
+        rows.push(row(job, point, contender, measured, per_op, (&baseline, &base), untorn.as_deref()));
     }
     Ok((rows, notes))
+}
+
+/// What a contender sets up in a directory of its own.
+fn setting(job: &Job<'_>, point: &Point, place: &Path, name: &str) -> Result<Setting> {
+    let dir = place.join(name);
+    std::fs::create_dir_all(&dir).map_err(|source| Error::io("create", &dir, source))?;
+    let Point { records, size, threads, pattern, .. } = *point;
+    Ok(Setting { dir, kind: job.detected.kind, records, size, threads, pattern, seed: job.args.seed() })
+}
+
+/// The row of a contender; `base` is the name and the slices of the baseline, `untorn` the slices of untorn.
+fn row(
+    job: &Job<'_>,
+    point: &Point,
+    contender: &dyn Contender,
+    measured: Measured,
+    per_op: PerOp,
+    base: (&str, &[f64]),
+    untorn: Option<&[f64]>,
+) -> ComparisonRow {
+    let ratio = pairwise(&measured.per_s, base.1);
+    ComparisonRow {
+        figure: job.benchmark.name,
+        workload: point.workload.clone(),
+        system: contender.name(),
+        durability: contender.durability(),
+        x: point.x.clone(),
+        size: point.size,
+        records: point.records,
+        threads: point.threads,
+        ops_per_s: median(&measured.per_s),
+        ratio_to_untorn: untorn.map(|untorn| pairwise(&measured.per_s, untorn).median),
+        baseline: base.0.to_owned(),
+        ratio: ratio.median,
+        ratio_low: ratio.low,
+        ratio_high: ratio.high,
+        latency_ns: measured.latencies.summary(),
+        per_op,
+        slices_per_s: measured.per_s,
+    }
 }
 
 fn workers(store: &dyn Store, threads: usize) -> Result<Vec<Box<dyn Worker + '_>>> {

@@ -46,7 +46,8 @@ pub(crate) struct Bench {
     /// Log policies of the hybrid-log engine, comma-separated [default: hybrid; hybrid-policy compares all].
     #[arg(long, value_delimiter = ',', value_parser = words::<LogPolicy>(LOG_POLICIES))]
     pub(crate) log_policy: Vec<LogPolicy>,
-    /// Maximum size of the hybrid-log engine's log in bytes; suffixes K, M, G, T are powers of 1024.
+    /// Maximum size of the hybrid-log engine's log, or size of the write cache's, in bytes; suffixes K, M, G, T are
+    /// powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) log_size: Option<u64>,
     /// With --log-policy hybrid, the percentage of writes from which the engine logs redo instead of undo.

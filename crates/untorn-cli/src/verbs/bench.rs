@@ -8,11 +8,14 @@ use crate::{output, progress};
 
 /// Benchmarks that measure the engine `hybrid-log` by default.
 const OF_LOGS: &[&str] = &["commit-time", "hybrid-policy", "idle"];
+/// The beginning of the names of those that measure the write cache, which has a log and no engine.
+const OF_CACHES: &str = "nvcache-";
 
 /// Runs a benchmark.
 pub(crate) fn run(args: &Bench) -> Result<Exit> {
     let log = Log { log_policy: args.log_policy.first().copied(), log_size: args.log_size };
-    if !(args.engine.is_empty() && OF_LOGS.contains(&args.name.as_str())) {
+    let is_of_logs = OF_LOGS.contains(&args.name.as_str()) || args.name.starts_with(OF_CACHES);
+    if !(args.engine.is_empty() && is_of_logs) {
         log.require(&args.engine)?;
     }
     if args.plot.as_ref().is_some_and(|plot| plot.extension().is_some_and(|ending| ending != "svg")) {
