@@ -21,6 +21,7 @@ mod redundancy_pass;
 mod region_figures;
 mod region_ops;
 mod updates;
+mod vilamb;
 mod write;
 
 #[cfg(not(feature = "sqlite"))]
@@ -55,6 +56,14 @@ static ALL: &[&Benchmark] = &[
     &group_commit::BENCHMARK,
     &updates::BENCHMARK,
     &redb_readme::BENCHMARK,
+    &vilamb::FIG1,
+    &vilamb::FIG4,
+    &vilamb::FIG5,
+    &vilamb::FIG6,
+    &vilamb::FIG7,
+    &vilamb::FIG8,
+    &vilamb::FIG9,
+    &vilamb::MTTDL,
     &databases::YCSB,
     &databases::TPCC,
     &databases::ACUMEN_FIG4,

@@ -74,7 +74,7 @@ pub(super) fn work(turns: u64) {
 }
 
 /// The number of rounds of [`work`] that take this long.
-fn turns_in(time: Duration) -> u64 {
+pub(super) fn turns_in(time: Duration) -> u64 {
     const TURNS: u64 = 200_000;
     let once = |_| {
         let before = thread_time();

@@ -32,8 +32,8 @@ use untorn::testing::storage::MediumKind;
 pub(crate) use self::alone::{Alone, run_alone};
 pub(crate) use self::files::{Atomic, Raws};
 pub(crate) use self::maps::{Map, Msync, Shared};
-pub(crate) use self::slice::Worker;
 pub(crate) use self::table::TABLE;
+pub(crate) use self::slice::{Slice, Worker};
 
 use self::cost::Cost;
 use self::slice::{Latencies, Turn};

@@ -76,6 +76,16 @@ pub(crate) struct Slice<'a> {
     latencies: Option<&'a mut Latencies>,
 }
 
+#[cfg(test)]
+impl Slice<'_> {
+    /// So many operations, whose latencies nobody records.
+    pub(crate) fn of_ops(ops: u64) -> Self {
+        let region = crate::offsets::Region { base: 0, len: 100 };
+        let places = Offsets::new(crate::args::Pattern::Sequential, region, 1, 1);
+        Slice { places, turn: Turn { time: Duration::MAX, ops, batch: 1, clocked: false }, latencies: None }
+    }
+}
+
 /// What one thread does. Every closure of a place is one; the loop around it is compiled with it, so that only the call
 /// of a whole slice is dynamic.
 pub(crate) trait Worker: Send {

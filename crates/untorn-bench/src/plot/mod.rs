@@ -56,6 +56,16 @@ fn bar(row: &Row) -> Bar {
         Row::Kernel(row) => {
             Bar { group: format!("{} of {} B", row.kernel, row.size), series: row.way.to_owned(), height: row.ratio }
         }
+        Row::DirtyBits(row) => Bar {
+            group: format!("{} pages/call", row.batch_pages),
+            series: format!("{} MiB", row.file_len >> 20),
+            height: row.total_ms,
+        },
+        Row::Mttdl(row) => Bar {
+            group: format!("{} s", row.period_s),
+            series: row.workload.clone(),
+            height: row.mttdl_gain.unwrap_or(0.0),
+        },
         Row::Database(row) => Bar {
             group: format!("{} ×{}", row.workload, row.threads),
             series: format!("{}, pages of {} B", row.system, row.page_size),
@@ -122,6 +132,8 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
         Some(Row::Idle(_)) => "processor time, % of a core",
         Some(Row::Redundancy(_)) => "processor time lost, %, by period",
         Some(Row::Pass(_)) => "milliseconds of processor time (median)",
+        Some(Row::DirtyBits(_)) => "milliseconds to check and clear",
+        Some(Row::Mttdl(_)) => "gain in mean time to data loss",
         Some(Row::Kernel(_)) => "time relative to a read (median)",
         Some(Row::Copy(_) | Row::Comparison(_)) | None => "ratio to raw (median)",
     };

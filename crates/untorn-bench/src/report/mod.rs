@@ -10,9 +10,11 @@ use crate::plot::{self, Metric};
 
 mod comparison;
 mod redundancy;
+mod vilamb;
 
 pub use comparison::{ComparisonRow, Latency, PerOp, StepRow};
 pub use redundancy::{KernelRow, PassRow, RedundancyRow, Vulnerable};
+pub use vilamb::{DirtyBitsRow, MttdlRow};
 
 /// The outcome of a benchmark.
 #[derive(Clone, Debug, Serialize)]
@@ -56,6 +58,10 @@ pub enum Row {
     Pass(PassRow),
     /// Checksums and parity of pages.
     Kernel(KernelRow),
+    /// The cost of finding the pages that were stored to.
+    DirtyBits(DirtyBitsRow),
+    /// The mean time to data loss of a workload.
+    Mttdl(MttdlRow),
     /// Transactions of a database.
     Database(DatabaseRow),
     /// A system beside others.
@@ -415,6 +421,8 @@ impl Row {
             ],
             Row::Redundancy(row) => row.cells(),
             Row::Pass(row) => row.cells(),
+            Row::DirtyBits(row) => row.cells(),
+            Row::Mttdl(row) => row.cells(),
             Row::Comparison(row) => row.cells(),
             Row::Step(row) => row.cells(),
             Row::Kernel(row) => row.cells(),
