@@ -73,6 +73,30 @@ pub(super) const ACUMEN_FIG5: Benchmark = Benchmark::new(
     },
 );
 
+/// `libnvmmio-fig13`.
+pub(super) const LIBNVMMIO_FIG13: Benchmark = Benchmark::new(
+    "libnvmmio-fig13",
+    "Fig. 13 of the Libnvmmio paper: tpcc with one thread",
+    TAKES_TPCC,
+    |job, progress| {
+        let paper = "the paper: SQLite with a journal on Ext4-DAX, PMFS, NOVA and SplitFS, and without one on Libnvmmio \
+                     over each; here the file system of --dir alone";
+        tpcc_of(job, &[4096], &[1], Some(paper), progress)
+    },
+);
+
+/// `libnvmmio-fig14`.
+pub(super) const LIBNVMMIO_FIG14: Benchmark = Benchmark::new(
+    "libnvmmio-fig14",
+    "Fig. 14 of the Libnvmmio paper: ycsb, with SQLite in the place of MongoDB's engine MMAPv1",
+    TAKES_YCSB,
+    |job, progress| {
+        let paper = "the paper: MongoDB with MMAPv1, an engine that MongoDB no longer has, with its journal, with NOVA's \
+                     atomic mmap and with Libnvmmio";
+        ycsb(job, &[4096], Some(paper), progress)
+    },
+);
+
 fn ycsb(job: &Job<'_>, pages: &[u32], paper: Option<&str>, progress: &mut Progress<'_>) -> Result<Outcome> {
     let plan = Plan::new(job.args, pages, &[1])?;
     let notes = notes().into_iter().chain(paper.map(str::to_owned)).collect();
@@ -82,7 +106,17 @@ fn ycsb(job: &Job<'_>, pages: &[u32], paper: Option<&str>, progress: &mut Progre
 }
 
 fn tpcc(job: &Job<'_>, pages: &[u32], paper: Option<&str>, progress: &mut Progress<'_>) -> Result<Outcome> {
-    let plan = Plan::new(job.args, pages, &[1, 2, 4])?;
+    tpcc_of(job, pages, &[1, 2, 4], paper, progress)
+}
+
+fn tpcc_of(
+    job: &Job<'_>,
+    pages: &[u32],
+    threads: &[usize],
+    paper: Option<&str>,
+    progress: &mut Progress<'_>,
+) -> Result<Outcome> {
+    let plan = Plan::new(job.args, pages, threads)?;
     let mut notes: Vec<String> = notes().into_iter().chain(paper.map(str::to_owned)).collect();
     notes.push("no keying and thinking times, so the rates are no tpmC".to_owned());
     let dir = scratch(job.args)?;

@@ -7,6 +7,7 @@ mod commit_time;
 mod databases;
 mod group_commit;
 mod idle;
+mod libnvmmio;
 mod map_commit;
 #[cfg(not(feature = "sqlite"))]
 mod no_databases;
@@ -73,6 +74,16 @@ static ALL: &[&Benchmark] = &[
     &nvcache::FIG5,
     &nvcache::FIG6,
     &nvcache::FIG7,
+    &libnvmmio::FIG1,
+    &libnvmmio::FIG6,
+    &libnvmmio::FIG7,
+    &libnvmmio::FIG8,
+    &libnvmmio::FIG9,
+    &libnvmmio::FIG10,
+    &libnvmmio::TABLE2,
+    &libnvmmio::FIG11,
+    &databases::LIBNVMMIO_FIG13,
+    &databases::LIBNVMMIO_FIG14,
 ];
 
 /// The benchmarks, with a one-line description each.

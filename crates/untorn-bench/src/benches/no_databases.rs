@@ -12,6 +12,10 @@ pub(super) const ACUMEN_FIG4: Benchmark =
     Benchmark::new("acumen-fig4", "Fig. 4 of the Acumen paper: ycsb (not in this build)", TAKES, refuse);
 pub(super) const ACUMEN_FIG5: Benchmark =
     Benchmark::new("acumen-fig5", "Fig. 5 of the Acumen paper: tpcc (not in this build)", TAKES, refuse);
+pub(super) const LIBNVMMIO_FIG13: Benchmark =
+    Benchmark::new("libnvmmio-fig13", "Fig. 13 of the Libnvmmio paper: tpcc (not in this build)", TAKES, refuse);
+pub(super) const LIBNVMMIO_FIG14: Benchmark =
+    Benchmark::new("libnvmmio-fig14", "Fig. 14 of the Libnvmmio paper: ycsb (not in this build)", TAKES, refuse);
 
 fn refuse(job: &Job<'_>, _: &mut Progress<'_>) -> Result<Outcome> {
     Err(Error::usage(format!(

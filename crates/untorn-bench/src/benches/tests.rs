@@ -552,3 +552,31 @@ fn the_figures_of_nvcache_have_each_stack() {
         }
     }
 }
+
+#[test]
+fn the_libnvmmio_figures_have_a_row_for_each_system() {
+    let figures =
+        [("fig1", 1), ("fig6", 2), ("fig7", 4), ("fig8", 2), ("fig9", 2), ("fig10", 4), ("table2", 2), ("fig11", 2)];
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        for (figure, points) in figures {
+            let dir = tempfile::tempdir().unwrap();
+            let args = Args { dir: Some(dir.path().to_owned()), ops: Some(4), quick: true, ..Args::default() };
+            let args = Args { file_len: Some(2 << 20), ..args };
+            let bench = names().into_iter().map(|(name, _)| name).find(|name| *name == format!("libnvmmio-{figure}"));
+            let json = report(kind, bench.unwrap(), &args);
+            let rows = json["rows"].as_array().unwrap();
+            // Undo logging needs persistent memory.
+            let is_of_policies = matches!(figure, "fig6" | "fig11");
+            let systems = if is_of_policies && kind == MediumKind::Volatile { 3 } else { 4 };
+            assert_eq!(rows.len(), points * systems, "{figure}");
+            for row in rows {
+                assert!(
+                    row["ops_per_s"].as_f64().unwrap() > 0.0 && row["latency_ns"]["ops"].as_u64().unwrap() > 0,
+                    "{row}"
+                );
+            }
+            let notes = json["notes"].to_string();
+            assert!(notes.contains("the paper: ") && notes.contains("left out: PMFS"), "{notes}");
+        }
+    }
+}
