@@ -20,6 +20,7 @@
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
 //! | `updates` | durable updates of records by several systems | each other, and the raw limit |
 //! | `redb-readme` | the benchmark of redb's README | the databases of the build, and untorn |
+//! | `acumen-fig3` | accesses in six mixes, with every engine | each other, and the raw limit |
 //! | `ycsb`, `acumen-fig4` | YCSB's workloads on SQLite with untorn's VFS | the same SQLite with its own journals |
 //! | `tpcc`, `acumen-fig5` | TPC-C likewise | likewise |
 //!

@@ -1,5 +1,6 @@
 //! The benchmarks. Each has a file of its own and an entry in [`ALL`].
 
+mod acumen_fig3;
 pub(crate) mod benchmark;
 mod cases;
 mod commit_time;
@@ -67,6 +68,7 @@ static ALL: &[&Benchmark] = &[
     &vilamb::MTTDL,
     &databases::YCSB,
     &databases::TPCC,
+    &acumen_fig3::BENCHMARK,
     &databases::ACUMEN_FIG4,
     &databases::ACUMEN_FIG5,
     &nvcache::FIG3,

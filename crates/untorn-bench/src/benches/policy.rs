@@ -8,6 +8,7 @@ use super::benchmark::{Benchmark, Job, Outcome, on_medium};
 use super::cases::{Case, Cases, Setup, add_scaling, count, notes};
 use super::write::carry_home;
 use crate::args::Pattern;
+use crate::compare::is_write;
 use crate::error::Result;
 use crate::measure::{Arm, Series, interleave};
 use crate::raw::{Raw, Target};
@@ -123,7 +124,7 @@ fn time<T: Target>(
     let mut arms: Vec<Arm<'_>> = files.iter().map(|(_, file)| arm(rig, file, reads)).collect();
     arms.push(Arm::numbered(
         rig.args.commit_every(),
-        |buf, offset, number| if writes(number, reads) { raw.write(buf, offset) } else { raw.read(buf, offset) },
+        |buf, offset, number| if is_write(number, reads) { raw.write(buf, offset) } else { raw.read(buf, offset) },
         || raw.fence(),
     ));
     let plan = rig.timed(case.threads, case.size, arms.len(), true);
@@ -155,19 +156,12 @@ fn share_of_better(files: &[(Setup, AtomicFile)], series: &[Series]) -> Option<f
 fn arm<'a, T: Target>(rig: &Rig<'_, T>, file: &'a AtomicFile, reads: u32) -> Arm<'a> {
     Arm::numbered(
         rig.args.commit_every(),
-        move |buf, offset, number| match writes(number, reads) {
+        move |buf, offset, number| match is_write(number, reads) {
             true => file.write_at(buf, offset),
             false => file.read_at(buf, offset),
         },
         || file.sync().map(drop),
     )
-}
-
-/// Whether an access of an epoch is a write: writes are spread evenly over it.
-fn writes(number: u32, reads: u32) -> bool {
-    let share = u64::from(100 - reads);
-    let before = |number: u64| number * share / 100;
-    before(u64::from(number) + 1) > before(number.into())
 }
 
 fn count_policy<T: Target>(
@@ -188,20 +182,4 @@ fn count_policy<T: Target>(
     }
     file.close()?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn writes_have_their_share_and_are_spread() {
-        for reads in READS {
-            let epoch: Vec<bool> = (0..100).map(|number| writes(number, reads)).collect();
-            assert_eq!(epoch.iter().filter(|&&write| write).count() as u32, 100 - reads);
-            if reads == 80 {
-                assert!(epoch.chunks(5).all(|five| five.iter().filter(|&&write| write).count() == 1));
-            }
-        }
-    }
 }

@@ -580,3 +580,34 @@ fn the_libnvmmio_figures_have_a_row_for_each_system() {
         }
     }
 }
+
+/// The economy of the Acumen paper, §V-A: bytes that random writes of 1 KiB store.
+#[test]
+fn the_figure_of_acumen_counts_what_writes_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { dir: Some(dir.path().to_owned()), ops: Some(100), file_len: Some(1 << 20), ..Args::default() };
+    let args = Args { quick: true, sizes: vec![64, 1024], reads: vec![0, 80, 100], ..args };
+    let json = report(MediumKind::AssumedPmem, "acumen-fig3", &args);
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * 2 * 5, "three mixes, two sizes, five systems");
+    let stored = |mix: &str, size: u64, system: &str| {
+        let is_it = |row: &&Value| {
+            row["workload"].as_str().unwrap().starts_with(mix) && row["size"] == size && row["system"] == system
+        };
+        rows.iter().find(is_it).unwrap()["bytes_per_user_byte"].as_f64()
+    };
+    for mix in ["0 % reads", "80 % reads"] {
+        let [reflection, hybrid_log, shadow] = ["untorn-reflection", "untorn-hybrid-log", "untorn-shadow"]
+            .map(|system| stored(mix, 1024, system).unwrap());
+        assert!((1.0..=1.10).contains(&reflection), "{mix}: reflection stores {reflection}");
+        assert!(reflection <= 0.55 * hybrid_log, "{mix}: {reflection}, hybrid-log {hybrid_log}");
+        assert!(shadow >= 4.0 && reflection <= 0.30 * shadow, "{mix}: {reflection}, shadow {shadow}");
+        // A page for a slice.
+        assert!(stored(mix, 64, "untorn-shadow").unwrap() >= 64.0);
+    }
+    assert_eq!(stored("100 % reads", 1024, "untorn-reflection"), None, "no byte was written");
+    let deployed = stored("80 % reads", 1024, "untorn-reflection-deploying").unwrap();
+    assert!(deployed >= stored("80 % reads", 1024, "untorn-reflection").unwrap());
+    let notes = json["notes"].as_array().unwrap();
+    assert!(notes.iter().any(|note| note.as_str().unwrap().contains("20.2 % of NOVA")), "{json}");
+}

@@ -27,6 +27,7 @@ fn contenders(job: &Job<'_>) -> Vec<Box<dyn Contender>> {
         Box::new(Atomic::new(EngineKind::HybridLog)),
         Box::new(Map),
         Box::new(Shared),
+        Box::new(Atomic::new(EngineKind::Shadow)),
     ];
     for rival in rivals::databases() {
         contenders.push(Box::new(rival));

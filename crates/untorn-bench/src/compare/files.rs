@@ -32,14 +32,20 @@ impl Contender for Raws {
     }
 
     fn set_up(&self, setting: &Setting) -> Result<Box<dyn Store>> {
-        fn make<T: Target + 'static>(target: T, setting: &Setting) -> Result<Box<dyn Store>> {
-            let raw = target.raw(&setting.dir.join("raw"), setting.len())?;
-            let page = [0x5a; 4096];
-            (0..setting.len()).step_by(4096).try_for_each(|offset| raw.write(&page, offset))?;
-            raw.fence()?;
-            Ok(Box::new(RawStore { raw, size: setting.size }))
-        }
-        on_medium!(setting.kind, target => make(target, setting))
+        on_medium!(setting.kind, target => {
+            Ok(Box::new(RawStore { raw: Raws::make(target, setting)?, size: setting.size }))
+        })
+    }
+}
+
+impl Raws {
+    /// A raw file with every page written.
+    pub(super) fn make<T: Target>(target: T, setting: &Setting) -> Result<T::Raw> {
+        let raw = target.raw(&setting.dir.join("raw"), setting.len())?;
+        let page = [0x5a; 4096];
+        (0..setting.len()).step_by(4096).try_for_each(|offset| raw.write(&page, offset))?;
+        raw.fence()?;
+        Ok(raw)
     }
 }
 
@@ -82,9 +88,22 @@ impl Atomic {
         self.options.clone().engine(self.engine).durability(durability)
     }
 
+    /// The file, with every page written.
+    pub(super) fn file<M: Medium + 'static>(&self, medium: M, setting: &Setting) -> Result<AtomicFile> {
+        create(medium, &setting.dir.join("data"), &self.options(setting), setting.len())
+    }
+
+    /// Finishes what an engine has left for later.
+    pub(super) fn settle(file: &AtomicFile) -> Result<()> {
+        if file.info().engine == EngineKind::HybridLog {
+            file.sync()?;
+            file.reclaim()?;
+        }
+        Ok(())
+    }
+
     fn make<M: Medium + 'static>(&self, medium: M, setting: &Setting) -> Result<Box<dyn Store>> {
-        let path = setting.dir.join("data");
-        let file = create(medium, &path, &self.options(setting), setting.len())?;
+        let file = self.file(medium, setting)?;
         Ok(Box::new(AtomicStore { file, size: setting.size, syncs: !is_pmem(setting.kind) }))
     }
 }
@@ -148,11 +167,7 @@ impl Store for AtomicStore {
     }
 
     fn settle(&self) -> Result<()> {
-        if self.file.info().engine == EngineKind::HybridLog {
-            self.file.sync()?;
-            self.file.reclaim()?;
-        }
-        Ok(())
+        Atomic::settle(&self.file)
     }
 
     fn close(self: Box<Self>) -> Result<()> {

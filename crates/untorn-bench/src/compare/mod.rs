@@ -19,6 +19,7 @@ mod cost;
 mod files;
 pub(crate) mod keyvalue;
 mod maps;
+mod mixed;
 pub(crate) mod rivals;
 mod slice;
 mod table;
@@ -32,8 +33,9 @@ use untorn::testing::storage::MediumKind;
 pub(crate) use self::alone::{Alone, run_alone};
 pub(crate) use self::files::{Atomic, Raws};
 pub(crate) use self::maps::{Map, Msync, Shared};
-pub(crate) use self::table::TABLE;
+pub(crate) use self::mixed::{Mixed, is_write};
 pub(crate) use self::slice::{Slice, Worker};
+pub(crate) use self::table::TABLE;
 
 use self::cost::Cost;
 use self::slice::{Latencies, Turn};
@@ -362,6 +364,7 @@ fn row(
         ratio_high: ratio.high,
         latency_ns: measured.latencies.summary(),
         per_op,
+        bytes_per_user_byte: None,
         slices_per_s: measured.per_s,
     }
 }

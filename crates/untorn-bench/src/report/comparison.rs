@@ -43,6 +43,9 @@ pub struct ComparisonRow {
     pub latency_ns: Latency,
     /// What an operation costs.
     pub per_op: PerOp,
+    /// Bytes stored for each byte that the user wrote, in benchmarks that count it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_user_byte: Option<f64>,
     /// Operations per second in each slice, in the order of time.
     pub slices_per_s: Vec<f64>,
 }
@@ -157,6 +160,7 @@ impl ComparisonRow {
             ("bytes to medium", Some(format!("{:.0}", self.per_op.bytes_to_medium))),
             ("fences", self.per_op.fences.map(two)),
             ("bytes stored", self.per_op.bytes_stored.map(|bytes| format!("{bytes:.0}"))),
+            ("bytes/byte", self.bytes_per_user_byte.map(two)),
         ]
     }
 }
