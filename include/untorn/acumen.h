@@ -118,7 +118,7 @@ extern "C" {
  *   version.
  * EEXIST: MAP_FIXED_NOREPLACE, and another mapping is at addr.
  * EBUSY: another process has the file open and does not share it, or this one has
- *   it open for reading only; or the file is mapped, here or there, with
+ *   it open for reading only. Or the file is mapped, here or there, with
  *   ATO_PER_COMMIT and is now to be without, or the other way round.
  * EUCLEAN: the file was not closed cleanly and fd is read-only.
  * ESTALE: the sidecar is missing or does not belong to the file, or after a crash

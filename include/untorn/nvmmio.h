@@ -116,7 +116,7 @@ int nvmlog(int policy, size_t size);
  * ENOENT: the file was removed; its sidecar is found by path, so it needs one.
  * EACCES: fd is not open for reading, or PROT_WRITE and not for writing.
  * EINVAL: length 0, offset not on a page, MAP_PRIVATE or MAP_ANONYMOUS; settings
- *   of nvmlog that the file cannot have; or another engine keeps bytes of the file
+ *   of nvmlog that the file cannot have. Or another engine keeps bytes of the file
  *   in its sidecar, as a crash of a program with ato_mmap leaves them: `untorn
  *   settle` settles the file.
  * EOPNOTSUPP: PROT_EXEC, PROT_NONE or PROT_WRITE alone; MAP_FIXED, which would

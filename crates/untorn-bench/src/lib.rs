@@ -81,7 +81,7 @@ pub use error::{Error, Result};
 pub use lines::{Line, Lines, svg_of_lines};
 pub use machine::Machine;
 pub use report::{
-    CommitRow, CommitTimeRow, ComparisonRow, CopyRow, DatabaseRow, IdleRow, KernelRow, Latency, MapCommitRow, PassRow,
-    PerOp, RedundancyRow, RegionRow, Report, Row, StepRow, Vulnerable,
+    CommitRow, CommitTimeRow, ComparisonRow, CopyRow, DatabaseRow, DirtyBitsRow, IdleRow, KernelRow, Latency,
+    MapCommitRow, MttdlRow, PassRow, PerOp, RedundancyRow, RegionRow, Report, Row, StepRow, Vulnerable,
 };
 pub use results::{run_all, write_results};

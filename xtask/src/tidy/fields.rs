@@ -96,6 +96,7 @@ const SPREAD: &[Spread] = &[
             "repair_list.rs",
             "resize.rs",
             "scrub.rs",
+            "tally.rs",
             "update.rs",
             "verify.rs",
         ],

@@ -79,8 +79,8 @@ pub(super) const LIBNVMMIO_FIG13: Benchmark = Benchmark::new(
     "Fig. 13 of the Libnvmmio paper: tpcc with one thread",
     TAKES_TPCC,
     |job, progress| {
-        let paper = "the paper: SQLite with a journal on Ext4-DAX, PMFS, NOVA and SplitFS, and without one on Libnvmmio \
-                     over each; here the file system of --dir alone";
+        let paper = "the paper: SQLite with a journal on Ext4-DAX, PMFS, NOVA and SplitFS, and without one on \
+                     Libnvmmio over each; here the file system of --dir alone";
         tpcc_of(job, &[4096], &[1], Some(paper), progress)
     },
 );
@@ -91,8 +91,8 @@ pub(super) const LIBNVMMIO_FIG14: Benchmark = Benchmark::new(
     "Fig. 14 of the Libnvmmio paper: ycsb, with SQLite in the place of MongoDB's engine MMAPv1",
     TAKES_YCSB,
     |job, progress| {
-        let paper = "the paper: MongoDB with MMAPv1, an engine that MongoDB no longer has, with its journal, with NOVA's \
-                     atomic mmap and with Libnvmmio";
+        let paper = "the paper: MongoDB with MMAPv1, an engine that MongoDB no longer has, with its journal, with \
+                     NOVA's atomic mmap and with Libnvmmio";
         ycsb(job, &[4096], Some(paper), progress)
     },
 );

@@ -101,7 +101,8 @@ macro_rules! calls_of {
             /// away.
             ///
             /// # Errors
-            /// [`Error::Invalid`] if this handle keeps no redundancy, and for a file that was opened with a period of 0.
+            /// [`Error::Invalid`] if this handle keeps no redundancy, and for a file that was opened with a period of
+            /// 0.
             pub fn set_max_uncovered(&self, pages: Option<u64>) -> Result<()> {
                 kept(self.shared())?.set_max_uncovered(pages)
             }

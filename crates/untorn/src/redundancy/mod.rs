@@ -338,6 +338,11 @@ impl LeftAlone {
 }
 
 impl Inner {
+    /// Pages that are marked, but for those that are marked ahead.
+    pub(super) fn marked(&self) -> u64 {
+        self.tables.uncovered().count() - self.premarked.count()
+    }
+
     /// Whether nobody is doing anything that changes the file's time.
     fn is_quiet(&self) -> bool {
         self.storing.is_empty() && self.touching == 0

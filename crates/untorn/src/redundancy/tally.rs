@@ -29,13 +29,6 @@ impl Tally {
     }
 }
 
-impl Inner {
-    /// Pages that are marked, but for those that are marked ahead.
-    fn marked(&self) -> u64 {
-        self.tables.uncovered().count() - self.premarked.count()
-    }
-}
-
 impl<M: Medium> Redundancy<M> {
     pub(super) fn count_through(&mut self, tally: &Arc<Tally>) {
         self.tally = Arc::clone(tally);

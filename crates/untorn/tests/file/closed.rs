@@ -159,7 +159,7 @@ fn fill(options: &Options, path: &std::path::Path, len: u64, byte: u8) {
 }
 
 #[test]
-fn a_kept_sidecar_that_holds_nothing_minds_no_change_of_the_file() {
+fn a_kept_sidecar_that_holds_nothing_minds_no_change() {
     for durability in [Durability::PerWrite, Durability::PerCommit] {
         for layout in [Layout::Dense, Layout::Sparse] {
             let path = scratch("data");

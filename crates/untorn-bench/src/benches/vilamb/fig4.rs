@@ -21,9 +21,9 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark::new(
 
 const PERIODS: [f64; 3] = [1.0, 5.0, 10.0];
 
-const SERVER_NOTE: &str = "the paper has Redis with 1M records in 10 GB, and 20 clients over the network; here a \
+const SERVER_NOTE: &str = "the paper has Redis with 1M records in 10 GB, and 20 clients over the network. Here a \
                            loop over records of 1 KiB in the mapping, with 50 us of work for each request as a \
-                           server has, Zipf keys, and updates of 100 bytes; latencies are those of reads and updates \
+                           server has, Zipf keys, and updates of 100 bytes. Latencies are those of reads and updates \
                            together, without the passes";
 
 /// What a request of a server costs besides its accesses: Redis answers some 20,000 a second.

@@ -20,8 +20,8 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark::new(
 
 const PERIODS: [f64; 3] = [1.0, 5.0, 10.0];
 
-const STORE_NOTE: &str = "the paper has five stores of PMDK (ctree, btree, rbtree, rtree, hashmap) in transactions; \
-                          here a crit-bit tree and a hash map with chains, whose stores are not transactions; a \
+const STORE_NOTE: &str = "the paper has five stores of PMDK (ctree, btree, rbtree, rtree, hashmap) in transactions. \
+                          Here a crit-bit tree and a hash map with chains, whose stores are not transactions. A \
                           store that is full, or empty, begins anew within the measured time, by insertions that are \
                           not counted as removals";
 

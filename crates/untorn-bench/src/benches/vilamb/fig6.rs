@@ -22,9 +22,9 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark::new(
 
 const PERIODS: [f64; 3] = [1.0, 5.0, 10.0];
 
-const NOTE: &str = "the paper has transactions of libpmemobj, a million of each kind in 10 GB; here a transaction is \
+const NOTE: &str = "the paper has transactions of libpmemobj, a million of each kind in 10 GB. Here a transaction is \
                     a write of untorn's engine `reflection`, durable on return: of the object (overwrite), of the \
-                    object and its header (allocation), or of the header (freeing); untorn-Ns has redundancy with a \
+                    object and its header (allocation), or of the header (freeing). untorn-Ns has redundancy with a \
                     period of N seconds in the background, untorn-at-once covers each write of the data file before \
                     the next";
 
@@ -81,7 +81,7 @@ impl Transactions {
             Covering::AtOnce => options.redundancy(ProtectOptions::new().period(Duration::ZERO)),
         };
         let len = setting.records * (HEADER + setting.size as u64);
-        let file = options.create_on(medium, &setting.dir.join("data"), len.next_multiple_of(4096))?;
+        let file = options.create_on(medium, setting.dir.join("data"), len.next_multiple_of(4096))?;
         if self.covering != Covering::Never {
             file.sync_redundancy()?;
         }

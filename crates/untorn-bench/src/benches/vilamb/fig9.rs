@@ -24,8 +24,8 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark::new(
 .of_len(1 << 30);
 
 const NOTE: &str = "a kernel call for a range checks and clears in one step (PAGEMAP_SCAN), so the parts are \
-                    differences: call: one page; walk: all pages, none stored to; read: the written pages are \
-                    reported; reset: they are protected again, with the TLB flushes; the paper has a kernel module \
+                    differences. Call: one page; walk: all pages, none stored to; read: the written pages are \
+                    reported; reset: they are protected again, with the TLB flushes. The paper has a kernel module \
                     with a bit vector, 1 to 16 GB, and random stores for a second; here as many random stores as the \
                     file has pages";
 

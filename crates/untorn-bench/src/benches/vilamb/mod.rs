@@ -52,8 +52,8 @@ const OPTIONS: &[&str] = &["threads", "period", "system", "len", "seconds", "ops
 
 /// How the figures differ from the paper's.
 const NOTE: &str = "untorn-Ns is redundancy with a period of N seconds (Vilamb), untorn-at-once covers each store \
-                    before the next (for Pangolin, which updates checksums and parity in each transaction); a pass \
-                    runs in the workload's first thread; rates are means over all slices, with the passes; the paper \
+                    before the next (for Pangolin, which updates checksums and parity in each transaction). A pass \
+                    runs in the workload's first thread; rates are means over all slices, with the passes. The paper \
                     has a dual-socket Xeon with 64 GB of DRAM as persistent memory and a kernel module for dirty \
                     bits, untorn has a mapping of a file of this directory, userfaultfd and PAGEMAP_SCAN";
 

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::AtomicMap;
+use crate::engine::Piece;
 use crate::ipc::memory::tests::{DIE_AT, GO, Held, Parent, Point, READY, block, with_processes_for};
 use crate::options::Prefer;
 
