@@ -5,7 +5,8 @@
 //! 1. Snapshots have numbers, in the order of their taking. A pre-image of a page counts for every snapshot with a
 //!    number above that of the page's pre-image before it, and up to its own.
 //! 2. A page gets a pre-image once between two snapshots, however often it changes.
-//! 3. A pre-image goes when no snapshot is left that it counts for.
+//! 3. A pre-image goes when no snapshot is left that it counts for. Its last snapshot is always a held one: a cut-off
+//!    range that comes later, for the snapshots that are left, would hide it otherwise.
 //! 4. Memory has at most the limit's bytes of them. The others are in a file without a name, whose space the kernel
 //!    frees when the process ends.
 //! 5. A *cut-off range* stands for the pre-images of all pages of a range that have none of their own for its snapshot:
@@ -141,11 +142,11 @@ impl PreImages {
 
     /// Notes that all pages of a range have a pre-image for the newest snapshot, or are zeros.
     pub(super) fn note_cut_off(&self, pages: Range<u64>) {
+        let mut ranges = lock(&self.cut_offs);
         let upto = self.newest();
         if upto == 0 || pages.is_empty() {
             return;
         }
-        let mut ranges = lock(&self.cut_offs);
         let meets =
             |cut: &&mut CutOff| cut.upto == upto && cut.pages.start <= pages.end && pages.start <= cut.pages.end;
         match ranges.iter_mut().find(meets) {
@@ -172,7 +173,8 @@ impl PreImages {
         let is_needed =
             newest != 0 && !shard.get(&page).is_some_and(|list| list.iter().any(|kept| kept.upto >= newest));
         if is_needed {
-            shard.entry(page).or_default().push(PreImage { upto, image });
+            // The last snapshot may have been released since the caller looked.
+            shard.entry(page).or_default().push(PreImage { upto: upto.min(newest), image });
         } else {
             drop(shard);
             self.free(image);
@@ -261,10 +263,13 @@ impl PreImages {
             lock(shard).retain(|_, list| {
                 let mut before = 0;
                 let mut kept = Vec::with_capacity(list.len());
-                for image in list.drain(..) {
-                    let counts = held.range(before + 1..=image.upto).next().is_some();
-                    before = image.upto;
-                    if counts { kept.push(image) } else { freed.push(image.image) }
+                for PreImage { upto, image } in list.drain(..) {
+                    let last = held.range(before + 1..=upto).next_back();
+                    before = upto;
+                    match last {
+                        Some(&upto) => kept.push(PreImage { upto, image }),
+                        None => freed.push(image),
+                    }
                 }
                 *list = kept;
                 !list.is_empty()
@@ -340,6 +345,25 @@ mod tests {
     }
 
     /// Shrinks before each of three snapshots: a page with a pre-image of its own, and pages that were zeros.
+    /// The second of two snapshots is released after a page changed, and before a shrink.
+    #[test]
+    fn a_pre_image_is_not_hidden_by_a_later_cut_off_range() {
+        let dir = tempfile::tempdir().unwrap();
+        for sweeps_first in [true, false] {
+            let images = PreImages::new(&dir.path().join("f"), 1 << 20);
+            images.set_newest(2);
+            if sweeps_first {
+                images.set_newest(1);
+                images.sweep(&BTreeSet::from([1]));
+            }
+            images.add(5, 2, &page(50)).unwrap();
+            images.set_newest(1);
+            images.sweep(&BTreeSet::from([1]));
+            images.note_cut_off(0..10);
+            assert_eq!([5, 6].map(|page| byte(&images, page, 1)), [Some(50), Some(0)]);
+        }
+    }
+
     #[test]
     fn a_cut_off_range_stands_for_pages_of_zeros() {
         let dir = tempfile::tempdir().unwrap();
