@@ -32,11 +32,11 @@ const MOST_LINES: usize = 5;
 /// Bytes that an inline entry has at most.
 pub(super) const MOST: u32 = (MOST_LINES * PAYLOAD) as u32;
 
-/// Writes of a lane in an epoch from which on entries have units of their own.
-const FIRST_WRITES: u64 = 8;
+/// Writes of a lane in an epoch, and covers of one write, from which on entries have units of their own.
+const FEW: u64 = 8;
 
-/// Covers of one write from which on entries have units of their own.
-const FEW_COVERS: usize = 8;
+/// Units of a chunk for each of those: the entries of an epoch need not much more of a short log than without.
+const UNITS_FOR_EACH: u64 = 16;
 
 /// Where the bytes of a cover go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,8 @@ impl<M: Medium> Core<M> {
         let parts = plan.parts_of(index).map(|part| part.extent).reduce(Extent::with);
         match block_range.logged {
             Logged::Nothing => {
-                let few = plan.block_ranges.len() <= FEW_COVERS && lane.writes() < FIRST_WRITES;
+                let most = (self.chunks.units / UNITS_FOR_EACH).clamp(1, FEW);
+                let few = plan.block_ranges.len() as u64 <= most && lane.writes() < most;
                 let fits = |parts: Extent| parts.len() <= MOST && units(parts.len()) <= self.chunks.units;
                 let short = block_range.class == 0 && parts.is_some_and(fits);
                 Shape::New { inline: self.inlines() && few && short }
