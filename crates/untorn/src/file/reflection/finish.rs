@@ -12,7 +12,6 @@
 //!    2 hold for them too.
 //! 6. What fails before step 3 leaves the sidecar. It is then closed as with `keep_sidecar` if that is still possible,
 //!    and left for recovery otherwise.
-
 //!
 //! # Why a sidecar that stays and holds nothing may be kept beside a file that anybody changes
 //! 1. All records are retired first, so only the bitmaps say what the sidecar holds.
