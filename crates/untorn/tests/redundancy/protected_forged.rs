@@ -156,7 +156,7 @@ fn an_engine_keeps_redundancy_with_one_foreign_superblock() {
         for copy in 0..2 {
             let (place, options) = with_engine(engine, &pattern(20 * PAGE, 8));
             let has_aside = place.coverage().sidecar.is_some();
-            assert_eq!(has_aside, engine == EngineKind::Reflection);
+            assert_eq!(has_aside, engine != EngineKind::HybridLog);
             let companion = place.companion();
             let in_dir = || names(companion.parent().unwrap());
             let held = in_dir();
