@@ -90,7 +90,8 @@ mod tests {
                 }
                 assert!(row["latency_ns"]["p99_999"].is_u64() && row["x"]["value"].is_number(), "{row}");
                 let is_counted = row["per_op"]["bytes_stored"].as_f64().is_some_and(|bytes| bytes >= 8.0);
-                let is_file = row["system"] == "untorn-reflection" || row["system"] == "untorn-hybrid-log";
+                let files = ["untorn-reflection", "untorn-hybrid-log", "untorn-shadow"];
+                let is_file = files.iter().any(|name| row["system"] == *name);
                 assert_eq!(is_counted, is_file, "{row}");
             }
         }

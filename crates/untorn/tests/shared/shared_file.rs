@@ -131,11 +131,7 @@ fn every_call_works_in_every_process() {
             // Not the state of what is being brought home at this very moment.
             let state = |info: String| info.split(", layout").next().unwrap().to_owned();
             assert_eq!(state(puppets[0].ask("info")), state(puppets[2].ask("info")));
-            assert!(puppets[1].ask("info").contains(if engine == EngineKind::Reflection {
-                "Reflection"
-            } else {
-                "Hybrid"
-            }));
+            assert!(puppets[1].ask("info").contains(&format!("{engine:?}")));
             // Beyond the end, and more than a call holds.
             for puppet in &mut puppets {
                 let beyond = puppet.ask(&format!("write {LEN} 4096 1"));
