@@ -125,8 +125,9 @@ impl<M: Medium> Reflection<M> {
     fn make_durable(&mut self) -> Result<()> {
         let len = self.state.head().len.load(Ordering::Relaxed);
         let needed = initial_len(self.layout, self.geometry.chunks_at(), len);
-        if self.side.len() < needed {
-            // The file was plain and has grown. "Open", which comes next, is durable after this.
+        if self.side.len() < needed && len <= self.data.len() {
+            // The file was plain and has grown. "Open", which comes next, is durable after this. A record of a longer
+            // file is refused below.
             self.side.set_len(needed)?;
             self.side.sync(barriers::RESIZE_GROW)?;
         }
