@@ -64,7 +64,7 @@ impl Benchmark {
     }
 }
 
-/// What a benchmark runs with.
+/// The input of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job<'a> {
     /// The benchmark.
@@ -75,12 +75,12 @@ pub(crate) struct Job<'a> {
     pub(crate) detected: &'a Detected,
 }
 
-/// What a benchmark found.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     /// The measurements.
     pub(crate) rows: Vec<Row>,
-    /// What a reader of them needs to know.
+    /// Notes that a reader of them needs.
     pub(crate) notes: Vec<String>,
 }
 

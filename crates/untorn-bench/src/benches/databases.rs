@@ -129,7 +129,7 @@ fn scratch(args: &Args) -> Result<tempfile::TempDir> {
     tempfile::tempdir_in(args.dir()).map_err(|error| Error::io("create a directory in", &args.dir(), error))
 }
 
-/// What a reader of the rows needs to know.
+/// Notes that a reader of the rows needs.
 fn notes() -> Vec<String> {
     vec![format!(
         "SQLite {}, synchronous=FULL for all; untorn needs no journal; ratio: to untorn's rate in the same round",

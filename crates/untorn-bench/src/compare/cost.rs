@@ -1,4 +1,4 @@
-//! What slices cost the system: the kernel's counts of this process.
+//! The cost of slices to the system: the kernel's counts of this process.
 
 use std::ops::{Add, Sub};
 use std::path::Path;
@@ -30,7 +30,7 @@ impl Cost {
         Ok(Cost { faults: faults(&stat), cpu: process_time(), ..of_io(&io) })
     }
 
-    /// What two looks in a row differ by.
+    /// The difference of two looks in a row.
     pub(super) fn of_looking() -> Result<Cost> {
         let first = Cost::now()?;
         let looked = Cost::now()? - first;

@@ -41,7 +41,7 @@ pub struct ComparisonRow {
     pub ratio_high: f64,
     /// The latencies.
     pub latency_ns: Latency,
-    /// What an operation costs.
+    /// The cost of an operation.
     pub per_op: PerOp,
     /// Bytes stored for each byte that the user wrote, in benchmarks that count it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,7 +107,7 @@ pub struct Latency {
     pub ops: u64,
 }
 
-/// What an operation costs, as the kernel counts it for the process. Counts of the medium are those of a separate pass
+/// The cost of an operation, as the kernel counts it for the process. Counts of the medium are those of a separate pass
 /// on a medium that counts, which untorn alone has.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Cell;
 
-/// What it costs to find the pages that were stored to, and to have the next stores found.
+/// The cost of finding the pages that were stored to, and of having the next stores found.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct DirtyBitsRow {
@@ -72,9 +72,9 @@ pub struct MttdlRow {
     pub full_coverage_s: f64,
     /// The energy that a server of 500 W takes for that.
     pub joules: f64,
-    /// What this energy costs in ultracapacitors.
+    /// The price of this energy in ultracapacitors.
     pub ultracapacitor_dollars: f64,
-    /// What it costs in lithium-ion batteries.
+    /// Its price in lithium-ion batteries.
     pub lithium_ion_dollars: f64,
     /// Samples of the means.
     pub looks: usize,

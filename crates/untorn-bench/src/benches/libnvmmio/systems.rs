@@ -14,7 +14,7 @@ use crate::measure::Buffer;
 use crate::raw::{Raw, Target};
 use crate::rig::is_pmem;
 
-/// What each thread does with its file.
+/// The operation of each thread on its file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     /// The share of reads in percent.
@@ -54,7 +54,7 @@ struct Files<F> {
     records: u64,
 }
 
-/// What a load asks of a file.
+/// The requests of a load to a file.
 trait Access: Sync {
     fn read(&self, bytes: &mut [u8], offset: u64) -> Result<()>;
     fn write(&self, bytes: &[u8], offset: u64) -> Result<()>;

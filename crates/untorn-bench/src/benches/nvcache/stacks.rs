@@ -26,7 +26,7 @@ const REST: u64 = 3 * 4096 + FILES as u64 * 8192;
 /// Files that the log can have.
 const FILES: u32 = 16;
 
-/// What an operation does.
+/// The calls of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Writes a record, durable on return.
@@ -173,7 +173,7 @@ fn attach(cache: &WriteCache, path: &Path, how: How) -> Result<CachedFile> {
 /// A file of a stack.
 enum Place {
     Plain(File, PathBuf),
-    /// Whose writes are durable on return.
+    /// The writes of these files are durable on return.
     Synchronous(File),
     Logged(CachedFile),
 }

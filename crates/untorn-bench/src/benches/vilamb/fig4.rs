@@ -26,7 +26,7 @@ const SERVER_NOTE: &str = "the paper has Redis with 1M records in 10 GB, and 20 
                            server has, Zipf keys, and updates of 100 bytes. Latencies are those of reads and updates \
                            together, without the passes";
 
-/// What a request of a server costs besides its accesses: Redis answers some 20,000 a second.
+/// The cost of a server's request besides its accesses: Redis answers some 20,000 a second.
 const WORK: std::time::Duration = std::time::Duration::from_micros(50);
 
 /// Requests for records.

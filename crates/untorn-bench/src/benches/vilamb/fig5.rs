@@ -25,7 +25,7 @@ const STORE_NOTE: &str = "the paper has five stores of PMDK (ctree, btree, rbtre
                           store that is full, or empty, begins anew within the measured time, by insertions that are \
                           not counted as removals";
 
-/// Which changes there are.
+/// The kinds of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inserts {
     Only,

@@ -98,7 +98,7 @@ impl Memory<'_> {
     }
 }
 
-/// What a thread does at a place.
+/// The operation of a thread at a place.
 type Operation<'a> = Box<dyn FnMut(u64) -> Result<()> + Send + 'a>;
 
 /// A workload.
