@@ -52,11 +52,13 @@ fn a_read_of_the_log_has_it_brought_home() {
 #[test]
 fn a_checkpoint_that_fails_is_not_tried_again_by_every_write() {
     let _limit = limit(120, "checkpoints that fail");
-    checkpoints_that_fail(PageCache::new());
-    checkpoints_that_fail(pmem());
+    // On a disk an epoch's record takes a unit, so that it stands behind the epoch's headers.
+    checkpoints_that_fail(PageCache::new(), 2);
+    checkpoints_that_fail(pmem(), 1);
 }
 
-fn checkpoints_that_fail<M: Medium>(inner: M) {
+/// A commit of one block takes `units` of the log.
+fn checkpoints_that_fail<M: Medium>(inner: M, units: u64) {
     let dir = memory_dir();
     let medium = Counting::new(inner);
     let path = dir.path().join("data");
@@ -79,7 +81,7 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
             Err(error) => break error,
         }
         // From four chunks on there is something to do on every medium.
-        while block > 3 * UNITS && tried.load(Ordering::SeqCst) == 0 {
+        while units * block > 3 * UNITS && tried.load(Ordering::SeqCst) == 0 {
             let mut byte = [0];
             file.read_at(&mut byte, 0).unwrap();
             thread::yield_now();
@@ -93,7 +95,7 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
         file.read_at(&mut [0; 10], (block - 1) * PAGE as u64).unwrap();
         thread::yield_now();
     }
-    assert!(block >= 4 * UNITS, "the log had room for more than {block} blocks");
+    assert!(units * block >= 4 * UNITS, "the log had room for more than {block} blocks");
     assert_eq!(tried.load(Ordering::SeqCst), 1, "checkpoints tried in the background");
 
     medium.refuse_writes_to(None);
