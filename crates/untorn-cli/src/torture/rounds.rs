@@ -22,8 +22,11 @@ use crate::progress;
 use crate::rng::Rng;
 use crate::victim::{End, Victim};
 
-/// The maximum lifetime of a writer, in microseconds.
+/// The maximum lifetime of a writer, in microseconds. It doubles after each round in which nothing was acknowledged, for
+/// a busy disk may take longer for one commit.
 const LONGEST_LIFE: u64 = 40_000;
+/// How often it doubles at most: to 2.5 seconds.
+const MOST_DOUBLINGS: u32 = 6;
 /// The maximum lifetime of a recovering process, in microseconds. Startup takes most of it.
 const LONGEST_RECOVERY: u64 = 4_000;
 /// How long to wait on a busy machine for the first acknowledgement, even past the requested time.
@@ -43,6 +46,7 @@ pub(crate) fn run(setting: &Setting) -> Result<Outcome> {
         crashed: dir.path().join("crashed"),
         model: Model::new(Plan::new(setting.seed, setting.threads), setting.durability),
         rng: Rng::from_parts(&[setting.seed, u64::MAX]),
+        silent: 0,
         outcome: Outcome::default(),
     };
     let bar = progress::bar(setting.seconds, &format!("seed {}", setting.seed));
@@ -76,6 +80,8 @@ struct Rounds<'a> {
     crashed: PathBuf,
     model: Model,
     rng: Rng,
+    /// Rounds in a row in which nothing was acknowledged.
+    silent: u32,
     outcome: Outcome,
 }
 
@@ -99,7 +105,7 @@ impl Rounds<'_> {
     fn round(&mut self) -> Result<()> {
         let victim = Victim::spawn(self.arguments(false))?;
         victim.wait_ready()?;
-        let life = Duration::from_micros(self.rng.below(LONGEST_LIFE));
+        let life = Duration::from_micros(self.rng.below(LONGEST_LIFE << self.silent.min(MOST_DOUBLINGS)));
         let Some(reports) = self.reports_of(victim.kill_after(life)?)? else { return Ok(()) };
         self.outcome.kills += 1;
         // The kill may also have hit a repair of earlier damage.
@@ -112,10 +118,12 @@ impl Rounds<'_> {
             }
         }
         let heard = self.model.hear(&reports);
+        let acknowledged = self.outcome.acknowledged;
         for (thread, next) in self.model.next().iter().enumerate() {
             self.outcome.operations += heard.done[thread] + 1 - next;
             self.outcome.acknowledged += heard.durable[thread] + 1 - next;
         }
+        self.silent = if self.outcome.acknowledged == acknowledged { self.silent + 1 } else { 0 };
         let Some(file) = self.reopen()? else { return Ok(()) };
         if let (Face::Healed, Target::File(file)) = (self.setting.face, &file) {
             self.outcome.violations.extend(healing::judge(file, &damaged)?);
