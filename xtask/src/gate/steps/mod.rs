@@ -98,6 +98,6 @@ mod tests {
             work.collect::<std::collections::BTreeMap<_, _>>()
         };
         let (ci, nightly) = (explored(Loop::Ci), explored(Loop::Nightly));
-        assert!(ci.len() == 6 && ci.iter().all(|(engine, states)| nightly[engine] > *states));
+        assert!(ci.len() == 7 && ci.iter().all(|(engine, states)| nightly[engine] > *states));
     }
 }
