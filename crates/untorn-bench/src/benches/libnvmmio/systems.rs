@@ -9,6 +9,7 @@ use untorn::{AtomicFile, EngineKind, Options};
 
 use crate::benches::benchmark::on_medium;
 use crate::compare::{Contender, Setting, Store, Worker};
+use crate::counting::{Counters, Counting};
 use crate::error::{Error, Result};
 use crate::measure::Buffer;
 use crate::raw::{Raw, Target};
@@ -235,6 +236,16 @@ impl Contender for System {
                 on_medium!(setting.kind, target => self.make(setting, |path, len| Ok(Mapped(target.raw(path, len)?))))
             }
         }
+    }
+
+    fn set_up_counted(&self, setting: &Setting) -> Result<Option<(Box<dyn Store>, Counters)>> {
+        let Some(options) = self.options() else { return Ok(None) };
+        on_medium!(setting.kind, target => {
+            let medium = Counting::new(target.medium());
+            let counters = medium.counters();
+            let store = self.make(setting, |path, len| Ok(options.create_on(medium.clone(), path, len)?))?;
+            Ok(Some((store, counters)))
+        })
     }
 }
 

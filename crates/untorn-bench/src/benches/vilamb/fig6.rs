@@ -6,10 +6,10 @@ use untorn::redundancy::ProtectOptions;
 use untorn::testing::storage::Medium;
 use untorn::{AtomicFile, Durability, EngineKind, Options};
 
-use super::{Benchmark, Covering, Job, Outcome, Progress, Result, periods, together};
+use super::{Benchmark, Covering, Job, Outcome, Progress, Result, compare_periods, together};
 use crate::args::Pattern;
 use crate::benches::benchmark::on_medium;
-use crate::compare::{self, Contender, Point, Setting, Store, Worker, X};
+use crate::compare::{Contender, Point, Setting, Store, Worker, X};
 use crate::raw::Target;
 
 pub(crate) const BENCHMARK: Benchmark = Benchmark::new(
@@ -131,13 +131,8 @@ fn run(job: &Job<'_>, progress: &mut Progress<'_>) -> Result<Outcome> {
                 points.push(Point { workload: name.to_owned(), x, records, size, threads, pattern });
             }
         }
-        let coverings =
-            [Covering::Never].into_iter().chain(periods(job.args, &PERIODS).into_iter().map(Covering::Every));
-        let contenders: Vec<Box<dyn Contender>> = coverings
-            .chain([Covering::AtOnce])
-            .map(|covering| Box::new(Transactions { covering, kind }) as Box<dyn Contender>)
-            .collect();
-        outcomes.push(compare::run(job, &contenders, &points, progress));
+        let contender = |covering| Box::new(Transactions { covering, kind }) as Box<dyn Contender>;
+        outcomes.push(compare_periods(job, &PERIODS, contender, &points, progress));
     }
     together(outcomes, &[NOTE])
 }

@@ -243,12 +243,22 @@ fn compare_load(
     points: &[Point],
     progress: &mut Progress<'_>,
 ) -> Result<Outcome> {
+    let contender = |covering| Box::new(Covered { covering, load: Arc::clone(&load) }) as Box<dyn Contender>;
+    compare_periods(job, paper, contender, points, progress)
+}
+
+/// Runs the contenders without redundancy, with each period and with a period of 0 at all points, long enough for the
+/// periods.
+fn compare_periods(
+    job: &Job<'_>,
+    paper: &[f64],
+    contender: impl Fn(Covering) -> Box<dyn Contender>,
+    points: &[Point],
+    progress: &mut Progress<'_>,
+) -> Result<Outcome> {
     let periods = periods(job.args, paper);
     let coverings = [Covering::Never].into_iter().chain(periods.iter().copied().map(Covering::Every));
-    let coverings = coverings.chain([Covering::AtOnce]);
-    let contenders: Vec<Box<dyn Contender>> = coverings
-        .map(|covering| Box::new(Covered { covering, load: Arc::clone(&load) }) as Box<dyn Contender>)
-        .collect();
+    let contenders: Vec<Box<dyn Contender>> = coverings.chain([Covering::AtOnce]).map(contender).collect();
     // The seconds of a row are shared by all contenders, and each runs for two of its periods.
     let longest = periods.iter().copied().fold(0.0, f64::max);
     let seconds = job.args.seconds.unwrap_or(2.2 * longest) * contenders.len() as f64;
