@@ -71,6 +71,11 @@ pub enum Error {
         /// Its text.
         what: String,
     },
+    /// A plot could not be drawn.
+    Plot {
+        /// The error of the drawing.
+        what: String,
+    },
     /// A database is not in a state that its transactions allow.
     Inconsistent {
         /// The system.
@@ -132,6 +137,7 @@ impl fmt::Display for Error {
             Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
             Error::Untorn(error) => error.fmt(f),
             Error::Database { what } => write!(f, "the database failed: {what}"),
+            Error::Plot { what } => write!(f, "cannot draw the plot: {what}"),
             Error::Inconsistent { system, what } => write!(f, "the database of {system} is inconsistent: {what}"),
         }
     }

@@ -78,7 +78,7 @@ pub use benches::{names, run};
 pub use compare::{X, XValue};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
-pub use lines::{Line, Lines, svg_of_lines};
+pub use lines::{Line, Lines, png_of_lines, svg_of_lines};
 pub use machine::Machine;
 pub use report::{
     CommitRow, CommitTimeRow, ComparisonRow, CopyRow, DatabaseRow, DirtyBitsRow, IdleRow, KernelRow, Latency,

@@ -1,13 +1,17 @@
-//! Line plots over time as SVG, and the common parts of all plots.
+//! Line plots over time, and the common parts of all plots.
 
 use std::error::Error;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::error::Result;
+use crate::plot::canvas::{self, FONT, Picture};
 
 /// A part of a drawing.
 pub(crate) type Area<B> = DrawingArea<B, Shift>;
-pub(crate) type Drawn = Result<(), Box<dyn Error>>;
+pub(crate) type Drawn = std::result::Result<(), Box<dyn Error>>;
 
 /// One plot: lines over the same axes, both starting at 0.
 #[derive(Clone, Debug, Default)]
@@ -44,27 +48,36 @@ pub struct Line {
 /// assert!(svg_of_lines(&[lines]).starts_with("<svg"));
 /// ```
 pub fn svg_of_lines(plots: &[Lines]) -> String {
-    let mut document = String::new();
-    let result = draw_all(plots, &mut document);
-    drawn(document, result)
+    canvas::svg(&Below(plots))
 }
 
-/// The document. Drawing into memory cannot fail; if it does anyway, the document contains the error.
-pub(crate) fn drawn(document: String, result: Drawn) -> String {
-    match result {
-        Ok(()) => document,
-        Err(error) => format!("<svg xmlns=\"http://www.w3.org/2000/svg\"><!-- not drawn: {error} --></svg>"),
-    }
+/// A PNG file with the plots below each other.
+///
+/// # Errors
+/// [`Error::Plot`](crate::Error::Plot).
+///
+/// ```
+/// # use untorn_bench::{Lines, png_of_lines};
+/// # fn main() -> Result<(), untorn_bench::Error> {
+/// assert!(png_of_lines(&[Lines::default()])?.starts_with(b"\x89PNG"));
+/// # Ok(()) }
+/// ```
+pub fn png_of_lines(plots: &[Lines]) -> Result<Vec<u8>> {
+    canvas::png(&Below(plots))
 }
 
-fn draw_all(plots: &[Lines], document: &mut String) -> Drawn {
-    let root = SVGBackend::with_string(document, (1100, 360 * plots.len().max(1) as u32)).into_drawing_area();
-    root.fill(&WHITE)?;
-    for (area, lines) in root.split_evenly((plots.len().max(1), 1)).iter().zip(plots) {
-        draw(area, lines)?;
+/// Plots below each other.
+struct Below<'p>(&'p [Lines]);
+
+impl Picture for Below<'_> {
+    fn size(&self) -> (u32, u32) {
+        (1100, 360 * self.0.len().max(1) as u32)
     }
-    root.present()?;
-    Ok(())
+
+    fn draw<B: DrawingBackend<ErrorType: 'static>>(&self, root: &Area<B>) -> Drawn {
+        let areas = root.split_evenly((self.0.len().max(1), 1));
+        areas.iter().zip(self.0).try_for_each(|(area, lines)| draw(area, lines))
+    }
 }
 
 pub(crate) fn draw<B: DrawingBackend<ErrorType: 'static>>(area: &Area<B>, plot: &Lines) -> Drawn {
@@ -73,14 +86,22 @@ pub(crate) fn draw<B: DrawingBackend<ErrorType: 'static>>(area: &Area<B>, plot: 
         points().map(of).filter(|at| at.is_finite()).fold(least.max(f64::MIN_POSITIVE), f64::max) * 1.05
     };
     let (last, highest) = (most(|at| at.0, plot.least.0), most(|at| at.1, plot.least.1));
+    let area = titled(area, &plot.caption)?;
     let (left, legend) = area.split_horizontally(760);
     let mut chart = ChartBuilder::on(&left)
-        .caption(&plot.caption, ("sans-serif", 20))
         .margin(12)
-        .x_label_area_size(34)
-        .y_label_area_size(64)
+        .x_label_area_size(48)
+        .y_label_area_size(74)
         .build_cartesian_2d(0.0..last, 0.0..highest)?;
-    chart.configure_mesh().x_desc(&plot.x).y_desc(&plot.y).max_light_lines(0).label_style(("sans-serif", 15)).draw()?;
+    chart
+        .configure_mesh()
+        .x_desc(&plot.x)
+        .y_desc(&plot.y)
+        .x_label_formatter(&|value| short(*value))
+        .y_label_formatter(&|value| short(*value))
+        .max_light_lines(0)
+        .label_style((FONT, SMALL))
+        .draw()?;
     for (index, line) in plot.lines.iter().enumerate() {
         for piece in line.points.split(|at| !at.1.is_finite()).filter(|piece| !piece.is_empty()) {
             chart.draw_series([PathElement::new(piece.to_vec(), colour(index).stroke_width(2))])?;
@@ -90,12 +111,75 @@ pub(crate) fn draw<B: DrawingBackend<ErrorType: 'static>>(area: &Area<B>, plot: 
 }
 
 pub(crate) fn draw_legend<B: DrawingBackend<ErrorType: 'static>>(legend: &Area<B>, series: &[&str]) -> Drawn {
+    let (width, _) = legend.dim_in_pixel();
+    let widest = series.iter().map(|name| wide(name, SMALL)).max().unwrap_or(0);
+    // Smaller letters rather than cut ones.
+    let size = f64::from(SMALL) * (f64::from(width.saturating_sub(34)) / f64::from(widest.max(1))).min(1.0);
     for (index, name) in series.iter().enumerate() {
-        let y = 40 + 18 * index as i32;
+        let y = 20 + 18 * index as i32;
         legend.draw(&Rectangle::new([(8, y), (20, y + 12)], colour(index).filled()))?;
-        legend.draw(&Text::new((*name).to_owned(), (26, y), ("sans-serif", 15).into_font()))?;
+        legend.draw(&Text::new((*name).to_owned(), (26, y), (FONT, size).into_font()))?;
     }
     Ok(())
+}
+
+/// Draws a title, which has the whole width. Returns the area below it.
+pub(crate) fn titled<B: DrawingBackend<ErrorType: 'static>>(
+    area: &Area<B>,
+    text: &str,
+) -> std::result::Result<Area<B>, Box<dyn Error>> {
+    Ok(area.margin(10, 0, 0, 0).titled(text, (FONT, 16))?)
+}
+
+/// The size of labels.
+pub(crate) const SMALL: i32 = 15;
+
+/// The width of a text in pixels.
+fn wide(text: &str, size: i32) -> u32 {
+    (FONT, size).into_font().box_size(text).map_or(0, |(width, _)| width)
+}
+
+/// The text under a place of the horizontal axis, in as many lines as `width` pixels need. Coordinates are those of the
+/// whole document; the area is a part of it.
+pub(crate) fn draw_tick<B: DrawingBackend<ErrorType: 'static>>(
+    area: &Area<B>,
+    (at, bottom): (i32, i32),
+    text: &str,
+    width: u32,
+) -> Drawn {
+    // Neighbours stay apart.
+    let width = width.saturating_sub(12);
+    let centred = (FONT, SMALL).into_text_style(area).pos(Pos::new(HPos::Center, VPos::Top));
+    let (left, top) = area.get_base_pixel();
+    for (index, line) in broken(text, |line| wide(line, SMALL) <= width).into_iter().enumerate() {
+        area.draw(&Text::new(line, (at - left, bottom - top + 8 + 15 * index as i32), centred.clone()))?;
+    }
+    Ok(())
+}
+
+/// Breaks a text between words so that each line fits, as far as words do.
+fn broken(text: &str, fits: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if fits(&format!("{line} {word}")) => line.push_str(&format!(" {word}")),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// A number with a suffix for thousands.
+pub(crate) fn short(value: f64) -> String {
+    let (scaled, suffix) = match value.abs() {
+        1e9.. => (value / 1e9, "G"),
+        1e6.. => (value / 1e6, "M"),
+        1e3.. => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let text = format!("{scaled:.3}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{suffix}")
 }
 
 /// Colours that are distinguishable with most kinds of colour blindness (Okabe and Ito), then the same colours darker.
@@ -125,6 +209,18 @@ mod tests {
     fn colours_of_many_series_differ() {
         let colours: Vec<RGBColor> = (0..16).map(colour).collect();
         assert!((0..16).all(|a| (0..a).all(|b| colours[a] != colours[b])));
+    }
+
+    #[test]
+    fn texts_are_broken_between_words() {
+        let fits = |line: &str| line.len() <= 12;
+        assert_eq!(broken("random reads (4 threads)", fits), ["random reads", "(4 threads)"]);
+        assert_eq!(broken("mobibench-insert", fits), ["mobibench-insert"]);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!([0.25, 100.0, 4096.0, 2e6, 3e9].map(short), ["0.25", "100", "4.096k", "2M", "3G"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A directory of results: for each benchmark its JSON, its plot and a page, and a list of all.
+//! A directory of results: for each benchmark its JSON, its plot in two formats and a page, and a list of all.
 
 use std::path::Path;
 
@@ -6,20 +6,22 @@ use crate::args::{Args, COMMON};
 use crate::error::{Error, Result};
 use crate::report::Report;
 
-/// Writes `NAME.json`, `NAME.svg` and `NAME.md` into a directory, which it creates.
+/// Writes `NAME.json`, `NAME.svg`, `NAME.png` and `NAME.md` into a directory, which it creates.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`] and [`Error::Plot`].
 pub fn write_results(report: &Report, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|source| Error::io("create", dir, source))?;
     let json = serde_json::to_string_pretty(&report.to_json()).unwrap_or_default() + "\n";
-    for (ending, content) in [("json", json), ("svg", report.to_svg()), ("md", report.to_markdown())] {
-        put(&dir.join(format!("{}.{ending}", report.bench)), &content)?;
+    let texts = [("json", json), ("svg", report.to_svg()), ("md", report.to_markdown())];
+    let plot = report.to_png()?;
+    for (ending, content) in texts.iter().map(|(ending, text)| (*ending, text.as_bytes())).chain([("png", &plot[..])]) {
+        put(&dir.join(format!("{}.{ending}", report.bench)), content)?;
     }
     Ok(())
 }
 
-fn put(path: &Path, content: &str) -> Result<()> {
+fn put(path: &Path, content: &[u8]) -> Result<()> {
     std::fs::write(path, content).map_err(|source| Error::io("write", path, source))
 }
 
@@ -60,7 +62,7 @@ pub fn run_all(
     let quick = if args.quick { "A quick run: few rounds, short files and few values.\n\n" } else { "" };
     let head = "| benchmark | what it measures | result |\n|---|---|---|\n";
     let page = format!("# Results of `untorn bench`\n\n{quick}{head}");
-    put(&dir.join("README.md"), &(page + &list))?;
+    put(&dir.join("README.md"), (page + &list).as_bytes())?;
     Ok(failed)
 }
 
@@ -81,6 +83,9 @@ mod tests {
         assert_eq!(json["rows"].as_array().unwrap().len(), report.rows.len());
         assert!(json["machine"]["memory_mib"].as_u64().unwrap() > 0 && json["machine"]["scheduler"].is_string());
         assert!(read("updates.svg").starts_with("<svg"));
+        let (width, height, pixels) =
+            crate::plot::canvas::tests::decode(&std::fs::read(out.join("updates.png")).unwrap());
+        assert!(width == 1100 && height >= 420 && pixels.contains(&0));
         let page = read("updates.md");
         assert!(page.starts_with("# updates\n") && page.contains("(updates.svg)") && page.contains("- a quick run"));
         let rows = page.lines().filter(|line| line.starts_with("| ")).count();

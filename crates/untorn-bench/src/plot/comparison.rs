@@ -1,10 +1,10 @@
 //! Plots of comparisons: lines over numbers, bars over categories, a panel for each workload.
 
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::canvas::FONT;
 use crate::compare::XValue;
-use crate::lines::{Area, Drawn, colour, draw_legend};
+use crate::lines::{Area, Drawn, SMALL, colour, draw_legend, draw_tick, short, titled};
 use crate::report::{ComparisonRow, Row};
 
 /// The quantity on the vertical axis.
@@ -95,19 +95,6 @@ impl Axis {
     }
 }
 
-/// A number with a suffix for thousands.
-fn short(value: f64) -> String {
-    let (scaled, suffix) = match value.abs() {
-        1e9.. => (value / 1e9, "G"),
-        1e6.. => (value / 1e6, "M"),
-        1e3.. => (value / 1e3, "k"),
-        _ => (value, ""),
-    };
-    let text = format!("{scaled:.3}");
-    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text}{suffix}")
-}
-
 /// A value of a system.
 struct Spot {
     system: String,
@@ -185,11 +172,11 @@ impl Panel {
             None => Axis { is_log: false, from: 0.0, to: groups.len() as f64 },
         };
         let margin = if numbers.is_some() { (x.to - x.from) * 0.04 } else { 0.0 };
+        let area = &titled(area, &format!("{}: {caption}", self.title))?;
         let (left, legend) = area.split_horizontally(760);
         let mut chart = ChartBuilder::on(&left)
-            .caption(format!("{}: {caption}", self.title), ("sans-serif", 16))
             .margin(12)
-            .x_label_area_size(48)
+            .x_label_area_size(60)
             .y_label_area_size(74)
             .build_cartesian_2d(x.from - margin..x.to + margin, y.from..y.to)?;
         let decades = (y.to - y.from).round() as usize + 1;
@@ -202,7 +189,7 @@ impl Panel {
             .y_labels(if y.is_log { decades } else { 8 })
             .y_label_formatter(&|place| y.label(*place))
             .max_light_lines(0)
-            .label_style(("sans-serif", 15))
+            .label_style((FONT, SMALL))
             .draw()?;
         let ticks: Vec<(f64, &str)> = match &numbers {
             Some(_) => {
@@ -235,12 +222,9 @@ impl Panel {
             let ends = vec![(x.from - margin, y.place(1.0)), (x.to + margin, y.place(1.0))];
             chart.draw_series([PathElement::new(ends, BLACK.stroke_width(1))])?;
         }
-        let centred = ("sans-serif", 15).into_text_style(area).pos(Pos::new(HPos::Center, VPos::Top));
+        let width = 660 / ticks.len().max(1) as u32;
         for (place, name) in ticks {
-            // Coordinates are those of the whole document; the area is a part of it.
-            let (at, bottom) = chart.backend_coord(&(place, y.from));
-            let (left, top) = area.get_base_pixel();
-            area.draw(&Text::new(name.to_owned(), (at - left, bottom - top + 8), centred.clone()))?;
+            draw_tick(area, chart.backend_coord(&(place, y.from)), name, width)?;
         }
         draw_legend(&legend, &systems)
     }
@@ -253,10 +237,20 @@ fn number(row: &ComparisonRow) -> Option<f64> {
     }
 }
 
+/// A number with its unit; whole KiB and MiB of bytes.
+fn quantity(number: f64, unit: &str) -> String {
+    match unit {
+        " B" if number >= 1_048_576.0 && number % 1_048_576.0 == 0.0 => format!("{} MiB", number / 1_048_576.0),
+        " B" if number >= 1024.0 && number % 1024.0 == 0.0 => format!("{} KiB", number / 1024.0),
+        " B" => format!("{number} B"),
+        _ => format!("{}{unit}", short(number)),
+    }
+}
+
 /// The text under a place of the horizontal axis.
 fn group(row: &ComparisonRow) -> String {
     match &row.x.value {
-        XValue::Number(number) => format!("{}{}", short(*number), row.x.unit),
+        XValue::Number(number) => quantity(*number, row.x.unit),
         XValue::Category(name) => name.clone(),
     }
 }
@@ -277,7 +271,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
-        assert_eq!([0.25, 100.0, 4096.0, 2e6, 3e9].map(short), ["0.25", "100", "4.096k", "2M", "3G"]);
+    fn bytes_have_binary_units() {
+        assert_eq!(
+            [8.0, 1000.0, 4096.0, 1_048_576.0].map(|bytes| quantity(bytes, " B")),
+            ["8 B", "1000 B", "4 KiB", "1 MiB"]
+        );
+        assert_eq!([1500.0, 16.0].map(|number| quantity(number, " %")), ["1.5k %", "16 %"]);
     }
 }

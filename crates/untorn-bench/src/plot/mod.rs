@@ -1,11 +1,14 @@
-//! Plots of reports as SVG: grouped bars, and lines over time.
+//! Plots of reports as SVG and PNG: grouped bars, and lines over time.
 
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::lines::{self, Area, Drawn, Line, Lines, colour, draw_legend};
+use self::canvas::{FONT, Picture};
+use self::comparison::Panel;
+use crate::error::Result;
+use crate::lines::{self, Area, Drawn, Line, Lines, SMALL, colour, draw_legend, draw_tick};
 use crate::report::{RedundancyRow, Report, Row, Vulnerable};
 
+pub(crate) mod canvas;
 mod comparison;
 
 pub(crate) use comparison::Metric;
@@ -100,65 +103,91 @@ fn distinct<'a>(bars: &'a [Bar], of: impl Fn(&'a Bar) -> &'a str) -> Vec<&'a str
     seen
 }
 
-/// The plot of a report.
+/// The plot of a report as an SVG document.
 pub(crate) fn svg(report: &Report) -> String {
-    let mut document = String::new();
-    let drawn = draw(report, &mut document);
-    lines::drawn(document, drawn)
+    canvas::svg(&Plot::of(report))
 }
 
-fn draw(report: &Report, document: &mut String) -> Drawn {
-    let machine = &report.machine;
-    let caption = format!("{} on {} ({}, {})", report.bench, machine.medium, machine.fs, machine.cpu);
-    let panels = comparison::panels(report.metric, &report.rows);
-    if !panels.is_empty() {
-        let size = (1100, 420 * panels.len() as u32);
-        let root = SVGBackend::with_string(document, size).into_drawing_area();
-        root.fill(&WHITE)?;
-        for (area, panel) in root.split_evenly((panels.len(), 1)).iter().zip(&panels) {
-            panel.draw(area, &caption)?;
-        }
-        root.present()?;
-        return Ok(());
-    }
-    let bars: Vec<Bar> = report.rows.iter().map(bar).collect();
-    let has_one = report.rows.iter().any(|row| matches!(row, Row::Copy(_) | Row::Kernel(_)));
-    let label = match report.rows.first() {
-        Some(Row::Commit(_)) => "commits per second (median)",
-        Some(Row::CommitTime(_)) => "nanoseconds per commit (median)",
-        Some(Row::MapCommit(_)) => "time relative to raw (median)",
-        Some(Row::Region(_)) => "file system's rate relative to untorn's (median)",
-        Some(Row::Database(_) | Row::Step(_)) => "operations per second (median)",
-        Some(Row::Idle(_)) => "processor time, % of a core",
-        Some(Row::Redundancy(_)) => "processor time lost, %, by period",
-        Some(Row::Pass(_)) => "milliseconds of processor time (median)",
-        Some(Row::DirtyBits(_)) => "milliseconds to check and clear",
-        Some(Row::Mttdl(_)) => "gain in mean time to data loss",
-        Some(Row::Kernel(_)) => "time relative to a read (median)",
-        Some(Row::Copy(_) | Row::Comparison(_)) | None => "ratio to raw (median)",
-    };
-    let protected: Vec<&RedundancyRow> = report
-        .rows
-        .iter()
-        .filter_map(|row| match row {
+/// The plot of a report as a PNG file.
+///
+/// # Errors
+/// [`Error::Plot`](crate::Error::Plot).
+pub(crate) fn png(report: &Report) -> Result<Vec<u8>> {
+    canvas::png(&Plot::of(report))
+}
+
+/// The plot of a report.
+struct Plot<'r> {
+    caption: String,
+    /// The panels of comparisons; empty if the report has none.
+    panels: Vec<Panel>,
+    /// Otherwise a bar for each row.
+    bars: Vec<Bar>,
+    /// The label of the bars' axis.
+    label: &'static str,
+    /// Whether the bars are ratios.
+    has_one: bool,
+    /// Protected rows, whose exposure over time has a panel.
+    protected: Vec<&'r RedundancyRow>,
+}
+
+impl<'r> Plot<'r> {
+    fn of(report: &'r Report) -> Self {
+        let machine = &report.machine;
+        let label = match report.rows.first() {
+            Some(Row::Commit(_)) => "commits per second (median)",
+            Some(Row::CommitTime(_)) => "nanoseconds per commit (median)",
+            Some(Row::MapCommit(_)) => "time relative to raw (median)",
+            Some(Row::Region(_)) => "file system's rate relative to untorn's (median)",
+            Some(Row::Database(_) | Row::Step(_)) => "operations per second (median)",
+            Some(Row::Idle(_)) => "processor time, % of a core",
+            Some(Row::Redundancy(_)) => "processor time lost, %, by period",
+            Some(Row::Pass(_)) => "milliseconds of processor time (median)",
+            Some(Row::DirtyBits(_)) => "milliseconds to check and clear",
+            Some(Row::Mttdl(_)) => "gain in mean time to data loss",
+            Some(Row::Kernel(_)) => "time relative to a read (median)",
+            Some(Row::Copy(_) | Row::Comparison(_)) | None => "ratio to raw (median)",
+        };
+        let protected = report.rows.iter().filter_map(|row| match row {
             Row::Redundancy(row) if !row.over_time.is_empty() => Some(&**row),
             _ => None,
-        })
-        .collect();
-    let panels = if protected.is_empty() { 1 } else { 3 };
-    let height = 420.max(60 + 18 * distinct(&bars, |bar| &bar.series).len() as u32);
-    let root = SVGBackend::with_string(document, (1100, height * panels)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let areas = root.split_evenly((panels as usize, 1));
-    draw_bars(&areas[0], &caption, label, &bars, has_one)?;
-    if let [_, over_time, until_covered] = &areas[..] {
-        draw_exposure(over_time, &protected)?;
-        let covered = |row: &&RedundancyRow| Bar { height: row.full_coverage_s.unwrap_or(0.0) * 1e3, ..bar_of(row) };
-        let bars: Vec<Bar> = protected.iter().map(covered).collect();
-        draw_bars(until_covered, "time to full coverage", "milliseconds, by period", &bars, false)?;
+        });
+        Plot {
+            caption: format!("{} on {} ({}, {})", report.bench, machine.medium, machine.fs, machine.cpu),
+            panels: comparison::panels(report.metric, &report.rows),
+            bars: report.rows.iter().map(bar).collect(),
+            label,
+            has_one: report.rows.iter().any(|row| matches!(row, Row::Copy(_) | Row::Kernel(_))),
+            protected: protected.collect(),
+        }
     }
-    root.present()?;
-    Ok(())
+}
+
+impl Picture for Plot<'_> {
+    fn size(&self) -> (u32, u32) {
+        if !self.panels.is_empty() {
+            return (1100, 420 * self.panels.len() as u32);
+        }
+        let height = 420.max(60 + 18 * distinct(&self.bars, |bar| &bar.series).len() as u32);
+        (1100, if self.protected.is_empty() { height } else { 3 * height })
+    }
+
+    fn draw<B: DrawingBackend<ErrorType: 'static>>(&self, root: &Area<B>) -> Drawn {
+        if !self.panels.is_empty() {
+            let areas = root.split_evenly((self.panels.len(), 1));
+            return areas.iter().zip(&self.panels).try_for_each(|(area, panel)| panel.draw(area, &self.caption));
+        }
+        let areas = root.split_evenly((if self.protected.is_empty() { 1 } else { 3 }, 1));
+        draw_bars(&areas[0], &self.caption, self.label, &self.bars, self.has_one)?;
+        if let [_, over_time, until_covered] = &areas[..] {
+            draw_exposure(over_time, &self.protected)?;
+            let covered =
+                |row: &&RedundancyRow| Bar { height: row.full_coverage_s.unwrap_or(0.0) * 1e3, ..bar_of(row) };
+            let bars: Vec<Bar> = self.protected.iter().map(covered).collect();
+            draw_bars(until_covered, "time to full coverage", "milliseconds, by period", &bars, false)?;
+        }
+        Ok(())
+    }
 }
 
 /// Draws bars in groups, with a line at 1 if the bars are ratios.
@@ -174,20 +203,21 @@ fn draw_bars<B: DrawingBackend<ErrorType: 'static>>(
     let highest = bars.iter().map(|bar| bar.height).filter(|height| height.is_finite()).fold(0.0, f64::max);
     let least = if has_one { 1.05 } else { 1.0 };
     let top = (highest * 1.05).max(least);
+    let area = &lines::titled(area, caption)?;
     let (left, legend) = area.split_horizontally(760);
     let mut chart = ChartBuilder::on(&left)
-        .caption(caption, ("sans-serif", 20))
         .margin(12)
-        .x_label_area_size(34)
-        .y_label_area_size(64)
+        .x_label_area_size(44)
+        .y_label_area_size(74)
         .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
     chart
         .configure_mesh()
         .disable_x_mesh()
         .x_labels(0)
         .y_desc(label)
+        .y_label_formatter(&|height| lines::short(*height))
         .max_light_lines(0)
-        .label_style(("sans-serif", 15))
+        .label_style((FONT, SMALL))
         .draw()?;
 
     // A fifth of each group's width stays empty between the groups.
@@ -202,12 +232,9 @@ fn draw_bars<B: DrawingBackend<ErrorType: 'static>>(
     if has_one {
         chart.draw_series([PathElement::new(vec![(0.0, 1.0), (groups.len() as f64, 1.0)], BLACK.stroke_width(1))])?;
     }
-    let centred = ("sans-serif", 15).into_text_style(area).pos(Pos::new(HPos::Center, VPos::Top));
+    let width = 660 / groups.len().max(1) as u32;
     for (index, group) in groups.iter().enumerate() {
-        // Coordinates are those of the whole document; the area is a part of it.
-        let (x, y) = chart.backend_coord(&(index as f64 + 0.5, 0.0));
-        let (left, top) = area.get_base_pixel();
-        area.draw(&Text::new((*group).to_owned(), (x - left, y - top + 8), centred.clone()))?;
+        draw_tick(area, chart.backend_coord(&(index as f64 + 0.5, 0.0)), group, width)?;
     }
     draw_legend(&legend, &series)
 }

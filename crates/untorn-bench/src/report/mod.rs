@@ -596,6 +596,14 @@ impl Report {
     pub fn to_svg(&self) -> String {
         plot::svg(self)
     }
+
+    /// The same plot as a PNG file.
+    ///
+    /// # Errors
+    /// [`Error::Plot`](crate::Error::Plot).
+    pub fn to_png(&self) -> crate::Result<Vec<u8>> {
+        plot::png(self)
+    }
 }
 
 #[cfg(test)]

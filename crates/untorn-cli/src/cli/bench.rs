@@ -91,9 +91,9 @@ pub(crate) struct Bench {
     /// Maximum number of accesses per slice, to run a fixed amount of work instead of a fixed time.
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
-    /// Systems to compare, comma-separated: in ycsb and tpcc some of untorn, untorn-hybrid-log, untorn-reflection, wal,
-    /// delete and truncate [default: untorn,wal,delete]; in other comparisons some of their rows' systems, beside the
-    /// first one and untorn, which always run [default: all].
+    /// Systems to compare, comma-separated. In ycsb and tpcc, some of untorn, untorn-hybrid-log, untorn-reflection,
+    /// wal, delete and truncate [default: untorn,wal,delete]. In other comparisons, some of their rows' systems,
+    /// beside the first one and untorn, which always run [default: all].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(crate) system: Vec<String>,
     /// In ycsb and tpcc, the sizes of a database's pages in bytes, comma-separated [default: 4096; 512 to 4096 for the
@@ -114,11 +114,11 @@ pub(crate) struct Bench {
     /// last.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Also plot the rows into this SVG file.
+    /// Also plot the rows into this file: a PNG image if the name ends in .png, otherwise SVG.
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
-    /// Also write the results into this directory: NAME.json, NAME.svg and a page NAME.md; with `all` of every
-    /// benchmark that can run here, and README.md.
+    /// Also write the results into this directory: NAME.json, NAME.svg, NAME.png and a page NAME.md; with `all` of
+    /// every benchmark that can run here, and README.md.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]

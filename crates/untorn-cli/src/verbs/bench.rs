@@ -18,9 +18,12 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
     if !(args.engine.is_empty() && is_of_logs) {
         log.require(&args.engine)?;
     }
-    if args.plot.as_ref().is_some_and(|plot| plot.extension().is_some_and(|ending| ending != "svg")) {
-        return Err(Failure::usage("--plot draws SVG; use a name that ends in .svg"));
-    }
+    let is_png = match args.plot.as_ref().and_then(|plot| plot.extension()) {
+        None => false,
+        Some(ending) if ending == "svg" => false,
+        Some(ending) if ending == "png" => true,
+        Some(_) => return Err(Failure::usage("--plot draws SVG or PNG; use a name that ends in .svg or .png")),
+    };
     let wanted = Args {
         dir: args.dir.clone(),
         sizes: args.size.clone(),
@@ -68,7 +71,8 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
         untorn_bench::write_results(&report, out).map_err(failure)?;
     }
     if let Some(plot) = &args.plot {
-        std::fs::write(plot, report.to_svg()).map_err(|error| Failure::io_at("write", plot, &error))?;
+        let drawn = if is_png { report.to_png().map_err(failure)? } else { report.to_svg().into_bytes() };
+        std::fs::write(plot, drawn).map_err(|error| Failure::io_at("write", plot, &error))?;
     }
     output::report(args.form.json, &report.to_json(), || report.to_table())?;
     Ok(Exit::Clean)

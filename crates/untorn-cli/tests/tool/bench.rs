@@ -7,6 +7,7 @@ fn rows_carry_what_others_parse() {
     let place = Place::empty();
     let dir = place.dir();
     let plot = place.dir.path().join("plot.svg");
+    let image = place.dir.path().join("plot.png");
     for name in ["atomic-write", "atomic-read"] {
         let small = ["--size=64", "--threads=1", "--pattern=random", "--len=1M", "--ops=4", "--dir", dir];
         let report = ["--plot", plot.to_str().expect("text"), "--json"];
@@ -24,6 +25,10 @@ fn rows_carry_what_others_parse() {
         let drawn = std::fs::read_to_string(&plot).expect("the plot was drawn");
         assert!(drawn.contains("<svg"));
         std::fs::remove_file(&plot).expect("the plot is ours");
+        let report = ["--plot", image.to_str().expect("text"), "--json"];
+        untorn(&[&["bench", name][..], &small, &report].concat()).expect(0);
+        assert!(std::fs::read(&image).expect("the image was drawn").starts_with(b"\x89PNG\r\n"));
+        std::fs::remove_file(&image).expect("the image is ours");
         assert_eq!(place.entries(), [""; 0], "the benchmark left files behind");
     }
 }
@@ -86,7 +91,7 @@ fn arguments_that_cannot_run_are_a_usage_error() {
     bench(&["--dirty", "0"]).expect(64);
     bench(&["--reads", "101"]).expect(64);
     bench(&["--period", "0"]).expect(64);
-    bench(&["--plot", "rows.png"]).expect(64).names(".svg");
+    bench(&["--plot", "rows.pdf"]).expect(64).names(".png");
     untorn(&["bench", "atomic-write", "--dir", "/nonexistent/dir"]).expect(74).names("/nonexistent/dir");
 }
 
@@ -119,6 +124,6 @@ fn updates_compare_systems_and_write_results() {
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
         .collect();
     names.sort();
-    assert_eq!(names, ["updates.json", "updates.md", "updates.svg"]);
+    assert_eq!(names, ["updates.json", "updates.md", "updates.png", "updates.svg"]);
     assert_eq!(place.entries(), [""; 0], "the benchmark left files behind");
 }
