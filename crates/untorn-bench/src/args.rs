@@ -99,17 +99,20 @@ pub enum System {
     Delete,
     /// SQLite with a rollback journal that it truncates.
     Truncate,
+    /// SQLite without a journal: no transaction is atomic.
+    Off,
 }
 
 impl System {
     /// All of them.
-    pub const ALL: [System; 6] = [
+    pub const ALL: [System; 7] = [
         System::Untorn,
         System::UntornHybridLog,
         System::UntornReflection,
         System::Wal,
         System::Delete,
         System::Truncate,
+        System::Off,
     ];
 
     /// Its name on the command line and in JSON.
@@ -121,6 +124,7 @@ impl System {
             System::Wal => "wal",
             System::Delete => "delete",
             System::Truncate => "truncate",
+            System::Off => "off",
         }
     }
 
@@ -131,14 +135,14 @@ impl System {
             System::Untorn => "?vfs=untorn",
             System::UntornHybridLog => "?vfs=untorn&engine=hybrid-log",
             System::UntornReflection => "?vfs=untorn&engine=reflection",
-            System::Wal | System::Delete | System::Truncate => "",
+            System::Wal | System::Delete | System::Truncate | System::Off => "",
         }
     }
 
     /// The journal mode, if it is not the VFS's own.
     #[cfg(feature = "sqlite")]
     pub(crate) fn journal_mode(self) -> Option<&'static str> {
-        matches!(self, System::Wal | System::Delete | System::Truncate).then_some(self.as_str())
+        matches!(self, System::Wal | System::Delete | System::Truncate | System::Off).then_some(self.as_str())
     }
 }
 
@@ -214,12 +218,13 @@ pub struct Args {
     pub seconds: Option<f64>,
     /// Maximum number of accesses per slice and thread, to run a fixed amount of work instead of a fixed time.
     pub ops: Option<u64>,
-    /// Systems that a comparison has, by name. Default: in the benchmarks of databases untorn, wal and delete; in the
-    /// others all that this build has. Other comparisons always run their baseline and untorn too.
+    /// Systems that a comparison has, by name. Default: in the benchmarks of databases untorn, wal and delete, and in
+    /// `libnvmmio-fig12` truncate and off too; in the others all that this build has. Other comparisons always run
+    /// their baseline and untorn too.
     pub systems: Vec<String>,
     /// Sizes of a database's pages in bytes. Default 4096; for `acumen-fig4` and `acumen-fig5` 512 to 4096.
     pub page_sizes: Vec<u32>,
-    /// Records that YCSB loads. Default 20000.
+    /// Records that YCSB loads, default 20000; rows of `libnvmmio-fig12`, default 2000.
     pub records: Option<u64>,
     /// Warehouses of TPC-C. Default 1.
     pub warehouses: Option<u32>,

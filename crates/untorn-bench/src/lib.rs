@@ -23,6 +23,7 @@
 //! | `acumen-fig3` | accesses in six mixes, with every engine | each other, and the raw limit |
 //! | `ycsb`, `acumen-fig4` | YCSB's workloads on SQLite with untorn's VFS | the same SQLite with its own journals |
 //! | `tpcc`, `acumen-fig5` | TPC-C likewise | likewise |
+//! | `libnvmmio-fig12` | transactions of one row likewise | likewise, and no journal |
 //!
 //! Some engines continue to work after a call has returned. Between two slices the run waits for that work to end, so
 //! no arm pays for another's work, and `cpu_ratio` includes all processor time that the accesses cost.

@@ -20,6 +20,9 @@ use crate::workloads::tpcc::requests::Client as Terminal;
 use crate::workloads::tpcc::{Constants, Scale};
 use crate::workloads::ycsb::{Client, Operation, Population, Workload};
 
+/// The systems of a benchmark by default.
+const DEFAULT: [System; 3] = [System::Untorn, System::Wal, System::Delete];
+
 /// Rounds of a row by default, and at least.
 const ROUNDS: usize = 9;
 const FEWEST_ROUNDS: usize = 3;
@@ -98,7 +101,7 @@ pub(super) const LIBNVMMIO_FIG14: Benchmark = Benchmark::new(
 );
 
 fn ycsb(job: &Job<'_>, pages: &[u32], paper: Option<&str>, progress: &mut Progress<'_>) -> Result<Outcome> {
-    let plan = Plan::new(job.args, pages, &[1])?;
+    let plan = Plan::new(job.args, &DEFAULT, pages, &[1])?;
     let notes = notes().into_iter().chain(paper.map(str::to_owned)).collect();
     let dir = scratch(job.args)?;
     let records = job.args.records.unwrap_or(if job.args.quick { QUICK_RECORDS } else { RECORDS });
@@ -116,7 +119,7 @@ fn tpcc_of(
     paper: Option<&str>,
     progress: &mut Progress<'_>,
 ) -> Result<Outcome> {
-    let plan = Plan::new(job.args, pages, threads)?;
+    let plan = Plan::new(job.args, &DEFAULT, pages, threads)?;
     let mut notes: Vec<String> = notes().into_iter().chain(paper.map(str::to_owned)).collect();
     notes.push("no keying and thinking times, so the rates are no tpmC".to_owned());
     let dir = scratch(job.args)?;
@@ -125,12 +128,12 @@ fn tpcc_of(
 }
 
 /// A directory for the databases.
-fn scratch(args: &Args) -> Result<tempfile::TempDir> {
+pub(super) fn scratch(args: &Args) -> Result<tempfile::TempDir> {
     tempfile::tempdir_in(args.dir()).map_err(|error| Error::io("create a directory in", &args.dir(), error))
 }
 
 /// Notes that a reader of the rows needs.
-fn notes() -> Vec<String> {
+pub(super) fn notes() -> Vec<String> {
     vec![format!(
         "SQLite {}, synchronous=FULL for all; untorn needs no journal; ratio: to untorn's rate in the same round",
         sqlite::version()
@@ -138,12 +141,13 @@ fn notes() -> Vec<String> {
 }
 
 /// A connection that does one operation after the other.
-trait Worker: Send {
+pub(super) trait Worker: Send {
+    /// Does one operation.
     fn step(&mut self) -> Result<()>;
 }
 
 /// The work of a system in all rounds.
-struct Tally {
+pub(super) struct Tally {
     per_s: Vec<f64>,
     /// Nanoseconds.
     latencies: Histogram<u64>,
@@ -151,24 +155,30 @@ struct Tally {
     cpu: Duration,
 }
 
-struct Plan {
-    systems: Vec<System>,
-    pages: Vec<u32>,
+/// Systems, and the rounds in which they take turns.
+pub(super) struct Plan {
+    pub(super) systems: Vec<System>,
+    pub(super) pages: Vec<u32>,
     threads: Vec<usize>,
-    rounds: usize,
+    pub(super) rounds: usize,
     /// Operations of a connection in a round, at most.
-    ops: u64,
-    seed: u64,
+    pub(super) ops: u64,
+    pub(super) seed: u64,
 }
 
 impl Plan {
-    /// The plan of these arguments, with these default sizes of pages and numbers of threads. Makes untorn's VFS known
-    /// to SQLite.
-    fn new(args: &Args, pages: &[u32], threads: &[usize]) -> Result<Plan> {
+    /// The plan of these arguments, with these default systems, sizes of pages and numbers of threads. Makes untorn's
+    /// VFS known to SQLite.
+    pub(super) fn new(args: &Args, default: &[System], pages: &[u32], threads: &[usize]) -> Result<Plan> {
         args.validate(&[], &[], 4096)?;
-        let default = [System::Untorn, System::Wal, System::Delete];
         let parse = |name: &String| name.parse::<System>().map_err(Error::usage);
         let systems = args.systems.iter().map(parse).collect::<Result<Vec<_>>>()?;
+        // Transactions of the other benchmarks roll back, which needs a journal.
+        if systems.contains(&System::Off) && !default.contains(&System::Off) {
+            return Err(Error::usage(
+                "\"off\" is a system of libnvmmio-fig12 only: nothing can roll back without a journal",
+            ));
+        }
         let rounds = match args.seconds {
             Some(seconds) => ((seconds / SLICE.as_secs_f64()).ceil() as usize).max(FEWEST_ROUNDS),
             None if args.quick => FEWEST_ROUNDS,
@@ -276,7 +286,7 @@ impl Plan {
     }
 
     /// The rows of all systems. A step is so many operations.
-    fn rows(
+    pub(super) fn rows(
         &self,
         workload: &'static str,
         page_size: u32,
@@ -363,7 +373,7 @@ impl Worker for Till {
 
 /// Runs the workers of each system in each round, in turns, after so many rounds that do not count. A worker's slice
 /// ends after a time or a number of steps.
-fn run_in_turns<W: Worker>(
+pub(super) fn run_in_turns<W: Worker>(
     systems: &mut [Vec<W>],
     rounds: usize,
     warm: usize,
@@ -480,7 +490,7 @@ mod tests {
     fn tpcc_leaves_a_consistent_database() {
         let (_dir, args) = args();
         let args = Args { threads: vec![1, 3], ops: Some(60), seed: Some(3), ..args };
-        let plan = Plan::new(&args, &[4096], &[]).unwrap();
+        let plan = Plan::new(&args, &DEFAULT, &[4096], &[]).unwrap();
         let scale = Scale { warehouses: 2, items: 200, customers: 30 };
         let rows = plan.tpcc(args.dir.as_deref().unwrap(), scale, &mut |_, _, _| ()).unwrap();
         assert_eq!(rows.len(), 6);

@@ -10,6 +10,8 @@ mod group_commit;
 mod idle;
 mod libnvmmio;
 mod map_commit;
+#[cfg(feature = "sqlite")]
+mod mobibench;
 #[cfg(not(feature = "sqlite"))]
 mod no_databases;
 mod nvcache;
@@ -28,6 +30,8 @@ mod write;
 
 #[cfg(not(feature = "sqlite"))]
 use no_databases as databases;
+#[cfg(not(feature = "sqlite"))]
+use no_databases as mobibench;
 use untorn::testing::storage::{Detected, MediumKind, detect};
 
 use self::benchmark::{Benchmark, Job};
@@ -84,6 +88,7 @@ static ALL: &[&Benchmark] = &[
     &libnvmmio::FIG10,
     &libnvmmio::TABLE2,
     &libnvmmio::FIG11,
+    &mobibench::LIBNVMMIO_FIG12,
     &databases::LIBNVMMIO_FIG13,
     &databases::LIBNVMMIO_FIG14,
 ];

@@ -12,6 +12,8 @@ pub(super) const ACUMEN_FIG4: Benchmark =
     Benchmark::new("acumen-fig4", "Fig. 4 of the Acumen paper: ycsb (not in this build)", TAKES, refuse);
 pub(super) const ACUMEN_FIG5: Benchmark =
     Benchmark::new("acumen-fig5", "Fig. 5 of the Acumen paper: tpcc (not in this build)", TAKES, refuse);
+pub(super) const LIBNVMMIO_FIG12: Benchmark =
+    Benchmark::new("libnvmmio-fig12", "Fig. 12 of the Libnvmmio paper: Mobibench (not in this build)", TAKES, refuse);
 pub(super) const LIBNVMMIO_FIG13: Benchmark =
     Benchmark::new("libnvmmio-fig13", "Fig. 13 of the Libnvmmio paper: tpcc (not in this build)", TAKES, refuse);
 pub(super) const LIBNVMMIO_FIG14: Benchmark =

@@ -92,16 +92,16 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
     /// Systems to compare, comma-separated. In ycsb and tpcc, some of untorn, untorn-hybrid-log, untorn-reflection,
-    /// wal, delete and truncate [default: untorn,wal,delete]. In other comparisons, some of their rows' systems,
-    /// beside the first one and untorn, which always run [default: all].
+    /// wal, delete and truncate [default: untorn,wal,delete]; in libnvmmio-fig12 also off. In other comparisons, some
+    /// of their rows' systems, beside the first one and untorn, which always run [default: all].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(crate) system: Vec<String>,
     /// In ycsb and tpcc, the sizes of a database's pages in bytes, comma-separated [default: 4096; 512 to 4096 for the
     /// figures].
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) page_size: Vec<u32>,
-    /// Number of records: in ycsb those that it loads [default: 20000]; in updates those of each store [default: what
-    /// fits into the file, at most 100000].
+    /// Number of records: in ycsb those that it loads [default: 20000]; in libnvmmio-fig12 the rows [default: 2000]; in
+    /// updates those of each store [default: what fits into the file, at most 100000].
     #[arg(long, value_name = "N")]
     pub(crate) records: Option<u64>,
     /// Warehouses of tpcc [default: 1].
