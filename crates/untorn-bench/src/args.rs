@@ -172,7 +172,8 @@ pub struct Args {
     pub dir: Option<PathBuf>,
     /// Bytes per access. Default 64, 256, 1024 and 4096.
     pub sizes: Vec<usize>,
-    /// Numbers of threads. Default 1 and 2; for `group-commit` 1, 2, 4 and 8.
+    /// Numbers of threads. Default 1 and 2; for `group-commit` 1, 2, 4 and 8. In `recovery-time` the processors that
+    /// recovery may use, default 1 and all.
     pub threads: Vec<usize>,
     /// Engines. Default: the one chosen for the medium.
     pub engines: Vec<EngineKind>,
@@ -196,7 +197,8 @@ pub struct Args {
     /// Accesses per commit in `atomic-commit`, `hybrid-policy` and `idle`. Default 100.
     pub commit_every: Option<u32>,
     /// Amounts of dirty data per commit: blocks in `commit-time`, default 10, 1000 and 100000; pages in `map-commit`
-    /// and `region-flush`, default 1, 10, 100 and 1000; pages per region in `region-ops`, default 1 and 64.
+    /// and `region-flush`, default 1, 10, 100 and 1000; pages per region in `region-ops`, default 1 and 64. In
+    /// `recovery-time` the pages that the engine has logged before the crash, default 256, 4096 and 65536.
     pub dirty: Vec<u64>,
     /// Percentages of reads: in `hybrid-policy`, default 0, 20, 40, 60, 80 and 100; in the key-value workload of
     /// `redundancy`, default 50.

@@ -18,6 +18,7 @@
 //! | `redundancy-pass` | a pass over an unmodified file | a processor's time |
 //! | `redundancy-kernels` | checksums and parity of uncached memory | a read of it |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
+//! | `recovery-time` | opening a file after a crash, by the bytes logged | reading and writing as many bytes |
 //! | `updates` | durable updates of records by several systems | each other, and the raw limit |
 //! | `redb-readme` | the benchmark of redb's README | the databases of the build, and untorn |
 //! | `acumen-fig3` | accesses in six mixes, with every engine | each other, and the raw limit |

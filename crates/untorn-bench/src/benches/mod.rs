@@ -17,6 +17,7 @@ mod no_databases;
 mod nvcache;
 mod policy;
 mod read;
+mod recovery_time;
 mod redb_readme;
 mod redundancy;
 mod redundancy_kernels;
@@ -60,6 +61,7 @@ static ALL: &[&Benchmark] = &[
     &redundancy_kernels::BENCHMARK,
     &idle::BENCHMARK,
     &group_commit::BENCHMARK,
+    &recovery_time::BENCHMARK,
     &updates::BENCHMARK,
     &redb_readme::BENCHMARK,
     &vilamb::FIG1,

@@ -84,7 +84,8 @@ pub(crate) fn run_alone(
     let untorn = untorn.map(|(_, measured)| measured.per_s.clone());
     for (contender, measured) in all {
         let per_op = measured.cost.per_op(measured.ops);
-        let row = row(job, point, contender, measured, per_op, (&base.0, &base.1), untorn.as_deref());
+        let system = (contender.name(), contender.durability());
+        let row = row(job, point, system, measured, per_op, (&base.0, &base.1), untorn.as_deref());
         outcome.rows.push(Row::Comparison(Box::new(row)));
     }
     progress(total, total, "done");

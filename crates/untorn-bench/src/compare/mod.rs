@@ -21,6 +21,7 @@ pub(crate) mod keyvalue;
 mod maps;
 mod mixed;
 pub(crate) mod rivals;
+mod single;
 mod slice;
 mod table;
 
@@ -34,6 +35,7 @@ pub(crate) use self::alone::{Alone, run_alone};
 pub(crate) use self::files::{Atomic, Raws};
 pub(crate) use self::maps::{Map, Msync, Shared};
 pub(crate) use self::mixed::{Mixed, is_write};
+pub(crate) use self::single::{Single, run_singles};
 pub(crate) use self::slice::{Slice, Worker};
 pub(crate) use self::table::TABLE;
 
@@ -323,7 +325,8 @@ fn measure(
             count(&mut per_op, store.as_ref(), &counters, &counted, job)?;
             store.close()?;
         }
-        rows.push(row(job, point, contender, measured, per_op, (&baseline, &base), untorn.as_deref()));
+        let system = (contender.name(), contender.durability());
+        rows.push(row(job, point, system, measured, per_op, (&baseline, &base), untorn.as_deref()));
     }
     Ok((rows, notes))
 }
@@ -336,11 +339,12 @@ fn setting(job: &Job<'_>, point: &Point, place: &Path, name: &str) -> Result<Set
     Ok(Setting { dir, kind: job.detected.kind, records, size, threads, pattern, seed: job.args.seed() })
 }
 
-/// The row of a contender; `base` is the name and the slices of the baseline, `untorn` the slices of untorn.
+/// The row of a system with this name and durability; `base` is the name and the slices of the baseline, `untorn` the
+/// slices of untorn.
 fn row(
     job: &Job<'_>,
     point: &Point,
-    contender: &dyn Contender,
+    (system, durability): (String, String),
     measured: Measured,
     per_op: PerOp,
     base: (&str, &[f64]),
@@ -350,8 +354,8 @@ fn row(
     ComparisonRow {
         figure: job.benchmark.name,
         workload: point.workload.clone(),
-        system: contender.name(),
-        durability: contender.durability(),
+        system,
+        durability,
         x: point.x.clone(),
         size: point.size,
         records: point.records,

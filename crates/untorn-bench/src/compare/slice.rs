@@ -21,7 +21,7 @@ impl Latencies {
         Histogram::new_with_bounds(1, LONGEST, 3).map(Latencies).map_err(|error| Error::usage(error.to_string()))
     }
 
-    fn record(&mut self, took: Duration) {
+    pub(super) fn record(&mut self, took: Duration) {
         self.0.saturating_record((took.as_nanos() as u64).max(1));
     }
 

@@ -22,6 +22,8 @@ pub(crate) enum Metric {
     RatioToUntorn,
     /// The median latency.
     Median,
+    /// The median time of a long operation.
+    MedianMs,
     /// The latency that 99 % of operations have at most.
     P99,
 }
@@ -34,6 +36,7 @@ impl Metric {
             Metric::Ratio => row.ratio,
             Metric::RatioToUntorn => row.ratio_to_untorn.unwrap_or(f64::NAN),
             Metric::Median => row.latency_ns.p50 as f64 / 1e3,
+            Metric::MedianMs => row.latency_ns.p50 as f64 / 1e6,
             Metric::P99 => row.latency_ns.p99 as f64 / 1e3,
         }
     }
@@ -45,6 +48,7 @@ impl Metric {
             Metric::Ratio => format!("ratio to {baseline} (median)"),
             Metric::RatioToUntorn => "ratio to untorn (median)".to_owned(),
             Metric::Median => "median latency in microseconds".to_owned(),
+            Metric::MedianMs => "median time in milliseconds".to_owned(),
             Metric::P99 => "99 % latency in microseconds".to_owned(),
         }
     }

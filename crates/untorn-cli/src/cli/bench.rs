@@ -28,7 +28,8 @@ pub(crate) struct Bench {
     /// Bytes per access, comma-separated; suffixes K, M, G, T are powers of 1024 [default: 64,256,1K,4K].
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = access_size)]
     pub(crate) size: Vec<usize>,
-    /// Numbers of threads, comma-separated.
+    /// Numbers of threads, comma-separated; in recovery-time, of the processors that recovery may use [default: 1 and
+    /// all].
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// Engines, comma-separated.
@@ -60,7 +61,8 @@ pub(crate) struct Bench {
     #[arg(long, visible_alias = "sync-every", value_name = "N")]
     pub(crate) commit_every: Option<u32>,
     /// Amounts of dirty data per commit, comma-separated: blocks in commit-time [default: 10,1000,100000]; pages in
-    /// map-commit and region-flush [default: 1,10,100,1000]; pages per region in region-ops [default: 1,64].
+    /// map-commit and region-flush [default: 1,10,100,1000]; pages per region in region-ops [default: 1,64]. In
+    /// recovery-time, pages that are logged before the crash [default: 256,4096,65536].
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) dirty: Vec<u64>,
     /// Percentages of reads, comma-separated: in hybrid-policy [default: 0,20,40,60,80,100]; in the key-value workload

@@ -357,6 +357,7 @@ pub(crate) enum Verb {
         untorn bench hybrid-policy --reads 0,60,100\n  \
         untorn bench idle --engine hybrid-log --seconds 10\n  \
         untorn bench updates --size 8,100,4K --plot updates.png\n  \
+        untorn bench recovery-time --dirty 256,65536 --threads 1,2\n  \
         untorn bench all --quick --out results\n  \
         untorn bench ycsb --threads 1,4 --system untorn,wal   # in a build with the feature sqlite"
     )]
