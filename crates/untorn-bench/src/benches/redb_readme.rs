@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Progress;
 use super::benchmark::{Benchmark, Job, Outcome};
 use crate::compare::keyvalue::{Database, Kept, Reader};
-use crate::compare::{TABLE, rivals};
+use crate::compare::{TABLE, left_out, rivals};
 use crate::cpu::quiesce;
 use crate::error::{Error, Result};
 use crate::offsets::mix;
@@ -221,7 +221,7 @@ fn chosen(job: &Job<'_>, notes: &mut Vec<String>) -> Result<Vec<Kept>> {
     for system in all {
         let is_wanted = wanted.is_empty() || wanted.iter().any(|name| name == system.name) || is_table(&system);
         match (system.missing)() {
-            Some(why) if is_wanted => notes.push(format!("without {}: {why}", system.name)),
+            Some(why) if is_wanted => notes.push(left_out(job, system.name, &why)?),
             None if is_wanted => systems.push(system),
             _ => {}
         }

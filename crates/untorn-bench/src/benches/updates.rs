@@ -29,6 +29,7 @@ fn contenders(job: &Job<'_>) -> Vec<Box<dyn Contender>> {
         Box::new(Shared),
         Box::new(Atomic::new(EngineKind::Shadow)),
     ];
+    contenders.extend(rivals::libraries());
     for rival in rivals::databases() {
         contenders.push(Box::new(rival));
     }
@@ -67,6 +68,21 @@ mod tests {
     use super::*;
     use crate::args::Args;
 
+    /// A library that no machine has stands for one that is not installed.
+    #[test]
+    fn a_system_that_is_named_must_be_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dir: Some(dir.path().to_owned()), ..Args::default() };
+        let named = Args { systems: vec!["rocksdb".to_owned()], ..args.clone() };
+        let detected = detect(dir.path()).unwrap();
+        let job = |args| Job { benchmark: &BENCHMARK, args, detected: &detected };
+        let why = "librocksdb.so is not installed";
+        assert_eq!(compare::left_out(&job(&args), "rocksdb", why).unwrap(), format!("without rocksdb: {why}"));
+        let error = compare::left_out(&job(&named), "rocksdb", why).unwrap_err().to_string();
+        assert!(error.contains("cannot compare rocksdb: librocksdb.so is not installed"), "{error}");
+        assert_eq!(compare::left_out(&job(&named), "libpmem", why).unwrap(), format!("without libpmem: {why}"));
+    }
+
     #[test]
     fn updates_compare_files_with_the_raw_limit() {
         for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
@@ -83,6 +99,11 @@ mod tests {
             assert!(systems[0] == "copy+fence" || systems[0] == "pwrite+fdatasync");
             for name in ["mmap+msync", "untorn-reflection", "untorn-hybrid-log", "untorn-map"] {
                 assert_eq!(systems.iter().filter(|system| **system == name).count(), 4, "{name}");
+            }
+            for contender in contenders(&Job { benchmark: &BENCHMARK, args: &args, detected: &detected }) {
+                let ran = systems.contains(&contender.name().as_str());
+                let note = format!("without {}: ", contender.name());
+                assert!(ran != report.notes.iter().any(|text| text.starts_with(&note)), "{}", contender.name());
             }
             for row in rows {
                 for field in ["workload", "system", "durability", "ops_per_s", "ratio_to_untorn", "ratio"] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::cost::Cost;
 use super::slice::{self, Latencies, Turn};
-use super::{Contender, Measured, Point, chosen, row, setting, workers};
+use super::{Contender, Measured, Point, chosen, left_out, row, setting, workers};
 use crate::benches::Progress;
 use crate::benches::benchmark::{Job, Outcome};
 use crate::cpu::quiesce;
@@ -50,7 +50,7 @@ pub(crate) fn run_alone(
         progress(done, total, &format!("{}, {name}", point.workload));
         let setting = setting(job, point, dir.path(), &name)?;
         if let Some(why) = contender.missing(&setting) {
-            outcome.notes.push(format!("without {name}: {why}"));
+            outcome.notes.push(left_out(job, &name, &why)?);
             continue;
         }
         let store = contender.set_up(&setting)?;

@@ -293,7 +293,7 @@ fn measure(
         let name = contender.name();
         let setting = setting(&name)?;
         match contender.missing(&setting) {
-            Some(why) => notes.push(format!("without {name}: {why}")),
+            Some(why) => notes.push(left_out(job, &name, &why)?),
             None => running.push((contender, contender.set_up(&setting)?, setting)),
         }
     }
@@ -329,6 +329,17 @@ fn measure(
         rows.push(row(job, point, system, measured, per_op, (&baseline, &base), untorn.as_deref()));
     }
     Ok((rows, notes))
+}
+
+/// The note on a system that cannot run here.
+///
+/// # Errors
+/// [`Error::Usage`] if the user named the system.
+pub(crate) fn left_out(job: &Job<'_>, name: &str, why: &str) -> Result<String> {
+    if job.args.systems.iter().any(|wanted| wanted == name) {
+        return Err(Error::usage(format!("cannot compare {name}: {why}; omit it from --system, or mend that")));
+    }
+    Ok(format!("without {name}: {why}"))
 }
 
 /// What a contender sets up in a directory of its own.

@@ -95,7 +95,8 @@ pub(crate) struct Bench {
     pub(crate) ops: Option<u64>,
     /// Systems to compare, comma-separated. In ycsb and tpcc, some of untorn, untorn-hybrid-log, untorn-reflection,
     /// wal, delete and truncate [default: untorn,wal,delete]; in libnvmmio-fig12 also off. In other comparisons, some
-    /// of their rows' systems, beside the first one and untorn, which always run [default: all].
+    /// of their rows' systems, beside the first one and untorn, which always run [default: all that can run]. A system
+    /// that is named and not installed is an error.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(crate) system: Vec<String>,
     /// In ycsb and tpcc, the sizes of a database's pages in bytes, comma-separated [default: 4096; 512 to 4096 for the
