@@ -18,7 +18,7 @@ const HOMES: &[(&str, &str)] = &[
     ("crates/untorn-ring/src/robust.rs", "takes locks that processes share"),
     ("crates/untorn-preload/", "stands in for two functions of the C library"),
     ("crates/untorn-bench/src/sqlite/mod.rs", "loads the extension of SQLite"),
-    ("crates/untorn-bench/src/compare/rivals/", "maps a file and opens LMDB, whose crates ask for it"),
+    ("crates/untorn-bench/src/compare/rivals/", "maps a file, opens LMDB and calls C libraries of the system"),
     ("crates/untorn-bench/examples/readers.rs", "opens LMDB, whose crate asks for it"),
     ("crates/untorn-cli/src/demo/plain.rs", "maps the file that the demo must see torn"),
 ];
