@@ -246,8 +246,8 @@ impl Options {
     /// Sets the record area of a new sidecar: `lanes` threads can write at once without contention, and each lane holds
     /// `slots` records of 64 bytes between two cuts. Both are rounded up to powers of two. The defaults are 16 and 512.
     ///
-    /// For the hybrid log, `slots` is the number of 4 KiB units in a chunk of the log, at most 512, and so limits the
-    /// longest entry; `lanes` has no effect.
+    /// For the hybrid log, `slots` is the maximum number of 4 KiB units in a chunk of the log, at most 512, and so limits
+    /// the longest entry; `lanes` has no effect. On a disk, a short file has shorter chunks.
     #[must_use]
     pub fn record_area(mut self, lanes: u32, slots: u32) -> Self {
         self.lanes = lanes.checked_next_power_of_two().unwrap_or(u32::MAX);

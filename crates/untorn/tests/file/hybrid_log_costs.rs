@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
-use crate::common::{PAGE, alone, counted_pmem, create_on};
+use crate::common::{PAGE, alone, counted_pmem, create_on, sidecar_of};
 use untorn::options::{LogPolicy, Order};
 use untorn::testing::storage::{Medium, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Options};
@@ -145,6 +145,25 @@ fn fewer_than_two_point_one_bytes_are_persisted_for_each() {
     ] {
         assert!((2.0..2.1).contains(&found), "{what}: {found:.3} bytes for each");
     }
+}
+
+/// The first commit to a small file on a disk does not write megabytes of log. A log that is used gets longer, so that a
+/// checkpoint, with its two flushes, comes with hundreds of commits.
+#[test]
+fn a_small_file_on_a_disk_begins_with_a_small_log() {
+    let medium = Counting::new(PageCache::new());
+    let options = options(LogPolicy::Redo, Order::OneFence);
+    let (path, file) = create_on(medium.clone(), &options, 4 * PAGE as u64);
+    let log = || std::fs::metadata(sidecar_of(&path)).unwrap().len();
+    let commit = |fill: u8| {
+        file.write_at(&[fill; 100], 50).unwrap();
+        file.sync().unwrap();
+    };
+    commit(1);
+    assert!(log() < 300 << 10, "{} bytes of log for a commit", log());
+    let cost = medium.cost(|| (0..20_000).for_each(|turn| commit(turn as u8)));
+    assert!(log() < 16 << 20, "{} bytes of log for a file of four pages", log());
+    assert!(cost.fences < 20_000 + 20_000 / 100, "flushes for checkpoints: {cost:?}");
 }
 
 #[test]

@@ -29,6 +29,21 @@ use crate::sys::sync::{Ordering, ZeroedBox};
 /// The most units a chunk has, 2 MiB, and so the longest entry.
 const MOST_UNITS: u32 = 512;
 
+/// The fewest units that a chunk has on a block medium, unless an option asks for fewer.
+const FEWEST_UNITS: u32 = 32;
+
+/// The units of a chunk in the log of a file of `len` bytes. On a block medium, where each chunk is written with zeros
+/// before its first use, they are as many as the file has pages: the first commit to a small file writes little.
+fn units_for(class: MediumClass, len: u64) -> u32 {
+    match class {
+        MediumClass::PersistentMemory => MOST_UNITS,
+        MediumClass::Block => {
+            let pages = len.div_ceil(PAGE).clamp(u64::from(FEWEST_UNITS), u64::from(MOST_UNITS));
+            (pages as u32).next_power_of_two()
+        }
+    }
+}
+
 /// Where the chunks begin at the latest.
 const MAX_RECORD_AREA: u64 = 64 << 10;
 
@@ -44,20 +59,22 @@ impl<M: Medium> HybridLog<M> {
                         back before the log that undoes them; use the logging policy redo or hybrid";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         }
-        // One lane's worth of lines is one chunk's worth of headers: the same record area, read in another way.
-        let geometry = Geometry { lanes: 1, slots: options.slots.min(MOST_UNITS) };
-        let plan = Plan {
-            engine: EngineKind::HybridLog,
-            layout: Layout::Dense,
-            durability: options.durability.unwrap_or(Durability::PerCommit),
-            geometry,
-            inline: medium.class() == MediumClass::Block,
-            len: geometry.chunks_at(),
-            // The last chunk may go beyond the size of the log, and there are at least two; how large those of an
-            // existing sidecar are is not known yet.
-            reserve: MAX_RECORD_AREA + options.log_size + 2 * chunk_len(u64::from(MOST_UNITS)),
+        let plan = |len| {
+            // One lane's worth of lines is one chunk's worth of headers: the same record area, read in another way.
+            let geometry = Geometry { lanes: 1, slots: options.slots.min(units_for(medium.class(), len)) };
+            Plan {
+                engine: EngineKind::HybridLog,
+                layout: Layout::Dense,
+                durability: options.durability.unwrap_or(Durability::PerCommit),
+                geometry,
+                inline: medium.class() == MediumClass::Block,
+                len: geometry.chunks_at(),
+                // The last chunk may go beyond the size of the log, and there are at least two; how large those of an
+                // existing sidecar are is not known yet.
+                reserve: MAX_RECORD_AREA + options.log_size + 2 * chunk_len(u64::from(MOST_UNITS)),
+            }
         };
-        let pair = open_pair(&*medium, path, options, |_| plan)?;
+        let pair = open_pair(&*medium, path, options, plan)?;
         // Before anything of the log goes home.
         let next = options.exclusion.as_ref().map_or(Ok(1), |exclusion| {
             exclusion.take_over_session(&pair.1.superblock.uuid, pair.1.retirement.session)

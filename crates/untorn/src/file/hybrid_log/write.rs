@@ -7,7 +7,7 @@ use crate::engine::Piece;
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
 use crate::options::Durability;
-use crate::storage::{Medium, MediumFile};
+use crate::storage::{Medium, MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
 
 /// The part of a piece that lies in one cover.
@@ -46,6 +46,10 @@ enum Outcome {
 
 /// Chunks from which on a log is not made longer while a checkpoint could make room in it.
 const ENOUGH_CHUNKS: u64 = 32;
+
+/// Units from which on a log on a block medium is not made longer while a checkpoint could make room in it. A checkpoint
+/// costs two flushes there, and half of so many units holds the commits of a few hundred.
+const ENOUGH_UNITS: u64 = 2048;
 
 /// How often a write that found no room makes room anew before it gives up. Others may take what was made.
 const ATTEMPTS_TO_MAKE_ROOM: u32 = 100;
@@ -308,6 +312,10 @@ impl<M: Medium> Core<M> {
         let wanted = whole + (2 * short).div_ceil(chunk) + 1 + u64::from(attempt);
         // With fewer chunks than lanes, each would take the others' away.
         let enough = (2 * wanted).max(2 * self.lanes.reach()).min(ENOUGH_CHUNKS);
+        let enough = match self.class {
+            MediumClass::PersistentMemory => enough,
+            MediumClass::Block => enough.max(ENOUGH_UNITS / self.chunks.units),
+        };
         let grows_first = self.chunks.total() < enough && !self.chunks.is_at_its_most() && attempt == 0;
         if !grows_first {
             self.free_what_is_durable()?;
