@@ -160,7 +160,8 @@ typedef struct untorn_tx untorn_tx;
  */
 
 /* untorn_options.engine: how a commit is made all-or-nothing. AUTO is the
- * file's own engine, and REFLECTION for a file without one.
+ * file's own engine. For a file without one it is HYBRID_LOG on a disk with
+ * durability per commit, and otherwise, or with redundancy, REFLECTION.
  * REFLECTION: a second page beside each page, written alternately (the Acumen
  * paper).
  * HYBRID_LOG: a log for each block. A commit costs the same however much was

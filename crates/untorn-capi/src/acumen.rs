@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::Mutex;
 
 use untorn_core::testing::PerProcess;
-use untorn_core::{Durability, Options};
+use untorn_core::{Durability, EngineKind, Options};
 
 use crate::abi::{ATO_EAGER, ATO_FAST, ATO_PER_COMMIT, ATO_SPATIAL};
 use crate::descriptor::FileId;
@@ -40,7 +40,7 @@ fn inherited(addr: *mut c_void) -> bool {
 
 /// The sidecar stays and holds nothing, so the program may resize the file between two mappings.
 fn options(durability: Durability) -> Options {
-    Options::new().durability(durability).keep_sidecar(true).plain_at_close(true)
+    Options::new().engine(EngineKind::Reflection).durability(durability).keep_sidecar(true).plain_at_close(true)
 }
 
 fn map(request: &Request) -> Result<usize> {

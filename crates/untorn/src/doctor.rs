@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::engine::EngineKind;
 use crate::error::Result;
 use crate::options::{DirtyTracking, Durability, LostPage};
-use crate::storage::{Explained, MediumKind, explain};
+use crate::storage::{Explained, MediumClass, MediumKind, explain};
 use crate::sys::map::{FileMap, MapKind};
 use crate::sys::page_size;
 use crate::sys::tracking::Tracking;
@@ -58,6 +58,8 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
     let Explained { detected: found, obstacle, keeps_files, mut reasons } = explain(path)?;
     let pmem = matches!(found.kind, MediumKind::PersistentMemory | MediumKind::AssumedPmem);
     let durability = if pmem { Durability::PerWrite } else { Durability::PerCommit };
+    let class = if pmem { MediumClass::PersistentMemory } else { MediumClass::Block };
+    let engine = EngineKind::default_for(class, None, false);
     if !keeps_files {
         return Ok(Diagnosis {
             path: path.to_owned(),
@@ -65,23 +67,27 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
             durable: found.durable,
             obstacle,
             keeps_files,
-            engine: EngineKind::Reflection,
+            engine,
             durability,
             dirty_tracking: "none",
             reasons,
         });
     }
     reasons.push(format!(
-        "The default engine here is {} with durability {durability}: {}.",
-        EngineKind::Reflection,
-        if pmem { "a fence costs less than a microsecond" } else { "a commit costs a device flush" }
+        "The default engine here is {engine} with durability {durability}: {}.",
+        if pmem {
+            "a fence costs less than a microsecond"
+        } else {
+            "a commit costs a page of its log and a device flush"
+        }
     ));
-    reasons.push(format!(
-        "If a program writes a lot between two syncs, choose the engine {}: its commit costs {}, however much was \
-         written.",
-        EngineKind::HybridLog,
-        if pmem { "a fence" } else { "a device flush" }
-    ));
+    reasons.push(if pmem {
+        let other = EngineKind::HybridLog;
+        format!("If a program writes a lot between two syncs, choose the engine {other}: its commit costs a fence.")
+    } else {
+        let other = EngineKind::Reflection;
+        format!("With durability write, or with redundancy, the default engine here is {other}.")
+    });
     let wanted = match found.kind {
         MediumKind::PersistentMemory => DirtyTracking::PageTable,
         _ => DirtyTracking::Auto,
@@ -118,7 +124,7 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         durable: found.durable,
         obstacle,
         keeps_files,
-        engine: EngineKind::Reflection,
+        engine,
         durability,
         dirty_tracking,
         reasons,

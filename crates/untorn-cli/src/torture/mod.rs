@@ -93,9 +93,16 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
     let (engine, durability) = served(args)?;
     args.log.require(&[engine])?;
     let found = untorn::doctor(&parent)?;
+    let durability = durability.unwrap_or(found.durability);
+    let engine = match engine {
+        // As an open chooses.
+        EngineKind::Auto if args.redundancy || durability == Durability::PerWrite => EngineKind::Reflection,
+        EngineKind::Auto => found.engine,
+        engine => engine,
+    };
     let setting = Setting {
-        engine: if engine == EngineKind::Auto { found.engine } else { engine },
-        durability: durability.unwrap_or(found.durability),
+        engine,
+        durability,
         face: face(args),
         log: args.log,
         threads: usize::from(args.threads),

@@ -19,7 +19,7 @@ fn cut(arguments: &[&str]) -> Option<Run> {
 fn untorn_survives_on_ext4_and_xfs() {
     let Some(run) = cut(&["--images", "24", "--seed", "42"]) else { return };
     let object = run.expect(0).json();
-    assert_eq!((&object["engine"], &object["medium"]), (&"reflection".into(), &"block".into()));
+    assert_eq!((&object["engine"], &object["medium"]), (&"hybrid-log".into(), &"block".into()));
     assert_eq!((&object["seed"], &object["violations"]), (&42.into(), &0.into()));
     assert_eq!((&object["runs"], &object["durability"]), (&24.into(), &"both".into()));
     let kinds = object["file_systems"].as_array().expect("a list");

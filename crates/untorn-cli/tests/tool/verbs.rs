@@ -41,7 +41,8 @@ fn info_has_the_keys_that_do_not_drift() {
     for key in ["path", "engine", "len", "commit", "state", "sidecar", "redundancy"] {
         assert!(info.get(key).is_some(), "no {key} in {info}");
     }
-    assert_eq!(info["engine"], "reflection");
+    let chosen = untorn(&["doctor", place.dir(), "--json"]).json();
+    assert_eq!(info["engine"], chosen["engine"]);
     assert!(info["sidecar"]["path"].is_string() && info["sidecar"]["bytes"].is_u64(), "{info}");
     assert!(info["redundancy"].is_null());
     let text = untorn(&["info", place.name()]).expect(0).text();

@@ -280,23 +280,30 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
     open_on(medium, path, options)
 }
 
-/// The engine of a file, whatever redundancy it has, with its commit log.
-fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+/// The engine of a file, whatever redundancy it has, with its commit log. `covered` says whether it has any.
+fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options, covered: bool) -> Result<Box<dyn Engine>> {
     if options.read_only || options.engine == EngineKind::Passthrough {
-        return chosen_engine_on(medium, path, options);
+        return chosen_engine_on(medium, path, options, covered);
     }
     // How the file stands tells whether the log goes on; the engine may change that.
     check_no_regions(&*medium, path, options)?;
     let glance = glance(&*medium, path)?;
-    let engine = chosen_engine_on(Arc::clone(&medium), path, options)?;
+    let engine = chosen_engine_on(Arc::clone(&medium), path, options, covered)?;
     with_commit_log(engine, &medium, options, glance)
 }
 
-fn chosen_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+fn chosen_engine_on<M: Medium>(
+    medium: Arc<M>,
+    path: &Path,
+    options: &Options,
+    covered: bool,
+) -> Result<Box<dyn Engine>> {
     let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path)? };
     // A reader takes the file as it is, whatever engine it asked for.
     let chosen = match (options.engine, recorded) {
-        (EngineKind::Auto, recorded) => recorded.unwrap_or(EngineKind::Reflection),
+        (EngineKind::Auto, recorded) => {
+            recorded.unwrap_or_else(|| EngineKind::default_for(medium.class(), options.durability, covered))
+        }
         (EngineKind::Passthrough, _) => EngineKind::Passthrough,
         (wanted, Some(recorded)) => {
             if options.read_only {

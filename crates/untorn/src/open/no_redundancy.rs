@@ -26,11 +26,11 @@ pub(super) fn engine_on<M: Medium>(
     _: Duration,
 ) -> Result<Box<dyn Engine>> {
     if options.read_only {
-        return bare_engine_on(medium, path, options);
+        return bare_engine_on(medium, path, options, false);
     }
     adopt(&medium, path, options)?;
     refuse_redundancy(&*medium, path)?;
-    let engine = bare_engine_on(Arc::clone(&medium), path, options)?;
+    let engine = bare_engine_on(Arc::clone(&medium), path, options, false)?;
     // Another process may have protected the file before the engine had it.
     refuse_redundancy(&*medium, path)?;
     Ok(engine)

@@ -30,11 +30,12 @@ pub(super) fn engine_on<M: Medium>(
     adopt(&medium, path, options)?;
     match redundant::engine::watch(&medium, path, options)? {
         None if options.verify_reads.is_some() => Err(unverifiable(path)),
-        None => bare_engine_on(medium, path, options),
+        None => bare_engine_on(medium, path, options, false),
         Some(watched) => {
             // Closing compares the sidecar with its checksums before anything goes home.
             let bare = options.clone().deploy_ahead(None);
-            let engine = redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, &bare))?;
+            let open = |medium| bare_engine_on(medium, path, &bare, true);
+            let engine = redundant::engine::open(watched, options, tick, open)?;
             Ok(Box::new(engine))
         }
     }

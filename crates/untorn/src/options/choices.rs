@@ -4,12 +4,15 @@
 use super::Options;
 #[cfg(doc)]
 use crate::error::Error;
+use crate::storage::MediumClass;
 
 /// The engine that makes commits atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
-    /// The engine of the file's sidecar; [`Reflection`](EngineKind::Reflection) for a file without one.
+    /// The engine of the file's sidecar. For a file without one it is [`HybridLog`](EngineKind::HybridLog) on a disk
+    /// with [`Durability::PerCommit`], where its commit writes least, and [`Reflection`](EngineKind::Reflection)
+    /// elsewhere and for a file with redundancy, which covers the sidecar of that engine.
     Auto,
     /// A reflection page beside each file page, written alternately (the Acumen paper).
     Reflection,
@@ -134,6 +137,18 @@ pub enum DirtyTracking {
 }
 
 impl EngineKind {
+    /// The engine that [`EngineKind::Auto`] takes for a file without a sidecar, on a medium of this class.
+    ///
+    /// On a block medium a commit of the hybrid log is one page of its log and one flush. It is no choice for writes
+    /// that are each a commit, which share no flush there, nor for a file with redundancy, which would not cover the
+    /// log.
+    pub(crate) fn default_for(class: MediumClass, durability: Option<Durability>, covered: bool) -> Self {
+        match (class, durability) {
+            (MediumClass::Block, None | Some(Durability::PerCommit)) if !covered => EngineKind::HybridLog,
+            _ => EngineKind::Reflection,
+        }
+    }
+
     /// Whether each page of a file has a reflection page in the sidecar.
     pub(crate) fn has_reflection_pages(self) -> bool {
         matches!(self, EngineKind::Reflection | EngineKind::Shadow)

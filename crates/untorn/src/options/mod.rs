@@ -171,7 +171,8 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the engine. The default is the engine of the file's sidecar, and reflection for a plain file. A file that
+    /// Sets the engine. The default is the engine of the file's sidecar. For a plain file it is the hybrid log on a disk
+    /// with [`Durability::PerCommit`], and otherwise, or with redundancy, reflection. A file that
     /// was closed cleanly under the hybrid log can be opened under another engine at once. Any other file with a
     /// sidecar must be [settled](crate::AtomicFile::settle) first, otherwise the open is refused. A read-only handle
     /// uses the engine of the file.

@@ -13,8 +13,8 @@ use untorn::{Durability, EngineKind, Error, Options};
 const LEN: usize = 40 * PAGE;
 
 fn options() -> Options {
-    let options = Options::new().layout(Layout::Sparse).durability(Durability::PerCommit).keep_sidecar(true);
-    options.record_area(2, 8).max_len(1 << 20)
+    let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Sparse).keep_sidecar(true);
+    options.durability(Durability::PerCommit).record_area(2, 8).max_len(1 << 20)
 }
 
 fn made(path: &Path) -> Vec<u8> {

@@ -10,7 +10,7 @@ use crate::common::system::allocations;
 use crate::common::{PAGE, Rng, alone, counted_pmem, create_on, memory_dir, pattern, pmem, run_alone, seed};
 use untorn::options::{Layout, Order, ReadPolicy};
 use untorn::testing::storage::{Latched, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, AtomicMap, Durability, Error, Options};
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options};
 use untorn_testing::test_name;
 
 const SLICE: u64 = 64;
@@ -18,7 +18,7 @@ const LINE: u64 = 64;
 const LAYOUTS: [Layout; 2] = [Layout::Dense, Layout::Sparse];
 
 fn options(layout: Layout, durability: Durability) -> Options {
-    Options::new().layout(layout).durability(durability).max_len(1 << 30)
+    Options::new().engine(EngineKind::Reflection).layout(layout).durability(durability).max_len(1 << 30)
 }
 
 /// Writes every page to the sidecar, home, and to the sidecar again, so that both copies have their space, and begins

@@ -7,12 +7,12 @@ use super::forged::renumber;
 use crate::common::{PAGE, copy, mark, names, partly_reflected, read, sidecar_of, tree};
 use untorn::redundancy::ProtectOptions;
 use untorn::report::{Leftover, LeftoverKind};
-use untorn::{Error, Options};
+use untorn::{EngineKind, Error, Options};
 
 const LEN: usize = 8 * PAGE;
 
 fn options() -> Options {
-    Options::new().record_area(2, 8).keep_sidecar(true)
+    Options::new().engine(EngineKind::Reflection).record_area(2, 8).keep_sidecar(true)
 }
 
 fn found(dir: &Path) -> Vec<Leftover> {

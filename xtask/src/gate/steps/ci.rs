@@ -200,7 +200,7 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci],
         needs: &[],
         work: &[
-            Tool(&["torture", "--seconds", "3", "--json"]),
+            Tool(&["torture", "--seconds", "3", "--engine", "reflection", "--json"]),
             Tool(&["torture", "--seconds", "3", "--engine", "hybrid-log", "--json"]),
             Tool(&["torture", "--seconds", "3", "--engine", "shadow", "--json"]),
             Tool(&["torture", "--seconds", "3", "--map", "--json"]),
@@ -214,7 +214,7 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Ci],
         needs: &[],
         work: &[
-            Tool(&["torture", "--medium", "block", "--images", "60", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "60", "--engine", "reflection", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "60", "--engine", "hybrid-log", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "40", "--map", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "40", "--region", "--json"]),

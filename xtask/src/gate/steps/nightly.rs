@@ -217,7 +217,7 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Nightly],
         needs: &[],
         work: &[
-            Tool(&["torture", "--seconds", "60", "--json"]),
+            Tool(&["torture", "--seconds", "60", "--engine", "reflection", "--json"]),
             Tool(&["torture", "--seconds", "60", "--engine", "hybrid-log", "--json"]),
             Tool(&["torture", "--seconds", "60", "--engine", "shadow", "--json"]),
             Tool(&["torture", "--seconds", "60", "--map", "--json"]),
@@ -231,7 +231,7 @@ pub(super) const STEPS: &[Step] = &[
         loops: &[Nightly],
         needs: &[],
         work: &[
-            Tool(&["torture", "--medium", "block", "--images", "1000", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "1000", "--engine", "reflection", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "1000", "--engine", "hybrid-log", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "300", "--engine", "shadow", "--json"]),
             Tool(&["torture", "--medium", "block", "--images", "600", "--map", "--json"]),
