@@ -107,6 +107,11 @@ impl<M: Medium> Counting<M> {
         Counting { inner, counters: Counters::default() }
     }
 
+    /// Counts the calls to `inner` with the counters of another medium.
+    pub fn counted_by(inner: M, counters: &Counters) -> Self {
+        Counting { inner, counters: counters.clone() }
+    }
+
     /// The counters; keep them when giving the medium away.
     pub fn counters(&self) -> Counters {
         self.counters.clone()

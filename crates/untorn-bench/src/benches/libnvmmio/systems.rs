@@ -240,10 +240,11 @@ impl Contender for System {
 
     fn set_up_counted(&self, setting: &Setting) -> Result<Option<(Box<dyn Store>, Counters)>> {
         let Some(options) = self.options() else { return Ok(None) };
+        let counters = Counters::default();
         on_medium!(setting.kind, target => {
-            let medium = Counting::new(target.medium());
-            let counters = medium.counters();
-            let store = self.make(setting, |path, len| Ok(options.create_on(medium.clone(), path, len)?))?;
+            let store = self.make(setting, |path, len| {
+                Ok(options.create_on(Counting::counted_by(target.medium(), &counters), path, len)?)
+            })?;
             Ok(Some((store, counters)))
         })
     }
