@@ -43,7 +43,7 @@ pub(crate) static PAIRS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
                     Durability::PerWrite => MediumClass::PersistentMemory,
                     Durability::PerCommit => MediumClass::Block,
                 };
-                let options = Options::new().layout(layout).durability(durability);
+                let options = Options::new().engine(EngineKind::Reflection).layout(layout).durability(durability);
                 let options = options.record_area(LANES as u32, SLOTS as u32);
                 pairs.push(build(class, options, clean).expect("writing an unforged file succeeds"));
             }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use crate::engine::EngineKind;
+use crate::engine::{EngineKind, default_engine};
 use crate::error::Result;
 use crate::options::{DirtyTracking, Durability, LostPage};
 use crate::storage::{Explained, MediumClass, MediumKind, explain};
@@ -59,7 +59,7 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
     let pmem = matches!(found.kind, MediumKind::PersistentMemory | MediumKind::AssumedPmem);
     let durability = if pmem { Durability::PerWrite } else { Durability::PerCommit };
     let class = if pmem { MediumClass::PersistentMemory } else { MediumClass::Block };
-    let engine = EngineKind::default_for(class, None, false);
+    let engine = default_engine(class, None, false);
     if !keeps_files {
         return Ok(Diagnosis {
             path: path.to_owned(),

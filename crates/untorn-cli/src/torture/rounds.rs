@@ -22,8 +22,8 @@ use crate::progress;
 use crate::rng::Rng;
 use crate::victim::{End, Victim};
 
-/// The maximum lifetime of a writer, in microseconds. It doubles after each round in which nothing was acknowledged, for
-/// a busy disk may take longer for one commit.
+/// The maximum lifetime of a writer, in microseconds. It doubles after each round in which nothing was acknowledged:
+/// on a busy disk one commit may take longer.
 const LONGEST_LIFE: u64 = 40_000;
 /// How often it doubles at most: to 2.5 seconds.
 const MOST_DOUBLINGS: u32 = 6;

@@ -159,7 +159,8 @@ fn stats_show_a_file_in_use_and_a_closed_one() {
     let stats = || untorn(&["stats", place.name(), "--json"]).expect(0).json();
     let closed = stats();
     assert_eq!((&closed["state"], &closed["figures"]["len"]), (&"clean".into(), &(1 << 20).into()), "{closed}");
-    let file = untorn::Options::new().open(place.name()).unwrap();
+    // This engine keeps pages in the sidecar until they are deployed.
+    let file = untorn::Options::new().engine(untorn::EngineKind::Reflection).open(place.name()).unwrap();
     file.write_at(&[7; 20_000], 0).unwrap();
     file.sync().unwrap();
     let snapshot = file.snapshot().unwrap();

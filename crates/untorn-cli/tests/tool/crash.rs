@@ -53,7 +53,7 @@ fn writing_and_settling_recover_on_the_way() {
 
 /// A file with committed bytes that only its sidecar holds.
 fn reflected() -> Place {
-    let place = Place::created(10_000);
+    let place = Place::created_with(10_000, &["--engine", "reflection", "--keep-sidecar"]);
     untorn_with(&["write", place.name(), "--offset", "4000", "--keep-sidecar"], &[0xab; 200]).expect(0);
     place
 }

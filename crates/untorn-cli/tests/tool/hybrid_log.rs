@@ -30,7 +30,7 @@ fn every_verb_serves_a_hybrid_log_file() {
     assert!(info["sidecar"]["bytes"].as_u64().is_some_and(|bytes| bytes > 2 << 20), "{info}");
     let text = untorn(&["check", place.name()]).expect(0).prose();
     assert!(text.contains("the log holds no undeployed data") && !text.contains("bitmap"), "{text}");
-    assert!(text.contains("(4.1 MiB), the log"), "{text}");
+    assert!(text.contains("(2.1 MiB), the log"), "{text}");
     let recovered = untorn(&["recover", place.name(), "--json", KEEP]).expect(0).json();
     assert_eq!(recovered["recovery"]["was_needed"], false);
 

@@ -176,7 +176,7 @@ fn every_verb_that_changes_a_file_leaves_a_plain_one() {
 
 #[test]
 fn recover_says_what_it_discards() {
-    let place = Place::created(10_000);
+    let place = Place::created_with(10_000, &["--engine", "reflection", "--keep-sidecar"]);
     for text in ["one", "two", "three"] {
         untorn_with(&["write", place.name(), "--offset", "4000", "--keep-sidecar"], text.as_bytes()).expect(0);
     }

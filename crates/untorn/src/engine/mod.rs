@@ -33,7 +33,7 @@ pub(crate) use crate::options::EngineKind;
 #[cfg(doc)]
 use crate::options::Prefer;
 use crate::options::{Durability, Layout, Options};
-use crate::storage::Identity;
+use crate::storage::{Identity, MediumClass};
 use crate::sys::sync;
 
 pub(crate) mod commits;
@@ -48,6 +48,17 @@ mod range;
 pub(crate) mod redundancy;
 pub(crate) mod registry;
 pub(crate) mod snapshot;
+
+/// The engine that [`EngineKind::Auto`] takes for a file without a sidecar, on a medium of this class.
+///
+/// On a block medium a commit of the hybrid log is one page of its log and one flush. It is no choice for writes that
+/// are each a commit, which share no flush there, nor for a file with redundancy, which would not cover the log.
+pub(crate) fn default_engine(class: MediumClass, durability: Option<Durability>, covered: bool) -> EngineKind {
+    match (class, durability) {
+        (MediumClass::Block, None | Some(Durability::PerCommit)) if !covered => EngineKind::HybridLog,
+        _ => EngineKind::Reflection,
+    }
+}
 
 /// A commit, and when it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::engine::commits::{check_no_regions, glance, with_commit_log};
 use crate::engine::exclusion::{NotShared, retry_while_shared};
 use crate::engine::snapshot::remote::server;
 use crate::engine::snapshot::{Capture, WithSnapshots};
-use crate::engine::{Engine, EngineKind, Shared, registry};
+use crate::engine::{Engine, EngineKind, Shared, default_engine, registry};
 use crate::error::{Error, Result};
 use crate::file::AtomicFile;
 use crate::file::hybrid_log::HybridLog;
@@ -302,7 +302,7 @@ fn chosen_engine_on<M: Medium>(
     // A reader takes the file as it is, whatever engine it asked for.
     let chosen = match (options.engine, recorded) {
         (EngineKind::Auto, recorded) => {
-            recorded.unwrap_or_else(|| EngineKind::default_for(medium.class(), options.durability, covered))
+            recorded.unwrap_or_else(|| default_engine(medium.class(), options.durability, covered))
         }
         (EngineKind::Passthrough, _) => EngineKind::Passthrough,
         (wanted, Some(recorded)) => {

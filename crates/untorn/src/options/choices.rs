@@ -4,7 +4,6 @@
 use super::Options;
 #[cfg(doc)]
 use crate::error::Error;
-use crate::storage::MediumClass;
 
 /// The engine that makes commits atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,18 +136,6 @@ pub enum DirtyTracking {
 }
 
 impl EngineKind {
-    /// The engine that [`EngineKind::Auto`] takes for a file without a sidecar, on a medium of this class.
-    ///
-    /// On a block medium a commit of the hybrid log is one page of its log and one flush. It is no choice for writes
-    /// that are each a commit, which share no flush there, nor for a file with redundancy, which would not cover the
-    /// log.
-    pub(crate) fn default_for(class: MediumClass, durability: Option<Durability>, covered: bool) -> Self {
-        match (class, durability) {
-            (MediumClass::Block, None | Some(Durability::PerCommit)) if !covered => EngineKind::HybridLog,
-            _ => EngineKind::Reflection,
-        }
-    }
-
     /// Whether each page of a file has a reflection page in the sidecar.
     pub(crate) fn has_reflection_pages(self) -> bool {
         matches!(self, EngineKind::Reflection | EngineKind::Shadow)

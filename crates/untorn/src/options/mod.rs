@@ -171,11 +171,12 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the engine. The default is the engine of the file's sidecar. For a plain file it is the hybrid log on a disk
-    /// with [`Durability::PerCommit`], and otherwise, or with redundancy, reflection. A file that
-    /// was closed cleanly under the hybrid log can be opened under another engine at once. Any other file with a
-    /// sidecar must be [settled](crate::AtomicFile::settle) first, otherwise the open is refused. A read-only handle
-    /// uses the engine of the file.
+    /// Sets the engine. The default is the engine of the file's sidecar. For a plain file it is the hybrid log on a
+    /// disk with [`Durability::PerCommit`], and otherwise, or with redundancy, reflection.
+    ///
+    /// A file that was closed cleanly under the hybrid log can be opened under another engine at once. Any other file
+    /// with a sidecar must be [settled](crate::AtomicFile::settle) first, otherwise the open is refused. A read-only
+    /// handle uses the engine of the file.
     #[must_use]
     pub fn engine(mut self, engine: EngineKind) -> Self {
         self.engine = engine;
@@ -247,7 +248,7 @@ impl Options {
     /// Sets the record area of a new sidecar: `lanes` threads can write at once without contention, and each lane holds
     /// `slots` records of 64 bytes between two cuts. Both are rounded up to powers of two. The defaults are 16 and 512.
     ///
-    /// For the hybrid log, `slots` is the maximum number of 4 KiB units in a chunk of the log, at most 512, and so limits
+    /// For the hybrid log, `slots` is the maximum number of 4 KiB units in a chunk of the log, at most 512. It limits
     /// the longest entry; `lanes` has no effect. On a disk, a short file has shorter chunks.
     #[must_use]
     pub fn record_area(mut self, lanes: u32, slots: u32) -> Self {

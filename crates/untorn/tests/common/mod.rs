@@ -239,7 +239,7 @@ pub(crate) const REFLECTED: Range<usize> = 64..192;
 pub(crate) fn partly_reflected(options: &Options, path: &Path, len: usize, seed: u64) -> Vec<u8> {
     let mut model = pattern(len, seed);
     std::fs::write(path, &model).unwrap();
-    let file = options.clone().keep_sidecar(true).open(path).unwrap();
+    let file = options.clone().engine(EngineKind::Reflection).keep_sidecar(true).open(path).unwrap();
     model[REFLECTED].fill(seed as u8);
     file.write_at(&model[REFLECTED], REFLECTED.start as u64).unwrap();
     file.close().unwrap();

@@ -187,7 +187,7 @@ fn the_redundancy_file_follows_an_adoption() {
         assert_eq!(names(&restored), only_redundancy(&path), "{engine}");
         mends(&path, &engine.to_string());
         // The original has its own.
-        assert!(read(&options().open(&from).unwrap()) == model, "{engine}");
+        assert!(read(&options().engine(engine).open(&from).unwrap()) == model, "{engine}");
         assert!(redundancy_of(&from).exists(), "{engine}");
     }
 }
@@ -432,7 +432,7 @@ fn files_that_swapped_numbers_are_adopted_in_any_order() {
                 let (path, model) = &files[at];
                 let what = format!("places {places:?}, order {order:?}, file {at}");
                 if places[at] != at {
-                    let text = options().open(path).unwrap_err().to_string();
+                    let text = options().engine(EngineKind::Auto).open(path).unwrap_err().to_string();
                     assert!(text.contains("--adopt") && !text.contains("--trust"), "{what}: {text}");
                 }
                 untorn::recover(path, &Options::new().adopt(true)).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -453,13 +453,13 @@ fn files_that_swapped_numbers_are_adopted_in_any_order() {
 fn a_refusal_names_the_file_that_a_sidecar_was_made_for() {
     let dir = tempfile::tempdir().unwrap();
     let files = swapped(dir.path(), [2, 1, 0], false);
-    let text = options().open(&files[0].0).unwrap_err().to_string();
+    let text = options().engine(EngineKind::Auto).open(&files[0].0).unwrap_err().to_string();
     assert!(text.contains(files[2].0.to_str().unwrap()), "{text}");
     // The file's own sidecar is found wherever it stands, and nothing is to be given up.
     let (place, elsewhere) = (sidecar_of(&files[2].0), dir.path().join(".untorn/elsewhere"));
     std::fs::rename(place, &elsewhere).unwrap();
     std::fs::remove_file(sidecar_of(&files[0].0)).unwrap();
-    let error = options().open(&files[0].0).unwrap_err();
+    let error = options().engine(EngineKind::Auto).open(&files[0].0).unwrap_err();
     assert!(matches!(&error, Error::SidecarMissing { found: Some(found), .. } if *found == elsewhere), "{error}");
     assert!(!error.to_string().contains("--trust"), "{error}");
 }

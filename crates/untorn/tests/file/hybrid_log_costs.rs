@@ -147,8 +147,8 @@ fn fewer_than_two_point_one_bytes_are_persisted_for_each() {
     }
 }
 
-/// The first commit to a small file on a disk does not write megabytes of log. A log that is used gets longer, so that a
-/// checkpoint, with its two flushes, comes with hundreds of commits.
+/// The first commit to a small file on a disk does not write megabytes of log. A log that is used gets longer, so that
+/// a checkpoint, with its two flushes, comes with hundreds of commits.
 #[test]
 fn a_small_file_on_a_disk_begins_with_a_small_log() {
     let medium = Counting::new(PageCache::new());

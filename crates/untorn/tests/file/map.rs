@@ -308,7 +308,7 @@ fn options_that_a_map_can_not_have_are_refused() {
     }
     assert!(!path.dir().join(".untorn").exists(), "a refusal leaves the file as it is");
     // One with committed bytes in another engine's sidecar.
-    let file = Options::new().keep_sidecar(true).open(&path).unwrap();
+    let file = Options::new().engine(EngineKind::Reflection).keep_sidecar(true).open(&path).unwrap();
     file.write_at(&[1; 100], 0).unwrap();
     file.close().unwrap();
     let error = AtomicMap::open(&path).unwrap_err();

@@ -20,7 +20,8 @@ use untorn_testing::test_name;
 const LEN: usize = 3 * PAGE;
 
 fn options() -> Options {
-    Options::new().durability(Durability::PerCommit).record_area(2, 8).max_len(1 << 20).keep_sidecar(true)
+    let options = Options::new().engine(EngineKind::Reflection).durability(Durability::PerCommit);
+    options.record_area(2, 8).max_len(1 << 20).keep_sidecar(true)
 }
 
 fn reader() -> Options {

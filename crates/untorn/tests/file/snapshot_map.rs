@@ -148,6 +148,7 @@ fn a_map_holds_its_snapshot_and_knows_its_bounds() {
     drop(map);
     assert!(file.snapshots().snapshots.is_empty());
     file.resize(0).unwrap();
+    file.sync().unwrap();
     assert_eq!(file.snapshot().unwrap().map().unwrap().all().unwrap(), &[0_u8; 0]);
     file.close().unwrap();
 }

@@ -266,7 +266,7 @@ fn other_uses_of_the_file_are_refused_meanwhile() {
         assert!(matches!(options.share_map(&path), Err(Error::Invalid { .. })));
     }
     let reflected = dir.path().join("reflected");
-    let file = Options::new().keep_sidecar(true).create(&reflected, 4096).unwrap();
+    let file = Options::new().engine(EngineKind::Reflection).keep_sidecar(true).create(&reflected, 4096).unwrap();
     file.write_at(&[1; 64], 0).unwrap();
     file.close().unwrap();
     let error = SharedMap::open(&reflected).unwrap_err();

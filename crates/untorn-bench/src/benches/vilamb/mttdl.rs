@@ -33,9 +33,10 @@ const PERIODS: [f64; 3] = [1.0, 5.0, 10.0];
 const NOTE: &str = "vulnerable: mean number of stripes over two periods and more; gain: P / (V N), the paper's \
                     formula; mttdl/page mttf: 1 / (V N), and without: 1 / P, to be multiplied with the mean time \
                     until a page is damaged, for which the paper has no number; battery: 500 W for as long as \
-                    covering takes after the last store, which is just before a pass, at the paper's $2.85 (ultracapacitor) and $0.02 \
-                    (lithium-ion) for a kilojoule; the paper has 15 (YCSB-A) and 74 (YCSB-B) for Redis with 1 s, 21 \
-                    and 13 (YCSB-B) with 5 s and 10 s, and 143 ms to cover YCSB-A after 1 s";
+                    covering takes after the last store, which is just before a pass, at the paper's $2.85 \
+                    (ultracapacitor) and $0.02 (lithium-ion) for a kilojoule; the paper has 15 (YCSB-A) and 74 \
+                    (YCSB-B) for Redis with 1 s, 21 and 13 (YCSB-B) with 5 s and 10 s, and 143 ms to cover YCSB-A \
+                    after 1 s";
 
 /// Samples of each period.
 const LOOKS: u32 = 20;

@@ -47,8 +47,8 @@ enum Outcome {
 /// Chunks from which on a log is not made longer while a checkpoint could make room in it.
 const ENOUGH_CHUNKS: u64 = 32;
 
-/// Units from which on a log on a block medium is not made longer while a checkpoint could make room in it. A checkpoint
-/// costs two flushes there, and half of so many units holds the commits of a few hundred.
+/// Units from which on a log on a block medium is not made longer while a checkpoint could make room in it. A
+/// checkpoint costs two flushes there, and half of so many units holds a few hundred commits.
 const ENOUGH_UNITS: u64 = 2048;
 
 /// How often a write that found no room makes room anew before it gives up. Others may take what was made.
