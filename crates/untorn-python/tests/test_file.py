@@ -234,7 +234,7 @@ def test_a_file_is_a_byte_array_that_commits(engine: str, operations: list) -> N
         elif operation == "resize":
             f.resize(arguments[0])
             current = current[: arguments[0]].ljust(arguments[0], b"\0")
-            committed = current if engine == "reflection" else committed
+            committed = committed if engine == "hybrid-log" else current
         elif operation == "commit":
             f.commit()
             committed = current

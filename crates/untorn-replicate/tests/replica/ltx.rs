@@ -63,10 +63,10 @@ fn each_commit_is_an_ltx_file() {
     let replica = place.attach(&file).unwrap();
     replica.sync_replicated().unwrap();
     for (with, len) in [(2, 4), (3, 7), (4, 7), (5, 2), (6, 9), (7, 9)] {
-        // A change of the length is a commit by itself.
+        // A change of the length with a commit of its own.
         if file.len() != len * SIZE as u64 {
             file.resize(len * SIZE as u64).unwrap();
-            history.insert(file.last_commit().number, bytes_of(&file));
+            history.insert(file.sync().unwrap(), bytes_of(&file));
         }
         write_page(&file, 0, with);
         write_page(&file, (usize::from(with) * 5) % len as usize, with);

@@ -120,7 +120,7 @@ impl Setup {
     pub(super) fn options(&self) -> Options {
         let options = Options::new().durability(self.durability).record_area(2, 4).max_len(64 << 10);
         match self.engine {
-            Engine::Reflection(layout) => options.layout(layout),
+            Engine::Reflection(layout) => options.engine(EngineKind::Reflection).layout(layout),
             // Checkpoint threads would make their calls at random times.
             Engine::HybridLog(policy) => {
                 options.engine(EngineKind::HybridLog).log_policy(policy).log_size(256 << 10).checkpoint_threads(0)

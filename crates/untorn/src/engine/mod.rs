@@ -52,10 +52,11 @@ pub(crate) mod snapshot;
 /// The engine that [`EngineKind::Auto`] takes for a file without a sidecar, on a medium of this class.
 ///
 /// On a block medium a commit of the hybrid log is one page of its log and one flush. It is no choice for writes that
-/// are each a commit, which share no flush there, nor for a file with redundancy, which would not cover the log.
-pub(crate) fn default_engine(class: MediumClass, durability: Option<Durability>, covered: bool) -> EngineKind {
+/// are each a commit, which share no flush there. Nor is it for a file that `needs_pages`: redundancy does not cover
+/// the log, and only reflection keeps a sidecar beside a closed file that is plain.
+pub(crate) fn default_engine(class: MediumClass, durability: Option<Durability>, needs_pages: bool) -> EngineKind {
     match (class, durability) {
-        (MediumClass::Block, None | Some(Durability::PerCommit)) if !covered => EngineKind::HybridLog,
+        (MediumClass::Block, None | Some(Durability::PerCommit)) if !needs_pages => EngineKind::HybridLog,
         _ => EngineKind::Reflection,
     }
 }

@@ -301,9 +301,8 @@ fn chosen_engine_on<M: Medium>(
     let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path)? };
     // A reader takes the file as it is, whatever engine it asked for.
     let chosen = match (options.engine, recorded) {
-        (EngineKind::Auto, recorded) => {
-            recorded.unwrap_or_else(|| default_engine(medium.class(), options.durability, covered))
-        }
+        (EngineKind::Auto, recorded) => recorded
+            .unwrap_or_else(|| default_engine(medium.class(), options.durability, covered || options.plain_at_close)),
         (EngineKind::Passthrough, _) => EngineKind::Passthrough,
         (wanted, Some(recorded)) => {
             if options.read_only {

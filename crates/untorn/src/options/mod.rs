@@ -354,10 +354,10 @@ impl Options {
     /// The default is false.
     ///
     /// With true, the engine `reflection` copies home what the sidecar has before it closes the file. The sidecar stays
-    /// with its space, and holds nothing. Any program may then read, write and resize the closed file, and the next
-    /// open takes the file as it finds it. The file still carries its mark, so a copy with its attributes needs the
-    /// sidecar too. [`deploy_ahead`](Options::deploy_ahead) then copies in the background as for a file without
-    /// `keep_sidecar`.
+    /// with its space, and holds nothing. It is then the default engine on a disk, too. Any program may then read,
+    /// write and resize the closed file, and the next open takes the file as it finds it. The file still carries its
+    /// mark, so a copy with its attributes needs the sidecar too. [`deploy_ahead`](Options::deploy_ahead) then copies
+    /// in the background as for a file without `keep_sidecar`.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {

@@ -79,7 +79,7 @@ impl Setup {
     pub(crate) fn options(&self) -> Options {
         let options = Options::new().durability(self.durability).order(self.order).max_len(64 << 10);
         match self.engine {
-            Engine::Reflection(layout) => options.layout(layout).record_area(2, 4),
+            Engine::Reflection(layout) => options.engine(EngineKind::Reflection).layout(layout).record_area(2, 4),
             Engine::Shadow => options.engine(EngineKind::Shadow).record_area(2, 4),
             // Background work is not part of the script.
             Engine::HybridLog(policy) => {
