@@ -117,7 +117,8 @@ fn rounds(job: &Job<'_>, pages: u64) -> usize {
 fn check_space(job: &Job<'_>, pages: u64, engines: usize) -> Result<()> {
     let dir = job.dir();
     let space = rustix::fs::statvfs(&dir).map_err(|source| Error::io("read the free space of", &dir, source))?;
-    // Of each engine the closed file and its image, which has a log too; the log of the one that runs; the limit's two.
+    // An engine has its closed file, and its image with a log; the engine that runs has one log more, and the limit has
+    // two files.
     let need = (engines as u64 * 3 + 4) * pages * PAGE as u64 + (64 << 20);
     let free = space.f_bavail * space.f_frsize;
     if free < need { Err(Error::NoSpace { dir, need, free }) } else { Ok(()) }

@@ -27,7 +27,7 @@ pub(crate) trait Database: Send + Sync {
 /// The pairs of a transaction, one after the other.
 pub(crate) type Pairs<'a> = dyn Iterator<Item = (Vec<u8>, Vec<u8>)> + 'a;
 
-/// What one thread does with a database.
+/// One thread's operations on a database.
 pub(crate) trait Session: Send {
     /// Inserts or replaces a pair, in a transaction of its own.
     ///

@@ -20,7 +20,7 @@ pub(crate) struct Mixed<C> {
     pub(crate) reads: u32,
 }
 
-/// What a worker needs of a file. A write is durable on return.
+/// A file as a worker uses it. A write is durable on return.
 trait Access: Sync {
     fn read(&self, bytes: &mut [u8], offset: u64) -> untorn::Result<()>;
     fn write(&self, bytes: &[u8], offset: u64) -> untorn::Result<()>;
@@ -30,7 +30,7 @@ struct MixedStore<A> {
     access: A,
     size: usize,
     reads: u32,
-    /// What the store leaves for later, and closing it.
+    /// Finish the work that the store leaves for later, and close it.
     settle: fn(&A) -> Result<()>,
     close: fn(A) -> Result<()>,
 }

@@ -105,7 +105,7 @@ pub(crate) trait Store {
     }
 }
 
-/// What a contender sets up.
+/// The size and the place of the store that a contender sets up.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     /// An empty directory of its own.
@@ -342,7 +342,7 @@ pub(crate) fn left_out(job: &Job<'_>, name: &str, why: &str) -> Result<String> {
     Ok(format!("without {name}: {why}"))
 }
 
-/// What a contender sets up in a directory of its own.
+/// Makes a directory for a contender, and the setting for its store there.
 fn setting(job: &Job<'_>, point: &Point, place: &Path, name: &str) -> Result<Setting> {
     let dir = place.join(name);
     std::fs::create_dir_all(&dir).map_err(|source| Error::io("create", &dir, source))?;

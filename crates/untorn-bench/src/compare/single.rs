@@ -15,7 +15,7 @@ pub(crate) trait Single {
     /// Its name in the rows. Names of untorn begin with "untorn".
     fn name(&self) -> String;
 
-    /// What the operation leaves.
+    /// The durability of an operation that has returned, and the call that gives it.
     fn durability(&self) -> String;
 
     /// Restores what the operation needs. It is not timed.

@@ -33,7 +33,7 @@ use crate::regions::regions;
 
 pub(crate) use self::open::Request;
 
-/// What a mapping is of.
+/// The file or the region that is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
     File(FileId),
@@ -271,7 +271,7 @@ pub(crate) fn persist(address: usize, len: usize) -> Result<()> {
     drain().and(noted)
 }
 
-/// What programs are told of a range.
+/// The answer of `pmem_is_pmem` for a range.
 pub(crate) fn is_pmem(address: usize, len: usize) -> bool {
     let forced = untorn_core::testing::variable("PMEM_IS_PMEM_FORCE").is_some_and(|value| value == "1");
     forced && find(address, len).is_ok()

@@ -24,7 +24,7 @@ pub(crate) struct Request<'a> {
     pub(crate) mode: libc::mode_t,
 }
 
-/// What is mapped, its memory, address and length.
+/// The source of a mapping, its memory, address and length.
 type Opened = (Source, Memory, usize, usize);
 
 impl Request<'_> {

@@ -61,7 +61,7 @@ pub(crate) fn databases() -> Vec<Kept> {
     ]
 }
 
-/// What this build lacks, for the notes of a report. An installed library that is missing has a note of its own.
+/// The systems that this build lacks, for the notes of a report. A library that is not installed has a note of its own.
 pub(crate) fn lacking() -> Vec<String> {
     let mut notes = Vec::new();
     if cfg!(not(feature = "rivals")) {
