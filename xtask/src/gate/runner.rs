@@ -115,6 +115,8 @@ struct Record {
     ending: Ending,
     reason: String,
     seconds: u64,
+    /// The last lines that a failed step printed, if they were captured.
+    last_words: String,
 }
 
 pub(super) struct Runner<'a> {
@@ -173,6 +175,9 @@ impl<'a> Runner<'a> {
                 running -= 1;
                 println!("\n== {}: {}\n{}", end.step.name, end.step.does, end.output);
                 let ending = self.record(end.step.name, end.outcome, end.seconds);
+                if let (Ending::Failed, Some(record)) = (ending, self.records.last_mut()) {
+                    record.last_words = last_lines(&end.output, LAST_LINES);
+                }
                 self.remember_passed(end.step, ending);
             }
         }
@@ -233,7 +238,7 @@ impl<'a> Runner<'a> {
             Ending::Failed => println!("== {name}: FAILED after {seconds} s: {reason}"),
         }
         let _ = io::stdout().flush();
-        self.records.push(Record { name: name.to_owned(), ending, reason, seconds });
+        self.records.push(Record { name: name.to_owned(), ending, reason, seconds, last_words: String::new() });
         ending
     }
 
@@ -255,6 +260,10 @@ impl<'a> Runner<'a> {
         println!();
         for record in &self.records {
             println!("{:>6} s  {:<20} {:?}", record.seconds, record.name, record.ending);
+        }
+        // Other steps may have printed thousands of lines since, of which a log viewer shows the end only.
+        for record in self.records.iter().filter(|record| !record.last_words.is_empty()) {
+            println!("the last lines of {}:\n{}", record.name, record.last_words);
         }
         let count = |ending| self.records.iter().filter(|record| record.ending == ending).count();
         let (passed, failed, skipped) = (count(Ending::Passed), count(Ending::Failed), count(Ending::Skipped));
@@ -288,6 +297,15 @@ impl Record {
         let ending = format!("{:?}", self.ending).to_lowercase();
         json!({ "name": self.name, "ending": ending, "reason": self.reason, "seconds": self.seconds })
     }
+}
+
+/// Lines of a failed step that the report repeats.
+const LAST_LINES: usize = 20;
+
+/// The last lines of a text, without those that are empty.
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
 /// Does each part of a step until one does not pass.
@@ -415,6 +433,20 @@ mod tests {
         assert_eq!(skipped.output, "one\ntwo\nreason: no disk\n");
         assert!(matches!(ended("echo 'reason: lost'; exit 1").outcome, Outcome::Failed(reason) if reason == "lost"));
         assert!(matches!(ended("kill -9 $$").outcome, Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn the_report_repeats_the_end_of_a_failed_step() {
+        let step = all_steps().find(|step| step.name == "lints").unwrap();
+        for (program, words) in [("cat", true), ("true", false)] {
+            let mut runner = Runner::new(Path::new("/"), false);
+            // It is called with the arguments `step lints`, which `cat` cannot find.
+            runner.context.xtask = program.into();
+            runner.run_all(&[step, all_steps().find(|step| step.name == "documentation").unwrap()], true);
+            let record = runner.records.iter().find(|record| record.name == "lints").unwrap();
+            assert_eq!(record.last_words.contains("lints"), words);
+        }
+        assert_eq!(last_lines("one\ntwo\n\nthree\n", 2), "two\nthree");
     }
 
     #[test]
