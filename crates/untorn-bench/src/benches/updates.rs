@@ -5,7 +5,7 @@ use untorn::EngineKind;
 use super::Progress;
 use super::benchmark::{Benchmark, Job, Outcome};
 use crate::args::Pattern;
-use crate::compare::{self, Atomic, Contender, Map, Msync, Point, Raws, Shared, X, rivals};
+use crate::compare::{self, Atomic, Contender, LogLimit, Map, Msync, Point, Raws, Shared, X, rivals};
 use crate::error::{Error, Result};
 
 /// `updates`.
@@ -22,6 +22,7 @@ const MOST_RECORDS: u64 = 100_000;
 fn contenders(job: &Job<'_>) -> Vec<Box<dyn Contender>> {
     let mut contenders: Vec<Box<dyn Contender>> = vec![
         Box::new(Raws { is_pmem: job.is_pmem() }),
+        Box::new(LogLimit),
         Box::new(Msync),
         Box::new(Atomic::new(EngineKind::Reflection)),
         Box::new(Atomic::new(EngineKind::HybridLog)),

@@ -1,6 +1,9 @@
 //! Contenders that every comparison may use: the raw limit of the medium, and untorn's files.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
 
 use untorn::options::Durability;
 use untorn::testing::storage::Medium;
@@ -9,9 +12,9 @@ use untorn::{AtomicFile, EngineKind, Options};
 use super::{Contender, Setting, Store, Worker};
 use crate::benches::benchmark::on_medium;
 use crate::counting::{Counters, Counting};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::measure::Buffer;
-use crate::raw::{Raw, Target};
+use crate::raw::{Block, Raw, Target};
 use crate::rig::is_pmem;
 
 /// The raw limit, which is not atomic: a non-temporal copy and a fence, or `pwrite` and `fdatasync`.
@@ -65,6 +68,121 @@ impl<R: Raw> Store for RawStore<R> {
     }
 }
 
+/// The limit of a log with redo records: one `pwrite` to a log that was written before, and one `fdatasync`. Another
+/// thread writes the records to their pages, a batch at a time, and flushes those. It recovers nothing, and so is no
+/// system.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogLimit;
+
+/// Records that go to their pages at once, as with a log of 8 MiB of `hybrid-log`, half of which is emptied at a time.
+const BATCH: usize = 512;
+
+/// Bytes of the log, which is used as a ring.
+const LOG: u64 = 8 << 20;
+
+/// Bytes that a log needs beside each record: where it goes, and a checksum.
+const HEADER: usize = 64;
+
+impl Contender for LogLimit {
+    fn name(&self) -> String {
+        "log+pages".to_owned()
+    }
+
+    fn durability(&self) -> String {
+        "each operation on return, by fdatasync of a log; nothing recovers it".to_owned()
+    }
+
+    fn missing(&self, setting: &Setting) -> Option<String> {
+        is_pmem(setting.kind).then(|| "it is the limit of a disk".to_owned())
+    }
+
+    fn set_up(&self, setting: &Setting) -> Result<Box<dyn Store>> {
+        let pages = Raws::make(Block(setting.kind), setting)?;
+        let mut logs = Vec::new();
+        for thread in 0..setting.threads {
+            let log = Block(setting.kind).raw(&setting.dir.join(format!("log-{thread}")), LOG)?;
+            (0..LOG).step_by(4096).try_for_each(|offset| log.write(&[0; 4096], offset))?;
+            log.fence()?;
+            logs.push(log);
+        }
+        Ok(Box::new(LogStore { pages: Arc::new(pages), logs, size: setting.size }))
+    }
+}
+
+struct LogStore {
+    pages: Arc<<Block as Target>::Raw>,
+    logs: Vec<<Block as Target>::Raw>,
+    size: usize,
+}
+
+impl Store for LogStore {
+    fn worker(&self, thread: usize) -> Result<Box<dyn Worker + '_>> {
+        let (log, size) = (&self.logs[thread], self.size);
+        let mut buffer = Buffer::new(HEADER + size);
+        let mut checkpoints = Checkpoints::start(self.pages.clone(), size)?;
+        let (mut at, mut batch) = (0, Vec::with_capacity(BATCH));
+        Ok(Box::new(move |place: u64| -> Result<()> {
+            let entry = buffer.bytes();
+            if at + entry.len() as u64 > LOG {
+                at = 0;
+            }
+            log.write(entry, at)?;
+            log.fence()?;
+            at += entry.len() as u64;
+            batch.push(place);
+            if batch.len() == BATCH {
+                checkpoints.take(std::mem::replace(&mut batch, Vec::with_capacity(BATCH)))?;
+            }
+            Ok(())
+        }))
+    }
+}
+
+/// A thread that writes records to their pages.
+struct Checkpoints {
+    batches: Option<SyncSender<Vec<u64>>>,
+    thread: Option<JoinHandle<untorn::Result<()>>>,
+}
+
+impl Checkpoints {
+    fn start(pages: Arc<<Block as Target>::Raw>, size: usize) -> Result<Self> {
+        let (batches, received) = sync_channel::<Vec<u64>>(0);
+        let write = move || {
+            let record = vec![0x5a; size];
+            received.into_iter().try_for_each(|batch| {
+                batch.iter().try_for_each(|place| pages.write(&record, place * size as u64))?;
+                pages.fence()
+            })
+        };
+        let thread = Builder::new().name("log-pages".to_owned()).spawn(write);
+        let thread = thread.map_err(|source| Error::io("start a thread for", Path::new("log+pages"), source))?;
+        Ok(Checkpoints { batches: Some(batches), thread: Some(thread) })
+    }
+
+    /// Waits until the thread is done with the batch before.
+    ///
+    /// # Errors
+    /// Why the thread has ended.
+    fn take(&mut self, batch: Vec<u64>) -> Result<()> {
+        if self.batches.as_ref().is_some_and(|batches| batches.send(batch).is_ok()) {
+            return Ok(());
+        }
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(Err(error))) => Err(error.into()),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            _ => Err(Error::usage("log+pages has failed before")),
+        }
+    }
+}
+
+impl Drop for Checkpoints {
+    fn drop(&mut self) {
+        drop(self.batches.take());
+        // A limit has no last batch to make durable.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 /// An [`AtomicFile`]: a write of a record, durable on return.
 #[derive(Clone, Debug)]
 pub(crate) struct Atomic {
@@ -93,11 +211,11 @@ impl Atomic {
         create(medium, &setting.dir.join("data"), &self.options(setting), setting.len())
     }
 
-    /// Finishes what an engine has left for later.
+    /// Finishes what an engine has left for later. The log keeps its space, as it does while a program runs.
     pub(super) fn settle(file: &AtomicFile) -> Result<()> {
         if file.info().engine == EngineKind::HybridLog {
             file.sync()?;
-            file.reclaim()?;
+            file.deploy(0, file.len())?;
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ use serde::Serialize;
 use untorn::testing::storage::MediumKind;
 
 pub(crate) use self::alone::{Alone, run_alone};
-pub(crate) use self::files::{Atomic, Raws};
+pub(crate) use self::files::{Atomic, LogLimit, Raws};
 pub(crate) use self::maps::{Map, Msync, Shared};
 pub(crate) use self::mixed::{Mixed, is_write};
 pub(crate) use self::single::{Single, run_singles};
