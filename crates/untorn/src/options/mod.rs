@@ -276,8 +276,9 @@ impl Options {
 
     /// Sets the maximum size of the hybrid-log engine's log, in bytes. The default is 64 GiB. The log starts small and
     /// grows as needed. All writes of one epoch must fit; a write that would not is refused ([`Error::Invalid`]) and
-    /// writes nothing. The size is rounded up to whole chunks (2 MiB by default), and to at least two. It holds for
-    /// this open only: the file remembers neither the size nor the log policy.
+    /// writes nothing. The size is rounded up to whole chunks, and to at least two. A chunk has 2 MiB; on a disk it has
+    /// 128 KiB to 2 MiB, by the length of the file. The size holds for this open only: the file remembers neither the
+    /// size nor the log policy.
     #[must_use]
     pub fn log_size(mut self, bytes: u64) -> Self {
         self.log_size = bytes;

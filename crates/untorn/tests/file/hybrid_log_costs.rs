@@ -166,6 +166,49 @@ fn a_small_file_on_a_disk_begins_with_a_small_log() {
     assert!(cost.fences < 20_000 + 20_000 / 100, "flushes for checkpoints: {cost:?}");
 }
 
+/// On a disk the pages of the log are written with zeros before they are used. Short commits, whose bytes stand among
+/// the headers, use no others; longer ones have theirs written once.
+#[test]
+fn short_commits_to_a_new_log_write_little() {
+    const COMMITS: u64 = 500;
+    const PAGES: u64 = 200;
+    let written = |len: usize| {
+        let medium = Counting::new(PageCache::new());
+        let (_dir, file) = create_on(medium.clone(), &options(LogPolicy::Redo, Order::OneFence), PAGES * PAGE as u64);
+        let cost = medium.cost(|| {
+            for turn in 0..COMMITS {
+                file.write_at(&vec![turn as u8; len], turn % PAGES * PAGE as u64).unwrap();
+                file.sync().unwrap();
+            }
+        });
+        cost.bytes / COMMITS
+    };
+    // Three lines of 64 bytes, and the share of the headers of a commit.
+    let short = written(8);
+    assert!((192..600).contains(&short), "{short} bytes for each commit of 8");
+    let long = written(PAGE);
+    assert!((2 * PAGE as u64..4 * PAGE as u64).contains(&long), "{long} bytes for each commit of a page");
+    // After a clean close nobody knows any more which pages were written, but the file system does.
+    let medium = Counting::new(PageCache::new());
+    let options = options(LogPolicy::Redo, Order::OneFence).keep_sidecar(true);
+    let (path, file) = create_on(medium.clone(), &options, PAGES * PAGE as u64);
+    let commit = |file: &AtomicFile, len| {
+        medium.cost(|| {
+            file.write_at(&vec![9; len], 0).unwrap();
+            file.sync().unwrap();
+        })
+    };
+    commit(&file, 8);
+    file.close().unwrap();
+    let file = options.open_on(medium.clone(), &path).unwrap();
+    let first = commit(&file, PAGE).bytes;
+    assert!((4 * PAGE as u64..40 * PAGE as u64).contains(&first), "{first} bytes for the first page in the log");
+    file.close().unwrap();
+    let file = options.open_on(medium.clone(), &path).unwrap();
+    let again = commit(&file, PAGE).bytes;
+    assert!(again < 2 * PAGE as u64, "{again} bytes where the pages were written by an earlier session");
+}
+
 #[test]
 fn threads_that_sync_together_share_flushes() {
     alone!(120, "threads that sync together");

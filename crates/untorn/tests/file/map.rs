@@ -437,6 +437,45 @@ fn a_full_disk_is_an_error_of_the_commit() {
     }
 }
 
+/// A commit writes the bytes that changed, and not their whole pages. Stores that change nothing write nothing.
+#[test]
+fn a_commit_writes_the_bytes_that_changed() {
+    let written = || -> u64 {
+        let counts = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        counts.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap().parse().unwrap()
+    };
+    for method in methods() {
+        let options = Options::new().engine(EngineKind::HybridLog).dirty_tracking(method).checkpoint_threads(0);
+        let (_dir, mut map) = new_map(&options, 256 * PAGE as u64);
+        // The log gets its pages.
+        map[..PAGE].fill(1);
+        map.commit().unwrap();
+        let stores: [(&[(usize, usize)], u64); 5] = [
+            // A header, a line of bytes and a record, of 64 bytes each.
+            (&[(PAGE + 100, 8)], 192),
+            (&[(3 * PAGE + 100, 8), (9 * PAGE + 5, 40)], 320),
+            // Eight bytes at each end of a page: what lies between goes along.
+            (&[(5 * PAGE, 8), (6 * PAGE - 8, 8)], PAGE as u64 + 128),
+            (&[(20 * PAGE, PAGE)], PAGE as u64 + 128),
+            (&[], 0),
+        ];
+        // By this method the bytes go to the file at once, too.
+        let times = if method == DirtyTracking::PageTable { 2 } else { 1 };
+        for (stores, most) in stores {
+            stores.iter().for_each(|&(at, len)| map[at..at + len].fill(7));
+            let before = written();
+            map.commit().unwrap();
+            let bytes = written() - before;
+            assert!(bytes <= times * most && (bytes == 0) == stores.is_empty(), "{method}, {stores:?}: {bytes} bytes");
+        }
+        map[5] = 2;
+        map[5] = 1;
+        let before = written();
+        map.commit().unwrap();
+        assert_eq!(written(), before, "{method}: a store that was taken back");
+    }
+}
+
 /// A kill leaves the last commit: of a map, and of nothing else that the process did. Alone: the process is forked
 /// and may start threads, for which it would wait for ever if another test was about to start or end one of its own
 /// at that moment.

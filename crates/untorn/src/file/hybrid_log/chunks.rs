@@ -18,6 +18,11 @@ use crate::sync::word_lock::lock;
 use crate::sys::growing::GrowingArray;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, fence};
 
+/// Pages of units that are written ahead of the first use of one on a block medium: as many as the log has used, within
+/// these limits.
+const FEWEST_AHEAD: u64 = 16;
+const MOST_AHEAD: u64 = 128;
+
 /// Chunks by which a log grows at most at a time, unless it must hold more.
 const STEP: u64 = 32;
 
@@ -33,6 +38,8 @@ struct ChunkState {
     held: AtomicU64,
     /// What is known of its space: one of the three below.
     space: AtomicU64,
+    /// On a block medium, how many of its units have pages that were written; those behind them may be allocated only.
+    written: AtomicU64,
 }
 
 /// The space of a chunk that was there when the log was opened: an older session may have given it back, or have been
@@ -166,11 +173,31 @@ impl Chunks {
     }
 
     /// Room for an entry of `wanted` units, for the holder of a lane, from the chunk that the lane fills, one that
-    /// another lane let go of with room left, or a free one; `None` if there is none of these, or no space for it.
+    /// another lane let go of with room left, or a free one; `None` if there is none of these, or no space for it. With
+    /// `for_bytes` the pages of the units are to be used, and not only the headers.
     ///
     /// # Errors
     /// What giving a chunk its space comes upon, other than that there is none.
     pub(super) fn take<F: MediumFile>(
+        &self,
+        lane: &LaneState,
+        side: &F,
+        wanted: u64,
+        for_bytes: bool,
+        epoch: u64,
+        mut relax: impl FnMut(u32),
+    ) -> Result<Option<u64>> {
+        let unit = self.take_any(lane, side, wanted, epoch, &mut relax)?;
+        if let Some(unit) = unit.filter(|_| for_bytes && self.class == MediumClass::Block)
+            && let Err(error) = self.write_ahead(side, unit, wanted)
+        {
+            self.give_back(lane, [(unit, wanted)].into_iter(), relax);
+            return Err(error);
+        }
+        Ok(unit)
+    }
+
+    fn take_any<F: MediumFile>(
         &self,
         lane: &LaneState,
         side: &F,
@@ -415,7 +442,12 @@ impl Chunks {
         let given = match state.space.load(Ordering::Relaxed) {
             PREALLOCATED => return Ok(()),
             // It was written before, or never, and then its first entries pay for it.
-            UNKNOWN => side.allocate(self.start(chunk), chunk_len(self.units)),
+            UNKNOWN => {
+                if self.class == MediumClass::Block {
+                    state.written.store(self.written_before(side, chunk), Ordering::Relaxed);
+                }
+                side.allocate(self.start(chunk), chunk_len(self.units))
+            }
             _ => self.give_space(side, chunk),
         };
         match &given {
@@ -430,18 +462,50 @@ impl Chunks {
         given
     }
 
-    /// Gives a chunk its space. On a block medium it is written once, not only allocated: to overwrite what was
-    /// allocated but never written would cost a journal commit of the file system at every flush.
+    /// Gives a chunk its space. On a block medium its headers are written once, not only allocated: to overwrite what
+    /// was allocated but never written would cost a journal commit of the file system at every flush. So are the pages
+    /// of its units, but not before they are used: short entries never use them.
     fn give_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
-        let (at, len) = (self.start(chunk), chunk_len(self.units));
-        side.allocate(at, len)?;
+        side.allocate(self.start(chunk), chunk_len(self.units))?;
         if self.class == MediumClass::Block {
-            let zeros = [0; 64 << 10];
-            for offset in (0..len).step_by(zeros.len()) {
-                side.write(at + offset, &zeros[..(len - offset).min(zeros.len() as u64) as usize])?;
-            }
+            self.states[chunk as usize].written.store(0, Ordering::Relaxed);
+            write_zeros(side, self.start(chunk), headers_len(self.units))?;
         }
         Ok(())
+    }
+
+    /// Writes the pages ahead of an entry that takes `wanted` units, the last of which no entry has used before: the
+    /// longer the log, the more, so that one journal commit serves many entries and a short log stays cheap. The caller
+    /// holds the lane that fills the chunk.
+    ///
+    /// # Errors
+    /// [`Error::Io`] from the file system.
+    #[inline]
+    fn write_ahead<F: MediumFile>(&self, side: &F, unit: u64, wanted: u64) -> Result<()> {
+        let state = &self.states[(unit >> self.shift) as usize];
+        let (first, written) = (self.index_in(unit), state.written.load(Ordering::Relaxed));
+        let end = first + wanted;
+        if end <= written {
+            return Ok(());
+        }
+        let ahead = (end + unit.clamp(FEWEST_AHEAD, MOST_AHEAD)).min(self.units);
+        // Not those of the entry itself, which are about to be written. Inline entries have passed over those before.
+        for units in [written..first, end..ahead] {
+            if !units.is_empty() {
+                write_zeros(side, self.bytes_at(unit - first + units.start), (units.end - units.start) * PAGE)?;
+            }
+        }
+        state.written.store(ahead, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Units of a chunk whose pages an earlier session has written.
+    fn written_before<F: MediumFile>(&self, side: &F, chunk: u64) -> u64 {
+        let at = self.bytes_at(chunk * self.units);
+        match side.data_from(at) {
+            Ok(Some(data)) if data.start <= at => ((data.end - at) / PAGE).min(self.units),
+            _ => 0,
+        }
     }
 
     /// The chunks whose headers are in no hole: those that anybody has written to. A log may be as long as its owner
@@ -507,6 +571,14 @@ pub(super) fn written_len<F: MediumFile>(side: &F, at: u64, units: u64) -> u64 {
         next = (data - at) / chunk + 1;
     }
     at + next.min(whole) * chunk
+}
+
+fn write_zeros<F: MediumFile>(side: &F, at: u64, len: u64) -> Result<()> {
+    let zeros = [0; 64 << 10];
+    for offset in (0..len).step_by(zeros.len()) {
+        side.write(at + offset, &zeros[..(len - offset).min(zeros.len() as u64) as usize])?;
+    }
+    Ok(())
 }
 
 /// Bytes of the headers of a chunk.

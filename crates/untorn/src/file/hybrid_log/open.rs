@@ -32,8 +32,9 @@ const MOST_UNITS: u32 = 512;
 /// The fewest units that a chunk has on a block medium, unless an option asks for fewer.
 const FEWEST_UNITS: u32 = 32;
 
-/// The units of a chunk in the log of a file of `len` bytes. On a block medium, where each chunk is written with zeros
-/// before its first use, they are as many as the file has pages: the first commit to a small file writes little.
+/// The units of a chunk in the log of a file of `len` bytes. On a block medium, where the pages of a chunk are written
+/// with zeros before their first use, they are as many as the file has pages: the first commit to a small file writes
+/// little.
 fn units_for(class: MediumClass, len: u64) -> u32 {
     match class {
         MediumClass::PersistentMemory => MOST_UNITS,

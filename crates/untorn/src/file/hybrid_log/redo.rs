@@ -46,7 +46,7 @@ impl<M: Medium> Core<M> {
         for (index, (block_range, &shape)) in plan.block_ranges.iter().zip(&shapes).enumerate() {
             links.push(match (block_range.logged, shape) {
                 (Logged::Open(link), Shape::Same { .. }) => link,
-                _ => match self.take_entry(lane, self.units_for(plan, index, shape)) {
+                _ => match self.take_entry(lane, self.units_for(plan, index, shape), shape.is_inline()) {
                     Ok(Some(unit)) => self.redo_link(unit, block_range.class),
                     none => {
                         self.give_back_new(lane, plan, &links, &shapes);

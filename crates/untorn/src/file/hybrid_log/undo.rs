@@ -60,7 +60,7 @@ impl<M: Medium> Core<M> {
         if hull.is_none()
             && let Some(part) = parts.next()
         {
-            let Some(unit) = self.take_entry(lane, 1 << block_range.class)? else { return Ok(None) };
+            let Some(unit) = self.take_entry(lane, 1 << block_range.class, false)? else { return Ok(None) };
             let after = self.certifies().then(|| sum_of(part.bytes));
             old.push(OldBytes { block_range: index, extent: part.extent, unit, after });
             link = Some(Link::new(unit, block_range.class, 0, Kind::Undo));
@@ -74,7 +74,7 @@ impl<M: Medium> Core<M> {
                 Extent { offset: 0, end: (self.data.len().min(block_range.end()) - block_range.start()) as u32 };
             for rest in [Extent { end: known.offset, ..whole }, Extent { offset: known.end, ..whole }] {
                 if rest.offset < rest.end {
-                    let Some(unit) = self.take_entry(lane, 1 << block_range.class)? else { return Ok(None) };
+                    let Some(unit) = self.take_entry(lane, 1 << block_range.class, false)? else { return Ok(None) };
                     old.push(OldBytes { block_range: index, extent: rest, unit, after: None });
                 }
             }

@@ -280,9 +280,9 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// So many units for a new entry; `None` if the log has no room.
-    pub(super) fn take_entry(&self, lane: &Lane<'_>, units: u64) -> Result<Option<u64>> {
-        let unit = self.chunks.take(lane.state, &self.side, units, self.epoch(), self.relax())?;
+    /// So many units for a new entry, which is `inline` or has its bytes in them; `None` if the log has no room.
+    pub(super) fn take_entry(&self, lane: &Lane<'_>, units: u64, inline: bool) -> Result<Option<u64>> {
+        let unit = self.chunks.take(lane.state, &self.side, units, !inline, self.epoch(), self.relax())?;
         // Nothing is said of it until it is whole.
         debug_assert!(unit.is_none_or(|unit| self.chunks.metas[unit as usize].what().is_none()));
         Ok(unit)
