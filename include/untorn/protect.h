@@ -227,6 +227,15 @@ int untorn_redundancy_cover_all(uint64_t *pages);
 int untorn_redundancy_cover_on_signal(int signal, void (*covered)(void *context, uint64_t pages, int code),
                                       void *context);
 
+/* Gives the file another length, in bytes, durably. Covered pages stay covered,
+ * and the added ones are covered zeros. The mapping must reach as far: map the
+ * file with the most bytes that it will have, and pass all of them to
+ * untorn_protect. Pages behind the file's end must not be touched.
+ * Errors: UNTORN_EINVAL for a mapping that is shorter, and for 0; those of
+ * untorn_redundancy_sync. If the file still has its old length, it is protected as
+ * before. */
+int untorn_redundancy_set_len(void *addr, uint64_t len);
+
 /* Sets another period, also for a mapping that is covered on demand. The next
  * pass comes this long after the last one ended.
  * Errors: UNTORN_EINVAL for 0; those of untorn_redundancy_sync. */

@@ -223,6 +223,12 @@ pub unsafe extern "C" fn untorn_redundancy_cover_on_signal(
     })
 }
 
+/// Changes the length of a file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_set_len(addr: *mut c_void, len: u64) -> c_int {
+    code(|| PROTECTED.with(addr, |protected| Ok(protected.set_len(len)?)))
+}
+
 /// Sets another period.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_set_period(addr: *mut c_void, period_ms: u64) -> c_int {

@@ -128,6 +128,26 @@ static void paces(const char *dir) {
     CHECK(untorn_unprotect(memory) == 0 && munmap(memory, LENGTH) == 0);
 }
 
+/* The mapping is twice as long as the file, which then grows. */
+static void grows(const char *dir) {
+    char *path = in_dir(dir, "grown");
+    unsigned char *memory = map(path, MAP_SHARED);
+    CHECK(munmap(memory, LENGTH) == 0);
+    int fd = open(path, O_RDWR);
+    memory = mmap(NULL, 2 * LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(fd >= 0 && memory != MAP_FAILED);
+    CHECK(untorn_protect(memory, 2 * LENGTH, NULL) == 0);
+    CHECK(untorn_redundancy_set_len(memory, 2 * LENGTH) == 0);
+    CHECK(lseek(fd, 0, SEEK_END) == 2 * LENGTH && coverage_of(memory).pages == 16);
+    memory[2 * LENGTH - 1] = 1;
+    CHECK(untorn_redundancy_sync(memory) == 0 && coverage_of(memory).uncovered == 0);
+    CHECK(told(untorn_redundancy_set_len(memory, 2 * LENGTH + 1), "mapping") == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_set_len(memory, 0) == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_set_len(NULL, LENGTH) == UNTORN_EINVAL);
+    CHECK(untorn_redundancy_set_len(memory, LENGTH) == 0 && coverage_of(memory).pages == 8);
+    CHECK(untorn_unprotect(memory) == 0 && munmap(memory, 2 * LENGTH) == 0 && close(fd) == 0);
+}
+
 /* Counts pages and codes of the coverings that a signal asked for. */
 struct powerless {
     atomic_int times;
@@ -303,6 +323,7 @@ int main(int argc, char **argv) {
     if (protects(argv[1])) {
         refusals(argv[1]);
         paces(argv[1]);
+        grows(argv[1]);
         power_fails(argv[1]);
         tells(argv[1]);
         repairs_by_path(argv[1]);

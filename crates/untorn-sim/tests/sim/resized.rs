@@ -1,13 +1,15 @@
 //! Files with redundancy that get another length: covered pages stay covered, and damage never becomes the truth.
 
+use std::collections::BTreeSet;
 use std::iter;
+use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use untorn::redundancy::{Damage, PageRange, ProtectOptions, StripeLayout};
+use untorn::redundancy::{Damage, PageRange, ProtectOptions, Protected, StripeLayout, Tracker};
 use untorn::testing::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn::{AtomicFile, Durability, EngineKind, Options};
 use untorn_sim::{SimMedium, Step, Verdict};
@@ -187,6 +189,123 @@ fn a_crash_amid_it_leaves_damage_known_too() {
                 }
             }
         }
+    }
+}
+
+/// The ways in which a program without an engine has its stores found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Announced,
+    Synchronous,
+    Tracked,
+}
+
+/// Stores to these pages were made, and nobody has asked for them yet.
+struct Stored(Mutex<Vec<u64>>);
+
+impl Tracker for Stored {
+    fn take(&self) -> untorn::Result<Vec<Range<u64>>> {
+        Ok(std::mem::take(&mut *self.0.lock().unwrap()).into_iter().map(|page| page..page + 1).collect())
+    }
+
+    fn look(&self) -> untorn::Result<Vec<Range<u64>>> {
+        Ok(self.0.lock().unwrap().iter().map(|page| *page..page + 1).collect())
+    }
+
+    fn reach(&self) -> Option<u64> {
+        Some(40 * PAGE as u64)
+    }
+}
+
+impl Way {
+    fn open(self, medium: &SimMedium, layout: StripeLayout) -> (Protected, Arc<Stored>) {
+        let stored = Arc::new(Stored(Mutex::default()));
+        let options = ProtectOptions::new().stripe(3).layout(layout).on_demand();
+        let opened = match self {
+            Way::Announced => options.open_on(medium.clone(), PATH),
+            Way::Synchronous => options.period(Duration::ZERO).open_on(medium.clone(), PATH),
+            Way::Tracked => options.track_on(medium.clone(), PATH, stored.clone()),
+        };
+        (opened.unwrap(), stored)
+    }
+
+    fn store(self, medium: &SimMedium, (protected, stored): &(Protected, Arc<Stored>), page: usize, bytes: &[u8]) {
+        let at = (page * PAGE) as u64;
+        let told = (self != Way::Tracked).then(|| protected.announce(at..at + bytes.len() as u64).unwrap());
+        medium.open(Path::new(PATH), Access::ReadWrite, 0).unwrap().store(at, bytes).unwrap();
+        match told {
+            Some(stores) => drop(stores),
+            None => stored.0.lock().unwrap().push(page as u64),
+        }
+    }
+}
+
+/// A program changes the length of a file that it protects, and a crash comes at any instant. Some pages are damaged
+/// and others stored to.
+#[test]
+fn a_crash_amid_set_len_leaves_a_plain_file_protected() {
+    let layouts = [StripeLayout::Consecutive, StripeLayout::Spread];
+    for (way, layout) in
+        [Way::Announced, Way::Synchronous, Way::Tracked].into_iter().flat_map(|way| layouts.map(|layout| (way, layout)))
+    {
+        for (class, len) in BOTH.into_iter().flat_map(|class| [5 * PAGE + 7, 13 * PAGE + 5].map(|len| (class, len))) {
+            let what = format!("{way:?}, {layout:?}, {class:?}, to {len}");
+            let medium = SimMedium::new(class);
+            let mut expected = bytes(10 * PAGE + 100);
+            medium.install(PATH, &expected);
+            let open = way.open(&medium, layout);
+            open.0.sync().unwrap();
+            way.store(&medium, &open, 3, b"stored");
+            flip(&medium, 33);
+            let (_, states) = watched(&medium, Step::changes, || open.0.set_len(len as u64).unwrap());
+            expected[3 * PAGE..][..6].copy_from_slice(b"stored");
+            assert!(states.len() > 10, "{what}: {} instants", states.len());
+            let mut lens = BTreeSet::new();
+            for (nth, (_, state)) in states.iter().enumerate() {
+                for left in iter::once(state.killed()).chain(power_cuts(state)) {
+                    let was = left.peek(PATH).unwrap();
+                    lens.insert(was.len());
+                    if nth % 2 == 0 {
+                        // A tool comes first, and may repair it.
+                        let looked = ProtectOptions::new().look_on(left.clone(), PATH).unwrap();
+                        let report = looked.repair().unwrap();
+                        assert!(
+                            report.scrub.damage.iter().all(|damage| is_of_page_0(damage, way)),
+                            "{what}: {report:?}"
+                        );
+                    }
+                    let (protected, _) = way.open(&left, layout);
+                    protected.sync().unwrap();
+                    let coverage = protected.coverage().unwrap();
+                    assert_eq!((coverage.pages, coverage.uncovered), (was.len().div_ceil(PAGE) as u64, 0), "{what}");
+                    let report = protected.repair().unwrap();
+                    assert!(report.is_whole() && report.unknown.is_empty(), "{what}: {report:?}");
+                    let held = left.peek(PATH).unwrap();
+                    // Of a store that was not flushed nothing is promised.
+                    let differs = |at: &usize| held[*at] != expected[*at] && !(3 * PAGE..3 * PAGE + 6).contains(at);
+                    let first = (0..held.len().min(expected.len())).find(differs);
+                    // Page tables are forgotten in a crash, so that damage may be a store.
+                    assert!(first.is_none() || way == Way::Tracked && first == Some(33), "{what}: byte {first:?}");
+                    assert!(held.iter().skip(expected.len()).all(|byte| *byte == 0), "{what}");
+                    // What is called covered can be given back.
+                    flip(&left, held.len() - 1);
+                    assert_eq!(protected.repair().unwrap().repaired.len(), 1, "{what}");
+                    assert!(left.peek(PATH).unwrap() == held, "{what}");
+                    protected.close().unwrap();
+                }
+            }
+            assert_eq!(lens, BTreeSet::from([expected.len(), len]), "{what}");
+        }
+    }
+}
+
+/// Whether this is about the page that is damaged, of which nobody knows after a crash where stores are tracked.
+fn is_of_page_0(damage: &Damage, way: Way) -> bool {
+    match damage {
+        Damage::Page(range) => range.offset == 0,
+        Damage::Unknown(range) => way == Way::Tracked && [0, 3 * PAGE as u64].contains(&range.offset),
+        Damage::Table { .. } => true,
+        _ => false,
     }
 }
 

@@ -221,7 +221,7 @@ impl<M: Medium> Redundancy<M> {
         let runs = self.geometry.runs(stripes.clone());
         ahead.runs.resize_with(runs.len(), Run::default);
         let data = Source {
-            data_from: &|offset| self.pages.data_from(offset),
+            data_from: &|offset| self.pages.data_from(offset, false),
             read: &|offset, bytes| self.pages.read_stored(offset, bytes),
         };
         for (run, pages) in ahead.runs.iter_mut().zip(runs) {

@@ -215,12 +215,14 @@ pub(super) struct Filling<'a, F> {
     pub(super) fill: Option<Fill<'a, F>>,
     /// It takes the place of none. If there is one by now, another process has just made it.
     pub(super) is_first: bool,
+    /// It takes the place of one for this length, which the file still has.
+    pub(super) resized_from: Option<u64>,
 }
 
 impl<F> Filling<'_, F> {
     /// Every page is marked uncovered.
     pub(super) fn marked(room: Room) -> Self {
-        Filling { left: Left::Announced, room, fill: None, is_first: false }
+        Filling { left: Left::Announced, room, fill: None, is_first: false, resized_from: None }
     }
 }
 
@@ -266,6 +268,7 @@ pub(super) fn create<M: Medium>(
             list: 0,
             period: settings.keep,
             max_uncovered: settings.keep_max_uncovered,
+            resized_from: filling.resized_from,
             history,
         };
         superblock.write(&side)?;

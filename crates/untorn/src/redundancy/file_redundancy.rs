@@ -258,6 +258,10 @@ impl<M: Medium> RedundancyService for FileRedundancy<M> {
         self.data.with(|data| data.release(bytes))
     }
 
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.data.set_len(len)
+    }
+
     fn close(&self) -> Result<()> {
         self.data.with(Redundancy::close)
     }

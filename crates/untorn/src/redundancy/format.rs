@@ -62,6 +62,9 @@ pub(super) struct Superblock {
     pub(super) period: Option<Duration>,
     /// Likewise.
     pub(super) max_uncovered: Option<u64>,
+    /// Bytes that the file had before it got this length, until the medium has this length: after a crash it may have
+    /// either.
+    pub(super) resized_from: Option<u64>,
     pub(super) history: History,
 }
 
@@ -92,7 +95,9 @@ pub(super) struct RawSuperblock {
     period: U64,
     /// In pages, and one more; 0: none is kept.
     max_uncovered: U64,
-    reserved: [u8; 3384],
+    /// 0: the medium has the file's length.
+    resized_from: U64,
+    reserved: [u8; 3376],
     check: U64,
 }
 
@@ -103,6 +108,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSuperblock, stamp_size) == 120);
     assert!(std::mem::offset_of!(RawSuperblock, intent) == 168);
     assert!(std::mem::offset_of!(RawSuperblock, list) == 680);
+    assert!(std::mem::offset_of!(RawSuperblock, resized_from) == 704);
     assert!(std::mem::offset_of!(RawSuperblock, check) == 4088);
 };
 
@@ -144,6 +150,7 @@ impl DualCopy for Superblock {
             list: self.list.into(),
             period: self.period.map_or(0, kept).into(),
             max_uncovered: self.max_uncovered.map_or(0, |pages| pages.saturating_add(1)).into(),
+            resized_from: self.resized_from.unwrap_or(0).into(),
             ..RawSuperblock::new_zeroed()
         };
         for (raw, page) in raw.intent.iter_mut().zip(&self.intents) {
@@ -180,6 +187,7 @@ impl DualCopy for Superblock {
             list: raw.list.get(),
             period: raw.period.get().checked_sub(1).map(|period| as_kept(Duration::from_micros(period))),
             max_uncovered: raw.max_uncovered.get().checked_sub(1),
+            resized_from: Some(raw.resized_from.get()).filter(|len| *len > 0),
             history: History { scrubbed: raw.scrubbed.get(), scrubs: raw.scrubs.get(), repaired: raw.repaired.get() },
         })
     }
@@ -383,6 +391,7 @@ mod tests {
             list: 6,
             period: Some(Duration::from_millis(7)),
             max_uncovered: Some(0),
+            resized_from: Some(90_000),
             history: History { scrubbed: 1, scrubs: 2, repaired: 3 },
         };
         let decoded = |raw: &RawSuperblock| look::<Superblock>(0, raw, Path::new("x")).transpose().unwrap();

@@ -100,9 +100,24 @@ fn occupied<F: MediumFile>(geometry: &Geometry, data: &F, from: u64) -> Result<V
 pub(super) struct Holes {
     /// Where it was asked, and the first range behind that which is no hole.
     told: Vec<(u64, Range<u64>)>,
+    of_pages: bool,
+}
+
+/// The first range of a file from an offset on that is no hole; of pages, only its first page.
+pub(super) fn data_from<F: MediumFile>(file: &F, offset: u64, of_pages: bool) -> Result<Option<Range<u64>>> {
+    if of_pages {
+        return Ok(file.next_data(offset).map(|data| data..(data / PAGE + 1) * PAGE));
+    }
+    file.data_from(offset)
 }
 
 impl Holes {
+    /// For questions about single pages, and not along the file: where data ends is not asked. A file system in memory
+    /// looks for it page by page, up to the end of the file.
+    pub(super) fn of_pages() -> Self {
+        Holes { told: Vec::new(), of_pages: true }
+    }
+
     /// Whether a range is a hole, from its first byte to its last.
     ///
     /// # Errors
@@ -110,13 +125,13 @@ impl Holes {
     pub(super) fn has(
         &mut self,
         range: &Range<u64>,
-        data_from: impl Fn(u64) -> Result<Option<Range<u64>>>,
+        data_from: impl Fn(u64, bool) -> Result<Option<Range<u64>>>,
     ) -> Result<bool> {
         let told = self.told.iter().find(|(from, data)| (*from..data.end).contains(&range.start));
         if let Some((_, data)) = told {
             return Ok(range.end <= data.start);
         }
-        let data = data_from(range.start)?.unwrap_or(u64::MAX..u64::MAX);
+        let data = data_from(range.start, self.of_pages)?.unwrap_or(u64::MAX..u64::MAX);
         let is_hole = range.end <= data.start;
         if self.told.len() == KEPT {
             self.told.remove(0);
@@ -130,7 +145,7 @@ impl<M: Medium> Redundancy<M> {
     /// Whether no page of a stripe has a byte that is not a hole's.
     pub(super) fn is_hole(&self, holes: &mut Holes, stripe: u64) -> Result<bool> {
         for page in self.geometry.members(stripe) {
-            if !holes.has(&self.geometry.bytes_of(page), |offset| self.pages.data_from(offset))? {
+            if !holes.has(&self.geometry.bytes_of(page), |offset, of_pages| self.pages.data_from(offset, of_pages))? {
                 return Ok(false);
             }
         }
@@ -140,7 +155,7 @@ impl<M: Medium> Redundancy<M> {
     /// Whether the parity of a stripe is a hole of the redundancy file.
     pub(super) fn is_parity_hole(&self, holes: &mut Holes, stripe: u64) -> Result<bool> {
         let at = self.geometry.parity_at(stripe);
-        holes.has(&(at..at + PAGE), |offset| self.side.data_from(offset))
+        holes.has(&(at..at + PAGE), |offset, of_pages| data_from(&self.side, offset, of_pages))
     }
 
     /// Makes sure that there is space for the parity of these stripes, ascending, which is about to be stored. That of

@@ -121,7 +121,7 @@ pub(crate) mod barriers {
         /// Its name is durable before the file is reported as protected.
         CREATE_NAME = "redundancy.create.name";
         /// Bytes of the data file that a killed process left in the page cache are durable before they are compared
-        /// with checksums.
+        /// with checksums, and a new length is before the redundancy file forgets the length before.
         ATTACH_DATA = "redundancy.attach.data";
         /// Bytes of the redundancy file that it left are durable too, before the older of two copies is overwritten
         /// because a newer one was read.
@@ -201,6 +201,11 @@ pub trait Tracker: Send + Sync {
     /// # Errors
     /// As there.
     fn look(&self) -> Result<Vec<Range<u64>>>;
+
+    /// The most bytes that the file may have, as far as stores are found; `None` if any are.
+    fn reach(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Who uses a redundancy file, and so how stores are found out.

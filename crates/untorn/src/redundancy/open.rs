@@ -23,8 +23,10 @@ use crate::options::Settings;
 use crate::simd::xor;
 use crate::storage::{Access, MarkState, Medium, MediumFile};
 
-/// A file that is being opened with an engine, or the sidecar of such a file.
+/// A file that is being opened with an engine, the sidecar of such a file, or a plain file that got another length.
 pub(super) struct Beside<F> {
+    /// Whether an engine has the file.
+    pub(super) has_engine: bool,
     /// Whether the file is to be taken as it is, see [`Prefer`](crate::options::Prefer).
     pub(super) trusted: bool,
     /// The redundancy file, if it was made just now, locked.
@@ -99,11 +101,12 @@ impl<M: Medium> Redundancy<M> {
         Ok(opened)
     }
 
-    /// The same for a file that is being opened with an engine, before that writes to it, and for its sidecar, whose
-    /// redundancy file there is, or was made just now. Nothing is changed that is there, until the first announcement
-    /// or until it [begins](Redundancy::begin): the engine may refuse the file. Only if it is for another length it is
-    /// made anew at once, and what it says is carried over. A caller who knows that others wrote to the
-    /// file says that it is `trusted`: then no page that differs is taken for damaged.
+    /// The same for a file that is being opened with an engine, before that writes to it, for its sidecar, whose
+    /// redundancy file there is, or was made just now, and for a plain file that just got another length. Nothing is
+    /// changed that is there, until the first announcement or until it [begins](Redundancy::begin): the engine may
+    /// refuse the file. Only if it is for another length it is made anew at once, and what it says is carried over. A
+    /// caller who knows that others wrote to the file says that it is `trusted`: then no page that differs is taken
+    /// for damaged.
     ///
     /// # Errors
     /// As there.
@@ -114,9 +117,8 @@ impl<M: Medium> Redundancy<M> {
         settings: Settings,
         beside: Option<Beside<M::File>>,
     ) -> Result<Self> {
-        let is_beside = beside.is_some();
-        let plain = Beside { trusted: false, made: None, sidecar: None, has_all_room: false };
-        let Beside { trusted, made, sidecar, has_all_room } = beside.unwrap_or(plain);
+        let plain = Beside { has_engine: false, trusted: false, made: None, sidecar: None, has_all_room: false };
+        let Beside { has_engine: is_beside, trusted, made, sidecar, has_all_room } = beside.unwrap_or(plain);
         let of_sidecar = sidecar.is_some();
         let data = medium.open(path, mode.access_to_data(), 0)?;
         let has_engine = check_engine(&*medium, path, &data, &mode, is_beside)?;
@@ -125,6 +127,7 @@ impl<M: Medium> Redundancy<M> {
             None => (redundancy_file(path, data.identity()?.inode), 0),
         };
         let mut room = if has_all_room { Room::All } else { Room::OfData { from } };
+        let is_resized = made.is_some();
         let (mut side, mut created) = match made {
             Some(made) => (made, true),
             None => attach(&*medium, path, &place, &data, &mode, &settings, room)?,
@@ -138,15 +141,17 @@ impl<M: Medium> Redundancy<M> {
         }
         let (mut superblock, mut superblocks) = Superblock::read(&side, &place, &data)?;
         let is_as_long = of_sidecar || superblock.geometry.len == data.len();
+        let is_cut_off = superblock.resized_from == Some(data.len()) && !matches!(mode, Mode::Report);
         let mut troubles = None;
-        if is_beside && !is_as_long && is_of(&superblock, &data)? {
+        if (is_beside || is_cut_off) && !is_as_long && is_of(&superblock, &data)? {
             // A crash while its length was being changed. Another may have changed it too, of which the time tells
             // only where nobody stored. No process remembers what was claimed, and recovery may need it.
             room = Room::All;
             // And anybody may have written the length, which nothing bounds but what there is of the companion.
             let is_there = superblock.geometry.side_len() <= side.len()
                 && tables_exist(&side, &place, &superblock.geometry).is_ok();
-            side = if superblock.left == Left::Storing && !trusted && is_there {
+            let is_known = superblock.left == Left::Storing || is_cut_off;
+            side = if is_known && !trusted && is_there {
                 let before = Self::of_another_length(&medium, path, &place, side, (superblock, superblocks), &mode)?;
                 before.doubt_beyond(data.len());
                 troubles = Some(before.troubles());
@@ -187,7 +192,7 @@ impl<M: Medium> Redundancy<M> {
         let untouched = seen == superblock.stamp;
         // Where the engine was not closed it does this itself; where it was, no flush had failed, and the file's time
         // is noted.
-        if superblock.left != Left::Closed && mode.is_announced() && !is_beside {
+        if superblock.left != Left::Closed && mode.is_announced() && !is_beside && !is_resized {
             // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what
             // it held a moment ago. Of pages that are not marked, a flush that failed has left none.
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
@@ -289,7 +294,8 @@ impl<M: Medium> Redundancy<M> {
         let mut bytes = [0; PAGE as usize];
         let (mut holes, of_zeros) = (Holes::default(), self.checksum.of(&bytes));
         let mut differs = |inner: &Inner, page: u64| -> Result<bool> {
-            let is_hole = holes.has(&self.geometry.bytes_of(page), |offset| self.pages.data_from(offset))?;
+            let is_hole =
+                holes.has(&self.geometry.bytes_of(page), |offset, of_pages| self.pages.data_from(offset, of_pages))?;
             let held = if is_hole { Some(of_zeros) } else { self.read(page, &mut bytes)? };
             Ok(held != Some(inner.tables.sum(page)))
         };
@@ -421,6 +427,8 @@ impl<M: Medium> Redundancy<M> {
         inner.superblock.stamp = self.pages.stamp()?;
         inner.superblock.intents.clear();
         inner.superblock.list = 0;
+        // The file was made durable when it was opened, and its length with it.
+        inner.superblock.resized_from = None;
         // Both copies: if one of them is damaged later, the other must not say how it was before.
         self.write_superblocks(inner, barriers::OPEN)?;
         inner.begun = true;

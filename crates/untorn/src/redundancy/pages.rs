@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::holes;
 use crate::error::Result;
 use crate::storage::{Access, Barrier, Medium, MediumFile, Stamp};
 
@@ -39,9 +40,9 @@ impl<M: Medium> Pages<M> {
         self.read_with(offset, bytes, M::File::read_stored_unless_bad)
     }
 
-    /// The first range at `offset` or behind it that may hold other bytes than zeros.
-    pub(super) fn data_from(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        let data = self.with(|file| file.data_from(self.from + offset))?;
+    /// The first range at `offset` or behind it that may hold other bytes than zeros; of pages, only its first page.
+    pub(super) fn data_from(&self, offset: u64, of_pages: bool) -> Result<Option<Range<u64>>> {
+        let data = self.with(|file| holes::data_from(file, self.from + offset, of_pages))?;
         Ok(data.map(|data| data.start - self.from..data.end - self.from))
     }
 

@@ -30,9 +30,10 @@ use super::holes::{Holes, Room};
 use super::layout::Geometry;
 use super::table::Tables;
 use super::uncovered_since::UncoveredSince;
-use super::{Inner, Redundancy};
+use super::{Inner, Mode, Redundancy};
 use crate::error::{Error, Result};
 use crate::format::sidecar::PAGE;
+use crate::format::sidecar::attach::is_named;
 use crate::simd::xor;
 use crate::storage::{Access, Medium, MediumFile};
 
@@ -47,14 +48,17 @@ pub(super) struct Troubles {
 
 impl<M: Medium> Redundancy<M> {
     /// Puts a companion file for another length in the place of this one, durably; what it says of pages that stay is
-    /// carried over. This one is of no further use. The other is locked, so that nobody has it between the two.
+    /// carried over. This one is of no further use then. The other is locked, so that nobody has it between the two.
     ///
     /// # Errors
-    /// Those of creating, reading, writing and flushing.
+    /// [`Error::Invalid`] while a program stores to pages that it announced, or for a length of which the tracker does
+    /// not find all stores; those of creating, reading, writing and flushing.
     pub(super) fn renew(&self, len: u64) -> Result<M::File> {
         let data = self.medium.open(&self.path, Access::Read, 0)?;
         let mut inner = self.lock();
         let inner = &mut *inner;
+        self.check_resize(inner, len)?;
+        self.note_stores(inner)?;
         let (settings, history) = (inner.superblock.settings(), inner.superblock.history);
         let make =
             |filling| create(&*self.medium, &self.path, &self.side_path, &data, len, &settings, history, filling);
@@ -63,8 +67,36 @@ impl<M: Medium> Redundancy<M> {
             return make(Filling::marked(Room::All));
         }
         let to = Geometry { len, ..self.geometry };
+        let (from, was) = (self.geometry.len, inner.superblock.left);
         let fill: Fill<'_, M::File> = &mut |side, tables| self.carry(inner, to, side, tables);
-        make(Filling { left: Left::Storing, room: self.room, fill: Some(fill), is_first: false })
+        let is_tracked = matches!(self.mode, Mode::Tracked(_)) || was == Left::Tracked;
+        let left = if is_tracked { Left::Tracked } else { Left::Storing };
+        make(Filling { left, room: self.room, fill: Some(fill), is_first: false, resized_from: Some(from) })
+    }
+
+    /// Whether the companion file has its name: none took its place.
+    pub(super) fn is_named(&self) -> Result<bool> {
+        is_named(&*self.medium, &self.side_path, &self.side)
+    }
+
+    /// Refuses another length while it cannot be given. An engine lets nobody store meanwhile.
+    fn check_resize(&self, inner: &Inner, len: u64) -> Result<()> {
+        let invalid = |what| Err(Error::Invalid { path: self.path.clone(), what });
+        if !inner.storing.is_empty() {
+            let what = "the length of a protected file cannot change while announced stores are being made; drop every \
+                        `Stores` first";
+            return invalid(what.to_owned());
+        }
+        match &self.mode {
+            Mode::Tracked(tracker) if tracker.reach().is_some_and(|reach| len > reach) => {
+                let reach = tracker.reach().unwrap_or(0);
+                invalid(format!(
+                    "stores behind the mapping, which has {reach} bytes, would not be found; map the file with the \
+                     most bytes that it will have, or close the handle and map it anew"
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Carries over to the tables and the parity of a new redundancy file, in which all pages are marked.
@@ -80,7 +112,7 @@ impl<M: Medium> Redundancy<M> {
             // The parity of data has its space by now; that of what was punched may have none.
             let mut members = to.members(stripe).map(|page| to.bytes_of(page));
             if members.try_fold(true, |all, bytes| {
-                Ok::<_, Error>(all && holes.has(&bytes, |offset| self.pages.data_from(offset))?)
+                Ok::<_, Error>(all && holes.has(&bytes, |offset, of_pages| self.pages.data_from(offset, of_pages))?)
             })? {
                 side.allocate(to.parity_at(stripe), PAGE)?;
             }
@@ -141,6 +173,9 @@ impl<M: Medium> Redundancy<M> {
                 store(stripe, &parity)?;
             }
         }
+        for page in inner.stored.iter_from(0).take_while(|page| *page < to.pages()) {
+            tables.set_uncovered(page, true);
+        }
         Ok(())
     }
 
@@ -185,6 +220,11 @@ impl<M: Medium> Redundancy<M> {
         }
         if sum == Some(inner.tables.sum(page)) {
             return Ok(Some(bytes));
+        }
+        // It may have been stored to since the page tables were asked.
+        self.note_stores(inner)?;
+        if !self.speaks_of(inner, page) {
+            return Ok(sum.map(|_| bytes));
         }
         let is_back = self.give_back(inner, page)? && self.read(page, &mut bytes)? == Some(inner.tables.sum(page));
         Ok(is_back.then_some(bytes))

@@ -423,6 +423,10 @@ mod tests {
             Err(Full::refused())
         }
 
+        fn set_len(&self, _len: u64) -> Result<()> {
+            Err(Full::refused())
+        }
+
         fn announce(&self, _bytes: Range<u64>) -> Result<()> {
             Err(Full::refused())
         }

@@ -142,8 +142,8 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// Fails if somebody else gave a plain file another length: what is behind its old end has no redundancy, and a
-    /// page of which a part is gone would be covered as if the program had stored zeros. An engine changes the length
-    /// of its file by [`resize`](super::resize).
+    /// page of which a part is gone would be covered as if the program had stored zeros. An engine, and a program by
+    /// [`Protected::set_len`](super::Protected::set_len), change the length by [`resize`](super::resize).
     fn check_length(&self) -> Result<()> {
         if self.has_engine || self.of_sidecar {
             return Ok(());
@@ -156,7 +156,7 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// Asks which pages were stored to. What is told here is not told again.
-    fn note_stores(&self, inner: &mut Inner) -> Result<()> {
+    pub(super) fn note_stores(&self, inner: &mut Inner) -> Result<()> {
         let Mode::Tracked(tracker) = &self.mode else { return Ok(()) };
         let taken = tracker.take();
         for run in self.note_failure(inner, taken)? {
@@ -184,9 +184,10 @@ impl<M: Medium> Redundancy<M> {
     fn next_batch(&self, inner: &Inner, from: u64) -> Result<Option<(Vec<u64>, u64)>> {
         // Of the spread layout, pages that follow each other are of stripes that do.
         let (mut stripes, mut next) = (BTreeSet::new(), None);
-        let (mut holes, mut count) = (Holes::default(), 0);
+        let (mut holes, mut count) = (Holes::of_pages(), 0);
         for page in inner.stored.iter_from(from) {
-            let is_hole = holes.has(&self.geometry.bytes_of(page), |offset| self.pages.data_from(offset))?;
+            let is_hole =
+                holes.has(&self.geometry.bytes_of(page), |offset, of_pages| self.pages.data_from(offset, of_pages))?;
             count += if is_hole { 1 } else { HOLES_FOR_A_PAGE };
             stripes.insert(self.geometry.stripe_of(page));
             next = Some(page + 1);
@@ -216,7 +217,7 @@ impl<M: Medium> Redundancy<M> {
         let (mut parities, mut is_any) = (Vec::new(), false);
         // Asked for anew in each batch, under the lock: no announcement comes in between. And asked for anew when the
         // page tables have told of stores: these are of pages that may have been holes before.
-        let (mut holes, mut parity_holes) = (Holes::default(), Holes::default());
+        let (mut holes, mut parity_holes) = (Holes::of_pages(), Holes::of_pages());
         let of_zeros = self.checksum.of(&[0; PAGE as usize]);
         for &stripe in stripes {
             let fresh: Vec<u64> = self.geometry.members(stripe).filter(|page| inner.stored.has(*page)).collect();
@@ -235,7 +236,7 @@ impl<M: Medium> Redundancy<M> {
             if !bad.is_empty() {
                 // They may have been stored to since the page tables were asked.
                 self.note_stores(inner)?;
-                holes = Holes::default();
+                holes = Holes::of_pages();
                 if is_hole {
                     is_hole = false;
                     read = self.read_stripe(stripe, false)?;

@@ -127,7 +127,7 @@ impl<F: MediumFile> MediumFile for CountedFile<F> {
     forward!(inner: len, identity, descriptor, is_removed, changed_by_others, stamp, begin_own_changes, is_disturbed);
     forward!(inner: notes_stores, mark, set_mark, commit_note, set_commit_note, try_lock);
     forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
-    forward!(inner: prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);
+    forward!(inner: prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from, next_data);
     forward!(inner: set_len, allocate, punch);
 
     #[inline]

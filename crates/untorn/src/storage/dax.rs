@@ -163,7 +163,7 @@ impl DaxFile {
 impl MediumFile for DaxFile {
     forward!(file: commit_note, set_commit_note);
     forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock);
-    forward!(file: prefetch, prefetch_to_store, set_len, punch, own_space, data_from);
+    forward!(file: prefetch, prefetch_to_store, set_len, punch, own_space, data_from, next_data);
 
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

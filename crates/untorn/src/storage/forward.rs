@@ -62,6 +62,7 @@ macro_rules! __forward {
     (@flush $by:tt) => { $crate::__forward!(@fn $by flush(barrier: Barrier, offset: u64, len: u64) -> ()); };
 
     (@data_from $by:tt) => { $crate::__forward!(@fn $by data_from(offset: u64) -> Result<Option<Range<u64>>>); };
+    (@next_data $by:tt) => { $crate::__forward!(@fn $by next_data(offset: u64) -> Option<u64>); };
     (@set_len $by:tt) => { $crate::__forward!(@fn $by set_len(len: u64) -> Result<()>); };
     (@allocate $by:tt) => { $crate::__forward!(@fn $by allocate(offset: u64, len: u64) -> Result<()>); };
     (@own_space $by:tt) => { $crate::__forward!(@fn $by own_space(offset: u64, len: u64) -> u64); };

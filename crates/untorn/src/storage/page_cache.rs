@@ -191,7 +191,8 @@ impl PageCacheFile {
 
 impl MediumFile for PageCacheFile {
     forward!(file: commit_note, set_commit_note);
-    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock, own_space, data_from);
+    forward!(file: len, identity, descriptor, stamp, notes_stores, mark, set_mark, try_lock, own_space);
+    forward!(file: data_from, next_data);
 
     fn changed_by_others(&self) {
         self.changed();

@@ -343,13 +343,21 @@ pub(crate) fn has_local_times(file: BorrowedFd<'_>) -> bool {
 /// # Errors
 /// Those of `lseek(2)`: of a file system that does not tell, EINVAL.
 pub(crate) fn data_from(file: BorrowedFd<'_>, offset: u64) -> io::Result<Option<Range<u64>>> {
+    match next_data(file, offset)? {
+        Some(data) => Ok(Some(data..rustix::fs::seek(file, SeekFrom::Hole(data))?)),
+        None => Ok(None),
+    }
+}
+
+/// The first offset from this one on that is in no hole; none if the rest is one.
+///
+/// # Errors
+/// As for [`data_from`].
+pub(crate) fn next_data(file: BorrowedFd<'_>, offset: u64) -> io::Result<Option<u64>> {
     // The position this sets is nobody's: all reads and writes name their own.
     match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Err(Errno::NXIO) => Ok(None),
-        data => {
-            let data = data?;
-            Ok(Some(data..rustix::fs::seek(file, SeekFrom::Hole(data))?))
-        }
+        data => Ok(Some(data?)),
     }
 }
 

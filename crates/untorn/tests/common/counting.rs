@@ -306,7 +306,7 @@ impl<F> CountingFile<F> {
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
-    forward!(inner: len, identity, data_from, mark, commit_note, distrust_cache, own_space);
+    forward!(inner: len, identity, data_from, next_data, mark, commit_note, distrust_cache, own_space);
     forward!(inner after cells.count_other: stamp, set_mark, set_commit_note, punch);
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -1,9 +1,10 @@
 //! Protected files and mappings that get another length while they are open.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::time::Duration;
 
 use untorn::Error;
-use untorn::redundancy::Damage;
+use untorn::redundancy::{Damage, StripeLayout};
 use untorn::report::ProtectionProblem;
 
 use crate::common::system::SharedMapping;
@@ -65,6 +66,89 @@ fn a_mapped_file_that_grows_is_an_error() {
     protected.sync().unwrap();
     longer.store(12 * PAGE, b"stored");
     assert_eq!(uncovered(&protected), 1);
+    protected.close().unwrap();
+    assert_eq!(place.damage(), vec![]);
+}
+
+/// Of what was covered nothing is lost, and what is added is covered.
+#[test]
+fn set_len_keeps_what_is_covered() {
+    for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
+        for period in [None, Some(Duration::ZERO)] {
+            let mut expected = pattern(8 * PAGE, 3);
+            let place = Place::new(&expected);
+            let options = by_hand().layout(layout);
+            let options = period.map_or(options.clone(), |period| options.period(period));
+            let protected = options.open(&place.path).unwrap();
+            protected.sync().unwrap();
+            for len in [9 * PAGE + 5, 40 * PAGE, 40 * PAGE, 3 * PAGE + 1, PAGE, 12 * PAGE] {
+                place.rot(17_u64, b"damaged");
+                protected.set_len(len as u64).unwrap();
+                expected.resize(len, 0);
+                let coverage = protected.coverage().unwrap();
+                assert_eq!((coverage.pages, coverage.uncovered), (len.div_ceil(PAGE) as u64, 0), "{len}");
+                assert!(protected.repair().unwrap().is_whole());
+                assert!(place.bytes() == expected, "{layout:?}, {period:?}, {len}");
+                place.store(&protected, len - 1, b"1");
+                expected[len - 1] = b'1';
+                protected.sync().unwrap();
+                place.rot(len - 1, b"0");
+                assert_eq!(protected.repair().unwrap().repaired.len(), 1);
+                assert!(place.bytes() == expected, "{layout:?}, {period:?}, {len}");
+            }
+            protected.close().unwrap();
+            assert_eq!(place.damage(), vec![]);
+            assert_eq!(fs::read_dir(place.companion().parent().unwrap()).unwrap().count(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_mapping_longer_than_its_file_grows_with_it() {
+    let place = Place::new(&pattern(8 * PAGE, 4));
+    set_len(&place, 64);
+    let mapping = SharedMapping::new(&place.path);
+    set_len(&place, 8);
+    let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
+    protected.sync().unwrap();
+    mapping.store(2 * PAGE, b"before");
+    protected.set_len(64 * PAGE_LEN).unwrap();
+    assert_eq!(uncovered(&protected), 1, "the store is known yet");
+    mapping.store(63 * PAGE, b"behind the old end");
+    assert_eq!(uncovered(&protected), 2);
+    protected.sync().unwrap();
+    assert_eq!(uncovered(&protected), 0);
+    place.rot(63 * PAGE, b"damaged");
+    place.rot(PAGE, b"damaged");
+    assert_eq!(protected.repair().unwrap().repaired.len(), 2);
+    assert!(place.bytes()[63 * PAGE..].starts_with(b"behind the old end"));
+    let error = protected.set_len(65 * PAGE_LEN).unwrap_err();
+    assert!(error.to_string().contains("262144 bytes"), "{error}");
+    mapping.store(3 * PAGE, b"cut off");
+    protected.set_len(3 * PAGE_LEN).unwrap();
+    protected.close().unwrap();
+    assert_eq!(place.damage(), vec![]);
+    assert_eq!(place.bytes().len(), 3 * PAGE);
+}
+
+#[test]
+fn set_len_refuses_what_it_cannot_do_and_changes_nothing() {
+    let bytes = pattern(8 * PAGE, 5);
+    let place = Place::new(&bytes);
+    let protected = by_hand().open(&place.path).unwrap();
+    protected.sync().unwrap();
+    let stores = protected.announce(0..1).unwrap();
+    let error = protected.set_len(9 * PAGE_LEN).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("Stores"), "{error}");
+    drop(stores);
+    for (len, problem) in [(0, ProtectionProblem::Empty), (u64::MAX, ProtectionProblem::TooLong)] {
+        let error = protected.set_len(len).unwrap_err();
+        assert!(matches!(&error, Error::Protection { problem: found, .. } if *found == problem), "{error}");
+    }
+    // The handle goes on as before.
+    place.store(&protected, 5, b"stored");
+    protected.sync().unwrap();
+    protected.set_len(9 * PAGE_LEN).unwrap();
     protected.close().unwrap();
     assert_eq!(place.damage(), vec![]);
 }

@@ -115,6 +115,8 @@ pub(crate) trait RedundancyService: Send + Sync {
     fn announce(&self, bytes: Range<u64>) -> Result<()>;
     /// Hears that [announced](RedundancyService::announce) stores were made.
     fn release(&self, bytes: Range<u64>) -> Result<()>;
+    /// Changes the length of a plain file.
+    fn set_len(&self, len: u64) -> Result<()>;
     /// Covers everything, and leaves the file so that later damage is told from later stores.
     fn close(&self) -> Result<()>;
 }

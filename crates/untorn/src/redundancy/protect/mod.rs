@@ -119,6 +119,38 @@ impl Protected {
         Ok(Stores { protected: self, bytes })
     }
 
+    /// Gives the file another length, in bytes, durably. Covered pages stay covered, and the added ones are covered
+    /// zeros. A crash leaves the old length or the new one, with redundancy for it.
+    ///
+    /// The redundancy file is made anew beside the old one, so the call reads the parity of the whole file, and the
+    /// pages of each stripe whose pages change: with [`Spread`](crate::redundancy::StripeLayout::Spread) stripes that
+    /// is the whole file.
+    ///
+    /// A [mapping](ProtectOptions::mapping) must reach as far as the new length: map the file with the most bytes that
+    /// it will have. Its pages behind the end can be stored to as soon as the file has them.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("table");
+    /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+    /// let protected = untorn::redundancy::Protected::open(&path)?;
+    /// protected.set_len(1 << 20)?;
+    /// assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+    /// assert_eq!(protected.coverage()?.pages, 256);
+    /// protected.close()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`] while announced [`Stores`] are being made, for a mapping that is shorter, and for a handle
+    ///   that only looks; [`Error::Protection`] for a length of 0, and for one that redundancy does not support.
+    /// - Errors of reading, writing and flushing; a full disk. If the file still has its old length, it is protected
+    ///   as before.
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        self.service()?.set_len(len)
+    }
+
     /// Covers everything that was stored to before the call.
     ///
     /// # Errors

@@ -68,7 +68,8 @@ impl ProtectOptions {
 
     /// Protects the file that the program has mapped at `address`: the whole file, mapped shared. untorn finds the
     /// stores that this process makes through that mapping. There must be no other stores, neither with `write(2)` nor
-    /// through another mapping. Keep the mapping until the handle is closed or dropped. If it is unmapped or mapped
+    /// through another mapping. A mapping may be longer than the file, which can then [get
+    /// longer](Protected::set_len). Keep the mapping until the handle is closed or dropped. If it is unmapped or mapped
     /// over, every call fails, and the last stores are unknown.
     ///
     /// # Errors
@@ -244,7 +245,7 @@ fn tracked(mapped: &MappedRange, address: *const u8, len: usize) -> Result<(On, 
         }
         Error::protection(path, ProtectionProblem::Untrackable { cause: error.to_string() })
     })?;
-    Ok((place, Arc::new(PageTables { tracking, path: path.clone() })))
+    Ok((place, Arc::new(PageTables { tracking, path: path.clone(), reach: rounded as u64 })))
 }
 
 /// What a file lies on.
@@ -265,6 +266,8 @@ fn on(path: &Path) -> Result<On> {
 struct PageTables {
     tracking: SharedTracking,
     path: std::path::PathBuf,
+    /// Bytes of the mapping.
+    reach: u64,
 }
 
 impl PageTables {
@@ -281,5 +284,9 @@ impl Tracker for PageTables {
 
     fn look(&self) -> Result<Vec<Range<u64>>> {
         self.pages(self.tracking.look())
+    }
+
+    fn reach(&self) -> Option<u64> {
+        Some(self.reach)
     }
 }

@@ -3,13 +3,15 @@
 //! Another length needs another redundancy file, to which the known state is [carried](super::super::resize) over. It
 //! replaces the old one durably before the file changes. After a crash in between, its length differs from the file's.
 //! Then it is carried over once more before the engine's first store, and not sooner, because the engine may refuse a
-//! file whose length another program changed.
+//! file whose length another program changed. A plain file has no engine: its redundancy file names the length before
+//! until the new one is durable, and is carried over only to that.
 
 use std::path::Path;
 use std::sync::{Arc, RwLockReadGuard};
 
 use super::{Kept, Of, TrackedPages};
-use crate::error::{Error, Result};
+use crate::error::{Error, ProtectionProblem, Result};
+use crate::format::sidecar::MAX_LEN;
 use crate::options::Settings;
 use crate::redundancy::Mode;
 use crate::redundancy::file::{Found, is_at, look_for, remove_unlocked};
@@ -18,7 +20,7 @@ use crate::storage::{Access, Medium, MediumFile};
 impl<M: Medium> TrackedPages<M> {
     /// The pages of the file at this path. Nothing is kept of them until they are [bound](TrackedPages::bind).
     pub(crate) fn of_data(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, trusted: bool) -> Arc<Self> {
-        TrackedPages::new(medium, path.to_owned(), Of::Data { trusted }, mode, settings)
+        TrackedPages::new(medium, path.to_owned(), Of::Data { trusted, has_engine: true }, mode, settings)
     }
 
     /// Whether the file has a redundancy file. One that was made for another file with its inode number is set aside.
@@ -57,6 +59,35 @@ impl<M: Medium> TrackedPages<M> {
         Ok(self.read())
     }
 
+    /// Gives a plain file another length, durably. What was covered stays covered, and so are added pages.
+    ///
+    /// # Errors
+    /// [`Error::Protection`] for a length of 0; those of [`Redundancy::renew`], with nothing changed; those of changing
+    /// the file.
+    pub(crate) fn set_len(&self, len: u64) -> Result<()> {
+        if matches!(self.mode, Mode::Look | Mode::Report) {
+            let what = "this handle only looks at the file; protect it to change its length".to_owned();
+            return Err(Error::Invalid { path: self.path.clone(), what });
+        }
+        let problem = match len {
+            0 => ProtectionProblem::Empty,
+            1..=MAX_LEN => return self.resize_data(&self.medium.open(&self.path, Access::ReadWrite, len)?, len),
+            _ => ProtectionProblem::TooLong,
+        };
+        Err(Error::protection(&self.path, problem))
+    }
+
+    /// Whether the redundancy of a plain file is of use yet, after another could not be made for it: it is for the
+    /// length that the file has, and its file has its name.
+    fn is_as_before(&self, kept: &Kept<M>) -> Result<bool> {
+        let (Of::Data { has_engine: false, .. }, Kept::Open(redundancy)) = (&self.of, kept) else { return Ok(false) };
+        let is_there = redundancy.is_named()?;
+        if is_there {
+            redundancy.stay();
+        }
+        Ok(is_there)
+    }
+
     /// A file whose path names another by now stays as it is: it is from there that companions are made, removed and
     /// opened.
     pub(super) fn resize_data(&self, file: &M::File, len: u64) -> Result<()> {
@@ -85,6 +116,7 @@ impl<M: Medium> TrackedPages<M> {
         };
         let (made, changed) = match prepared {
             Ok(made) => (made, file.set_len(len)),
+            Err(error) if self.is_as_before(&kept)? => return Err(error),
             Err(error) => (None, Err(error)),
         };
         if file.is_empty() {

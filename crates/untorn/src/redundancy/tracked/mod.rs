@@ -62,6 +62,8 @@ enum Of {
     Data {
         /// Whether the file counts as it is, whatever checksums say.
         trusted: bool,
+        /// Whether an engine has the file.
+        has_engine: bool,
     },
     Sidecar(Sidecar),
 }
@@ -95,7 +97,8 @@ impl<M: Medium> TrackedPages<M> {
     /// Those of [`Redundancy::open`].
     pub(crate) fn plain(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Arc<Self>> {
         let mut opened = Redundancy::open(Arc::clone(&medium), path, mode.clone(), settings)?;
-        let pages = TrackedPages::of_data(medium, path, mode, settings, false);
+        let of = Of::Data { trusted: false, has_engine: false };
+        let pages = TrackedPages::new(medium, path.to_owned(), of, mode, settings);
         opened.notify_through(&pages.notifier);
         opened.count_through(&pages.tally);
         *pages.write() = Kept::Open(Box::new(opened));
@@ -307,11 +310,11 @@ impl<M: Medium> TrackedPages<M> {
     /// Opens the redundancy file, or the one that was made just now. It notes damage where that of these pages is told.
     fn open(&self, made: Option<M::File>) -> Result<Redundancy<M>> {
         let has_all_room = self.has_all_room.load(Ordering::Relaxed);
-        let (trusted, sidecar) = match &self.of {
-            Of::Data { trusted } => (*trusted, None),
-            Of::Sidecar(sidecar) => (false, Some(sidecar.pages())),
+        let (has_engine, trusted, sidecar) = match &self.of {
+            Of::Data { trusted, has_engine } => (*has_engine, *trusted, None),
+            Of::Sidecar(sidecar) => (true, false, Some(sidecar.pages())),
         };
-        let beside = Beside { trusted, made, sidecar, has_all_room };
+        let beside = Beside { has_engine, trusted, made, sidecar, has_all_room };
         let (medium, mode) = (Arc::clone(&self.medium), self.mode.clone());
         let mut opened = Redundancy::attach(medium, &self.path, mode, self.settings, Some(beside))?;
         opened.notify_through(&self.notifier);

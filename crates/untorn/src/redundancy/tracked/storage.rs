@@ -109,7 +109,7 @@ impl<M: Medium> MediumFile for TrackedFile<M> {
     forward!(file: len, identity, stamp, begin_own_changes, is_disturbed, notes_stores, mark, set_mark, try_lock);
     forward!(file: commit_note, set_commit_note);
     forward!(file: read, try_read, read_stored, prefetch, prefetch_to_store, flush, start_writeback, sync);
-    forward!(file: own_space, data_from);
+    forward!(file: own_space, data_from, next_data);
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.announced(offset, src.len() as u64, |file| file.write(offset, src))

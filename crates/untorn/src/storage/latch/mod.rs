@@ -200,6 +200,7 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
     forward!(inner: notes_stores, mark, commit_note, try_lock);
     forward!(inner: read, try_read, read_stored, read_unless_bad, read_stored_unless_bad);
     forward!(inner: write_unpromised, prefetch, prefetch_to_store, flush, start_writeback, own_space, data_from);
+    forward!(inner: next_data);
     forward!(inner after check: write_anew, write_anew_unless_bad, write, write_parts, write_lines, store);
     forward!(inner after check: set_len, allocate, punch, set_mark, set_commit_note);
 

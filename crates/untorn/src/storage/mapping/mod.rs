@@ -298,6 +298,14 @@ impl MappedFile {
         Ok(data.filter(|data| data.start < len).map(|data| data.start..data.end.min(len)))
     }
 
+    /// The first offset from this one on that is in no hole. Unlike [`data_from`](Mapping::data_from) it does not ask
+    /// where the next hole is: some file systems look through the whole file for one.
+    pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
+        let data =
+            if offset < self.len() { sys::file::next_data(self.fd(), offset).unwrap_or(Some(offset)) } else { None };
+        data.filter(|data| *data < self.len())
+    }
+
     /// Whether space was allocated; false where the file system has no such operation. Source: `fallocate(2)`.
     pub(super) fn allocate(&self, offset: u64, len: u64) -> Result<bool> {
         self.checked(offset, len)?;
