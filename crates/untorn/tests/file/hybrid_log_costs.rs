@@ -263,3 +263,30 @@ fn reading_allocates_nothing_and_waits_for_nobody() {
         }
     }
 }
+
+/// Each thread fills a chunk of its own, of which a checkpoint frees none. However many chunks are held so, a commit
+/// costs one flush, and no thread makes checkpoints in the background all the time.
+#[test]
+fn chunks_that_threads_fill_call_for_no_checkpoint() {
+    const COMMITS: u64 = 300;
+    let medium = Counting::new(PageCache::new());
+    let options = options(LogPolicy::Redo, Order::OneFence).checkpoint_threads(2);
+    let (_dir, file) = create_on(medium.clone(), &options, 1024 * PAGE as u64);
+    let held = std::sync::Barrier::new(3);
+    std::thread::scope(|scope| {
+        let begin = |thread: u64| {
+            file.write_at(&[1; PAGE], thread * PAGE as u64).unwrap();
+            file.sync().unwrap();
+            // Each has its chunk before one is given back.
+            held.wait();
+        };
+        (0..3).for_each(|thread| drop(scope.spawn(move || begin(thread))));
+    });
+    let cost = medium.cost(|| {
+        for n in 0..COMMITS {
+            file.write_at(&n.to_le_bytes(), n * 3 % 1024 * PAGE as u64).unwrap();
+            file.sync().unwrap();
+        }
+    });
+    assert!((COMMITS..COMMITS + 20).contains(&cost.fences), "{} fences for {COMMITS} commits", cost.fences);
+}

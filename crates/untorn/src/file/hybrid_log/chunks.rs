@@ -74,6 +74,8 @@ pub(super) struct Chunks {
     /// As in `free`, to be read without it.
     total: AtomicU64,
     available: AtomicU64,
+    /// Chunks that lanes fill. No checkpoint frees them.
+    held: AtomicU64,
     most: u64,
     class: MediumClass,
 }
@@ -97,6 +99,7 @@ impl Chunks {
             free: Mutex::new(Free { chunks: (0..total).collect(), total }),
             total: AtomicU64::new(total),
             available: AtomicU64::new(total),
+            held: AtomicU64::new(0),
             most,
             class,
         })
@@ -124,6 +127,23 @@ impl Chunks {
     /// Chunks that are free, with space or without.
     pub(super) fn available(&self) -> u64 {
         self.available.load(Ordering::Acquire)
+    }
+
+    /// Chunks that are full, or that no lane fills any more: a checkpoint frees them.
+    pub(super) fn reclaimable(&self) -> u64 {
+        self.total().saturating_sub(self.available() + self.held.load(Ordering::Acquire))
+    }
+
+    /// A lane begins to fill a chunk.
+    fn hold(&self, chunk: u64) {
+        self.held.fetch_add(1, Ordering::AcqRel);
+        self.states[chunk as usize].held.store(1, Ordering::Relaxed);
+    }
+
+    /// It does not fill it any more.
+    fn unhold(&self, chunk: u64) {
+        self.states[chunk as usize].held.store(0, Ordering::Release);
+        self.held.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Chunks that are free and, as far as is known, have space.
@@ -214,7 +234,7 @@ impl Chunks {
                 return Ok(Some(chunk * self.units + used));
             }
             lane.set_chunk(None);
-            state.held.store(0, Ordering::Release);
+            self.unhold(chunk);
         }
         // First what is left of others, or lanes that are told to let go would each begin a chunk again and again.
         let adopted = self.adopt(lane, wanted, epoch, &mut relax);
@@ -279,7 +299,7 @@ impl Chunks {
             let idle = state.held.load(Ordering::Acquire) == 0;
             let used = state.used.load(Ordering::Acquire);
             if idle && used != 0 && used + wanted <= self.units {
-                state.held.store(1, Ordering::Relaxed);
+                self.hold(chunk);
                 state.last.store(epoch, Ordering::Relaxed);
                 state.used.store(used + wanted, Ordering::Release);
                 lane.set_chunk(Some(chunk));
@@ -312,7 +332,7 @@ impl Chunks {
             if first == 0 {
                 if mine {
                     lane.set_chunk(None);
-                    state.held.store(0, Ordering::Release);
+                    self.unhold(chunk);
                 }
                 free.chunks.push_back(chunk);
             }
@@ -329,7 +349,7 @@ impl Chunks {
         if let Some(chunk) = chunk {
             // Whoever looks under the lock for a chunk with room left must not find one that is being begun without a
             // lane.
-            self.states[chunk as usize].held.store(1, Ordering::Relaxed);
+            self.hold(chunk);
         }
         self.available.store(free.chunks.len() as u64, Ordering::Release);
         Ok(chunk)
@@ -380,7 +400,7 @@ impl Chunks {
     pub(super) fn let_go(&self, lane: &LaneState) {
         if let Some(chunk) = lane.chunk() {
             lane.set_chunk(None);
-            self.states[chunk as usize].held.store(0, Ordering::Release);
+            self.unhold(chunk);
         }
     }
 
@@ -608,7 +628,7 @@ mod tests {
         let chunk = chunks.next_chunk(&file, never).unwrap().unwrap();
         chunks.states[chunk as usize].used.store(1, Ordering::Release);
         assert_eq!(chunks.adopt(&other, 1, 1, never), None);
-        chunks.states[chunk as usize].held.store(0, Ordering::Release);
+        chunks.unhold(chunk);
         assert_eq!(chunks.adopt(&other, 1, 1, never), Some(chunk * 16 + 1));
     }
 }

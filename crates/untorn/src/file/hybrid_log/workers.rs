@@ -24,19 +24,16 @@ use crate::sync::wake_flag::WakeFlag;
 use crate::sys::incarnation;
 use crate::sys::sync::{AtomicU64, Ordering};
 
-/// Chunks in use from which on a checkpoint is due on persistent memory. It costs two fences, and the less is left in
-/// the log, the fewer writes come upon an entry that they have to take home themselves.
-const DUE: u64 = 5;
+/// Full chunks from which on a checkpoint is due on persistent memory. It costs two fences, and the less is left in the
+/// log, the fewer writes come upon an entry that they have to take home themselves.
+const DUE: u64 = 4;
 
-/// Whether a checkpoint is due. On a block medium, where it costs two flushes, not before half the log is full.
+/// Whether a checkpoint is due. On a block medium, where it costs two flushes, not before fewer chunks are free than it
+/// frees. Chunks that lanes fill count for neither: however many threads there are, it frees none of theirs.
 fn is_due<M: Medium>(core: &Core<M>) -> bool {
-    let (total, available) = (core.chunks.total(), core.chunks.available());
-    let full = match core.class {
-        // The log may have grown between the two loads.
-        MediumClass::PersistentMemory => total.saturating_sub(available) >= DUE.min(total / 2 + 1),
-        MediumClass::Block => 2 * available < total,
-    };
-    full && core.durable() > core.head.checkpoint.load(Ordering::Relaxed)
+    let (total, available, reclaimable) = (core.chunks.total(), core.chunks.available(), core.chunks.reclaimable());
+    let many = core.class == MediumClass::PersistentMemory && reclaimable >= DUE.min(total / 2).max(1);
+    (many || reclaimable > available) && core.durable() > core.head.checkpoint.load(Ordering::Relaxed)
 }
 
 /// A cut that was never reached: nobody gave up.

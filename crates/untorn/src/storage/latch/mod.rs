@@ -35,10 +35,15 @@ struct Latch {
     failed: AtomicBool,
     /// The text of the first failure, set before `failed` is.
     cause: OnceLock<String>,
-    /// Held by whoever flushes where flushing can fail. The kernel reports a failure to one caller of an open file and
-    /// success to the next, whose bytes may be among the lost: the next must not ask before the first has latched.
-    turn: Mutex<()>,
+    /// Held while a directory is flushed.
+    directories: Turn,
 }
+
+/// Held while an open file is flushed whose flush can fail. The kernel reports a failure to one caller of an open file
+/// and success to the next, whose bytes may be among the lost: the next must not ask before the first has latched.
+/// Other files are told of their own failures, so their flushes do not wait: a commit does not wait for the flush of a
+/// checkpoint.
+type Turn = Mutex<()>;
 
 impl Latch {
     #[inline(always)]
@@ -64,17 +69,11 @@ impl Latch {
         }
     }
 
-    /// Flushes after the flush under way, if any, unless it or an earlier one failed.
-    fn flush(&self, path: &Path, medium: &impl Medium, go: impl FnOnce() -> Result<()>) -> Result<()> {
-        let _turn = self.turn(path, medium)?;
-        self.observe(go())
-    }
-
-    /// Waits for the flush under way, if any, and fails if it or an earlier one did.
-    fn turn(&self, path: &Path, medium: &impl Medium) -> Result<MutexGuard<'_, ()>> {
+    /// Waits for the flush under way of what has the turn, if any, and fails if any flush failed.
+    fn take<'a>(&self, turn: &'a Turn, path: &Path, medium: &impl Medium) -> Result<MutexGuard<'a, ()>> {
         let mut round = 0;
         let turn = loop {
-            match self.turn.try_lock() {
+            match turn.try_lock() {
                 Ok(turn) => break turn,
                 // The lock guards no data: what the failure of a panicking flush means is in `failed`.
                 Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
@@ -103,7 +102,8 @@ impl<M: Medium> Latched<M> {
     }
 
     fn file(&self, path: &Path, inner: M::File) -> LatchedFile<M> {
-        LatchedFile { inner, medium: Arc::clone(&self.inner), latch: Arc::clone(&self.latch), path: path.to_owned() }
+        let (medium, latch) = (Arc::clone(&self.inner), Arc::clone(&self.latch));
+        LatchedFile { inner, medium, latch, turn: Turn::default(), path: path.to_owned() }
     }
 }
 
@@ -146,26 +146,53 @@ impl<M: Medium> Medium for Latched<M> {
 
     #[inline]
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
-        let path = files.first().map_or(Path::new(""), |file| &file.path);
-        // A fence of persistent memory is an instruction and can't fail, so it needs no turn and pays for none.
-        let _turn = match self.inner.class() {
-            MediumClass::PersistentMemory => self.latch.check(path).map(|()| None),
-            MediumClass::Block => self.latch.turn(path, &*self.inner).map(Some),
-        }?;
         // One and two are all that the engines fence on their fast paths, where nothing may be allocated.
-        let result = match files {
-            [one] => self.inner.fence(barrier, &[&one.inner]),
-            [one, two] => self.inner.fence(barrier, &[&one.inner, &two.inner]),
-            many => self.inner.fence(barrier, &many.iter().map(|file| &file.inner).collect::<Vec<_>>()),
-        };
-        self.latch.observe(result)
+        match files {
+            [one] => in_turn(&self.latch, files, || self.inner.fence(barrier, &[&one.inner])),
+            [one, two] => in_turn(&self.latch, files, || self.inner.fence(barrier, &[&one.inner, &two.inner])),
+            many => {
+                let inner: Vec<_> = many.iter().map(|file| &file.inner).collect();
+                in_turn(&self.latch, files, || self.inner.fence(barrier, &inner))
+            }
+        }
+    }
+}
+
+/// Fences after the flushes under way of these files, unless one or an earlier one failed. A fence of persistent memory
+/// is an instruction and can't fail, so it needs no turn and pays for none.
+#[inline]
+fn in_turn<M: Medium>(latch: &Latch, files: &[&LatchedFile<M>], go: impl FnOnce() -> Result<()>) -> Result<()> {
+    let path = files.first().map_or(Path::new(""), |file| &file.path);
+    latch.check(path)?;
+    if files.first().is_none_or(|file| file.medium.class() == MediumClass::PersistentMemory) {
+        return latch.observe(go());
+    }
+    let observe = || latch.observe(go());
+    // In the order of their addresses: of two threads that want the same turns, one has the first of them.
+    match files {
+        [] => observe(),
+        [one] => one.turn().and_then(|_one| observe()),
+        [one, two] if std::ptr::eq(*one, *two) => one.turn().and_then(|_one| observe()),
+        [one, two] => {
+            let (first, second) = if std::ptr::from_ref(*one) < *two { (one, two) } else { (two, one) };
+            let _turns = (first.turn()?, second.turn()?);
+            observe()
+        }
+        many => {
+            let mut files = many.to_vec();
+            files.sort_unstable_by_key(|file| std::ptr::from_ref(*file));
+            files.dedup_by_key(|file| std::ptr::from_ref(*file));
+            let _turns = files.into_iter().map(LatchedFile::turn).collect::<Result<Vec<_>>>()?;
+            observe()
+        }
     }
 }
 
 impl<M: Medium> Names for Latched<M> {
     fn change(&self, change: NameChange<'_>) -> Result<()> {
         if let NameChange::SyncDir(_, dir) = change {
-            return self.latch.flush(dir, &*self.inner, || self.inner.names().change(change));
+            let _turn = self.latch.take(&self.latch.directories, dir, &*self.inner)?;
+            return self.latch.observe(self.inner.names().change(change));
         }
         self.latch.check(change.path())?;
         self.inner.names().change(change)
@@ -179,6 +206,7 @@ pub struct LatchedFile<M: Medium> {
     inner: M::File,
     medium: Arc<M>,
     latch: Arc<Latch>,
+    turn: Turn,
     path: PathBuf,
 }
 
@@ -193,6 +221,10 @@ impl<M: Medium> LatchedFile<M> {
     fn check(&self) -> Result<()> {
         self.latch.check(&self.path)
     }
+
+    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        self.latch.take(&self.turn, &self.path, &*self.medium)
+    }
 }
 
 impl<M: Medium> MediumFile for LatchedFile<M> {
@@ -205,11 +237,13 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
     forward!(inner after check: set_len, allocate, punch, set_mark, set_commit_note);
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.latch.flush(&self.path, &*self.medium, || self.inner.sync(barrier))
+        let _turn = self.turn()?;
+        self.latch.observe(self.inner.sync(barrier))
     }
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
-        self.latch.flush(&self.path, &*self.medium, || self.inner.distrust_cache(barrier, offset, len))
+        let _turn = self.turn()?;
+        self.latch.observe(self.inner.distrust_cache(barrier, offset, len))
     }
 }
 

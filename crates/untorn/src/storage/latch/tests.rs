@@ -26,9 +26,17 @@ struct Calls {
     fails: Fails,
     armed: AtomicBool,
     reached: AtomicU32,
+    /// Whether fences are to wait, and how often somebody has waited for a turn.
+    holds: AtomicBool,
+    waits: AtomicU32,
 }
 
 impl Calls {
+    fn new(fails: Fails, armed: bool) -> Arc<Self> {
+        let (armed, reached) = (AtomicBool::new(armed), AtomicU32::new(0));
+        Arc::new(Calls { fails, armed, reached, holds: AtomicBool::new(false), waits: AtomicU32::new(0) })
+    }
+
     fn call(&self, what: Option<Fails>, path: &Path) -> Result<()> {
         self.reached.fetch_add(1, Ordering::Relaxed);
         let fails = what == Some(self.fails) && self.armed.swap(false, Ordering::Relaxed);
@@ -55,9 +63,16 @@ impl Medium for Failing {
         self
     }
     fn fence(&self, _: Barrier, _: &[&FailingFile]) -> Result<()> {
-        self.calls.call(Some(Fails::Fence), Path::new("/data"))
+        let fenced = self.calls.call(Some(Fails::Fence), Path::new("/data"));
+        while self.calls.holds.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        fenced
     }
-    fn relax(&self, _: u32) {}
+    fn relax(&self, _: u32) {
+        self.calls.waits.fetch_add(1, Ordering::Relaxed);
+        std::thread::yield_now();
+    }
 }
 
 impl Names for Failing {
@@ -160,8 +175,7 @@ fn promises(medium: &Latched<Failing>, one: &LatchedFile<Failing>, two: &Latched
 fn the_first_failed_flush_ends_all_promises() {
     for class in [MediumClass::Block, MediumClass::PersistentMemory] {
         for fails in [Fails::Fence, Fails::Sync, Fails::SyncDir, Fails::DistrustCache] {
-            let calls = Calls { fails, armed: AtomicBool::new(false), reached: AtomicU32::new(0) };
-            let calls = Arc::new(calls);
+            let calls = Calls::new(fails, false);
             let medium = Latched::new(Failing { class, calls: Arc::clone(&calls) });
             let one = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
             let two = medium.open(Path::new("/sidecar"), Access::ReadWrite, 0).unwrap();
@@ -193,9 +207,33 @@ fn the_first_failed_flush_ends_all_promises() {
 
 #[test]
 fn other_failures_do_not_latch() {
-    let calls = Calls { fails: Fails::SetLen, armed: AtomicBool::new(true), reached: AtomicU32::new(0) };
-    let medium = Latched::new(Failing { class: MediumClass::Block, calls: Arc::new(calls) });
+    let medium = Latched::new(Failing { class: MediumClass::Block, calls: Calls::new(Fails::SetLen, true) });
     let file = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
     assert!(file.set_len(1).is_err());
     assert!(promises(&medium, &file, &file).iter().all(Result::is_ok));
+}
+
+/// The flush of one file is under way. That of another does not wait for it, and one of both does.
+#[test]
+fn a_flush_waits_for_that_of_its_own_files_only() {
+    let calls = Calls::new(Fails::SetLen, false);
+    let medium = Latched::new(Failing { class: MediumClass::Block, calls: Arc::clone(&calls) });
+    let [one, two] = ["/data", "/sidecar"].map(|path| medium.open(Path::new(path), Access::ReadWrite, 0).unwrap());
+    calls.holds.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| medium.fence(AT, &[&one]).unwrap());
+        while calls.reached.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        two.sync(AT).unwrap();
+        assert_eq!((calls.reached.load(Ordering::Relaxed), calls.waits.load(Ordering::Relaxed)), (2, 0));
+        scope.spawn(|| medium.fence(AT, &[&two, &one]).unwrap());
+        scope.spawn(|| medium.fence(AT, &[&one, &two, &one]).unwrap());
+        while calls.waits.load(Ordering::Relaxed) < 1000 {
+            std::thread::yield_now();
+        }
+        assert_eq!(calls.reached.load(Ordering::Relaxed), 2, "they wait for the first file");
+        calls.holds.store(false, Ordering::Relaxed);
+    });
+    assert_eq!(calls.reached.load(Ordering::Relaxed), 4);
 }
