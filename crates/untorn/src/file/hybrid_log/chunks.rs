@@ -8,20 +8,15 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Mutex;
 
+use super::chunk_space::{ChunkSpace, chunk_len};
 use super::lanes::LaneState;
 use super::meta::Meta;
 use crate::error::{Error, Result};
-use crate::format::record::LINE;
 use crate::format::sidecar::PAGE;
 use crate::storage::{MediumClass, MediumFile};
 use crate::sync::word_lock::lock;
 use crate::sys::growing::GrowingArray;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, fence};
-
-/// Pages of units that are written ahead of the first use of one on a block medium: as many as the log has used, within
-/// these limits.
-const FEWEST_AHEAD: u64 = 16;
-const MOST_AHEAD: u64 = 128;
 
 /// Chunks by which a log grows at most at a time, unless it must hold more.
 const STEP: u64 = 32;
@@ -36,19 +31,7 @@ struct ChunkState {
     last: AtomicU64,
     /// 1 while a lane fills it.
     held: AtomicU64,
-    /// What is known of its space: one of the three below.
-    space: AtomicU64,
-    /// On a block medium, how many of its units have pages that were written; those behind them may be allocated only.
-    written: AtomicU64,
 }
-
-/// The space of a chunk that was there when the log was opened: an older session may have given it back, or have been
-/// killed before it got any. It is asked for before the first store.
-const UNKNOWN: u64 = 0;
-/// It has space.
-const PREALLOCATED: u64 = 1;
-/// Its space was given back to the file system, or there was none for it. Only a free chunk is ever hollow.
-const PUNCHED: u64 = 2;
 
 /// Bits of the number that tells how often a chunk was used, as links know it.
 const LAP_BITS: u32 = 16;
@@ -60,14 +43,12 @@ struct Free {
 
 /// The chunks of one log.
 pub(super) struct Chunks {
-    /// Byte offset of the first.
-    at: u64,
     /// Units of each, a power of two.
     pub(super) units: u64,
-    /// Which one.
-    shift: u32,
     pub(super) metas: GrowingArray<Meta>,
     states: GrowingArray<ChunkState>,
+    /// Where they are, and what of the disk they have.
+    space: ChunkSpace,
     /// How often each chunk was begun anew. Apart from its state, for all threads read it.
     laps: GrowingArray<AtomicU64>,
     free: Mutex<Free>,
@@ -90,11 +71,10 @@ impl Chunks {
         // Most logs stay within the first segment of each table.
         let room = total.max(STEP);
         Ok(Chunks {
-            at,
             units,
-            shift: units.trailing_zeros(),
             metas: GrowingArray::new(room * units)?,
             states: GrowingArray::new(room)?,
+            space: ChunkSpace::new(class, at, units, room)?,
             laps: GrowingArray::new(room)?,
             free: Mutex::new(Free { chunks: (0..total).collect(), total }),
             total: AtomicU64::new(total),
@@ -149,41 +129,25 @@ impl Chunks {
     /// Chunks that are free and, as far as is known, have space.
     pub(super) fn ready(&self, relax: impl FnMut(u32)) -> u64 {
         let free = lock(&self.free, relax);
-        free.chunks.iter().filter(|&&chunk| self.space(chunk) != PUNCHED).count() as u64
-    }
-
-    fn space(&self, chunk: u64) -> u64 {
-        self.states[chunk as usize].space.load(Ordering::Relaxed)
-    }
-
-    /// Byte offset of the chunk of a unit.
-    #[inline(always)]
-    fn chunk_at(&self, unit: u64) -> u64 {
-        self.start(unit >> self.shift)
-    }
-
-    /// Which unit of its chunk it is.
-    #[inline(always)]
-    fn index_in(&self, unit: u64) -> u64 {
-        unit & (self.units - 1)
+        free.chunks.iter().filter(|&&chunk| !self.space.is_punched(chunk)).count() as u64
     }
 
     /// Byte offset of the header of an entry, by its first unit.
     #[inline]
     pub(super) fn header_at(&self, unit: u64) -> u64 {
-        self.chunk_at(unit) + self.index_in(unit) * LINE
+        self.space.header_at(unit)
     }
 
     /// Byte offset of the bytes of an entry.
     #[inline]
     pub(super) fn bytes_at(&self, unit: u64) -> u64 {
-        self.chunk_at(unit) + headers_len(self.units) + self.index_in(unit) * PAGE
+        self.space.bytes_at(unit)
     }
 
     /// How often the chunk of a unit was begun anew, as far as a link knows it.
     #[inline(always)]
     pub(super) fn lap(&self, unit: u64) -> u64 {
-        self.laps.get((unit >> self.shift) as usize).map_or(0, |lap| lap.load(Ordering::Acquire))
+        self.laps.get(self.space.chunk_of(unit) as usize).map_or(0, |lap| lap.load(Ordering::Acquire))
             & ((1 << LAP_BITS) - 1)
     }
 
@@ -209,7 +173,7 @@ impl Chunks {
     ) -> Result<Option<u64>> {
         let unit = self.take_any(lane, side, wanted, epoch, &mut relax)?;
         if let Some(unit) = unit.filter(|_| for_bytes && self.class == MediumClass::Block)
-            && let Err(error) = self.write_ahead(side, unit, wanted)
+            && let Err(error) = self.space.write_ahead(side, unit, wanted)
         {
             self.give_back(lane, [(unit, wanted)].into_iter(), relax);
             return Err(error);
@@ -364,7 +328,7 @@ impl Chunks {
             MediumClass::PersistentMemory => free.chunks.len() - 1 - turn,
         };
         let mut places = (0..free.chunks.len()).map(turn);
-        while let Some(place) = places.find(|&place| self.space(free.chunks[place]) != PUNCHED) {
+        while let Some(place) = places.find(|&place| !self.space.is_punched(free.chunks[place])) {
             if self.has_space(side, free.chunks[place])? {
                 return Ok(Some(place));
             }
@@ -376,7 +340,7 @@ impl Chunks {
 
     /// Whether a free chunk has space, or gets some. The caller holds the lock on what is free.
     fn has_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<bool> {
-        match self.preallocate(side, chunk) {
+        match self.space.preallocate(side, chunk) {
             Err(error) if error.is_for_want_of_space() => Ok(false),
             done => done.map(|()| true),
         }
@@ -408,6 +372,7 @@ impl Chunks {
     fn fit(&self, chunks: u64) -> std::io::Result<()> {
         self.metas.fit(chunks * self.units)?;
         self.states.fit(chunks)?;
+        self.space.fit(chunks)?;
         self.laps.fit(chunks)
     }
 
@@ -428,16 +393,12 @@ impl Chunks {
         if new == old {
             return Ok(false);
         }
-        let chunk = chunk_len(self.units);
         self.fit(new).map_err(|error| Error::io("reserve memory for the log", path, error))?;
         // It may be longer already, by chunks that are holes.
-        if side.len() < self.at + new * chunk {
-            side.set_len(self.at + new * chunk)?;
+        if side.len() < self.space.start(new) {
+            side.set_len(self.space.start(new))?;
         }
-        for chunk in old..new {
-            self.give_space(side, chunk)?;
-            self.states[chunk as usize].space.store(PREALLOCATED, Ordering::Relaxed);
-        }
+        (old..new).try_for_each(|chunk| self.space.give(side, chunk))?;
         sync()?;
         free.chunks.extend(old..new);
         free.total = new;
@@ -452,101 +413,14 @@ impl Chunks {
     /// No space, or what else the file system says.
     pub(super) fn furnish_one<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<bool> {
         let free = lock(&self.free, relax);
-        let Some(&chunk) = free.chunks.iter().find(|&&chunk| self.space(chunk) == PUNCHED) else { return Ok(false) };
-        self.preallocate(side, chunk).map(|()| true)
-    }
-
-    /// Sees to it that a free chunk has space. The caller holds the lock on what is free.
-    fn preallocate<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
-        let state = &self.states[chunk as usize];
-        let given = match state.space.load(Ordering::Relaxed) {
-            PREALLOCATED => return Ok(()),
-            // It was written before, or never, and then its first entries pay for it.
-            UNKNOWN => {
-                if self.class == MediumClass::Block {
-                    state.written.store(self.written_before(side, chunk), Ordering::Relaxed);
-                }
-                side.allocate(self.start(chunk), chunk_len(self.units))
-            }
-            _ => self.give_space(side, chunk),
-        };
-        match &given {
-            Ok(()) => state.space.store(PREALLOCATED, Ordering::Relaxed),
-            Err(error) if error.is_for_want_of_space() => {
-                state.space.store(PUNCHED, Ordering::Relaxed);
-                // What it got of the last of the disk is for others. If not, it stays this chunk's.
-                let _ = side.punch(self.start(chunk), chunk_len(self.units));
-            }
-            Err(_) => {}
-        }
-        given
-    }
-
-    /// Gives a chunk its space. On a block medium its headers are written once, not only allocated: to overwrite what
-    /// was allocated but never written would cost a journal commit of the file system at every flush. So are the pages
-    /// of its units, but not before they are used: short entries never use them.
-    fn give_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
-        side.allocate(self.start(chunk), chunk_len(self.units))?;
-        if self.class == MediumClass::Block {
-            self.states[chunk as usize].written.store(0, Ordering::Relaxed);
-            write_zeros(side, self.start(chunk), headers_len(self.units))?;
-        }
-        Ok(())
-    }
-
-    /// Writes the pages ahead of an entry that takes `wanted` units, the last of which no entry has used before: the
-    /// longer the log, the more, so that one journal commit serves many entries and a short log stays cheap. The caller
-    /// holds the lane that fills the chunk.
-    ///
-    /// # Errors
-    /// [`Error::Io`] from the file system.
-    #[inline]
-    fn write_ahead<F: MediumFile>(&self, side: &F, unit: u64, wanted: u64) -> Result<()> {
-        let state = &self.states[(unit >> self.shift) as usize];
-        let (first, written) = (self.index_in(unit), state.written.load(Ordering::Relaxed));
-        let end = first + wanted;
-        if end <= written {
-            return Ok(());
-        }
-        let ahead = (end + unit.clamp(FEWEST_AHEAD, MOST_AHEAD)).min(self.units);
-        // Not those of the entry itself, which are about to be written. Inline entries have passed over those before.
-        for units in [written..first, end..ahead] {
-            if !units.is_empty() {
-                write_zeros(side, self.bytes_at(unit - first + units.start), (units.end - units.start) * PAGE)?;
-            }
-        }
-        state.written.store(ahead, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Units of a chunk whose pages an earlier session has written.
-    fn written_before<F: MediumFile>(&self, side: &F, chunk: u64) -> u64 {
-        let at = self.bytes_at(chunk * self.units);
-        match side.data_from(at) {
-            Ok(Some(data)) if data.start <= at => ((data.end - at) / PAGE).min(self.units),
-            _ => 0,
-        }
+        let Some(&chunk) = free.chunks.iter().find(|&&chunk| self.space.is_punched(chunk)) else { return Ok(false) };
+        self.space.preallocate(side, chunk).map(|()| true)
     }
 
     /// The chunks whose headers are in no hole: those that anybody has written to. A log may be as long as its owner
     /// likes, and recovery costs what it holds.
     pub(super) fn with_headers<F: MediumFile>(&self, side: &F) -> Vec<u64> {
-        let (mut chunks, mut chunk) = (Vec::new(), 0);
-        while chunk < self.total() {
-            let Some(data) = side.next_data(self.start(chunk)) else { break };
-            if data < self.start(chunk) + headers_len(self.units) {
-                chunks.push(chunk);
-                chunk += 1;
-            } else {
-                chunk = ((data - self.at) / chunk_len(self.units)).max(chunk + 1);
-            }
-        }
-        chunks
-    }
-
-    /// Byte offset of a chunk.
-    fn start(&self, chunk: u64) -> u64 {
-        self.at + chunk * chunk_len(self.units)
+        self.space.with_headers(side, self.total())
     }
 
     /// Gives the space of every free chunk back to the file system. Returns the bytes freed, those counted in of
@@ -558,12 +432,7 @@ impl Chunks {
         let free = lock(&self.free, relax);
         let mut freed = 0;
         for &chunk in &free.chunks {
-            let state = &self.states[chunk as usize];
-            if state.space.swap(PUNCHED, Ordering::Relaxed) != PUNCHED {
-                self.forget(chunk);
-                side.punch(self.start(chunk), chunk_len(self.units))?;
-                freed += chunk_len(self.units);
-            }
+            freed += self.space.punch(side, chunk, || self.forget(chunk))?;
         }
         Ok(freed)
     }
@@ -579,36 +448,6 @@ impl Chunks {
         );
         Error::Invalid { path: path.to_owned(), what }
     }
-}
-
-/// The bytes of a sidecar up to the end of the last chunk that is not a hole. A log may be as long as its owner likes,
-/// and costs what it holds: chunks behind that are made again when they are needed.
-pub(super) fn written_len<F: MediumFile>(side: &F, at: u64, units: u64) -> u64 {
-    let chunk = chunk_len(units);
-    let (whole, mut next) = (side.len().saturating_sub(at) / chunk, 0);
-    while next < whole {
-        let Some(data) = side.next_data(at + next * chunk) else { break };
-        next = (data - at) / chunk + 1;
-    }
-    at + next.min(whole) * chunk
-}
-
-fn write_zeros<F: MediumFile>(side: &F, at: u64, len: u64) -> Result<()> {
-    let zeros = [0; 64 << 10];
-    for offset in (0..len).step_by(zeros.len()) {
-        side.write(at + offset, &zeros[..(len - offset).min(zeros.len() as u64) as usize])?;
-    }
-    Ok(())
-}
-
-/// Bytes of the headers of a chunk.
-pub(super) fn headers_len(units: u64) -> u64 {
-    (units * LINE).next_multiple_of(PAGE)
-}
-
-/// Bytes of a chunk.
-pub(super) fn chunk_len(units: u64) -> u64 {
-    headers_len(units) + units * PAGE
 }
 
 #[cfg(test)]

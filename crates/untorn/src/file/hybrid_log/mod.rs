@@ -47,6 +47,7 @@
 mod block_range;
 mod capture;
 mod checkpoint;
+mod chunk_space;
 mod chunks;
 mod commit;
 mod format;

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::chunks::{Chunks, chunk_len, written_len};
+use super::chunk_space::{chunk_len, written_len};
+use super::chunks::Chunks;
 use super::index::Index;
 use super::recovery::Found;
 use super::view::View;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::thread::available_parallelism;
 
-use super::chunks::headers_len;
+use super::chunk_space::headers_len;
 use super::commit::{MILLISECOND, RECORDS, record_at};
 use super::format::{Digest, EpochRecord, Header, Kind, check_of, epoch_of, sum_of};
 use super::meta::Extent;
