@@ -45,9 +45,12 @@ impl HistogramFn for Cell {
     }
 }
 
-/// All metrics, by name and file.
+/// The name of a metric, and its file.
+type Place = (String, String);
+
+/// All metrics.
 #[derive(Clone, Default)]
-struct Cells(Arc<Mutex<BTreeMap<(String, String), Arc<Cell>>>>);
+struct Cells(Arc<Mutex<BTreeMap<Place, Arc<Cell>>>>);
 
 impl Cells {
     fn cell(&self, key: &Key) -> Arc<Cell> {
