@@ -144,7 +144,7 @@ impl<M: Medium> Redundancy<M> {
     /// Fails if somebody else gave a plain file another length: what is behind its old end has no redundancy, and a
     /// page of which a part is gone would be covered as if the program had stored zeros. An engine, and a program by
     /// [`Protected::set_len`](super::Protected::set_len), change the length by [`resize`](super::resize).
-    fn check_length(&self) -> Result<()> {
+    pub(super) fn check_length(&self) -> Result<()> {
         if self.has_engine || self.of_sidecar {
             return Ok(());
         }

@@ -145,6 +145,12 @@ fn set_len_refuses_what_it_cannot_do_and_changes_nothing() {
         let error = protected.set_len(len).unwrap_err();
         assert!(matches!(&error, Error::Protection { problem: found, .. } if *found == problem), "{error}");
     }
+    // Another program makes it longer, and takes that back.
+    for len in [9, 10] {
+        set_len(&place, 9);
+        is_of_another_length(&protected.set_len(len * PAGE_LEN).unwrap_err());
+        set_len(&place, 8);
+    }
     // The handle goes on as before.
     place.store(&protected, 5, b"stored");
     protected.sync().unwrap();

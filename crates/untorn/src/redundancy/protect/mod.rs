@@ -144,7 +144,8 @@ impl Protected {
     ///
     /// # Errors
     /// - [`Error::Invalid`] while announced [`Stores`] are being made, for a mapping that is shorter, and for a handle
-    ///   that only looks; [`Error::Protection`] for a length of 0, and for one that redundancy does not support.
+    ///   that only looks; [`Error::Protection`] for a length of 0, for one that redundancy does not support, and for a
+    ///   file whose length somebody else changed.
     /// - Errors of reading, writing and flushing; a full disk. If the file still has its old length, it is protected
     ///   as before.
     pub fn set_len(&self, len: u64) -> Result<()> {

@@ -13,8 +13,8 @@ use super::{Kept, Of, TrackedPages};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::MAX_LEN;
 use crate::options::Settings;
-use crate::redundancy::Mode;
 use crate::redundancy::file::{Found, is_at, look_for, remove_unlocked};
+use crate::redundancy::{Mode, Redundancy};
 use crate::storage::{Access, Medium, MediumFile};
 
 impl<M: Medium> TrackedPages<M> {
@@ -69,6 +69,8 @@ impl<M: Medium> TrackedPages<M> {
             let what = "this handle only looks at the file; protect it to change its length".to_owned();
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
+        // What another program did to the length is not carried over.
+        self.with(Redundancy::check_length)?;
         let problem = match len {
             0 => ProtectionProblem::Empty,
             1..=MAX_LEN => return self.resize_data(&self.medium.open(&self.path, Access::ReadWrite, len)?, len),
