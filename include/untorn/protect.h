@@ -232,8 +232,8 @@ int untorn_redundancy_cover_on_signal(int signal, void (*covered)(void *context,
  * file with the most bytes that it will have, and pass all of them to
  * untorn_protect. Pages behind the file's end must not be touched.
  * Errors: UNTORN_EINVAL for a mapping that is shorter, and for 0; those of
- * untorn_redundancy_sync. If the file still has its old length, it is protected as
- * before. */
+ * untorn_redundancy_sync. An error before the file itself is changed, such as a
+ * full disk, leaves it protected as before. */
 int untorn_redundancy_set_len(void *addr, uint64_t len);
 
 /* Sets another period, also for a mapping that is covered on demand. The next

@@ -14,9 +14,10 @@
 //! 3. A stripe that keeps its pages, or also gets pages of zeros, keeps its parity, damaged or not. The parity of any
 //!    other stripe is computed from compared pages, which are rebuilt from the old parity if needed and possible. If it
 //!    is not possible, the stripe gets a parity that does not match its checksum, so that nothing is rebuilt from it.
-//! 4. The new redundancy file says that stores are in progress, so nothing depends on the file's time until a pass has
-//!    recorded it. After a crash, a redundancy file of another length than the file's is carried over once more. Pages
-//!    that one of the lengths cuts, and pages that it does not include, are marked.
+//! 4. The new redundancy file says that stores are in progress, or tracked, so nothing depends on the file's time until
+//!    a pass has recorded it. After a crash, a redundancy file of another length than the file's is carried over once
+//!    more; that of a plain file only to the length that it names. Pages that one of the lengths cuts, and pages that
+//!    it does not include, are marked.
 //! 5. An engine that shrinks a file punches a hole at once, and the length follows later. Until then the old parity
 //!    speaks of the punched bytes too, and rebuilds nothing without them. The other pages of their stripes are
 //!    therefore compared, and rebuilt if needed and possible, before the hole is announced.
@@ -24,7 +25,7 @@
 use std::ops::Range;
 
 use super::ScrubFindings;
-use super::file::{Fill, Filling, create};
+use super::file::{Fill, Filling, create, is_of};
 use super::format::Left;
 use super::holes::{Holes, Room};
 use super::layout::Geometry;
@@ -71,7 +72,23 @@ impl<M: Medium> Redundancy<M> {
         let fill: Fill<'_, M::File> = &mut |side, tables| self.carry(inner, to, side, tables);
         let is_tracked = matches!(self.mode, Mode::Tracked(_)) || was == Left::Tracked;
         let left = if is_tracked { Left::Tracked } else { Left::Storing };
-        make(Filling { left, room: self.room, fill: Some(fill), is_first: false, resized_from: Some(from) })
+        make(Filling {
+            left,
+            room: self.room,
+            fill: Some(fill),
+            is_first: false,
+            resized_from: Some(from).filter(|_| data.len() != len),
+        })
+    }
+
+    /// Whether this is about that file, which has the length that is protected.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] after a failure; [`Error::Protection`] for a length that somebody else changed.
+    pub(super) fn is_intact_of(&self, file: &M::File) -> Result<bool> {
+        let inner = self.usable()?;
+        self.check_length()?;
+        is_of(&inner.superblock, file)
     }
 
     /// Whether the companion file has its name: none took its place.

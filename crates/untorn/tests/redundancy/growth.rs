@@ -158,3 +158,24 @@ fn set_len_refuses_what_it_cannot_do_and_changes_nothing() {
     protected.close().unwrap();
     assert_eq!(place.damage(), vec![]);
 }
+
+/// Its path names another file by now, which nobody protects.
+#[test]
+fn set_len_leaves_a_file_alone_that_took_the_others_name() {
+    let bytes = pattern(8 * PAGE, 6);
+    let place = Place::new(&bytes);
+    let protected = by_hand().open(&place.path).unwrap();
+    protected.sync().unwrap();
+    let (aside, other) = (place.path.with_extension("aside"), pattern(8 * PAGE, 7));
+    fs::rename(&place.path, &aside).unwrap();
+    fs::write(&place.path, &other).unwrap();
+    for len in [4, 8, 12] {
+        let error = protected.set_len(len * PAGE_LEN).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("another file"), "{error}");
+    }
+    assert!(place.bytes() == other && fs::read(&aside).unwrap() == bytes);
+    fs::rename(&aside, &place.path).unwrap();
+    protected.set_len(9 * PAGE_LEN).unwrap();
+    protected.close().unwrap();
+    assert_eq!(place.damage(), vec![]);
+}

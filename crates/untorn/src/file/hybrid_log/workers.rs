@@ -2,7 +2,8 @@
 //! that needs no checkpoint has no job, and a close waits for those that run.
 //!
 //! A write submits the job. A read that had to look into the log does so too: otherwise, after a program's last write,
-//! no thread would checkpoint the entries that slow its reads down. When a checkpoint fails the job *gives up*: no call
+//! no thread would checkpoint the full chunks whose entries slow its reads down. The entries of a chunk that a lane
+//! still fills stay until it is full. When a checkpoint fails the job *gives up*: no call
 //! submits it again until another thread (a writer that ran out of room, or a `reclaim`) has made a checkpoint itself.
 //! Otherwise it would retry a failing or full disk at every call of the program.
 //!

@@ -146,8 +146,9 @@ impl Protected {
     /// - [`Error::Invalid`] while announced [`Stores`] are being made, for a mapping that is shorter, and for a handle
     ///   that only looks; [`Error::Protection`] for a length of 0, for one that redundancy does not support, and for a
     ///   file whose length somebody else changed.
-    /// - Errors of reading, writing and flushing; a full disk. If the file still has its old length, it is protected
-    ///   as before.
+    /// - [`Error::Invalid`] too if the path names another file by now; [`Error::Poisoned`] after a failure.
+    /// - Errors of reading, writing and flushing; a full disk. Up to the change of the file itself they leave it
+    ///   protected as before.
     pub fn set_len(&self, len: u64) -> Result<()> {
         self.service()?.set_len(len)
     }

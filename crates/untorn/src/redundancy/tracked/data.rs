@@ -13,8 +13,8 @@ use super::{Kept, Of, TrackedPages};
 use crate::error::{Error, ProtectionProblem, Result};
 use crate::format::sidecar::MAX_LEN;
 use crate::options::Settings;
+use crate::redundancy::Mode;
 use crate::redundancy::file::{Found, is_at, look_for, remove_unlocked};
-use crate::redundancy::{Mode, Redundancy};
 use crate::storage::{Access, Medium, MediumFile};
 
 impl<M: Medium> TrackedPages<M> {
@@ -69,25 +69,35 @@ impl<M: Medium> TrackedPages<M> {
             let what = "this handle only looks at the file; protect it to change its length".to_owned();
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
-        // What another program did to the length is not carried over.
-        self.with(Redundancy::check_length)?;
         let problem = match len {
-            0 => ProtectionProblem::Empty,
-            1..=MAX_LEN => return self.resize_data(&self.medium.open(&self.path, Access::ReadWrite, len)?, len),
-            _ => ProtectionProblem::TooLong,
+            0 => Some(ProtectionProblem::Empty),
+            1..=MAX_LEN => None,
+            _ => Some(ProtectionProblem::TooLong),
         };
-        Err(Error::protection(&self.path, problem))
+        if let Some(problem) = problem {
+            return Err(Error::protection(&self.path, problem));
+        }
+        let file = self.medium.open(&self.path, Access::ReadWrite, len)?;
+        if !self.with(|redundancy| redundancy.is_intact_of(&file))? {
+            return self.elsewhere();
+        }
+        // Not even its time changes then.
+        if file.len() == len { Ok(()) } else { self.resize_data(&file, len) }
+    }
+
+    fn elsewhere(&self) -> Result<()> {
+        let what = "the file has redundancy, but its path names another file now; rename the file back before you \
+                    change its length";
+        Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() })
     }
 
     /// Whether the redundancy of a plain file is of use yet, after another could not be made for it: it is for the
     /// length that the file has, and its file has its name.
     fn is_as_before(&self, kept: &Kept<M>) -> Result<bool> {
         let (Of::Data { has_engine: false, .. }, Kept::Open(redundancy)) = (&self.of, kept) else { return Ok(false) };
-        let is_there = redundancy.is_named()?;
-        if is_there {
-            redundancy.stay();
-        }
-        Ok(is_there)
+        // Otherwise it is given up at once.
+        redundancy.stay();
+        redundancy.is_named()
     }
 
     /// A file whose path names another by now stays as it is: it is from there that companions are made, removed and
@@ -99,9 +109,7 @@ impl<M: Medium> TrackedPages<M> {
         // What it speaks of must not seem to be of the file, once that has its length again.
         let kept = self.fresh()?;
         if !matches!(&*kept, Kept::Nothing | Kept::Lost(_)) && !is_at(&*self.medium, &self.path, file)? {
-            let what = "the file has redundancy, but its path names another file now; rename the file back before you \
-                        change its length";
-            return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
+            return self.elsewhere();
         }
         if let Kept::Open(redundancy) = &*kept {
             // A pass of the thread or a scrub under way would have to be waited for. What somebody called for is.

@@ -14,7 +14,8 @@
 //!    redundancy is created when the engine has the file open, and so when no other process has.
 //! 2. All stores to the pages are between an announcement and its release. Only [`TrackedPages::resize`] and a sidecar
 //!    that grows change the redundancy file to another length, and both exclude all stores. Invariants 1 and 2 of
-//!    [`redundancy`](super) are therefore those of announced stores.
+//!    [`redundancy`](super) are therefore those of announced stores. Only a mapping of a plain file is stored to
+//!    meanwhile: page tables keep what was stored until they are asked the next time.
 //! 3. Bytes that stores past the cache leave in CPU buffers are not visible to other readers yet. They are ordered
 //!    before the release; otherwise a page would be covered with its old bytes.
 

@@ -3,13 +3,14 @@
 //! After a failed `fsync(2)` the kernel may mark the lost pages clean and report success the next time, so a retry
 //! would acknowledge lost bytes. From the first failure on, every call that could change or promise anything fails.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use super::forward::forward;
 use super::{
@@ -37,12 +38,14 @@ struct Latch {
     cause: OnceLock<String>,
     /// Held while a directory is flushed.
     directories: Turn,
+    /// The turns of the files that are open.
+    turns: Mutex<BTreeMap<PathBuf, Weak<Turn>>>,
 }
 
-/// Held while an open file is flushed whose flush can fail. The kernel reports a failure to one caller of an open file
-/// and success to the next, whose bytes may be among the lost: the next must not ask before the first has latched.
-/// Other files are told of their own failures, so their flushes do not wait: a commit does not wait for the flush of a
-/// checkpoint.
+/// Held while the file of a path is flushed whose flush can fail. The kernel reports a failure to one caller of an open
+/// file and success to the next, or to one that opens the file only then, and their bytes may be among the lost: they
+/// must not ask before the first has latched. Other files are told of their own failures, so their flushes do not wait:
+/// a commit does not wait for the flush of a checkpoint.
 type Turn = Mutex<()>;
 
 impl Latch {
@@ -59,14 +62,27 @@ impl Latch {
         Error::Poisoned { path: path.to_owned(), cause }
     }
 
-    /// Passes a flush's result on, and remembers it if it is the first failure.
+    /// Passes a flush's result on, and remembers it if it is the first failure. One that succeeded beside one that
+    /// failed promises nothing.
     #[inline(always)]
-    fn observe(&self, result: Result<()>) -> Result<()> {
+    fn observe(&self, path: &Path, result: Result<()>) -> Result<()> {
         // Told apart here, so that the good case is known to be one where this is inlined, and no error is moved.
         match result {
-            Ok(()) => Ok(()),
+            Ok(()) => self.check(path),
             Err(error) => Err(self.close(error)),
         }
+    }
+
+    /// The turn of all that have the file at this path open.
+    fn turn_of(&self, path: &Path) -> Arc<Turn> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = turns.get(path).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Arc::default();
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        turns.insert(path.to_owned(), Arc::downgrade(&turn));
+        turn
     }
 
     /// Waits for the flush under way of what has the turn, if any, and fails if any flush failed.
@@ -103,7 +119,7 @@ impl<M: Medium> Latched<M> {
 
     fn file(&self, path: &Path, inner: M::File) -> LatchedFile<M> {
         let (medium, latch) = (Arc::clone(&self.inner), Arc::clone(&self.latch));
-        LatchedFile { inner, medium, latch, turn: Turn::default(), path: path.to_owned() }
+        LatchedFile { inner, medium, turn: latch.turn_of(path), latch, path: path.to_owned() }
     }
 }
 
@@ -164,24 +180,24 @@ impl<M: Medium> Medium for Latched<M> {
 fn in_turn<M: Medium>(latch: &Latch, files: &[&LatchedFile<M>], go: impl FnOnce() -> Result<()>) -> Result<()> {
     let path = files.first().map_or(Path::new(""), |file| &file.path);
     latch.check(path)?;
+    let observe = || latch.observe(path, go());
     if files.first().is_none_or(|file| file.medium.class() == MediumClass::PersistentMemory) {
-        return latch.observe(go());
+        return observe();
     }
-    let observe = || latch.observe(go());
     // In the order of their addresses: of two threads that want the same turns, one has the first of them.
+    let place = |file: &LatchedFile<M>| Arc::as_ptr(&file.turn);
     match files {
-        [] => observe(),
         [one] => one.turn().and_then(|_one| observe()),
-        [one, two] if std::ptr::eq(*one, *two) => one.turn().and_then(|_one| observe()),
+        [one, two] if place(one) == place(two) => one.turn().and_then(|_one| observe()),
         [one, two] => {
-            let (first, second) = if std::ptr::from_ref(*one) < *two { (one, two) } else { (two, one) };
+            let (first, second) = if place(one) < place(two) { (one, two) } else { (two, one) };
             let _turns = (first.turn()?, second.turn()?);
             observe()
         }
         many => {
             let mut files = many.to_vec();
-            files.sort_unstable_by_key(|file| std::ptr::from_ref(*file));
-            files.dedup_by_key(|file| std::ptr::from_ref(*file));
+            files.sort_unstable_by_key(|file| place(file));
+            files.dedup_by_key(|file| place(file));
             let _turns = files.into_iter().map(LatchedFile::turn).collect::<Result<Vec<_>>>()?;
             observe()
         }
@@ -192,7 +208,7 @@ impl<M: Medium> Names for Latched<M> {
     fn change(&self, change: NameChange<'_>) -> Result<()> {
         if let NameChange::SyncDir(_, dir) = change {
             let _turn = self.latch.take(&self.latch.directories, dir, &*self.inner)?;
-            return self.latch.observe(self.inner.names().change(change));
+            return self.latch.observe(dir, self.inner.names().change(change));
         }
         self.latch.check(change.path())?;
         self.inner.names().change(change)
@@ -206,7 +222,7 @@ pub struct LatchedFile<M: Medium> {
     inner: M::File,
     medium: Arc<M>,
     latch: Arc<Latch>,
-    turn: Turn,
+    turn: Arc<Turn>,
     path: PathBuf,
 }
 
@@ -238,12 +254,12 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
         let _turn = self.turn()?;
-        self.latch.observe(self.inner.sync(barrier))
+        self.latch.observe(&self.path, self.inner.sync(barrier))
     }
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
         let _turn = self.turn()?;
-        self.latch.observe(self.inner.distrust_cache(barrier, offset, len))
+        self.latch.observe(&self.path, self.inner.distrust_cache(barrier, offset, len))
     }
 }
 

@@ -226,14 +226,17 @@ fn a_flush_waits_for_that_of_its_own_files_only() {
             std::thread::yield_now();
         }
         two.sync(AT).unwrap();
+        let again = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
         assert_eq!((calls.reached.load(Ordering::Relaxed), calls.waits.load(Ordering::Relaxed)), (2, 0));
         scope.spawn(|| medium.fence(AT, &[&two, &one]).unwrap());
         scope.spawn(|| medium.fence(AT, &[&one, &two, &one]).unwrap());
+        // Opened twice it is one file.
+        scope.spawn(move || again.sync(AT).unwrap());
         while calls.waits.load(Ordering::Relaxed) < 1000 {
             std::thread::yield_now();
         }
         assert_eq!(calls.reached.load(Ordering::Relaxed), 2, "they wait for the first file");
         calls.holds.store(false, Ordering::Relaxed);
     });
-    assert_eq!(calls.reached.load(Ordering::Relaxed), 4);
+    assert_eq!(calls.reached.load(Ordering::Relaxed), 5);
 }
