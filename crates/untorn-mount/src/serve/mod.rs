@@ -291,6 +291,9 @@ impl Serving {
         }
         let failed = |source| Error::Io { operation: "serve", path: self.source.clone(), source };
         match ended {
+            // A thread that has just taken a request when the connection ends is told so by this error; those that
+            // wait for one get ENODEV, which is no error here. Source: `fuse_dev_do_read` in `fs/fuse/dev.c`.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Ok(ended) => ended.map_err(failed)?,
             Err(_) => return Err(failed(io::Error::other("a server thread panicked"))),
         }
