@@ -245,29 +245,32 @@ impl Threads {
         let teller = threads.teller.clone();
         let listener = teller.map(|teller| DamageSender::new(move |damage| teller.take(damage)));
         service.set_listener(listener.clone());
-        let mut begin = |pause, length, work: Work| {
+        let mut add = |length, work: Work| {
             let (state, ended) = (Mutex::default(), Condvar::new());
             let (service, submitter) = (Arc::downgrade(service), submitter.clone());
             let task = Arc::new(Task { service, length, submitter, work, state, ended });
             threads.tasks.push(task.clone());
-            task.arm(pause).map(|()| Arc::downgrade(&task))
+            task
         };
         let failed = |error| Error::io("start a thread for", service.path(), error);
         if options.period != Some(Duration::ZERO) {
             let covering = Covering::new();
             let work: Work = Box::new(move |_, service| covering.go_on(service));
-            // Without a period it waits until it is woken.
-            let pause = options.period.unwrap_or(Duration::MAX);
-            let task = begin(pause, Length::Short, work).map_err(failed)?;
+            let task = add(Length::Short, work);
+            let woken = Arc::downgrade(&task);
+            // Before its first job: one that finds no period waits until it is woken.
             service.pace().set_cap(options.max_uncovered);
-            service.pace().begin(options.period, Arc::new(move || _ = task.upgrade().map(|task| task.wake())));
+            service.pace().begin(options.period, Arc::new(move || _ = woken.upgrade().map(|task| task.wake())));
+            // With a cap it has to look at once: nobody could wake it yet.
+            let pause = if options.max_uncovered.is_some() { Some(Duration::ZERO) } else { options.period };
+            task.arm(pause.unwrap_or(Duration::MAX)).map_err(failed)?;
         }
         if let Some(pause) = options.scrub_every {
             let rate = options.scrub_rate;
             let work = move |task: &Task, service: &dyn RedundancyService| {
                 scrub(&|| task.stops(), service, rate, listener.as_ref()).then_some(pause)
             };
-            begin(pause, Length::Long, Box::new(work)).map_err(failed)?;
+            add(Length::Long, Box::new(work)).arm(pause).map_err(failed)?;
         }
         threads.registration = Some(Registration::new(service));
         Ok(threads)
@@ -340,6 +343,7 @@ mod tests {
     use std::ops::Range;
     use std::path::Path;
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::{self, ThreadId};
 
     use super::*;
     use crate::engine::redundancy::{Pace, Part};
@@ -350,13 +354,22 @@ mod tests {
     /// The work of a file, and the file: the jobs do not keep it.
     type Started = (Threads, Arc<dyn RedundancyService>);
 
-    /// Fails at first, and tells of each call.
-    struct Full(Mutex<(u32, Sender<&'static str>)>, Pace);
+    /// Fails at first, and tells of each call. The thread that starts it may be slow to ask for its pace.
+    struct Full(Mutex<(u32, Sender<&'static str>)>, Pace, Option<ThreadId>);
 
     impl Full {
         fn start(options: &ProtectOptions, failures: u32) -> (Started, Receiver<&'static str>) {
+            Full::start_by(options, failures, None)
+        }
+
+        fn start_by(
+            options: &ProtectOptions,
+            failures: u32,
+            slow: Option<ThreadId>,
+        ) -> (Started, Receiver<&'static str>) {
             let (notify, notified) = channel();
-            let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((failures, notify)), Pace::default()));
+            let full = Full(Mutex::new((failures, notify)), Pace::default(), slow);
+            let service: Arc<dyn RedundancyService> = Arc::new(full);
             ((Threads::start(&service, options).unwrap(), service), notified)
         }
 
@@ -391,6 +404,9 @@ mod tests {
         }
 
         fn pace(&self) -> &Pace {
+            if self.2 == Some(thread::current().id()) {
+                thread::sleep(Duration::from_millis(30));
+            }
             &self.1
         }
 
@@ -501,7 +517,7 @@ mod tests {
         let (_threads, _told) = Full::start(&options, u32::MAX);
         assert_eq!(found.iter().take(2).collect::<Vec<_>>(), [Damage::Parity { stripe: 7 }; 2]);
         // Whoever asks for a scrub is given what it found as well.
-        let full = Full(Mutex::new((1, channel().0)), Pace::default());
+        let full = Full(Mutex::new((1, channel().0)), Pace::default(), None);
         let report = scrub_and_note(&full, Scrub::telling(&mut |_, _| true)).unwrap();
         assert_eq!(report.damage, [Damage::Parity { stripe: 7 }]);
     }
@@ -543,7 +559,7 @@ mod tests {
     #[test]
     fn a_stop_takes_back_what_waits_for_its_time() {
         let (told, _hear) = channel();
-        let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((0, told)), Pace::default()));
+        let service: Arc<dyn RedundancyService> = Arc::new(Full(Mutex::new((0, told)), Pace::default(), None));
         let options = ProtectOptions::new().period(Duration::from_secs(3600));
         let mut threads = Threads::start(&service, &options).unwrap();
         let task = Arc::downgrade(&threads.tasks[0]);
@@ -551,5 +567,13 @@ mod tests {
         threads.stop();
         assert!(task.upgrade().is_none(), "the job that waited keeps its task");
         assert_eq!(Arc::strong_count(&service), 1);
+    }
+
+    /// The period is shorter than the thread that starts the task takes to go on.
+    #[test]
+    fn a_task_has_its_period_before_its_first_job() {
+        let options = ProtectOptions::new().period(Duration::from_millis(1));
+        let (_started, told) = Full::start_by(&options, 0, Some(thread::current().id()));
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok("cover"));
     }
 }
