@@ -281,13 +281,13 @@ fn a_crash_amid_set_len_leaves_a_plain_file_protected() {
                     let report = protected.repair().unwrap();
                     assert!(report.is_whole() && report.unknown.is_empty(), "{what}: {report:?}");
                     let held = left.peek(PATH).unwrap();
-                    // Of a store that was not flushed nothing is promised.
+                    // The store that was not flushed may be lost.
                     let differs = |at: &usize| held[*at] != expected[*at] && !(3 * PAGE..3 * PAGE + 6).contains(at);
                     let first = (0..held.len().min(expected.len())).find(differs);
                     // Page tables are forgotten in a crash, so that damage may be a store.
                     assert!(first.is_none() || way == Way::Tracked && first == Some(33), "{what}: byte {first:?}");
                     assert!(held.iter().skip(expected.len()).all(|byte| *byte == 0), "{what}");
-                    // What is called covered can be given back.
+                    // A page that counts as covered can be given back.
                     flip(&left, held.len() - 1);
                     assert_eq!(protected.repair().unwrap().repaired.len(), 1, "{what}");
                     assert!(left.peek(PATH).unwrap() == held, "{what}");

@@ -390,7 +390,7 @@ pub(super) fn agree<F: MediumFile>(
     if !is_of(found, data)? {
         return Err(Error::protection(path, ProtectionProblem::OtherFile { redundancy: place.to_owned() }));
     }
-    // A crash came amid a change of the length. Whoever opens the file next carries it over, unless it only reports.
+    // A crash came amid a change of the length. The next open carries it over, unless it only reports.
     let is_cut_off = found.resized_from == Some(data.len());
     if !of_sidecar && geometry.len != data.len() && !is_cut_off {
         let problem = ProtectionProblem::OtherLength { protected: geometry.len, now: data.len() };

@@ -70,7 +70,7 @@ fn a_mapped_file_that_grows_is_an_error() {
     assert_eq!(place.damage(), vec![]);
 }
 
-/// Of what was covered nothing is lost, and what is added is covered.
+/// Covered pages stay covered, and added pages are covered.
 #[test]
 fn set_len_keeps_what_is_covered() {
     for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {

@@ -12,7 +12,7 @@ use crate::sys::sync::{AtomicU64, Ordering, Zeroed};
 const FEWEST_AHEAD: u64 = 16;
 const MOST_AHEAD: u64 = 128;
 
-/// What is known of the space of a chunk.
+/// The known state of a chunk's space.
 #[derive(Zeroed)]
 #[repr(C)]
 struct State {
@@ -43,7 +43,7 @@ pub(super) struct ChunkSpace {
 }
 
 impl ChunkSpace {
-    /// Of chunks of so many units from byte `at` on, with room for the states of so many.
+    /// The space of chunks of so many units, from byte `at` on, with room for the states of `room` chunks.
     pub(super) fn new(class: MediumClass, at: u64, units: u64, room: u64) -> std::io::Result<Self> {
         Ok(ChunkSpace { class, at, units, shift: units.trailing_zeros(), states: GrowingArray::new(room)? })
     }
@@ -115,7 +115,7 @@ impl ChunkSpace {
             Ok(()) => state.space.store(PREALLOCATED, Ordering::Relaxed),
             Err(error) if error.is_for_want_of_space() => {
                 state.space.store(PUNCHED, Ordering::Relaxed);
-                // What it got of the last of the disk is for others. If not, it stays this chunk's.
+                // Others may need the last of the disk that it got. If this fails, the chunk keeps it.
                 let _ = side.punch(self.start(chunk), chunk_len(self.units));
             }
             Err(_) => {}

@@ -59,7 +59,7 @@ impl<M: Medium> TrackedPages<M> {
         Ok(self.read())
     }
 
-    /// Gives a plain file another length, durably. What was covered stays covered, and so are added pages.
+    /// Gives a plain file another length, durably. Covered pages stay covered, and added pages are covered.
     ///
     /// # Errors
     /// [`Error::Protection`] for a length of 0; those of [`Redundancy::renew`], with nothing changed; those of changing
