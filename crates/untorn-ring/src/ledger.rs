@@ -398,6 +398,11 @@ impl<'a> SharedState<'a> {
         self.words[PHASE].store(phase as u64, Ordering::SeqCst);
     }
 
+    /// Whether somebody has said that they wake the draining thread, since it stored its phase.
+    pub fn is_roused(&self) -> bool {
+        self.words[PHASE].load(Ordering::SeqCst) == Phase::Awake as u64
+    }
+
     /// Whether the draining thread must be woken for what waits now; true for one caller only.
     #[inline]
     pub fn rouses(&self, batch: u64) -> bool {

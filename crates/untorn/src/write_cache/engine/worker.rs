@@ -1,7 +1,7 @@
 //! The draining thread: it sleeps while there is nothing to drain, and wakes when a batch is complete or the oldest
 //! entry has waited long enough.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -35,6 +35,14 @@ impl Worker {
         // With the lock, so that the thread is not between looking and falling asleep.
         drop(locked(&self.stop));
         self.wake.notify_all();
+    }
+
+    /// Waits for a batch, or until the oldest entry has waited long enough. Nobody's notification ends the wait by
+    /// itself: one that was on its way while the thread was awake comes too late, and a wait can end without any.
+    fn gather<'a>(&self, stop: MutexGuard<'a, bool>, is_incomplete: impl Fn() -> bool) -> MutexGuard<'a, bool> {
+        let gathers = |stop: &mut bool| !*stop && is_incomplete();
+        let waited = self.wake.wait_timeout_while(stop, self.max_age, gathers);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     pub(super) fn start<M: Medium>(cache: &Arc<Cache<M>>) -> std::io::Result<()> {
@@ -73,10 +81,7 @@ impl<M: Medium> Cache<M> {
                 shared_state.set_phase(Phase::Idle);
             }
             shared_state.set_phase(Phase::Gathering);
-            if !*stop && (in_vain || self.waiting() < worker.batch) {
-                let waited = worker.wake.wait_timeout(stop, worker.max_age).unwrap_or_else(PoisonError::into_inner);
-                stop = waited.0;
-            }
+            stop = worker.gather(stop, || !shared_state.is_roused() && (in_vain || self.waiting() < worker.batch));
             shared_state.set_phase(Phase::Awake);
             if *stop {
                 return;
@@ -107,5 +112,39 @@ impl<M: Medium> Cache<M> {
         if self.ring.shared_state().rouses(self.worker.batch) {
             self.worker.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_notification_alone_drains_nothing() {
+        let max_age = Duration::from_millis(100);
+        let (worker, is_done) = (Worker::new(1000, max_age), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    worker.wake();
+                    std::thread::yield_now();
+                }
+            });
+            let begun = Instant::now();
+            drop(worker.gather(locked(&worker.stop), || true));
+            assert!(begun.elapsed() >= max_age, "{:?}", begun.elapsed());
+            is_done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_batch_and_the_end_do_not_wait() {
+        let worker = Worker::new(1000, Duration::from_secs(600));
+        drop(worker.gather(locked(&worker.stop), || false));
+        worker.stop();
+        drop(worker.gather(locked(&worker.stop), || true));
     }
 }
