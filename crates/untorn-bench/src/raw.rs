@@ -19,6 +19,8 @@ pub(crate) trait Target: Copy + Sync {
     fn medium(self) -> Self::Medium;
     /// Creates a raw file of `len` bytes.
     fn raw(self, path: &Path, len: u64) -> untorn::Result<Self::Raw>;
+    /// The same, all a hole.
+    fn sparse(self, path: &Path, len: u64) -> untorn::Result<Self::Raw>;
 }
 
 /// A file written without atomicity.
@@ -54,9 +56,14 @@ impl Target for Pmem {
     }
 
     fn raw(self, path: &Path, len: u64) -> untorn::Result<RawPmem> {
+        let raw = self.sparse(path, len)?;
+        raw.file.allocate(0, len)?;
+        Ok(raw)
+    }
+
+    fn sparse(self, path: &Path, len: u64) -> untorn::Result<RawPmem> {
         let medium = self.medium();
         let file = medium.create(path, len, len)?;
-        file.allocate(0, len)?;
         Ok(RawPmem { medium, file })
     }
 }
@@ -102,6 +109,10 @@ impl Target for Block {
     }
 
     fn raw(self, path: &Path, len: u64) -> untorn::Result<RawBlock> {
+        self.sparse(path, len)
+    }
+
+    fn sparse(self, path: &Path, len: u64) -> untorn::Result<RawBlock> {
         let medium = self.medium();
         drop(medium.create(path, len, len)?);
         let calls = File::options().write(true).open(path).map_err(|source| untorn::Error::io("open", path, source))?;

@@ -25,6 +25,7 @@ mod redundancy_map;
 mod redundancy_pass;
 mod region_figures;
 mod region_ops;
+mod scale;
 mod updates;
 mod vilamb;
 mod write;
@@ -64,6 +65,10 @@ static ALL: &[&Benchmark] = &[
     &recovery_time::BENCHMARK,
     &updates::BENCHMARK,
     &redb_readme::BENCHMARK,
+    &scale::THREADS,
+    &scale::LENGTH,
+    &scale::REGIONS,
+    &scale::FILES,
     &vilamb::FIG1,
     &vilamb::FIG4,
     &vilamb::FIG5,

@@ -241,9 +241,14 @@ fn number(row: &ComparisonRow) -> Option<f64> {
     }
 }
 
-/// A number with its unit; whole KiB and MiB of bytes.
+const GIB: f64 = 1_073_741_824.0;
+const TIB: f64 = 1024.0 * GIB;
+
+/// A number with its unit; whole KiB, MiB, GiB and TiB of bytes.
 fn quantity(number: f64, unit: &str) -> String {
     match unit {
+        " B" if number >= TIB && number % TIB == 0.0 => format!("{} TiB", number / TIB),
+        " B" if number >= GIB && number % GIB == 0.0 => format!("{} GiB", number / GIB),
         " B" if number >= 1_048_576.0 && number % 1_048_576.0 == 0.0 => format!("{} MiB", number / 1_048_576.0),
         " B" if number >= 1024.0 && number % 1024.0 == 0.0 => format!("{} KiB", number / 1024.0),
         " B" => format!("{number} B"),
@@ -277,8 +282,8 @@ mod tests {
     #[test]
     fn bytes_have_binary_units() {
         assert_eq!(
-            [8.0, 1000.0, 4096.0, 1_048_576.0].map(|bytes| quantity(bytes, " B")),
-            ["8 B", "1000 B", "4 KiB", "1 MiB"]
+            [8.0, 1000.0, 4096.0, 1_048_576.0, 3.0 * GIB, TIB].map(|bytes| quantity(bytes, " B")),
+            ["8 B", "1000 B", "4 KiB", "1 MiB", "3 GiB", "1 TiB"]
         );
         assert_eq!([1500.0, 16.0].map(|number| quantity(number, " %")), ["1.5k %", "16 %"]);
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::format::{PAGE, Page, digest};
-use super::{Core, Slot, locked};
+use super::{Core, locked};
 use crate::error::Result;
 use crate::storage::{Medium, MediumFile};
 
@@ -36,11 +36,7 @@ impl<M: Medium> Core<M> {
         // In the order of their nodes; everybody else holds one of these locks at most.
         let mut states: Vec<_> = regions.iter().map(|region| locked(&region.state)).collect();
         let mut audit = Audit::default();
-        for slot in locked(&self.directory).iter() {
-            if let Slot::Broken(what) = slot {
-                audit.findings.push(what.clone());
-            }
-        }
+        audit.findings.extend(locked(&self.directory).damage().map(str::to_owned));
         let mut owners: HashMap<u64, &str> = HashMap::new();
         let mut bytes: Page = [0; PAGE as usize];
         for (region, state) in regions.iter().zip(&mut states) {

@@ -212,7 +212,7 @@ impl<M: Medium> Core<M> {
             }
             marked.push(page);
         }
-        region.counted.store(true, Ordering::Release);
+        self.mark_counted(region);
         Ok(())
     }
 
@@ -238,10 +238,7 @@ impl<M: Medium> Core<M> {
                 result = result.and(Err(error));
             }
         }
-        let broken = locked(&self.directory).iter().find_map(|slot| match slot {
-            super::Slot::Broken(what) => Some(what.clone()),
-            _ => None,
-        });
+        let broken = locked(&self.directory).damage().next().map(str::to_owned);
         match broken {
             Some(what) => result.and(Err(Error::Corrupt { path: self.path().to_owned(), offset: None, what })),
             None => result,

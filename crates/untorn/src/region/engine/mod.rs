@@ -55,6 +55,7 @@
 
 mod audit;
 mod commit;
+mod directory;
 mod format;
 mod held;
 mod load;
@@ -69,17 +70,17 @@ mod working;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 
 pub use self::audit::Audit;
 pub(crate) use self::commit::Stored;
+use self::directory::Directory;
 pub(crate) use self::format::{MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page};
 use self::format::{MapPlace, Record, Superblock};
 use self::held::Holds;
-
 use self::load::Loaded;
 pub(crate) use self::log::find;
 pub(crate) use self::open::create;
@@ -278,7 +279,9 @@ struct Core<M: Medium> {
     order: Order,
     /// Held by whoever creates, opens or deletes a region.
     naming: Mutex<()>,
-    directory: Mutex<Vec<Slot<M>>>,
+    directory: Mutex<Directory<M>>,
+    /// Regions whose pages are not marked in the free map, and broken nodes, which may have pages too.
+    uncounted: AtomicUsize,
     holds: Mutex<Holds>,
     space: Mutex<Space>,
     superblock: Mutex<Superblock>,
@@ -288,20 +291,6 @@ struct Core<M: Medium> {
     untidy: AtomicBool,
     /// Tells the thread that scans to give up.
     stop: AtomicBool,
-}
-
-/// One region node.
-enum Slot<M: Medium> {
-    Free,
-    Region(Arc<Region<M>>),
-    /// Its bytes make no sense.
-    Broken(String),
-}
-
-impl<M: Medium> Slot<M> {
-    fn region(&self) -> Option<&Arc<Region<M>>> {
-        if let Slot::Region(region) = self { Some(region) } else { None }
-    }
 }
 
 /// One region of an open store, whether or not a program has it open.
@@ -366,7 +355,7 @@ impl<M: Medium> Core<M> {
     }
 
     fn regions(&self) -> Vec<Arc<Region<M>>> {
-        locked(&self.directory).iter().filter_map(Slot::region).cloned().collect()
+        locked(&self.directory).regions().cloned().collect()
     }
 
     /// Takes pages from the free map, growing the file if it has too few.
@@ -430,15 +419,17 @@ impl<M: Medium> Core<M> {
 
     /// Opens the whole free map if every region has been looked at.
     fn complete_if_scanned(&self) {
-        let directory = locked(&self.directory);
-        let scanned = directory.iter().all(|slot| match slot {
-            Slot::Free => true,
-            Slot::Region(region) => region.counted.load(Ordering::Acquire),
-            Slot::Broken(_) => false,
-        });
+        let scanned = self.uncounted.load(Ordering::Acquire) == 0;
         let mut space = locked(&self.space);
         if scanned && !space.is_complete() {
             space.complete();
+        }
+    }
+
+    /// Notes that the pages of a region are marked in the free map, or that it is gone.
+    fn mark_counted(&self, region: &Region<M>) {
+        if !region.counted.swap(true, Ordering::AcqRel) {
+            self.uncounted.fetch_sub(1, Ordering::AcqRel);
         }
     }
 

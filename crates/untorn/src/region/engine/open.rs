@@ -1,13 +1,14 @@
 //! Creating a store and opening one.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
+use super::directory::{Directory, Slot};
 use super::format::{MapPlace, NODES_AT, Node, PAGE, Superblock, map_sum};
 use super::space::Space;
 use super::store::Store;
-use super::{Core, Region, Settings, Slot, barriers};
+use super::{Core, Region, Settings, barriers};
 use crate::engine::handle_state::HandleState;
 use crate::error::{Error, Result};
 use crate::format::dual_copy::DualCopy;
@@ -100,6 +101,7 @@ impl<M: Medium> Store<M> {
             file.allocate(0, file.len())?;
         }
         let directory = read_directory(&file, path, &superblock, was_clean)?;
+        let uncounted = if was_clean { 0 } else { directory.count() } + directory.damage().count();
         let handle_state = HandleState::new(path, settings.read_only);
         let handle_state = handle_state.map_err(|error| Error::io("prepare to open", path, error))?;
         if !settings.read_only {
@@ -125,6 +127,7 @@ impl<M: Medium> Store<M> {
             order,
             naming: Mutex::default(),
             directory: Mutex::new(directory),
+            uncounted: AtomicUsize::new(uncounted),
             holds: Mutex::default(),
             space: Mutex::new(map.unwrap_or_else(|| Space::unknown(pages, superblock.first()))),
             superblock: Mutex::new(superblock),
@@ -161,8 +164,8 @@ fn read_directory<M: Medium>(
     path: &Path,
     superblock: &Superblock,
     counted: bool,
-) -> Result<Vec<Slot<M>>> {
-    let mut directory: Vec<Slot<M>> = Vec::new();
+) -> Result<Directory<M>> {
+    let mut directory = Directory::new();
     let mut page = [0; PAGE as usize];
     for node in NODES_AT..superblock.first() {
         file.read(node * PAGE, &mut page[..8])?;
@@ -174,7 +177,7 @@ fn read_directory<M: Medium>(
         let slot = match Node::decode(&page) {
             Ok(None) => Slot::Free,
             Ok(Some((Node { name, uid, max_pages }, _))) => {
-                if directory.iter().filter_map(Slot::region).any(|other| other.name == name) {
+                if directory.find(&name).is_some() {
                     Slot::Broken(format!("two region nodes have the name {name:?}; the second is at page {node}"))
                 } else {
                     Slot::Region(Arc::new(Region::new(node, name, uid, max_pages, counted)))

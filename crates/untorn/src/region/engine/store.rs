@@ -11,7 +11,7 @@ use super::audit::Audit;
 use super::format::{NODES_AT, Node, PAGE, VALID};
 use super::load::Loaded;
 use super::region::Access;
-use super::{AnyRegion, AnyStore, Core, Region, RegionInfo, Slot, StoreInfo, barriers, locked, table};
+use super::{AnyRegion, AnyStore, Core, Region, RegionInfo, StoreInfo, barriers, locked, table};
 use crate::error::{Error, Result};
 use crate::storage::{Medium, MediumFile};
 
@@ -76,7 +76,7 @@ impl<M: Medium> Store<M> {
     }
 
     fn find(&self, name: &str) -> Result<Arc<Region<M>>> {
-        let found = self.core.regions().into_iter().find(|region| region.name == name);
+        let found = locked(&self.core.directory).find(name).cloned();
         found.ok_or_else(|| self.about("find the region", name, Errno::NOENT))
     }
 
@@ -99,14 +99,14 @@ impl<M: Medium> AnyStore for Store<M> {
         core.handle_state.writable()?;
         core.gets_log(name, max_pages)?;
         let _naming = locked(&core.naming);
-        if core.regions().iter().any(|region| region.name == name) {
+        let (is_there, free, slots) = {
+            let directory = locked(&core.directory);
+            (directory.find(name).is_some(), directory.first_free(), directory.len())
+        };
+        if is_there {
             return Err(self.about("create the region", name, Errno::EXIST));
         }
-        let (free, slots) = {
-            let directory = locked(&core.directory);
-            (directory.iter().position(|slot| matches!(slot, Slot::Free)), directory.len())
-        };
-        let slot = free.ok_or_else(|| {
+        let number = free.ok_or_else(|| {
             let what = format!(
                 "the store already has the {slots} regions it was created for; create a store with more \
                                 regions"
@@ -114,16 +114,16 @@ impl<M: Medium> AnyStore for Store<M> {
             Error::Invalid { path: core.path().to_owned(), what }
         })?;
         let node = Node { name: name.to_owned(), uid: core.medium.unique()?, max_pages };
-        let at = (NODES_AT + slot as u64) * PAGE;
+        let at = number * PAGE;
         let table = table::first_leaf(core, max_pages)?;
         let written = core.file.write(at, &node.encode(table.first().copied().unwrap_or(0)));
         written.inspect_err(|_| core.release_pages(table.iter().copied()))?;
         core.fence(barriers::NODE)?;
         core.file.write(at, &VALID.to_le_bytes()).map_err(|error| core.handle_state.poison(error))?;
         core.fence(barriers::CREATED)?;
-        let region = Arc::new(Region::new(NODES_AT + slot as u64, node.name, node.uid, max_pages, true));
+        let region = Arc::new(Region::new(number, node.name, node.uid, max_pages, true));
         locked(&region.state).summary = Some((0, 0));
-        locked(&core.directory)[slot] = Slot::Region(Arc::clone(&region));
+        locked(&core.directory).insert(Arc::clone(&region));
         Access::by_copies(core, &region)
     }
 
@@ -157,8 +157,8 @@ impl<M: Medium> AnyStore for Store<M> {
             // What it had is found by the scan after the next open.
             _ => core.untidy.store(true, Ordering::Release),
         }
-        let slot = (region.node - NODES_AT) as usize;
-        locked(&core.directory)[slot] = Slot::Free;
+        locked(&core.directory).remove(&region);
+        core.mark_counted(&region);
         core.complete_if_scanned();
         Ok(())
     }
@@ -174,22 +174,18 @@ impl<M: Medium> AnyStore for Store<M> {
         let core = &self.core;
         core.handle_state.ours()?;
         let directory = locked(&core.directory);
-        let damage = directory.iter().filter_map(|slot| match slot {
-            Slot::Broken(what) => Some(what.clone()),
-            _ => None,
-        });
         let space = locked(&core.space);
         Ok(StoreInfo {
             path: core.path().to_owned(),
             len: space.pages() * PAGE,
             max_regions: directory.len() as u32,
-            regions: directory.iter().filter(|slot| slot.region().is_some()).count() as u32,
+            regions: directory.count() as u32,
             free_pages: space.free(),
             used_pages: NODES_AT + directory.len() as u64 + space.used(),
             scanning: !space.is_complete(),
             recovered: !core.was_clean,
             order: core.order,
-            damage: damage.collect(),
+            damage: directory.damage().map(str::to_owned).collect(),
         })
     }
 
