@@ -21,7 +21,7 @@
 //! | `recovery-time` | opening a file after a crash, by the bytes logged | reading and writing as many bytes |
 //! | `updates` | durable updates of records by several systems | each other, and the raw limit |
 //! | `redb-readme` | the benchmark of redb's README | the databases of the build, and untorn |
-//! | `scale-threads`, `-length`, `-regions`, `-files` | an operation, as what is around it grows | the same without untorn |
+//! | `scale-threads` and others | an operation, as its surroundings grow | the same without untorn |
 //! | `acumen-fig3` | accesses in six mixes, with every engine | each other, and the raw limit |
 //! | `ycsb`, `acumen-fig4` | YCSB's workloads on SQLite with untorn's VFS | the same SQLite with its own journals |
 //! | `tpcc`, `acumen-fig5` | TPC-C likewise | likewise |

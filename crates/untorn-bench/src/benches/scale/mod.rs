@@ -1,6 +1,6 @@
-//! `scale-threads`, `scale-length`, `scale-regions`, `scale-files`: the cost of an operation as something around it
-//! grows: the threads, the file, the regions of a store, the files behind one log. It should follow the work that the
-//! operation does, and the curve should be flat.
+//! `scale-threads`, `scale-length`, `scale-regions`, `scale-files`: the cost of an operation as its surroundings
+//! grow: the threads, the file, the regions of a store, the files behind one log. The cost should follow the work of
+//! the operation, and the curve should be flat.
 
 mod long;
 mod many;
