@@ -39,8 +39,17 @@ pub(super) fn dependencies(context: &Context<'_>) -> io::Result<Outcome> {
     }
 }
 
-/// Compiles everything with the version that `Cargo.toml` names.
+/// Compiles the library and its C face with the version that `Cargo.toml` names.
 pub(super) fn minimum_rust(context: &Context<'_>) -> io::Result<Outcome> {
+    check_with_minimum_rust(context, &["--package", "untorn", "--package", "untorn-capi"])
+}
+
+/// Compiles everything with that version.
+pub(super) fn minimum_rust_everywhere(context: &Context<'_>) -> io::Result<Outcome> {
+    check_with_minimum_rust(context, &["--workspace"])
+}
+
+fn check_with_minimum_rust(context: &Context<'_>, packages: &[&str]) -> io::Result<Outcome> {
     let manifest = fs::read_to_string(context.root.join("Cargo.toml"))?;
     let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
     let Some(version) = version else { return failed("Cargo.toml names no rust-version") };
@@ -51,7 +60,7 @@ pub(super) fn minimum_rust(context: &Context<'_>) -> io::Result<Outcome> {
         )));
     }
     let mut command = Command::new("rustup");
-    command.current_dir(context.root).args(["run", version, "cargo", "check", "--workspace", "--quiet"]);
+    command.current_dir(context.root).args(["run", version, "cargo", "check", "--quiet"]).args(packages);
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO");
     Ok(finish(command.arg("--target-dir").arg(crate::target(context.root, "minimum-rust")), 0))
 }

@@ -88,7 +88,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "minimum-rust",
-        does: "the workspace compiles with the oldest Rust it promises",
+        does: "the library and its C face compile with the oldest Rust they promise",
         loops: &[Ci],
         needs: &[],
         work: &[Call(checks::minimum_rust)],

@@ -25,7 +25,7 @@ pub(super) enum Work {
     Xtask(&'static [&'static str]),
     /// The tool, in its release build.
     Tool(&'static [&'static str]),
-    /// The tool, which must convict: exit code 1.
+    /// The tool's torture, which must convict: exit code 1.
     ToolFails(&'static [&'static str]),
     /// A check that is more than a command.
     Call(fn(&Context<'_>) -> io::Result<Outcome>),

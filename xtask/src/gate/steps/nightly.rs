@@ -56,6 +56,13 @@ pub(super) const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "minimum-rust-everywhere",
+        does: "the workspace compiles with the oldest Rust it promises",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Call(checks::minimum_rust_everywhere)],
+    },
+    Step {
         name: "databases",
         does: "rivals in benchmarks, YCSB and TPC-C on SQLite, and the tool with them",
         loops: &[Nightly],
