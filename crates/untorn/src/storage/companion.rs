@@ -79,13 +79,31 @@ fn judge(dir: &Path, around: &Path, data: u32) -> Judged {
     }
 }
 
+/// The directory that a data file is in.
+fn around(data: &Path) -> &Path {
+    data.parent().filter(|around| *around != Path::new("")).unwrap_or(Path::new("."))
+}
+
+/// The second directory of companions, for the files of a user.
+fn directory_of_user(around: &Path, uid: u32) -> PathBuf {
+    around.join(format!("{DIRECTORY}-{uid}"))
+}
+
+/// Whether a data file may have companions. Without both directories it has none, which three system calls tell.
+pub(crate) fn may_have_companions(data: &Path) -> bool {
+    let Ok(file) = rustix::fs::stat(data) else { return true };
+    let around = around(data);
+    let is_absent = |dir: PathBuf| rustix::fs::lstat(dir).is_err_and(|errno| errno == Errno::NOENT);
+    !(is_absent(around.join(DIRECTORY)) && is_absent(directory_of_user(around, file.st_uid)))
+}
+
 /// The directory of companions of a data file, and the other one in which there may be some: invariants 8 and 9.
 pub(crate) fn directories_of(data: &Path) -> (PathBuf, Option<PathBuf>) {
-    let around = data.parent().filter(|around| *around != Path::new("")).unwrap_or(Path::new("."));
+    let around = around(data);
     let common = around.join(DIRECTORY);
     // A file of a simulated medium is none of the kernel's.
     let Ok(file) = rustix::fs::stat(data) else { return (common, None) };
-    let own = around.join(format!("{DIRECTORY}-{}", file.st_uid));
+    let own = directory_of_user(around, file.st_uid);
     let names = [file.st_ino.to_string(), format!("{}.redundancy", file.st_ino)];
     let holds = |dir: &Path| names.iter().any(|name| rustix::fs::lstat(dir.join(name)).is_ok());
     match (judge(&common, around, file.st_uid), judge(&own, around, file.st_uid)) {
@@ -454,5 +472,19 @@ mod tests {
     fn a_file_that_is_not_there_has_the_common_directory() {
         assert_eq!(directories_of(Path::new("/nowhere/f")), (PathBuf::from("/nowhere/.untorn"), None));
         assert_eq!(directories_of(Path::new("nothing-of-this-name")).0, PathBuf::from("./.untorn"));
+    }
+
+    #[test]
+    fn a_file_may_have_companions_where_either_directory_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        assert!(may_have_companions(&file), "nothing is known of a file that is not there");
+        std::fs::write(&file, "").unwrap();
+        assert!(!may_have_companions(&file));
+        for name in [".untorn".to_owned(), format!(".untorn-{}", rustix::process::geteuid().as_raw())] {
+            std::fs::create_dir(dir.path().join(&name)).unwrap();
+            assert!(may_have_companions(&file), "{name}");
+            std::fs::remove_dir(dir.path().join(&name)).unwrap();
+        }
     }
 }

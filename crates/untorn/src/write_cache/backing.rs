@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::engine::commits::appender::{self, CommitRecords};
 use crate::error::{Error, Result};
 use crate::options::CommitLog;
+use crate::storage::companion;
 use crate::storage::{
     Access, Barrier, CreateAttrs, Identity, Latched, Medium, MediumFile, PageCache, identity_of, names,
 };
@@ -447,6 +448,9 @@ impl BackingDir for Kernel {
         wanted: Option<CommitLog>,
         replays: bool,
     ) -> Result<Option<Box<dyn CommitRecords>>> {
+        if wanted.is_none() && !companion::may_have_companions(path) {
+            return Ok(None);
+        }
         appender::records(logs(), path, wanted, replays)
     }
 
