@@ -9,7 +9,7 @@ use crate::options::EngineKind;
 use crate::storage::Barrier;
 pub use crate::sys::{FirstUse, OnceForAll, PerProcess, in_forked_child, incarnation};
 #[cfg(feature = "write-cache")]
-pub use crate::write_cache::backing::MediumDir;
+pub use crate::write_cache::on_medium::MediumDir;
 use crate::{file, format};
 pub use untorn_ring::environment::{has_more_rights_than_its_caller, variable};
 

@@ -4,7 +4,7 @@
 //! [`SharedRegion`] that of several. All three are faces of `engine`, which keeps the bytes.
 //!
 //! Reading order: `engine` (the invariants), `exclusion` (no process opens a store whose region is shared),
-//! `store`, `map`, `shared`, `commits`. Each uses only those before it.
+//! `options`, `store`, `map`, `shared`, `commits`. Each uses only those before it.
 //!
 //! Lock order: see `engine`.
 
@@ -12,11 +12,13 @@ mod commits;
 pub(crate) mod engine;
 mod exclusion;
 pub(crate) mod map;
+mod options;
 pub(crate) mod shared;
 mod store;
 
 pub use self::commits::forget_consumer;
 pub use self::engine::{Audit, RegionInfo, StoreInfo};
 pub use self::map::{RegionMap, RegionMapOptions};
+pub use self::options::StoreOptions;
 pub use self::shared::SharedRegion;
-pub use self::store::{Region, RegionSnapshot, RegionStore, StoreOptions};
+pub use self::store::{Region, RegionSnapshot, RegionStore};

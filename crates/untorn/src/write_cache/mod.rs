@@ -4,6 +4,7 @@ pub(crate) mod backing;
 pub(crate) mod engine;
 mod file;
 mod multi_process;
+pub(crate) mod on_medium;
 mod options;
 mod trust;
 

@@ -228,7 +228,7 @@ impl Loaded {
 mod tests {
     use super::super::{AnyRegion, AnyStore, Settings, Store, create};
     use super::*;
-    use crate::region::store::StoreOptions;
+    use crate::region::StoreOptions;
     use crate::storage::PageCache;
 
     fn region(dir: &std::path::Path) -> (Store<PageCache>, Arc<dyn AnyRegion>) {

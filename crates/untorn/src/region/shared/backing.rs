@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::ipc::memory::{Backing, Before, Cut, Opener, Takeover, cause_of};
 use crate::options::{CommitLog, ExclusionCheck};
 use crate::region::engine::{PAGE, Page, Stored};
-use crate::region::store::{Region, RegionStore, StoreOptions};
+use crate::region::options::StoreOptions;
+use crate::region::store::{Region, RegionStore};
 use crate::storage::{Identity, detect};
 use crate::sys::shared::SharedPages;
 
