@@ -66,8 +66,9 @@ impl StoreOptions {
         self
     }
 
-    /// Sets whether a thread scans for free space after a crash. Otherwise [`RegionStore::scan`] and
-    /// [`close`](RegionStore::close) find it. The default is true.
+    /// Sets whether a thread scans for free space after a crash. Otherwise
+    /// [`RegionStore::scan`](crate::region::RegionStore::scan) and [`close`](crate::region::RegionStore::close) find
+    /// it. The default is true.
     #[must_use]
     pub fn background_scan(mut self, background: bool) -> Self {
         self.settings.background = background;
@@ -83,7 +84,8 @@ impl StoreOptions {
     }
 
     /// Keeps the commits of each region that is created or opened, up to so many bytes for a region, for
-    /// [streams](Region::commits) of them: each region has a log of its own, as its commits have numbers of their own.
+    /// [streams](crate::region::Region::commits) of them: each region has a log of its own, as its commits have numbers
+    /// of their own.
     ///
     /// A region that has a log keeps it: every later opening keeps it up, also without this option. A limit of 0 gives
     /// the log of each region up that is opened. The logs stand in the directory of sidecars beside the store and go
