@@ -325,7 +325,7 @@ fn one(context: &Context<'_>, work: &Work) -> Outcome {
         Work::CargoWith(variable, value, arguments) => finish(context.cargo().env(variable, value).args(*arguments), 0),
         Work::Xtask(arguments) => finish(context.xtask().args(*arguments), 0),
         Work::Tool(arguments) => finish(context.cargo().args(TOOL).args(*arguments), 0),
-        // What convicts keeps the disk that convicted it, which nobody is going to look at.
+        // A conviction keeps its disk, and nobody is going to look at this one.
         Work::ToolFails(arguments) => match tempfile::tempdir() {
             Ok(kept) => finish(context.cargo().args(TOOL).args(*arguments).arg("--keep").arg(kept.path()), 1),
             Err(error) => Outcome::Failed(format!("cannot create a temporary directory: {error}")),

@@ -83,7 +83,7 @@ impl<M: Medium> Directory<M> {
         self.slots.iter().filter_map(|slot| if let Slot::Region(region) = slot { Some(region) } else { None })
     }
 
-    /// What is wrong with each broken node.
+    /// A sentence on each broken node: what is wrong with it.
     pub(super) fn damage(&self) -> impl Iterator<Item = &str> {
         self.slots.iter().filter_map(|slot| if let Slot::Broken(what) = slot { Some(what.as_str()) } else { None })
     }
