@@ -13,7 +13,7 @@ use super::Progress;
 use super::benchmark::{Benchmark, Job, Outcome};
 use crate::args::Pattern;
 use crate::compare::{self, Atomic, Contender, Point, Raws, Shared, X};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plot::Metric;
 use crate::rig::is_fast;
 
@@ -21,6 +21,9 @@ const PAGE: usize = 4096;
 
 /// Records of `scale-threads`: 64 MiB.
 const RECORDS: u64 = 16_384;
+
+/// The most regions that a store can have.
+const MOST_REGIONS: u64 = 65_536;
 
 /// `scale-threads`.
 pub(super) const THREADS: Benchmark = Benchmark::new(
@@ -78,9 +81,13 @@ pub(super) const REGIONS: Benchmark = Benchmark::new(
     "opening, changing and committing one of 1 to 65,536 regions of a store, of 16 pages each",
     &["records", "system", "seconds", "ops", "seed"],
     |job, progress| {
+        // Before as many files are made.
+        if job.args.records.is_some_and(|records| records > MOST_REGIONS) {
+            return Err(Error::usage(format!("a store has at most {MOST_REGIONS} regions; use --records 1 to that")));
+        }
         let contenders: Vec<Box<dyn Contender>> = vec![Box::new(Files), Box::new(Regions)];
         let default: &[u64] =
-            if is_fast(job.detected.kind) { &[1, 100, 1000, 10_000, 65_536] } else { &[1, 100, 1000, 10_000] };
+            if is_fast(job.detected.kind) { &[1, 100, 1000, 10_000, MOST_REGIONS] } else { &[1, 100, 1000, 10_000] };
         run_many(job, &contenders, "one page of one region", "regions or files", default, progress)
     },
 )
@@ -122,6 +129,15 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
+
+    #[test]
+    fn more_regions_than_a_store_has_are_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dir: Some(dir.path().to_owned()), records: Some(65_537), ..Args::default() };
+        let error = crate::run("scale-regions", &args, &mut |_, _, _| ()).unwrap_err().to_string();
+        assert!(error.contains("at most 65536 regions"), "{error}");
+        assert!(dir.path().read_dir().unwrap().next().is_none());
+    }
 
     #[test]
     fn each_has_a_row_of_each_system_at_each_size() {
